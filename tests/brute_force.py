@@ -1,0 +1,163 @@
+"""The search and its exact answer, the slow way: what `generate()` is checked against.
+
+Pure Python over a function `prefix -> log-probabilities of the next token`. No cache, no batch, no padding,
+nothing taken from the library or from transformers. The search is tensor2tensor's, as the paper used it
+(Section 6.1 and `utils/beam_search.py`):
+
+* each step takes the 2 x beam best continuations of a sentence by accumulated log-probability;
+* every one of them that is `</s>` enters the finished pool with logP / ((5 + L) / 6)^alpha, where L counts
+  `</s>` and not the start token; the best `beam` of the others live on; the pool keeps its best `beam`;
+* at the sentence's limit the live hypotheses count only if the pool is empty;
+* the sentence is done when the worst of a full pool is at least best-live / lp(limit);
+* beam 1 is greedy search: only the single best continuation counts.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+START, PAD, END = 0, 1, 2
+NextLogProbabilities = Callable[[tuple[int, ...]], np.ndarray]
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """Wu et al. (2016), Eq. 14, without coverage."""
+    return ((5.0 + length) / 6.0) ** alpha
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """tokens: what was generated, without the start token, with `</s>` where it ended by itself.
+    parents: for every token, the rank of the live hypothesis that it continued."""
+
+    tokens: tuple[int, ...]
+    log_probability: float
+    score: float
+    parents: tuple[int, ...]
+
+    @property
+    def ended(self) -> bool:
+        return self.tokens[-1] == END
+
+    @property
+    def switched(self) -> bool:
+        """The hypothesis changed its rank among the live ones: a search that does not reorder would lose it.
+        The first parent is always 0 (there is one live hypothesis)."""
+        return len(set(self.parents[1:])) > 1
+
+
+@dataclass
+class Found:
+    """hypotheses: best first. steps: forward passes of the decoder along the longest path.
+    margin: the narrowest difference on which a decision hung; below float noise another answer is as good."""
+
+    hypotheses: list[Hypothesis]
+    steps: int
+    margin: float
+    live_would_have_won: bool = field(default=False)
+
+
+def beam_search(
+    next_log_probabilities: NextLogProbabilities,
+    *,
+    beams: int,
+    alpha: float,
+    limit: int,
+    forbidden: Sequence[int] = (START, PAD),
+) -> Found:
+    """The n best translations of one sentence, n <= beams."""
+    margins: list[float] = []
+
+    def best(candidates: Iterable[Hypothesis], keep: int) -> list[Hypothesis]:
+        ranked = sorted(candidates, key=lambda hypothesis: -hypothesis.score)
+        if keep < len(ranked):
+            margins.append(ranked[keep - 1].score - ranked[keep].score)
+        return ranked[:keep]
+
+    live = [Hypothesis((), 0.0, 0.0, ())]
+    pool: list[Hypothesis] = []
+    step = 0
+    live_would_have_won = False
+    while step < limit:
+        step += 1
+        continuations = []
+        for rank, hypothesis in enumerate(live):
+            log_probabilities = next_log_probabilities((START, *hypothesis.tokens))
+            for token, log_probability in enumerate(log_probabilities.tolist()):
+                if token not in forbidden and log_probability > -math.inf:
+                    total = hypothesis.log_probability + log_probability
+                    tokens = (*hypothesis.tokens, token)
+                    # While a hypothesis lives, hypotheses have the same length: the score is logP itself.
+                    continuations.append(Hypothesis(tokens, total, total, (*hypothesis.parents, rank)))
+        continuations = best(continuations, 1 if beams == 1 else 2 * beams)
+
+        penalty = length_penalty(step, alpha)
+        for hypothesis in continuations:
+            if hypothesis.ended:
+                logp = hypothesis.log_probability
+                pool.append(Hypothesis(hypothesis.tokens, logp, logp / penalty, hypothesis.parents))
+        pool = best(pool, beams)
+        live = best((hypothesis for hypothesis in continuations if not hypothesis.ended), beams)
+
+        if not live:
+            break
+        if step == limit:
+            at_limit = [Hypothesis(h.tokens, h.log_probability, h.score / penalty, h.parents) for h in live]
+            if pool:
+                live_would_have_won = at_limit[0].score > pool[0].score
+            else:
+                pool = best(at_limit, beams)
+        elif len(pool) == beams:
+            bound = live[0].log_probability / length_penalty(limit, alpha)
+            margins.append(abs(pool[-1].score - bound))
+            if pool[-1].score >= bound:
+                break
+    margins += [before.score - after.score for before, after in itertools.pairwise(pool)]
+    return Found(pool, step, min(margins, default=math.inf), live_would_have_won)
+
+
+def enumerate_everything(
+    next_log_probabilities: NextLogProbabilities,
+    *,
+    alpha: float,
+    limit: int,
+    forbidden: Sequence[int] = (START, PAD),
+) -> list[Hypothesis]:
+    """Every translation of at most `limit` tokens that ends in `</s>`, best first: V^limit of them."""
+    found = []
+    frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    for length in range(1, limit + 1):
+        extended = []
+        for tokens, logp in frontier:
+            for token, log_probability in enumerate(next_log_probabilities((START, *tokens)).tolist()):
+                if token not in forbidden:
+                    extended.append(((*tokens, token), logp + log_probability))
+        for tokens, logp in extended:
+            if tokens[-1] == END:
+                found.append(Hypothesis(tokens, logp, logp / length_penalty(length, alpha), ()))
+        frontier = [(tokens, logp) for tokens, logp in extended if tokens[-1] != END]
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+def full_forward(model: torch.nn.Module, source: Sequence[int]) -> NextLogProbabilities:
+    """The model as such a function: the whole encoder and decoder for one unpadded sentence and one prefix.
+
+    Answers are remembered by prefix, since searches with other beams and alphas ask again.
+    """
+    source_ids = torch.tensor([list(source)])
+    known: dict[tuple[int, ...], np.ndarray] = {}
+
+    def next_log_probabilities(prefix: tuple[int, ...]) -> np.ndarray:
+        if prefix not in known:
+            with torch.no_grad():
+                output = model(
+                    input_ids=source_ids, decoder_input_ids=torch.tensor([list(prefix)]), use_cache=False
+                )
+            known[prefix] = torch.log_softmax(output.logits[0, -1].double(), dim=-1).numpy()
+        return known[prefix]
+
+    return next_log_probabilities

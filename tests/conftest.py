@@ -1,0 +1,112 @@
+"""What several test files share: small models, and one torch thread per worker."""
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+
+# pytest-xdist runs a worker per core: more threads than that only get in each other's way.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+# transformers' own tests need their sdist and another set-up: `make test-hf`.
+collect_ignore = ["hf"]
+
+ModelMaker = Callable[..., VaswaniTransformerForConditionalGeneration]
+
+
+def tiny_config(**changes: Any) -> VaswaniTransformerConfig:
+    """The paper's model with every size small and no two sizes alike."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 30,
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 28,
+    }
+    return VaswaniTransformerConfig(**(sizes | changes))
+
+
+def randomise(model: torch.nn.Module, seed: int, gain: float = 1.0) -> None:
+    """Every parameter from a normal distribution, biases and LayerNorms too: nothing stays at 0 or 1, so
+    that a swapped or a forgotten parameter shows."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            if "norm" in name and name.endswith("weight"):
+                parameter.copy_(1 + 0.2 * noise)
+            elif parameter.dim() == 1:
+                parameter.copy_(0.2 * noise)
+            else:
+                parameter.copy_(gain * noise / math.sqrt(parameter.shape[-1]))
+
+
+@pytest.fixture
+def tiny_model() -> ModelMaker:
+    """tiny_model(seed=0, **config changes) -> a model in eval mode with every parameter random."""
+
+    def make(seed: int = 0, **changes: Any) -> VaswaniTransformerForConditionalGeneration:
+        model = VaswaniTransformerForConditionalGeneration(tiny_config(**changes)).eval()
+        randomise(model, seed)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def lively_model() -> ModelMaker:
+    """lively_model(seed, end_bias=0.0, **config changes) -> a model on which a search has work to do.
+
+    A random tied model repeats one token for ever and no beam ever changes its place. Here the output layer
+    is a matrix of its own, strong enough to prefer some tokens and weak enough to leave a choice, and
+    `end_bias` says how soon sentences end. The tests count that beams switch and hypotheses end.
+    """
+
+    def make(
+        seed: int = 0, end_bias: float = 0.0, gain: float = 2.0, **changes: Any
+    ) -> VaswaniTransformerForConditionalGeneration:
+        changes = {
+            "vocab_size": 12,
+            "tie_word_embeddings": False,
+            "output_bias": True,
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+        } | changes
+        model = VaswaniTransformerForConditionalGeneration(tiny_config(**changes)).eval()
+        randomise(model, seed, gain=1.5)
+        generator = torch.Generator().manual_seed(seed + 1000)
+        with torch.no_grad():
+            weight = model.lm_head.weight
+            weight.copy_(gain * torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[1]))
+            model.lm_head.bias[model.config.eos_token_id] += end_bias
+        return model
+
+    return make
+
+
+def padded(sentences: list[list[int]], pad: int = 1) -> dict[str, torch.Tensor]:
+    """input_ids and attention_mask of a right-padded batch."""
+    longest = max(map(len, sentences))
+    rows = [sentence + [pad] * (longest - len(sentence)) for sentence in sentences]
+    mask = [[1] * len(sentence) + [0] * (longest - len(sentence)) for sentence in sentences]
+    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+
+
+def random_sentences(seed: int, count: int, vocab_size: int, longest: int) -> list[list[int]]:
+    """Source sentences of 2 to `longest` tokens, `</s>` included, without special tokens inside."""
+    generator = torch.Generator().manual_seed(seed)
+    sentences = []
+    for _ in range(count):
+        length = int(torch.randint(1, longest, (1,), generator=generator))
+        words = torch.randint(4, vocab_size, (length,), generator=generator).tolist()
+        sentences.append([*words, 2])
+    return sentences

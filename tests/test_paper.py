@@ -1,0 +1,434 @@
+"""The specification: what "Attention Is All You Need" says, by hand (sections and equations of v7)."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from conftest import ModelMaker, padded, tiny_config
+from numpy_transformer import NumpyTransformer
+from safetensors import safe_open
+
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.modeling_vaswani_transformer import (
+    VaswaniTransformerModel,
+    label_smoothed_cross_entropy,
+    scaled_dot_product_attention,
+    sinusoidal_positional_encoding,
+)
+
+# --- Table 3: sizes ---------------------------------------------------------------------------------------
+
+
+def parameters_by_hand(
+    *, vocabulary: int, layers: int, d_model: int, d_ff: int, heads: int, d_k: int, d_v: int, learned: int = 0
+) -> int:
+    """Section 3, term by term. One matrix for both embeddings and the output (3.4), no attention biases (3.2.2),
+    feed-forward biases (Eq. 2), a gain and a bias for each LayerNorm."""
+    attention = 2 * d_model * heads * d_k + d_model * heads * d_v + heads * d_v * d_model
+    feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
+    norm = 2 * d_model
+    encoder_layer = attention + norm + feed_forward + norm
+    decoder_layer = attention + norm + attention + norm + feed_forward + norm
+    positions = 2 * learned * d_model  # a table for the source, a table for the target
+    return vocabulary * d_model + layers * (encoder_layer + decoder_layer) + positions
+
+
+BASE = {"vocabulary": 37000, "layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "d_k": 64, "d_v": 64}
+BIG = BASE | {"d_model": 1024, "d_ff": 4096, "heads": 16}
+# preset: (what Table 3 changes, dropout, million parameters at V = 37000, the paper's own rounded count)
+TABLE_3: dict[str, tuple[dict[str, int], float, float, int | None]] = {
+    "base": (BASE, 0.1, 63.046, 65),
+    "A-h1": (BASE | {"heads": 1, "d_k": 512, "d_v": 512}, 0.1, 63.046, None),
+    "A-h4": (BASE | {"heads": 4, "d_k": 128, "d_v": 128}, 0.1, 63.046, None),
+    "A-h16": (BASE | {"heads": 16, "d_k": 32, "d_v": 32}, 0.1, 63.046, None),
+    "A-h32": (BASE | {"heads": 32, "d_k": 16, "d_v": 16}, 0.1, 63.046, None),
+    "B-dk16": (BASE | {"d_k": 16}, 0.1, 55.968, 58),
+    "B-dk32": (BASE | {"d_k": 32}, 0.1, 58.327, 60),
+    "C-N2": (BASE | {"layers": 2}, 0.1, 33.645, 36),
+    "C-N4": (BASE | {"layers": 4}, 0.1, 48.345, 50),
+    "C-N8": (BASE | {"layers": 8}, 0.1, 77.746, 80),
+    "C-d256": (BASE | {"d_model": 256, "d_k": 32, "d_v": 32}, 0.1, 26.817, 28),
+    "C-d1024": (BASE | {"d_model": 1024, "d_k": 128, "d_v": 128}, 0.1, 163.815, 168),
+    "C-ff1024": (BASE | {"d_ff": 1024}, 0.1, 50.450, 53),
+    "C-ff4096": (BASE | {"d_ff": 4096}, 0.1, 88.236, 90),
+    "D-dropout0.0": (BASE, 0.0, 63.046, None),
+    "D-dropout0.2": (BASE, 0.2, 63.046, None),
+    "E-learned": (BASE | {"learned": 256}, 0.1, 63.308, None),
+    "big": (BIG, 0.3, 214.172, 213),
+    "big-en-fr": (BIG | {"vocabulary": 32000}, 0.1, 209.052, None),
+}
+
+
+@pytest.mark.parametrize("preset", TABLE_3)
+def test_a_row_of_table_3_has_its_sizes_and_its_parameter_count(preset: str) -> None:
+    sizes, dropout, millions, papers_millions = TABLE_3[preset]
+    config = VaswaniTransformerConfig.from_preset(preset)
+    by_hand = parameters_by_hand(**sizes)
+    assert round(by_hand / 1e6, 3) == millions
+    if papers_millions is not None:  # PAPER: 65M and 213M do not follow from the text; the difference is small
+        assert abs(by_hand / 1e6 - papers_millions) <= 0.055 * papers_millions + 0.5
+    with torch.device("meta"):
+        model = VaswaniTransformerForConditionalGeneration(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == by_hand
+    assert model.num_parameters() == by_hand
+    assert config.dropout == dropout
+    for side in ("encoder", "decoder"):
+        assert getattr(config, f"{side}_layers") == sizes["layers"]
+        assert getattr(config, f"{side}_attention_heads") == sizes["heads"]
+        assert getattr(config, f"{side}_ffn_dim") == sizes["d_ff"]
+        layer = getattr(model.model, side).layers[0]
+        assert layer.self_attn.q_proj.weight.shape == (sizes["heads"] * sizes["d_k"], sizes["d_model"])
+        assert layer.self_attn.v_proj.weight.shape == (sizes["heads"] * sizes["d_v"], sizes["d_model"])
+
+
+def test_base_and_big_have_these_exact_counts() -> None:
+    assert parameters_by_hand(**BASE) == 63_045_632
+    assert parameters_by_hand(**BIG) == 214_171_648
+
+
+def test_the_default_configuration_is_the_base_model() -> None:
+    assert VaswaniTransformerConfig().to_dict() == VaswaniTransformerConfig.from_preset("base").to_dict()
+
+
+def test_a_preset_can_be_changed_in_one_place() -> None:
+    config = VaswaniTransformerConfig.from_preset("big", vocab_size=100)
+    assert (config.vocab_size, config.d_model, config.dropout) == (100, 1024, 0.3)
+
+
+# --- 3.5 Positional encoding ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d_model", [4, 16, 512])
+def test_positional_encoding_is_the_formula_of_section_3_5(d_model: int) -> None:
+    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same: interleaved."""
+    encoding = sinusoidal_positional_encoding(50, d_model)
+    assert encoding.shape == (50, d_model)
+    assert encoding.dtype == torch.float32
+    for pos in (0, 1, 2, 7, 49):
+        for i in {0, 1, d_model // 4, d_model // 2 - 1}:
+            angle = pos / 10000 ** (2 * i / d_model)
+            assert encoding[pos, 2 * i].item() == pytest.approx(math.sin(angle), abs=5e-6)
+            assert encoding[pos, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=5e-6)
+
+
+def test_position_zero_is_sine_zero_cosine_one() -> None:
+    assert sinusoidal_positional_encoding(1, 6).tolist() == [[0, 1, 0, 1, 0, 1]]
+
+
+def test_the_wavelengths_run_from_2_pi_to_10000_2_pi() -> None:
+    """Column 0 repeats after 2 pi positions; the last pair, with exponent (d - 2)/d, is slower than 1/5000."""
+    encoding = sinusoidal_positional_encoding(711, 512).double()
+    assert encoding[710, 0].item() == pytest.approx(math.sin(710 - 226 * math.pi), abs=1e-4)  # 710 = 226 pi + 6e-5
+    assert encoding[1, 510].item() == pytest.approx(10000 ** -(510 / 512), rel=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 5, 30])
+def test_a_shifted_encoding_is_a_linear_function_of_the_encoding(k: int) -> None:
+    """Section 3.5: PE(pos + k) is PE(pos) with every (sin, cos) pair rotated by k / 10000^(2i/d), for all pos."""
+    d_model = 32
+    encoding = sinusoidal_positional_encoding(100, d_model).double()
+    shift = torch.zeros(d_model, d_model, dtype=torch.float64)
+    for i in range(d_model // 2):
+        angle = k / 10000 ** (2 * i / d_model)
+        cos, sin = math.cos(angle), math.sin(angle)
+        shift[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = torch.tensor([[cos, sin], [-sin, cos]])
+    torch.testing.assert_close(encoding[:-k] @ shift.T, encoding[k:], atol=2e-5, rtol=0)
+
+
+def test_positions_far_beyond_any_table_are_exact() -> None:
+    """No table and no maximum length: position 20,000 in float32 against float64, the argument's own rounding
+    (half a unit in the last place of 20,000 is 1e-3) included."""
+    encoding = sinusoidal_positional_encoding(20_001, 8)
+    angles = [20_000 / 10000 ** (2 * i / 8) for i in range(4)]
+    expected = [f(angle) for angle in angles for f in (math.sin, math.cos)]
+    assert encoding[20_000].tolist() == pytest.approx(expected, abs=2e-3)
+
+
+# --- 3.2 Attention ----------------------------------------------------------------------------------------
+
+
+def test_attention_by_hand_on_two_by_two() -> None:
+    """Eq. 1 with numbers that a pencil can follow: scores 1 and 0 before scaling, so the weights are
+    e^(1/sqrt 2) : 1."""
+    query = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
+    key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
+    value = torch.tensor([[[[10.0, 0.0], [0.0, 20.0]]]])
+    output, weights = scaled_dot_product_attention(query, key, value, None, 0.0)
+    high = math.exp(1 / math.sqrt(2)) / (math.exp(1 / math.sqrt(2)) + 1)
+    expected = torch.tensor([[[[high, 1 - high], [1 - high, high]]]])
+    torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(output, expected @ value)
+    assert high == pytest.approx(0.6698, abs=1e-4)
+
+
+def test_scores_are_divided_by_the_root_of_d_k_whatever_the_length_and_d_v() -> None:
+    """Section 3.2.1. Not the root of the length, of d_v or of d_model."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, 3, length, 9, generator=generator) for length in (5, 7))
+    value = torch.randn(2, 3, 7, 4, generator=generator)
+    output, weights = scaled_dot_product_attention(query, key, value, None, 0.0)
+    expected = torch.softmax(torch.einsum("bhtd,bhsd->bhts", query, key) / 3.0, dim=-1)
+    torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(output, torch.einsum("bhts,bhsd->bhtd", expected, value))
+    assert output.shape == (2, 3, 5, 4)
+
+
+def test_a_masked_key_gets_no_attention_and_the_rest_shares_it() -> None:
+    """Section 3.2.3: illegal connections are set to minus infinity before the softmax."""
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(1, 2, 4, 8, generator=generator) for _ in range(3))
+    may_attend = torch.ones(4, 4, dtype=torch.bool).tril()
+    output, weights = scaled_dot_product_attention(query, key, value, may_attend, 0.0)
+    assert (weights[..., ~may_attend] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 4))
+    for t in range(4):
+        alone, _ = scaled_dot_product_attention(
+            query[:, :, t : t + 1], key[:, :, : t + 1], value[:, :, : t + 1], None, 0.0
+        )
+        torch.testing.assert_close(output[:, :, t : t + 1], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_query_that_may_attend_to_nothing_gets_no_nan(dtype: torch.dtype) -> None:
+    query, key, value = (torch.randn(1, 1, 2, 4, dtype=dtype) for _ in range(3))
+    may_attend = torch.tensor([[True, False], [False, False]])
+    output, weights = scaled_dot_product_attention(query, key, value, may_attend, 0.0)
+    assert torch.isfinite(output).all()
+    assert torch.isfinite(weights).all()
+    torch.testing.assert_close(output[0, 0, 0], value[0, 0, 0])
+
+
+def test_attention_dropout_drops_weights_and_keeps_their_expectation() -> None:
+    torch.manual_seed(0)
+    query = key = torch.zeros(1, 1, 200, 4)
+    value = torch.ones(1, 1, 200, 4)
+    output, _ = scaled_dot_product_attention(query, key, value, None, 0.25)
+    assert output.std() > 0
+    assert output.mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+# --- 3.1, 3.3, 3.4 The model against numpy ----------------------------------------------------------------
+
+
+def random_switches(seed: int) -> dict:
+    """A configuration with every switch of the model thrown at random."""
+    choose = random.Random(seed)
+    heads = {side: choose.choice([1, 2, 4]) for side in ("encoder", "decoder")}
+    d_model = choose.choice([8, 16, 24])
+    one_vocabulary = choose.random() < 0.6
+    changes: dict = {
+        "d_model": d_model,
+        "encoder_layers": choose.randint(1, 4),
+        "decoder_layers": choose.randint(1, 4),
+        "encoder_attention_heads": heads["encoder"],
+        "decoder_attention_heads": heads["decoder"],
+        "d_k": choose.choice([None, 3, 8]),
+        "d_v": choose.choice([None, 5, 8]),
+        "encoder_ffn_dim": choose.choice([7, 32]),
+        "decoder_ffn_dim": choose.choice([9, 32]),
+        "activation_function": choose.choice(["relu", "gelu", "swish"]),
+        "norm_position": choose.choice(["post", "pre"]),
+        "encoder_final_norm": choose.choice([None, True, False]),
+        "decoder_final_norm": choose.choice([None, True, False]),
+        "layer_norm_eps": choose.choice([1e-6, 1e-5, 1e-2]),
+        "attention_bias": choose.random() < 0.5,
+        "output_bias": choose.random() < 0.5,
+        "position_embedding_type": choose.choice(["sinusoidal", "sinusoidal", "learned"]),
+        "position_base": choose.choice([10000.0, 10000.0 ** (8 / 7), 100.0]),
+        "position_offset": choose.choice([0, 2]),
+        "vocab_size": 23,
+        "tie_word_embeddings": choose.random() < 0.6,
+    }
+    if changes["position_embedding_type"] == "learned":
+        changes["max_position_embeddings"] = 16
+    if not one_vocabulary:
+        changes["share_encoder_decoder_embeddings"] = False
+        changes["decoder_vocab_size"] = choose.choice([23, 31])
+    return changes
+
+
+@pytest.mark.parametrize("first_seed", range(0, 60, 10))
+def test_the_model_agrees_with_a_numpy_transformer_in_every_combination_of_switches(
+    tiny_model: ModelMaker, first_seed: int
+) -> None:
+    """Float32 torch on a padded batch against float64 numpy on each sentence: logits within 1e-5 of their size."""
+    for seed in range(first_seed, first_seed + 10):
+        changes = random_switches(seed)
+        model = tiny_model(seed, **changes)
+        target_vocabulary = changes.get("decoder_vocab_size") or 23
+        choose = random.Random(seed)
+        sources = [[choose.randrange(23) for _ in range(length)] for length in (9, 4, 1)]
+        target = torch.tensor([[choose.randrange(target_vocabulary) for _ in range(7)] for _ in sources])
+        with torch.no_grad():
+            logits = model(**padded(sources), decoder_input_ids=target).logits
+        assert logits.shape == (3, 7, target_vocabulary)
+        reference = NumpyTransformer(model)
+        for source, row, target_row in zip(sources, logits, target.tolist(), strict=True):
+            expected = reference.logits(reference.encode(source), target_row)
+            difference = np.abs(row.double().numpy() - expected).max()
+            assert difference <= 1e-5 * max(1.0, np.abs(expected).max()), f"{changes}: {difference}"
+
+
+def test_post_norm_is_layer_norm_of_x_plus_sublayer(tiny_model: ModelMaker) -> None:
+    """Section 3.1: after each sub-layer LayerNorm(x + Sublayer(x)), so a layer's output, with a gain of one and
+    a bias of zero, has mean zero and variance one, and there is no further norm at the end of a stack."""
+    model = VaswaniTransformerForConditionalGeneration(tiny_config(d_model=32)).eval()
+    with torch.no_grad():
+        output = model(torch.tensor([[5, 6, 7, 2]]), decoder_input_ids=torch.tensor([[0, 8, 9]]), output_hidden_states=True)
+    for states in (output.encoder_hidden_states[1:], output.decoder_hidden_states[1:]):
+        for state in states:
+            torch.testing.assert_close(state.mean(-1), torch.zeros_like(state[..., 0]), atol=1e-5, rtol=0)
+            torch.testing.assert_close(state.var(-1, unbiased=False), torch.ones_like(state[..., 0]), atol=1e-3, rtol=0)
+    names = [name for name, _ in model.named_parameters()]
+    assert "model.encoder.layer_norm.weight" not in names
+    assert "model.decoder.layer_norm.weight" not in names
+
+
+def test_the_first_hidden_state_is_the_embedding_times_root_d_model_plus_the_position(
+    tiny_model: ModelMaker,
+) -> None:
+    """Sections 3.4 and 3.5, on both sides."""
+    model = tiny_model()
+    source, target = torch.tensor([[5, 6, 7, 2]]), torch.tensor([[0, 8, 9]])
+    with torch.no_grad():
+        output = model(source, decoder_input_ids=target, output_hidden_states=True)
+    for ids, states in ((source, output.encoder_hidden_states), (target, output.decoder_hidden_states)):
+        expected = model.model.shared.weight[ids] * math.sqrt(16) + sinusoidal_positional_encoding(ids.shape[1], 16)
+        torch.testing.assert_close(states[0], expected)
+
+
+def test_feed_forward_is_equation_2(tiny_model: ModelMaker) -> None:
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, read off a layer whose attention is switched off."""
+    model = tiny_model(encoder_layers=1, norm_position="pre", encoder_final_norm=False)
+    layer = model.model.encoder.layers[0]
+    with torch.no_grad():
+        layer.self_attn.out_proj.weight.zero_()
+        output = model.get_encoder()(torch.tensor([[5, 6, 7, 2]]), output_hidden_states=True)
+        x = output.hidden_states[0]
+        normed = torch.nn.functional.layer_norm(
+            x, (16,), layer.final_layer_norm.weight, layer.final_layer_norm.bias, 1e-6
+        )
+        inner = torch.clamp(normed @ layer.fc1.weight.T + layer.fc1.bias, min=0)
+        expected = x + inner @ layer.fc2.weight.T + layer.fc2.bias
+    torch.testing.assert_close(output.last_hidden_state, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_decoder_does_not_see_the_future(tiny_model: ModelMaker) -> None:
+    """Section 3.2.3: changing target token 4 changes nothing before position 4, and does change position 4."""
+    model = tiny_model()
+    source = torch.tensor([[5, 6, 7, 2]])
+    target = torch.tensor([[0, 8, 9, 10, 11, 12]])
+    changed = target.clone()
+    changed[0, 4] = 20
+    with torch.no_grad():
+        before, after = (model(source, decoder_input_ids=ids).logits for ids in (target, changed))
+    torch.testing.assert_close(before[:, :4], after[:, :4], atol=0, rtol=0)
+    assert (before[:, 4] - after[:, 4]).abs().max() > 1e-3
+
+
+# --- 3.4 One matrix ---------------------------------------------------------------------------------------
+
+
+def test_one_matrix_is_both_embeddings_and_the_output(tiny_model: ModelMaker, tmp_path) -> None:
+    """Section 3.4: in memory one parameter, in the file one tensor, and the logits are its products."""
+    model = tiny_model()
+    matrices = {model.model.shared.weight, model.get_encoder().embed_tokens.weight}
+    matrices |= {model.get_decoder().embed_tokens.weight, model.lm_head.weight}
+    assert len(matrices) == 1
+    assert model.lm_head.bias is None
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        sized_like_it = [name for name in file.keys() if file.get_slice(name).get_shape() == [30, 16]]  # noqa: SIM118
+    assert sized_like_it == ["model.shared.weight"]
+    with torch.no_grad():
+        inputs = {"input_ids": torch.tensor([[5, 2]]), "decoder_input_ids": torch.tensor([[0, 7]])}
+        hidden = model.model(**inputs).last_hidden_state
+        torch.testing.assert_close(model(**inputs).logits, hidden @ model.model.shared.weight.T)
+
+
+# --- 5.4 Regularisation -----------------------------------------------------------------------------------
+
+
+def test_dropout_acts_in_training_only(tiny_model: ModelMaker) -> None:
+    model = tiny_model(dropout=0.3, attention_dropout=0.3, activation_dropout=0.3)
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "decoder_input_ids": torch.tensor([[0, 8, 9]])}
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, model(**inputs).logits)
+        model.train()
+        assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
+        model.eval()
+        without = tiny_model(dropout=0.0)
+        assert torch.equal(model(**inputs).logits, without(**inputs).logits)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout"])
+def test_each_dropout_acts_by_itself(tiny_model: ModelMaker, kind: str) -> None:
+    rates = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0} | {kind: 0.3}
+    model = tiny_model(**rates).train()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "decoder_input_ids": torch.tensor([[0, 8, 9]])}
+    with torch.no_grad():
+        torch.manual_seed(0)
+        first = model(**inputs).logits
+        assert not torch.equal(first, model(**inputs).logits)
+        torch.manual_seed(0)
+        assert torch.equal(first, model(**inputs).logits)
+
+
+def test_dropout_is_on_each_sublayer_output_and_on_the_embedding_sums() -> None:
+    """Section 5.4, counted: with rate 1 a post-norm stack is nothing but LayerNorm biases, and the embedding sum
+    is zero."""
+    model = VaswaniTransformerModel(tiny_config(dropout=1.0)).train()
+    with torch.no_grad():
+        output = model(
+            torch.tensor([[5, 6, 7, 2]]), decoder_input_ids=torch.tensor([[0, 8]]), output_hidden_states=True
+        )
+    for state in (*output.encoder_hidden_states, *output.decoder_hidden_states):
+        assert (state == 0).all()
+
+
+@pytest.mark.parametrize("spread", ["others", "all"])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.4])
+def test_label_smoothing_by_formula(spread: str, epsilon: float) -> None:
+    """Section 5.4 with both readings of "smoothing": epsilon over the V - 1 other tokens (tensor2tensor, the
+    paper's reference) or over all V (Szegedy et al., torch). Ignored labels (-100) do not count."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 11, generator=generator)
+    labels = torch.randint(0, 11, (3, 5), generator=generator)
+    labels[1, 3:] = -100
+    labels[2, 1:] = -100
+    loss = label_smoothed_cross_entropy(logits, labels, epsilon, spread=spread)
+
+    total, counted = 0.0, 0
+    for row, row_labels in zip(logits.tolist(), labels.tolist(), strict=True):
+        for scores, label in zip(row, row_labels, strict=True):
+            if label == -100:
+                continue
+            log_sum = math.log(sum(math.exp(score) for score in scores))
+            for token, score in enumerate(scores):
+                if spread == "others":
+                    probability = 1 - epsilon if token == label else epsilon / 10
+                else:
+                    probability = epsilon / 11 + (1 - epsilon if token == label else 0)
+                total -= probability * (score - log_sum)
+            counted += 1
+    assert loss.item() == pytest.approx(total / counted, rel=1e-5)
+
+
+def test_smoothing_over_all_tokens_is_torchs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 6, 9, generator=generator)
+    labels = torch.randint(0, 9, (4, 6), generator=generator)
+    labels[0, 2:] = -100
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(label_smoothed_cross_entropy(logits, labels, 0.1, spread="all"), expected)
+
+
+def test_the_paper_does_not_smooth_by_default(tiny_model: ModelMaker) -> None:
+    """Smoothing is the training's choice: the model's plain loss is cross-entropy, in training mode too."""
+    model = tiny_model(dropout=0.0).train()
+    labels = torch.tensor([[8, 9, 2]])
+    output = model(torch.tensor([[5, 6, 2]]), labels=labels)
+    expected = torch.nn.functional.cross_entropy(output.logits[0], labels[0])
+    torch.testing.assert_close(output.loss, expected)

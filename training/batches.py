@@ -1,0 +1,137 @@
+"""The order of training as a pure function: (seed, epoch, lengths, budget) -> batches.
+
+A step's batch is `micro_batches` micro-batches of sentences of like length. Which sentences they are does not depend
+on how many processes share them, and the number of steps in an epoch is always the same: the position of a run is
+one integer, the number of steps taken.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def random_words(seed: int, stream: int, count: int) -> np.ndarray:
+    """`count` random 64-bit words, a function of (seed, stream): Philox is counter-based, numpy fixes its raw output."""
+    return np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)).random_raw(count)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a corpus is cut into micro-batches, for all epochs.
+
+    order: the pairs by length; starts: where in that order each micro-batch begins, and the end.
+    """
+
+    source_lengths: np.ndarray
+    target_lengths: np.ndarray
+    order: np.ndarray
+    starts: np.ndarray
+    micro_batches_per_step: int
+
+    @property
+    def micro_batches(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.micro_batches // self.micro_batches_per_step)
+
+    def padding(self) -> float:
+        """The share of positions, source and target, that are padding."""
+        rows = np.diff(self.starts)
+        sides = (self.source_lengths, self.target_lengths)
+        padded = sum(
+            int((np.maximum.reduceat(side[self.order], self.starts[:-1]).astype(np.int64) * rows).sum()) for side in sides
+        )
+        return 1 - sum(int(side.sum(dtype=np.int64)) for side in sides) / padded
+
+
+def plan_batches(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, tokens_per_micro_batch: int, micro_batches_per_step: int = 1
+) -> Plan:
+    """Cut the pairs, ordered by length, into micro-batches of at most this many source + target positions, padded.
+
+    lengths: (pairs,), with </s>. The order is by max(source, target), then source, then target. Within one maximum
+    the source lengths rise and within the next they fall, so that neighbours are always alike.
+    """
+    source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
+    longest = np.maximum(source, target)
+    if len(source) == 0:
+        raise ValueError("there are no pairs to make batches of")
+    if (top := int((source + target).max())) > tokens_per_micro_batch:
+        raise ValueError(f"a pair of {top} tokens does not fit into a micro-batch of {tokens_per_micro_batch}")
+    bits = int(longest.max()).bit_length()
+    if 3 * bits > 63:
+        raise ValueError(f"a sentence of {longest.max()} tokens is too long to plan batches with")
+    falling = longest % 2 == 1
+    within = (source << bits) | target
+    key = (longest << 2 * bits) | np.where(falling, (1 << 2 * bits) - 1 - within, within)
+    order = np.argsort(key, kind="stable").astype(np.int32 if len(source) < 1 << 31 else np.int64)
+    return Plan(
+        source_lengths,
+        target_lengths,
+        order,
+        _cut(source[order], target[order], tokens_per_micro_batch),
+        micro_batches_per_step,
+    )
+
+
+def _cut(source: np.ndarray, target: np.ndarray, budget: int) -> np.ndarray:
+    """Greedy: each micro-batch takes as many pairs as its budget of padded positions allows."""
+    starts = [0]
+    while (start := starts[-1]) < len(source):
+        # No pair that follows is shorter on its longer side, so this many at most.
+        most = budget // max(int(source[start]), int(target[start])) + 1
+        widest = np.maximum.accumulate(source[start : start + most])
+        widest = widest + np.maximum.accumulate(target[start : start + most])
+        fits = widest * np.arange(1, len(widest) + 1) <= budget
+        starts.append(start + (len(fits) if fits.all() else int(fits.argmin())))
+    return np.array(starts, dtype=np.int64)
+
+
+class Epoch:
+    """One epoch's order of a plan: pairs of equal lengths change places, and the micro-batches are shuffled."""
+
+    def __init__(self, plan: Plan, seed: int, epoch: int):
+        self.plan = plan
+        ordered = plan.order
+        same_length = _runs(plan.source_lengths[ordered], plan.target_lengths[ordered])
+        noise = random_words(seed, 2 * epoch, len(ordered))
+        # Sort by (lengths, noise): the run's number above 40 bits of noise in one word.
+        self.pairs = ordered[np.argsort((same_length.astype(np.uint64) << np.uint64(40)) | (noise >> np.uint64(24)))]
+        shuffled = np.argsort(random_words(seed, 2 * epoch + 1, plan.micro_batches), kind="stable")
+        # The last step is filled up from the front, so that all steps are alike and nothing is left out.
+        self.micro_batches = np.resize(shuffled, plan.steps_per_epoch * plan.micro_batches_per_step)
+
+    def step(self, index: int) -> list[np.ndarray]:
+        """The micro-batches of one step of the epoch, each an array of pairs (indices into the corpus)."""
+        size = self.plan.micro_batches_per_step
+        starts = self.plan.starts
+        return [
+            self.pairs[starts[b] : starts[b + 1]] for b in self.micro_batches[index * size : (index + 1) * size]
+        ]
+
+
+def _runs(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """0 0 0 1 1 2 ...: which run of equal (source, target) lengths each pair belongs to."""
+    changes = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+    return np.concatenate(([0], np.cumsum(changes)))
+
+
+class Order:
+    """The batches of a whole training run by step (from 0); keeps the epoch last asked for."""
+
+    def __init__(self, plan: Plan, seed: int):
+        self.plan, self.seed = plan, seed
+        self._epoch = (-1, None)
+
+    def step(self, step: int) -> list[np.ndarray]:
+        number, index = divmod(step, self.plan.steps_per_epoch)
+        if self._epoch[0] != number:
+            self._epoch = (number, Epoch(self.plan, self.seed, number))
+        return self._epoch[1].step(index)
+
+
+def shares(micro_batches: list[np.ndarray], rank: int, processes: int) -> list[tuple[int, np.ndarray]]:
+    """The micro-batches (with their number in the step) that one of several processes works on, in turn."""
+    return list(enumerate(micro_batches))[rank::processes]

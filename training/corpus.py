@@ -1,0 +1,518 @@
+"""Parallel text -> checked, tokenised once, memory-mapped.
+
+A tokenised corpus is a folder `<key>/` with source.ids, target.ids (all tokens in a row), source.lengths,
+target.lengths, pairs.hash and corpus.json. The key is a hash of the text, the tokenizer and the filters.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+
+from .recipe import Recipe
+
+FORMAT = 1
+CHUNK = 8192  # Pairs in memory at a time.
+# A line with more characters per allowed token than this is too long before it is tokenised: a line of ten
+# million characters must cost neither time nor memory.
+CHARACTERS_PER_TOKEN = 32
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive pairs of a text; None stands for a line that was not UTF-8 (encoding_errors: skip)."""
+
+    first_line: int
+    sources: list[str | None]
+    targets: list[str | None]
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """A text in two languages that can be read from its start as often as needed."""
+
+    name: str
+    chunks: Callable[[], Iterator[Chunk]]
+    fingerprint: Callable[[], str]
+
+
+def parallel_texts(recipe: Recipe, names: list[str]) -> list[ParallelText]:
+    """The corpora that a recipe's `train`, `validation` or `test` names. Raises InputError for what is not there."""
+    if recipe.dataset is not None:
+        return [_from_dataset(recipe, split) for split in names]
+    folder = Path(recipe.data) if recipe.data is not None else Path()
+    if recipe.data is not None and not folder.is_dir():
+        raise InputError(f"data: there is no folder {recipe.data}; --data names the folder of the text files")
+    return [_from_files(folder, name, recipe) for name in names]
+
+
+def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
+    languages = (recipe.source_language, recipe.target_language)
+    plain = name.removesuffix(".gz")
+    if plain.endswith((".tsv", ".jsonl")):
+        path = _existing(folder, name)
+        read = _read_tsv if plain.endswith(".tsv") else _read_jsonl
+        return ParallelText(name, lambda: read(path, languages, recipe.encoding_errors), lambda: _hash_files(path))
+    if "," in name:
+        stems = [part.strip() for part in name.split(",")]
+        if len(stems) != 2:
+            raise InputError(f"corpus {name!r} names {len(stems)} files, must be source,target")
+    else:
+        stems = [name.format(language=x) if "{language}" in name else f"{name}.{x}" for x in languages]
+    source, target = (_existing(folder, stem) for stem in stems)
+    return ParallelText(
+        name,
+        lambda: _read_two_files(source, target, recipe.encoding_errors),
+        lambda: _hash_files(source, target),
+    )
+
+
+def _existing(folder: Path, name: str) -> Path:
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise InputError(f"{folder / name}: no such file (nor {name}.gz)")
+
+
+def _hash_files(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _line_blocks(path: Path) -> Iterator[list[bytes]]:
+    """The file's lines as bytes, CHUNK at a time, byte order mark removed."""
+    opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    try:
+        with opened as file:
+            first = True
+            while block := list(islice(file, CHUNK)):
+                if first:
+                    if block[0].startswith((b"\xff\xfe", b"\xfe\xff")) or block[0].count(0) > len(block[0]) // 4:
+                        raise InputError(f"{path} line 1: not UTF-8, looks like UTF-16; convert it with iconv")
+                    block[0] = block[0].removeprefix(b"\xef\xbb\xbf")
+                    first = False
+                yield block
+            if first:
+                raise InputError(f"{path} is empty")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BrokenFileError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
+    except PermissionError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _decoded(block: list[bytes], first_line: int, path: Path, encoding_errors: str) -> list[str | None]:
+    """The lines of a block as text. Lines end at \\n alone: U+2028 and the like are text."""
+    try:
+        lines = b"".join(block).decode("utf-8").split("\n")
+        return cast(list[str | None], lines[: len(block)])
+    except UnicodeDecodeError:
+        return [_decoded_line(raw, first_line + i, path, encoding_errors) for i, raw in enumerate(block)]
+
+
+def _decoded_line(raw: bytes, line: int, path: Path, encoding_errors: str) -> str | None:
+    try:
+        return raw.removesuffix(b"\n").decode("utf-8")
+    except UnicodeDecodeError as error:
+        if encoding_errors == "skip":
+            return None
+        raise InputError(
+            f"{path} line {line}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
+            f"repair the file, or drop such pairs with --encoding-errors skip"
+        ) from error
+
+
+def _read_two_files(source: Path, target: Path, encoding_errors: str) -> Iterator[Chunk]:
+    blocks = [_line_blocks(source), _line_blocks(target)]
+    read = 0
+    while True:
+        pair = [next(side, []) for side in blocks]
+        if len(pair[0]) != len(pair[1]):
+            counts = [read + len(block) + sum(map(len, side)) for block, side in zip(pair, blocks, strict=True)]
+            raise InputError(
+                f"{source} has {counts[0]} lines, {target} has {counts[1]}: line n of one must be the translation "
+                f"of line n of the other"
+            )
+        if not pair[0]:
+            return
+        sides = [
+            _decoded(block, read + 1, path, encoding_errors)
+            for block, path in zip(pair, (source, target), strict=True)
+        ]
+        yield Chunk(read + 1, *sides)
+        read += len(pair[0])
+
+
+def _read_tsv(path: Path, languages: tuple[str, str], encoding_errors: str) -> Iterator[Chunk]:
+    """Source TAB target; further columns are left to whoever wrote them."""
+    first_line = 1
+    for block in _line_blocks(path):
+        sources: list[str | None] = []
+        targets: list[str | None] = []
+        for number, line in enumerate(_decoded(block, first_line, path, encoding_errors), first_line):
+            columns = [None, None] if line is None else line.split("\t")
+            if len(columns) < 2:
+                raise InputError(f"{path} line {number}: {len(columns)} column, must be source TAB target")
+            sources.append(columns[0])
+            targets.append(columns[1])
+        yield Chunk(first_line, sources, targets)
+        first_line += len(block)
+
+
+def _read_jsonl(path: Path, languages: tuple[str, str], encoding_errors: str) -> Iterator[Chunk]:
+    """Lines of {"translation": {"en": ..., "de": ...}} or of the inner object alone."""
+    first_line = 1
+    for block in _line_blocks(path):
+        sides: tuple[list[str | None], list[str | None]] = ([], [])
+        for number, line in enumerate(_decoded(block, first_line, path, encoding_errors), first_line):
+            for side, text in zip(sides, _json_pair(line, path, number, languages), strict=True):
+                side.append(text)
+        yield Chunk(first_line, *sides)
+        first_line += len(block)
+
+
+def _json_pair(line: str | None, path: Path, number: int, languages: tuple[str, str]) -> list[str | None]:
+    if line is None:
+        return [None, None]
+    try:
+        record = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{path} line {number}: not JSON ({error})") from error
+    if isinstance(record, dict) and "translation" in record:
+        record = record["translation"]
+    if not isinstance(record, dict):
+        raise InputError(f'{path} line {number}: must be {{"translation": {{...}}}}, found {type(record).__name__}')
+    texts = []
+    for language in languages:
+        if language not in record:
+            keys = ", ".join(map(str, record)) or "none"
+            raise InputError(f"{path} line {number}: key {language!r} is missing; keys there: {keys}")
+        text = record[language]
+        if not isinstance(text, str):
+            found = "null" if text is None else type(text).__name__
+            raise InputError(f"{path} line {number}: {language!r} is {found}, must be a text")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{path} line {number}: {language!r} has a lone surrogate U+{ord(text[error.start]):04X} at character "
+                f"{error.start + 1}, which is no text"
+            ) from error
+        texts.append(text.replace("\n", " "))
+    return texts
+
+
+def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
+    """A split of a `datasets` id or of a folder made by `save_to_disk`."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UnavailableError("dataset: needs the package `datasets` (pip install datasets)") from error
+    name = cast(str, recipe.dataset)
+    try:
+        if Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json")):
+            loaded: Any = datasets.load_from_disk(name)
+        else:
+            loaded = datasets.load_dataset(name, recipe.dataset_config)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise UnavailableError(f"dataset {name} cannot be loaded: {' '.join(str(error).split())}") from error
+    if isinstance(loaded, dict):
+        if split not in loaded:
+            raise InputError(f"dataset {name} has no split {split!r}; splits: {', '.join(loaded)}")
+        loaded = loaded[split]
+    languages = (recipe.source_language, recipe.target_language)
+    columns = loaded.column_names
+    nested = "translation" in columns
+    available = list(loaded.features["translation"]) if nested else columns
+    if nested and hasattr(loaded.features["translation"], "languages"):
+        available = list(loaded.features["translation"].languages)
+    for language in languages:
+        if language not in available:
+            what = "translation has no language" if nested else "there is no column 'translation' and no column"
+            raise InputError(f"dataset {name}: {what} {language!r}; available: {', '.join(available)}")
+
+    def chunks() -> Iterator[Chunk]:
+        first = 1
+        for batch in loaded.iter(batch_size=CHUNK):
+            if nested:
+                sides = [[row[language] or "" for row in batch["translation"]] for language in languages]
+            else:
+                sides = [[text or "" for text in batch[language]] for language in languages]
+            yield Chunk(first, *sides)
+            first += len(sides[0])
+
+    return ParallelText(f"{name}/{split}", chunks, lambda: f"{loaded._fingerprint} {len(loaded)} {languages}")
+
+
+def text_lines(texts: list[ParallelText]) -> Iterator[str]:
+    """Both sides of all pairs, for training a tokenizer on them."""
+    for text in texts:
+        for chunk in text.chunks():
+            for line in chain(chunk.sources, chunk.targets):
+                if line is not None and (stripped := line.strip()):
+                    yield stripped
+
+
+# --- tokenised corpora -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Dropped:
+    """How many pairs a filter dropped, and the first five of them by line."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, where: str) -> None:
+        self.count += 1
+        if len(self.first) < 5:
+            self.first.append(where)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokenised pairs; the tokens stay in the file. Lengths count the final </s>."""
+
+    source_ids: np.ndarray
+    target_ids: np.ndarray
+    source_lengths: np.ndarray
+    target_lengths: np.ndarray
+    pair_hashes: np.ndarray
+    about: dict[str, Any]
+
+    def __post_init__(self):
+        object.__setattr__(self, "_source_ends", np.cumsum(self.source_lengths, dtype=np.int64))
+        object.__setattr__(self, "_target_ends", np.cumsum(self.target_lengths, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+    @property
+    def sha256(self) -> str:
+        """Of the tokens: equal for texts that differ in line ends, a byte order mark or a final newline."""
+        return self.about["sha256"]
+
+    def sources(self, pairs: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
+        """Padded source ids (batch, source) and which of them are real (batch, source)."""
+        return _padded(self.source_ids, self._source_ends, self.source_lengths, pairs, pad)
+
+    def targets(self, pairs: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
+        """Padded target ids (batch, target) and which of them are real (batch, target)."""
+        return _padded(self.target_ids, self._target_ends, self.target_lengths, pairs, pad)
+
+
+def _padded(ids, ends, all_lengths, pairs, pad):
+    lengths = all_lengths[pairs].astype(np.int64)
+    columns = np.arange(lengths.max())
+    real = columns < lengths[:, None]
+    padded = np.full(real.shape, pad, dtype=np.int64)
+    padded[real] = ids[((ends[pairs] - lengths)[:, None] + columns)[real]]
+    return padded, real
+
+
+def load_corpus(
+    texts: list[ParallelText], tokenizer: Any, recipe: Recipe, cache: Path, log: Callable[[str], None]
+) -> Corpus:
+    """The tokenised corpus of these texts, from the cache or made there now.
+
+    Every row that is dropped is counted by reason and logged. Raises InputError when nothing is left.
+    """
+    rules = {
+        "format": FORMAT,
+        "tokenizer": tokenizer_sha256(tokenizer),
+        "max_length": recipe.max_length,
+        "max_length_ratio": recipe.max_length_ratio,
+        "encoding_errors": recipe.encoding_errors,
+        "texts": [text.fingerprint() for text in texts],
+    }
+    key = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
+    folder = cache / key
+    if folder.exists():
+        try:
+            return open_corpus(folder)
+        except BrokenFileError as error:
+            log(f"{error}; tokenising again")
+            shutil.rmtree(folder)
+    temporary = cache / f"{key}.tmp-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        about = _tokenise(texts, tokenizer, recipe, temporary, log)
+        _write_json(temporary / "corpus.json", {**rules, **about})
+        if not folder.exists():
+            os.replace(temporary, folder)
+    except OSError as error:
+        raise UnavailableError(f"{cache}: the tokenised corpus cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return open_corpus(folder)
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """A tokenised corpus as it lies on disk. Raises BrokenFileError when a file has not its size."""
+    try:
+        about = json.loads((folder / "corpus.json").read_text())
+        pairs, tokens = about["pairs"], about["tokens"]
+        shapes = {
+            "source.ids": (about["dtype"], tokens["source"]),
+            "target.ids": (about["dtype"], tokens["target"]),
+            "source.lengths": ("int32", pairs),
+            "target.lengths": ("int32", pairs),
+            "pairs.hash": ("uint64", pairs),
+        }
+        for name, (dtype, count) in shapes.items():
+            size = (folder / name).stat().st_size
+            if size != count * np.dtype(dtype).itemsize:
+                raise BrokenFileError(f"{folder / name} has {size} bytes, not those of {count} numbers")
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, BrokenFileError):
+            raise
+        raise BrokenFileError(f"{folder}: not a whole tokenised corpus ({error})") from error
+    arrays = [np.memmap(folder / name, dtype=dtype, mode="r") for name, (dtype, _) in shapes.items()]
+    return Corpus(*arrays, about=about)
+
+
+def tokenizer_sha256(tokenizer: Any) -> str:
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+
+
+def overlap(train: Corpus, held_out: Corpus) -> int:
+    """How many held-out pairs (by their text) are also in the training corpus."""
+    return int(np.isin(held_out.pair_hashes, train.pair_hashes).sum())
+
+
+def _tokenise(texts, tokenizer, recipe: Recipe, folder: Path, log) -> dict[str, Any]:
+    backend = tokenizer.backend_tokenizer
+    # Whatever looks like a control token in the text is text.
+    backend.encode_special_tokens = True
+    dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+    dropped = {reason: Dropped() for reason in ("not UTF-8", "empty", "too long", "length ratio")}
+    names = ("source.ids", "target.ids", "source.lengths", "target.lengths", "pairs.hash")
+    files = [(folder / name).open("wb") for name in names]
+    digest = hashlib.sha256()
+    read, kept, tokens = 0, 0, [0, 0]
+    progress = _Progress(log, " + ".join(text.name for text in texts))
+    for text in texts:
+        prefix = f"{text.name}:" if len(texts) > 1 else ""
+        for chunk in text.chunks():
+            read += len(chunk.sources)
+            pairs, lines = _usable_text(chunk, recipe, dropped, prefix)
+            if not pairs:
+                continue
+            encoded = backend.encode_batch_fast(list(chain.from_iterable(pairs)))
+            sides = [[e.ids for e in encoded[0::2]], [e.ids for e in encoded[1::2]]]
+            lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int32)
+            keep = _within_limits(lengths, lines, recipe, dropped)
+            hashes = [
+                hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest()
+                for pair, kept_pair in zip(pairs, keep, strict=True)
+                if kept_pair
+            ]
+            for i, side in enumerate(sides):
+                chosen = side if keep.all() else [ids for ids, yes in zip(side, keep, strict=True) if yes]
+                flat = np.fromiter(chain.from_iterable(chosen), dtype=dtype)
+                for data, file in ((flat, files[i]), (lengths[i][keep], files[2 + i])):
+                    digest.update(raw := data.tobytes())
+                    file.write(raw)
+                tokens[i] += len(flat)
+            files[4].write(b"".join(hashes))
+            kept += int(keep.sum())
+            progress.show(read)
+    for file in files:
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+    name = " + ".join(text.name for text in texts)
+    report = "; ".join(
+        f"dropped {d.count} {reason} (lines {', '.join(d.first)}{', ...' if d.count > 5 else ''})"
+        for reason, d in dropped.items()
+        if d.count
+    )
+    log(f"{name}: {read} pairs read, {kept} kept, {tokens[0]} source and {tokens[1]} target tokens" + (report and f"; {report}"))
+    if not kept:
+        raise InputError(f"{name}: none of {read} pairs can be used; {report or 'there are none'}")
+    return {
+        "name": name,
+        "read": read,
+        "pairs": kept,
+        "tokens": {"source": tokens[0], "target": tokens[1]},
+        "dtype": dtype.name,
+        "sha256": digest.hexdigest(),
+        "dropped": {reason: {"count": d.count, "first": d.first} for reason, d in dropped.items()},
+    }
+
+
+def _usable_text(chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], prefix: str):
+    """The pairs of a chunk that are worth tokenising, and where they came from."""
+    longest = CHARACTERS_PER_TOKEN * recipe.max_length
+    pairs, lines = [], []
+    for number, (source, target) in enumerate(zip(chunk.sources, chunk.targets, strict=True), chunk.first_line):
+        where = f"{prefix}{number}"
+        if source is None or target is None:
+            dropped["not UTF-8"].add(where)
+            continue
+        # Line ends (CRLF) and blanks around a sentence are not part of it.
+        source, target = source.strip(), target.strip()
+        if not source or not target:
+            dropped["empty"].add(where)
+        elif len(source) > longest or len(target) > longest:
+            dropped["too long"].add(where)
+        else:
+            pairs.append((source, target))
+            lines.append(where)
+    return pairs, lines
+
+
+def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, dropped: dict[str, Dropped]) -> np.ndarray:
+    """Which pairs keep the limits; lengths: (2, pairs)."""
+    too_long = lengths.max(0) > recipe.max_length
+    for i in np.flatnonzero(too_long):
+        dropped["too long"].add(lines[i])
+    keep = ~too_long
+    if recipe.max_length_ratio is not None:
+        # Without </s>, so that a ratio of two means twice the words also for short sentences.
+        words = np.maximum(lengths - 1, 1)
+        lopsided = keep & (words.max(0) > recipe.max_length_ratio * words.min(0))
+        for i in np.flatnonzero(lopsided):
+            dropped["length ratio"].add(lines[i])
+        keep &= ~lopsided
+    return keep
+
+
+class _Progress:
+    """A line every million pairs: nobody should wonder whether a large corpus is being read."""
+
+    def __init__(self, log: Callable[[str], None], name: str):
+        self.log, self.name, self.next = log, name, 1_000_000
+
+    def show(self, read: int) -> None:
+        if read >= self.next:
+            self.log(f"{self.name}: {read} pairs tokenised")
+            self.next += 1_000_000
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def log_to_stderr(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

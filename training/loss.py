@@ -1,0 +1,142 @@
+"""Label-smoothed cross-entropy (section 5.4) that never holds the [tokens, vocabulary] logits as a whole."""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+# Rows of logits alive at a time are chosen so that one chunk holds about this many of them: it stays near the
+# caches on a CPU, and is large enough for full-speed products on a GPU.
+CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}
+
+
+def smoothing_weights(epsilon: float, vocabulary: int, spread: str) -> tuple[float, float]:
+    """(probability of the target, probability of each other token) of the smoothed target distribution.
+
+    "others": epsilon over the V-1 other tokens (tensor2tensor, fairseq: the paper); "all": over all V (torch).
+    """
+    if spread == "others":
+        return 1.0 - epsilon, epsilon / (vocabulary - 1)
+    if spread == "all":
+        return 1.0 - epsilon + epsilon / vocabulary, epsilon / vocabulary
+    raise ValueError(f"label_smoothing_spread is {spread!r}, must be 'others' or 'all'")
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Output projection and loss together, in chunks of rows; the gradients are made on the way."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, labels, epsilon, spread, dtype, rows, needs_gradient):
+        target_mass, other_mass = smoothing_weights(epsilon, len(weight), spread)
+        narrow_weight = weight.to(dtype)
+        loss = hidden.new_zeros((), dtype=torch.float32)
+        negative_log_likelihood = hidden.new_zeros((), dtype=torch.float32)
+        if needs_gradient:
+            hidden_gradient = torch.empty_like(hidden)
+            weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+            bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        for start in range(0, len(hidden), rows):
+            part = hidden[start : start + rows].to(dtype)  # (rows, d_model)
+            target = labels[start : start + rows, None]  # (rows, 1)
+            logits = (part @ narrow_weight.T).float()  # (rows, vocabulary)
+            if bias is not None:
+                logits += bias
+            target_logit = logits.gather(1, target)
+            # sum_v q_v (logsumexp - logit_v): the target's part, then what every token has.
+            mean_logit = logits.sum(1, keepdim=True) * other_mass if epsilon else 0.0
+            highest = logits.amax(1, keepdim=True)
+            probability = logits.sub_(highest).exp_()
+            normaliser = probability.sum(1, keepdim=True)
+            log_normaliser = normaliser.log() + highest
+            row_loss = log_normaliser - (target_mass - other_mass) * target_logit - mean_logit
+            loss += row_loss.sum()
+            negative_log_likelihood += (log_normaliser - target_logit).sum()
+            if not needs_gradient:
+                continue
+            gradient = probability.div_(normaliser).sub_(other_mass)
+            gradient.scatter_add_(1, target, gradient.new_full(target.shape, other_mass - target_mass))
+            if bias_gradient is not None:
+                bias_gradient += gradient.sum(0)
+            narrow = gradient.to(dtype)
+            hidden_gradient[start : start + rows] = narrow @ narrow_weight
+            if dtype == torch.float32:
+                weight_gradient.addmm_(narrow.T, part)
+            else:
+                weight_gradient += narrow.T @ part
+        if needs_gradient:
+            ctx.save_for_backward(hidden_gradient, weight_gradient, bias_gradient)
+            ctx.weight_dtype = weight.dtype
+        ctx.mark_non_differentiable(negative_log_likelihood)
+        return loss, negative_log_likelihood
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        hidden_gradient, weight_gradient, bias_gradient = ctx.saved_tensors
+        scale = gradients[0]
+        return (
+            hidden_gradient * scale.to(hidden_gradient.dtype),
+            (weight_gradient * scale).to(ctx.weight_dtype),
+            None if bias_gradient is None else (bias_gradient * scale).to(ctx.weight_dtype),
+            *(None,) * 6,
+        )
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    epsilon: float = 0.0,
+    spread: str = "others",
+    rows: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums over tokens of the label-smoothed loss of hidden @ weight.T + bias, and of the plain -log p(label).
+
+    hidden: (tokens, d_model); weight: (vocabulary, d_model); bias: (vocabulary,) or None; labels: (tokens,), no -100.
+    rows: tokens per chunk of logits. Only the first result has a gradient, and it can be used once.
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    if rows is None:
+        rows = max(64, CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cpu"]) // len(weight))
+    needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    with torch.autocast(device, enabled=False):
+        result = _LinearCrossEntropy.apply(
+            hidden, weight, bias, labels, epsilon, spread, dtype, rows, needs_gradient
+        )
+    return cast(tuple[torch.Tensor, torch.Tensor], result)
+
+
+class TrainingLoss(nn.Module):
+    """The model and its loss as one module, so that DDP, autocast and torch.compile see one forward pass."""
+
+    def __init__(self, model: Any, epsilon: float, spread: str):
+        super().__init__()
+        self.model = model
+        self.epsilon = epsilon
+        self.spread = spread
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        decoder_input_ids: torch.Tensor,
+        target_positions: torch.Tensor,
+        target_ids: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums of the smoothed loss and of -log p over the real target tokens of a micro-batch.
+
+        input_ids, attention_mask: (batch, source); decoder_input_ids: (batch, target)
+        target_positions, target_ids: (tokens,): where in the flattened (batch, target) the real tokens are, and
+        which tokens should come out there.
+        """
+        hidden = self.model.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            use_cache=False,
+        ).last_hidden_state  # (batch, target, d_model)
+        hidden = hidden.flatten(0, 1).index_select(0, target_positions)  # (tokens, d_model)
+        head = self.model.lm_head
+        epsilon = self.epsilon if self.training else 0.0
+        return linear_cross_entropy(hidden, head.weight, head.bias, target_ids, epsilon, self.spread)

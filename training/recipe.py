@@ -1,0 +1,253 @@
+"""A recipe: everything that decides what a training run computes, as the keys of one YAML file."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vaswani_transformer.errors import InputError
+
+SHIPPED = Path(__file__).parent / "recipes"
+
+
+def _key(default: Any, at_least: float | None = None, below: float | None = None, choices=(), resume="same"):
+    """A recipe key with its limits. resume="free": a finished or interrupted run may go on with another value."""
+    metadata = {"at_least": at_least, "below": below, "choices": tuple(choices), "resume": resume}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class Recipe:
+    """The defaults are section 5 of the paper for the base model. A flag `--key value` overrides the file."""
+
+    # The model (section 3): a preset of VaswaniTransformerConfig and fields of the config that differ from it.
+    preset: str = _key("base")
+    model: dict[str, Any] = _key({})
+    # Start from the weights of this model folder instead of random ones (fine-tuning).
+    initial_weights: str | None = _key(None)
+
+    # The tokenizer: a folder, or else one of `vocab_size` tokens is trained on the training text (section 5.1).
+    tokenizer: str | None = _key(None)
+    vocab_size: int = _key(37000, at_least=260)
+
+    # The text. `train` etc. name corpora inside the folder `data`: "train" stands for train.en and train.de (or
+    # .gz); also "train.{language}.txt", "a.txt,b.txt", "pairs.tsv", "pairs.jsonl"; a list is read in its order.
+    # With `dataset` (a `datasets` id or a folder made by save_to_disk) they name its splits.
+    data: str | None = _key(None)
+    dataset: str | None = _key(None)
+    dataset_config: str | None = _key(None)
+    source_language: str = _key("en")
+    target_language: str = _key("de")
+    train: list[str] = _key(["train"])
+    validation: list[str] = _key(["val"])
+    test: list[str] = _key([], resume="free")
+    # Pairs with more tokens than this on one side (</s> included), or one side this many times longer, are dropped.
+    max_length: int = _key(256, at_least=2)
+    max_length_ratio: float | None = _key(None, at_least=1)
+    encoding_errors: str = _key("error", choices=("error", "skip"))
+    # Where tokenised corpora are kept; default: inside output_dir.
+    cache: str | None = _key(None, resume="free")
+
+    # Batches (section 5.1): about 25,000 source and 25,000 target tokens a step, padding counted. A step is cut
+    # into `micro_batches` of sentences of like length; processes share them (the paper's eight GPUs had one each).
+    tokens_per_step: int = _key(50000, at_least=8)
+    micro_batches: int = _key(8, at_least=1)
+
+    # The optimizer (section 5.3). Without `learning_rate` the paper's formula times `learning_rate_factor`;
+    # with it, the same shape with this peak. The last `decay_share` of the steps falls linearly to 0.
+    learning_rate: float | None = _key(None, at_least=0)
+    learning_rate_factor: float = _key(1.0, at_least=0)
+    warmup_steps: int = _key(4000, at_least=1)
+    decay_share: float = _key(0.0, at_least=0, below=1.000001)
+    adam_beta1: float = _key(0.9, at_least=0, below=1)
+    adam_beta2: float = _key(0.98, at_least=0, below=1)
+    adam_epsilon: float = _key(1e-9, at_least=0)
+    max_gradient_norm: float | None = _key(None, at_least=0)
+
+    # Regularisation (section 5.4); dropout belongs to the model. The paper's code spreads the smoothed mass over
+    # the V-1 "others", torch over "all" V.
+    label_smoothing: float = _key(0.1, at_least=0, below=1)
+    label_smoothing_spread: str = _key("others", choices=("others", "all"))
+
+    # How long: whatever comes first. Only max_steps and max_epochs shape the learning rate; max_hours,
+    # max_cpu_seconds and max_tokens (source and target, of this run) save and stop, and the same command goes on.
+    max_steps: int | None = _key(100_000, at_least=1)
+    max_epochs: float | None = _key(None, at_least=0)
+    max_hours: float | None = _key(None, at_least=0, resume="free")
+    max_cpu_seconds: float | None = _key(None, at_least=0, resume="free")
+    max_tokens: int | None = _key(None, at_least=1, resume="free")
+    # Stop after this many validations without a lower loss.
+    patience: int | None = _key(None, at_least=1)
+
+    # Validation: every so many steps the loss, and if asked BLEU (beam 4 translation of the validation text).
+    validate_every: int | None = _key(1000, at_least=1)
+    bleu_every: int | None = _key(None, at_least=1, resume="free")
+
+    # Checkpoints (section 6.1 averages the last 5, written every 10 minutes) and what is kept of them.
+    save_every: int = _key(1500, at_least=1)
+    keep: int = _key(5, at_least=1, resume="free")
+    average_last: int = _key(5, at_least=1)
+
+    # The run.
+    output_dir: str = _key("runs/base", resume="free")
+    seed: int = _key(1, at_least=0)
+    overwrite: bool = _key(False, resume="free")
+    allow_changed: bool = _key(False, resume="free")
+    keep_going: bool = _key(False, resume="free")
+    max_bad_steps: int = _key(10, at_least=1, resume="free")
+    log_every: int = _key(50, at_least=1, resume="free")
+    trackers: list[str] = _key([], resume="free")
+
+    # The machine. `processes`: refuse to run with another number. "auto" chooses by what the machine measures.
+    processes: int | None = _key(None, at_least=1, resume="free")
+    mixed_precision: str | None = _key(None, choices=(None, "no", "bf16", "fp16"))
+    attention: str = _key("auto", choices=("auto", "eager", "sdpa", "flash_attention_2"))
+    matmul_precision: str = _key("auto", choices=("auto", "highest", "medium"))
+    fast_dropout: str = _key("auto", choices=("auto", "no"))
+    gradient_checkpointing: bool = _key(False)
+    compile: bool = _key(False)
+
+    def identity(self) -> dict[str, Any]:
+        """The keys that must not change between the parts of one run."""
+        return {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["resume"] == "same"
+        }
+
+    def sha256(self) -> str:
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a recipe given by its path or by the name of a shipped one."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        if not path.is_file():
+            raise InputError(f"{name}: no such recipe file; shipped recipes: {', '.join(shipped_recipes())}")
+        return path
+    if name in shipped_recipes():
+        return SHIPPED / f"{name}.yaml"
+    raise InputError(f"recipe {name!r} does not exist{_nearest(name, shipped_recipes())}")
+
+
+def shipped_recipes() -> list[str]:
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def load_recipe(name: str | None, flags: dict[str, str] | None = None) -> Recipe:
+    """The recipe of a YAML file (or the paper's base model) with flags over it.
+
+    name: a path or the name of a shipped recipe; flags: key -> text as typed, read as YAML; "model.dropout"
+    reaches into `model`. Raises InputError for unknown keys, wrong types and values out of their limits.
+    """
+    values: dict[str, Any] = {}
+    where = "the flags"
+    if name is not None:
+        where = str(path := recipe_path(name))
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(values, dict):
+            raise InputError(f"{path} must hold `key: value` lines, not a {type(values).__name__}")
+        _refuse_unknown(values, str(path))
+    for flag, text in (flags or {}).items():
+        key, _, inner = flag.replace("-", "_").partition(".")
+        _refuse_unknown([key], "the flags")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError(f"--{flag} {text}: not a value") from error
+        if inner:
+            values[key] = {**(values.get(key) or {}), inner: value}
+        else:
+            values[key] = value
+    return _checked(values, where)
+
+
+def _refuse_unknown(keys, where: str) -> None:
+    known = [f.name for f in dataclasses.fields(Recipe)]
+    for key in keys:
+        if key not in known:
+            raise InputError(f"{where}: unknown key {key!r}{_nearest(str(key), known)}")
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+
+
+def _checked(values: dict[str, Any], where: str) -> Recipe:
+    hints = typing.get_type_hints(Recipe)
+    checked = {}
+    for f in dataclasses.fields(Recipe):
+        if f.name not in values:
+            continue
+        value = _as_type(f.name, values[f.name], hints[f.name], where)
+        at_least, below, choices = (f.metadata[k] for k in ("at_least", "below", "choices"))
+        if value is not None and at_least is not None and not value >= at_least:
+            raise InputError(f"{where}: {f.name} is {value}, must be at least {at_least}")
+        if value is not None and below is not None and not value < below:
+            raise InputError(f"{where}: {f.name} is {value}, must be below {below:g}")
+        if choices and value not in choices:
+            listed = ", ".join(str(c) for c in choices if c is not None)
+            raise InputError(f"{where}: {f.name} is {value!r}, must be one of {listed}")
+        checked[f.name] = value
+    recipe = Recipe(**checked)
+    if recipe.max_steps is None and recipe.max_epochs is None:
+        raise InputError(f"{where}: max_steps and max_epochs are both empty; one of them must end the run")
+    if recipe.data is not None and recipe.dataset is not None:
+        raise InputError(f"{where}: data and dataset are both given; the text comes from one of them")
+    if not recipe.train:
+        raise InputError(f"{where}: train is empty; it names the training corpora")
+    per_batch = recipe.tokens_per_step // recipe.micro_batches
+    if 2 * recipe.max_length > per_batch:
+        raise InputError(
+            f"{where}: a pair of two sentences of max_length {recipe.max_length} does not fit into a micro-batch of "
+            f"{per_batch} tokens (tokens_per_step {recipe.tokens_per_step} / micro_batches {recipe.micro_batches})"
+        )
+    if recipe.average_last > recipe.keep:
+        raise InputError(
+            f"{where}: average_last is {recipe.average_last}, more than the {recipe.keep} checkpoints kept (keep)"
+        )
+    return recipe
+
+
+def _as_type(name: str, value: Any, hint: Any, where: str) -> Any:
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in allowed:
+        return None
+    wanted = next(kind for kind in allowed if kind is not type(None))
+    plain = typing.get_origin(wanted) or wanted
+    if plain is list and isinstance(value, str):
+        value = [value]
+    if plain is list and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    if plain is dict and isinstance(value, dict):
+        return value
+    if plain is float and not isinstance(value, bool):
+        # YAML 1.1 reads 1e-9 as text.
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    if plain is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if plain is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if plain is bool and isinstance(value, bool):
+        return value
+    if plain is str and isinstance(value, bool):
+        return "no" if value is False else "yes"  # YAML 1.1 reads a bare `no` as false.
+    if plain is str and isinstance(value, str | int | float):
+        return str(value)
+    words = {list: "a list of names", dict: "a table of config fields", float: "a number", int: "a whole number"}
+    raise InputError(f"{where}: {name} is {value!r}, must be {words.get(plain, plain.__name__)}")

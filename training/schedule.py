@@ -1,0 +1,42 @@
+"""Section 5.3: how the learning rate follows the step."""
+
+
+def paper_learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
+    """lrate = d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), Eq. (3), times a factor (the paper: 1).
+
+    step counts from 1. tensor2tensor's base_v3 is factor 2 with 8000 warm-up steps.
+    """
+    return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+
+
+def inverse_sqrt_learning_rate(step: int, peak: float, warmup_steps: int) -> float:
+    """The shape of Eq. (3) with its peak given: linear to `peak` at warmup_steps, then like step^-0.5."""
+    return peak * min(step / warmup_steps, (warmup_steps / step) ** 0.5)
+
+
+def linear_decay(step: int, total_steps: int, share: float) -> float:
+    """1, then over the last `share` of the total_steps a straight line to 0 after the last step.
+
+    Not in the paper: a rate that ends at 0 does for a short run what the average of checkpoints does for a long one.
+    """
+    decaying = share * total_steps
+    left = total_steps + 1 - step
+    return 1.0 if left >= decaying else max(left, 0) / decaying
+
+
+def learning_rate(
+    step: int,
+    *,
+    d_model: int,
+    warmup_steps: int,
+    factor: float = 1.0,
+    peak: float | None = None,
+    total_steps: int = 0,
+    decay_share: float = 0.0,
+) -> float:
+    """The rate of a step (from 1), a function of nothing but its arguments, so that resuming needs no state."""
+    if peak is None:
+        rate = paper_learning_rate(step, d_model, warmup_steps, factor)
+    else:
+        rate = inverse_sqrt_learning_rate(step, peak, warmup_steps)
+    return rate * linear_decay(step, total_steps, decay_share) if decay_share else rate

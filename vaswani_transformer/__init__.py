@@ -1,0 +1,66 @@
+"""The Transformer of "Attention Is All You Need" for the Hugging Face ecosystem.
+
+Importing the package registers the model with transformers' Auto classes:
+
+>>> import vaswani_transformer
+>>> from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+>>> model = AutoModelForSeq2SeqLM.from_pretrained("folder-or-repository")
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors; at run time `__getattr__` below finds these names when they are asked for
+    from .configuration_vaswani_transformer import PRESETS, VaswaniTransformerConfig
+    from .modeling_vaswani_transformer import (
+        VaswaniTransformerForConditionalGeneration,
+        VaswaniTransformerModel,
+        gnmt_length_penalty,
+        label_smoothed_cross_entropy,
+        scaled_dot_product_attention,
+        sinusoidal_positional_encoding,
+    )
+    from .translator import Translator
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "PRESETS": "configuration_vaswani_transformer",
+    "VaswaniTransformerConfig": "configuration_vaswani_transformer",
+    "VaswaniTransformerForConditionalGeneration": "modeling_vaswani_transformer",
+    "VaswaniTransformerModel": "modeling_vaswani_transformer",
+    "gnmt_length_penalty": "modeling_vaswani_transformer",
+    "label_smoothed_cross_entropy": "modeling_vaswani_transformer",
+    "scaled_dot_product_attention": "modeling_vaswani_transformer",
+    "sinusoidal_positional_encoding": "modeling_vaswani_transformer",
+    "Translator": "translator",
+}
+__all__ = [*_HOME, "register"]  # noqa: PLE0604
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def register() -> None:
+    """Make AutoConfig, AutoModel and AutoModelForSeq2SeqLM know the model."""
+    from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+
+    from .configuration_vaswani_transformer import VaswaniTransformerConfig
+    from .modeling_vaswani_transformer import (
+        VaswaniTransformerForConditionalGeneration,
+        VaswaniTransformerModel,
+    )
+
+    AutoConfig.register("vaswani_transformer", VaswaniTransformerConfig, exist_ok=True)
+    AutoModel.register(VaswaniTransformerConfig, VaswaniTransformerModel, exist_ok=True)
+    AutoModelForSeq2SeqLM.register(VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration, exist_ok=True)
+
+
+# The console script answers --help without the seconds that torch takes; its commands register when they need to.
+if Path(sys.argv[0]).stem != "vaswani-transformer":
+    register()

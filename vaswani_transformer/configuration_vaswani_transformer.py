@@ -1,0 +1,198 @@
+"""Sizes and switches of the Transformer of "Attention Is All You Need" (arXiv 1706.03762v7).
+
+The defaults are the paper's base model and nothing but the paper. Field names are the ecosystem's (MarianConfig);
+a switch that the paper does not have names the table or the toolkit that needs it.
+"""
+
+import copy
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+# Table 3, "variations on the Transformer architecture": what each row changes of the base model, whose own row is
+# {}. The rows on label smoothing (D-ls...) change the training alone: `label_smoothing` in a recipe.
+PRESETS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "A-h1": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
+    "A-h4": {"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+    "A-h16": {"encoder_attention_heads": 16, "decoder_attention_heads": 16},
+    "A-h32": {"encoder_attention_heads": 32, "decoder_attention_heads": 32},
+    "B-dk16": {"d_k": 16, "d_v": 64},
+    "B-dk32": {"d_k": 32, "d_v": 64},
+    "C-N2": {"encoder_layers": 2, "decoder_layers": 2},
+    "C-N4": {"encoder_layers": 4, "decoder_layers": 4},
+    "C-N8": {"encoder_layers": 8, "decoder_layers": 8},
+    "C-d256": {"d_model": 256},
+    "C-d1024": {"d_model": 1024},
+    "C-ff1024": {"encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024},
+    "C-ff4096": {"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096},
+    "D-dropout0.0": {"dropout": 0.0},
+    "D-dropout0.2": {"dropout": 0.2},
+    "D-ls0.0": {},
+    "D-ls0.2": {},
+    "E-learned-positions": {"position_embedding_type": "learned", "max_position_embeddings": 256},
+    "big": {
+        "d_model": 1024,
+        "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096,
+        "dropout": 0.3,
+    },
+}
+# Section 6.1: the English-French models share 32,000 word pieces; the big one trains with dropout 0.1.
+PRESETS["base-en-fr"] = {"vocab_size": 32000}
+PRESETS["big-en-fr"] = PRESETS["big"] | {"vocab_size": 32000, "dropout": 0.1}
+# Section 6.3, constituency parsing: four layers of d_model 1024, 16K tokens (WSJ only) or 32K (semi-supervised).
+PRESETS["parsing-wsj"] = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1024, "vocab_size": 16000}
+PRESETS["parsing-semi-supervised"] = PRESETS["parsing-wsj"] | {"vocab_size": 32000}
+
+# Far above every published model; a larger value is a typing error that would be found by running out of memory.
+_LARGEST = {
+    "vocab_size": 10_000_000,
+    "decoder_vocab_size": 10_000_000,
+    "d_model": 65_536,
+    "encoder_layers": 1_000,
+    "decoder_layers": 1_000,
+    "encoder_attention_heads": 4_096,
+    "decoder_attention_heads": 4_096,
+    "encoder_ffn_dim": 1_000_000,
+    "decoder_ffn_dim": 1_000_000,
+    "d_k": 65_536,
+    "d_v": 65_536,
+    "max_position_embeddings": 10_000_000,
+}
+
+
+@strict
+class VaswaniTransformerConfig(PreTrainedConfig):
+    """Configuration of a [`VaswaniTransformerForConditionalGeneration`].
+
+    Sizes (symbols of the paper): `d_model`; `encoder_layers`, `decoder_layers` (N); `encoder_attention_heads`,
+    `decoder_attention_heads` (h); `d_k`, `d_v` (default d_model / h); `encoder_ffn_dim`, `decoder_ffn_dim` (d_ff);
+    `dropout` (P_drop). Beam size, length penalty and output length belong to the generation config.
+
+    Raises `ValueError` naming the field for sizes that are not positive, absurdly large or do not divide.
+
+    >>> VaswaniTransformerConfig.from_preset("big", vocab_size=32000).d_model
+    1024
+    """
+
+    model_type = "vaswani_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    vocab_size: int = 37000
+    d_model: int = 512
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    decoder_attention_heads: int = 8
+    d_k: int | None = None
+    d_v: int | None = None
+    encoder_ffn_dim: int = 2048
+    decoder_ffn_dim: int = 2048
+    activation_function: str = "relu"
+
+    # Section 5.4 drops sub-layer outputs and the sums of embeddings and positions, nothing else. tensor2tensor's
+    # transformer_base v2 and v3 also drop attention weights and the inner layer of the feed-forward network (0.1).
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+
+    # Section 3.5. "learned" is Table 3 (E). Base 10000^(h/(h-1)) with h = d_model / 2 is the frequency that
+    # tensor2tensor, fairseq and Marian use; fairseq counts positions from 2.
+    position_embedding_type: str = "sinusoidal"
+    position_base: float | int = 10000.0
+    position_offset: int = 0
+    max_position_embeddings: int | None = None  # rows of a learned table; sinusoids have no maximum
+
+    # Section 3.1 normalises after the residual sum ("post"). "pre", and a norm on top of each stack, are
+    # tensor2tensor's v2 and v3, OpenNMT-py, Sockeye; torch.nn.Transformer has the top norms with "post" as well.
+    norm_position: str = "post"
+    encoder_final_norm: bool | None = None  # None: with "pre" only
+    decoder_final_norm: bool | None = None
+    layer_norm_eps: float = 1e-6  # tensor2tensor; the paper does not say. fairseq, torch: 1e-5
+
+    attention_bias: bool = False  # the projections of Section 3.2.2 have none; fairseq and Marian do
+    output_bias: bool = False  # Marian, OpenNMT-py, Sockeye
+
+    # Section 3.4: one matrix for both embeddings and the pre-softmax transformation.
+    decoder_vocab_size: int | None = None  # None: vocab_size
+    share_encoder_decoder_embeddings: bool = True
+    tie_word_embeddings: bool = True
+
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    bos_token_id: int | None = 0
+    decoder_start_token_id: int = 0
+    pad_token_id: int | None = 1  # not 0: transformers 5.23 fills finished beams with </s> when it is
+    eos_token_id: int | list[int] | None = 2
+
+    def __post_init__(self, **kwargs):
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        if self.position_embedding_type == "learned" and self.max_position_embeddings is None:
+            self.max_position_embeddings = 256  # Table 3 (E), tensor2tensor's max_length
+        for stack in ("encoder", "decoder"):
+            if getattr(self, f"{stack}_final_norm") is None:
+                setattr(self, f"{stack}_final_norm", self.norm_position == "pre")
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides) -> "VaswaniTransformerConfig":
+        """The configuration of a row of Table 3, of "big", or of another model of the paper (see `PRESETS`)."""
+        if name not in PRESETS:
+            raise ValueError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
+        return cls(**PRESETS[name] | overrides)
+
+    def validate_sizes(self):
+        for field, largest in _LARGEST.items():
+            size = getattr(self, field)
+            if size is not None and not 1 <= size <= largest:
+                raise ValueError(f"config field `{field}` is {size}; it must lie between 1 and {largest}")
+        for stack in ("encoder", "decoder"):
+            heads = getattr(self, f"{stack}_attention_heads")
+            if self.d_model % heads and None in (self.d_k, self.d_v):
+                raise ValueError(
+                    f"config field `d_model` is {self.d_model}, which {heads} {stack} heads do not divide; "
+                    "choose another number of heads or set `d_k` and `d_v`"
+                )
+        if self.position_embedding_type == "sinusoidal" and self.d_model % 2:
+            raise ValueError(f"config field `d_model` is {self.d_model}; sine and cosine need an even number")
+        if self.position_offset < 0:
+            raise ValueError(f"config field `position_offset` is {self.position_offset}; it counts from 0")
+        if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
+            raise ValueError(
+                f"config field `decoder_vocab_size` is {self.decoder_vocab_size} and `vocab_size` is "
+                f"{self.vocab_size}; different vocabularies need `share_encoder_decoder_embeddings=False`"
+            )
+
+    def validate_choices(self):
+        for field, choices in {
+            "position_embedding_type": ("sinusoidal", "learned"),
+            "norm_position": ("post", "pre"),
+        }.items():
+            if getattr(self, field) not in choices:
+                raise ValueError(f"config field `{field}` is {getattr(self, field)!r}; it must be one of {choices}")
+
+    def validate_rates(self):
+        for field in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"config field `{field}` is {getattr(self, field)}; it must lie in [0, 1)")
+
+    def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
+        # transformers 5.17 sizes its beams by `get_text_config().vocab_size` and knows one vocabulary only.
+        if decoder == encoder and self.decoder_vocab_size != self.vocab_size:
+            target = copy.copy(self)
+            target.vocab_size = self.decoder_vocab_size
+            return target
+        return super().get_text_config(decoder=decoder, encoder=encoder)
+
+
+__all__ = ["PRESETS", "VaswaniTransformerConfig"]

@@ -1,0 +1,128 @@
+"""Errors that people see: one line that says what is wrong, where, what was found and what to do.
+
+The exit code says whose turn it is: 2 the user's input, 3 a broken file, 4 the environment.
+A program hands its typer app to `exit_cleanly`, which prints `error: <message>` on stderr and exits;
+`--debug` (or VASWANI_DEBUG=1) shows the traceback instead.
+"""
+
+import errno
+import io
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+
+
+class InputError(ValueError):
+    """The user's input: a flag, a recipe, a text file, ids given to a model. Exit code 2."""
+
+    exit_code = 2
+
+
+class BrokenFileError(ValueError):
+    """A file that should be whole is truncated, corrupt or does not fit its neighbours. Exit code 3."""
+
+    exit_code = 3
+
+
+class UnavailableError(RuntimeError):
+    """The environment: disk full, a missing package, fewer processes than asked for. Exit code 4."""
+
+    exit_code = 4
+
+
+UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
+
+# What a user cannot repair by typing something else.
+ENVIRONMENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM}
+
+
+def debug_wanted(arguments: list[str]) -> bool:
+    """Whether tracebacks are asked for, by `--debug` (before a `--`) or by VASWANI_DEBUG in the environment."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--debug" in options or os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
+
+
+def exit_cleanly(
+    command: Callable[..., object], arguments: list[str] | None = None, name: str | None = None
+) -> None:
+    """Run a typer app as a program: returns when it succeeds, else prints one line and raises SystemExit.
+
+    command: the typer app.  arguments: those after the program's name (default: sys.argv[1:]).
+    name: the program's name in usage hints.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = debug_wanted(arguments)
+    if "--debug" in arguments and debug:
+        arguments.remove("--debug")
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a letter gets a substitute, not a crash.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = command(args=arguments, prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        # typer turns a closed pipe into exit code 1.
+        silence_closed_stdout()
+        return
+    except BrokenPipeError:
+        silence_closed_stdout()
+        return
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        for line in render(error):
+            print(line, file=sys.stderr)
+        raise SystemExit(exit_code_of(error)) from None
+    if code == INTERRUPTED:  # typer returns it instead of raising
+        print("interrupted", file=sys.stderr)
+    if isinstance(code, int) and code != 0:
+        raise SystemExit(code)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code for an error: its own, 2 or 4 for the operating system's, 1 for what nobody foresaw."""
+    code = getattr(error, "exit_code", None)
+    if isinstance(code, int):  # ours, and typer's usage errors (2)
+        return code
+    if isinstance(error, OSError):
+        return UnavailableError.exit_code if error.errno in ENVIRONMENT_ERRNOS else InputError.exit_code
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return UnavailableError.exit_code
+    return UNEXPECTED
+
+
+def render(error: BaseException) -> list[str]:
+    """The lines for stderr: one, and for a usage error of the command line the usage below it."""
+    if hasattr(error, "format_message"):  # typer's (or click's, in older typers) usage errors
+        context = getattr(error, "ctx", None)
+        usage = [f"{context.get_usage()}   (more: {context.command_path} --help)"] if context else []
+        return ["error: " + one_line(error.format_message()), *map(one_line, usage)]
+    if isinstance(error, (InputError, BrokenFileError, UnavailableError)):
+        return ["error: " + one_line(str(error))]
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        return ["error: " + one_line(place + error.strerror)]
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return ["error: out of memory: " + one_line(str(error)) + "; smaller batches need less"]
+    message = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
+    return ["error: " + one_line(message)]
+
+
+def one_line(message: str) -> str:
+    """The message without line breaks, and with control characters made visible."""
+    line = re.sub(r"\s*[\r\n]+\s*", " ", message.strip())
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+
+
+def silence_closed_stdout() -> None:
+    """The reader of our output has gone (`| head`): what is still buffered goes nowhere, without a complaint."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    os.close(nowhere)

@@ -1,0 +1,91 @@
+"""Lines of UTF-8 text, in from files and pipes and out again, whatever the locale says.
+
+A line ends at `\\n`; a `\\r` before it and a byte order mark at the start of the file do not belong to the text.
+"""
+
+import gzip
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from vaswani_transformer.errors import BrokenFileError, InputError
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def decode_line(raw: bytes, name: str, number: int) -> str:
+    """One line of a file as text. `number` counts from 1; InputError names file, line and byte column."""
+    if number == 1:
+        raw = raw.removeprefix(BYTE_ORDER_MARK)
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        looks_like = "UTF-16" if number == 1 and raw.startswith(UTF_16_MARKS) else "Latin-1"
+        raise InputError(
+            f"{name} line {number}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
+            f"if the file is {looks_like}, convert it: iconv -f {looks_like} -t UTF-8"
+        ) from None
+
+
+def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """The lines of an open binary stream, one at a time."""
+    for number, raw in enumerate(stream, start=1):
+        yield decode_line(raw, name, number)
+
+
+def read_lines(path: str | Path) -> Iterator[str]:
+    """The lines of a text file (.gz too), or of stdin for "-", one at a time. InputError if it cannot be read."""
+    if str(path) == "-":
+        yield from decode_lines(sys.stdin.buffer, "stdin")
+        return
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a text file")
+    if path.suffix != ".gz":
+        with path.open("rb") as stream:
+            yield from decode_lines(stream, str(path))
+        return
+    try:
+        with gzip.open(path, "rb") as stream:
+            yield from decode_lines(cast(BinaryIO, stream), str(path))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BrokenFileError(f"{path} is not a whole gzip file ({error}); fetch it again") from None
+
+
+@contextmanager
+def written_whole(path: str | Path) -> Iterator[BinaryIO]:
+    """A binary stream to a file that appears under its name only when everything has been written; "-" is stdout."""
+    if str(path) == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as stream:
+            yield stream
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def free_output_folder(path: str | Path) -> Path:
+    """The folder, checked to be new or empty. InputError if it is a file or holds something."""
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file; give the name of a new folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{path} is not empty; give a new folder, so that nothing in it is lost")
+    return path

@@ -1,0 +1,821 @@
+"""The Transformer of "Attention Is All You Need" (arXiv 1706.03762v7), in the paper's order.
+
+Positions (3.5), attention (3.2), feed-forward network (3.3), layers and stacks (3.1), embeddings and softmax (3.4),
+label smoothing (5.4), and what makes `generate()` the search of Section 6.1. For who knows the paper, what differs:
+
+* Switches of the configuration that the paper does not have are off by default; each is named there with its toolkit.
+* Sines and cosines are computed on the fly, in float32: no table, no maximum length.
+* Keys and values of earlier steps are cached in decoding, as in every implementation since tensor2tensor.
+* `<pad>` and the start token are never produced. The start token is `<s>`; tensor2tensor starts with a zero vector.
+
+The file needs torch and transformers alone and travels to the Hub as it is.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from contextvars import ContextVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vaswani_transformer import VaswaniTransformerConfig
+
+# ---- Section 3.5: positional encoding ------------------------------------------------------------------------------
+
+
+def sinusoidal_positional_encoding(length: int | Tensor, d_model: int, base: float = 10000.0) -> Tensor:
+    """Sinusoidal positional encoding, Section 3.5.
+
+        PE(pos, 2i) = sin(pos / base^(2i/d_model))        PE(pos, 2i+1) = cos(pos / base^(2i/d_model))
+
+    Sines and cosines interleave as the paper writes them. tensor2tensor, fairseq and Marian concatenate them and
+    divide by d_model/2 - 1: a permutation of d_model and another `base` (see `conversion`).
+
+    length: number of positions, counted from 0, or a tensor (length,) with the positions themselves
+    returns (length, d_model), float32
+    """
+    positions = length if isinstance(length, Tensor) else torch.arange(length)
+    exponents = torch.arange(0, d_model, 2, device=positions.device, dtype=torch.float32) / d_model
+    angles = positions.float()[:, None] * torch.exp(-math.log(base) * exponents)  # (length, d_model / 2)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+
+class PositionalEncoding(nn.Module):
+    """What is added to the embeddings: sinusoids, or the learned table of Table 3 (E)."""
+
+    def __init__(self, config: VaswaniTransformerConfig):
+        super().__init__()
+        self.d_model, self.base, self.offset = config.d_model, config.position_base, config.position_offset
+        self.maximum = config.max_position_embeddings
+        self.learned = config.position_embedding_type == "learned"
+        if self.learned:
+            self.table = nn.Embedding(self.maximum + self.offset, config.d_model)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions: (length,), counted from 0; returns (length, d_model)"""
+        if not self.learned:
+            return sinusoidal_positional_encoding(positions + self.offset, self.d_model, self.base)
+        if positions.shape[0] > self.maximum:
+            raise ValueError(
+                f"the sequence has {positions.shape[0]} tokens; learned positions end at "
+                f"`max_position_embeddings` = {self.maximum}: split the text"
+            )
+        return self.table(positions + self.offset)
+
+
+# ---- Section 3.2: attention ----------------------------------------------------------------------------------------
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scaling: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V, Section 3.2.1, Equation (1).
+
+    query: (..., target, d_k);  key: (..., source, d_k);  value: (..., source, d_v)
+    mask: broadcastable to (..., target, source); bool, True where attending is allowed, or a bias to be added
+    dropout_p: probability with which a weight is dropped, 0 outside training
+    scaling: None for 1 / sqrt(d_k)
+    returns the output (..., target, d_v) and the weights (..., target, source) before their dropout
+
+    A query that may attend to nothing gets equal weights, never NaN. Scores and weights are float32 inside.
+    """
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = ((query * scaling) @ key.transpose(-2, -1)).float()  # (..., target, source)
+    if mask is not None and mask.dtype == torch.bool:
+        # The most negative float instead of minus infinity: a row without any key stays finite.
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(dim=-1).to(value.dtype)
+    return F.dropout(weights, dropout_p, training=dropout_p > 0) @ value, weights
+
+
+def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Equation (1) in the form of transformers' attention interface, beside "sdpa", "flash_attention_2", "flex"."""
+    output, weights = scaled_dot_product_attention(query, key, value, attention_mask, dropout, scaling)
+    return output.transpose(1, 2), weights
+
+
+class MultiHeadAttention(nn.Module):
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, Section 3.2.2, for self and cross attention.
+
+    d_k and d_v need not be d_model / h: rows (B) of Table 3.
+    """
+
+    def __init__(self, config: VaswaniTransformerConfig, heads: int, is_causal: bool, layer_idx: int | None = None):
+        super().__init__()
+        self.config, self.layer_idx, self.is_causal = config, layer_idx, is_causal
+        self.d_k = config.d_k or config.d_model // heads
+        self.d_v = config.d_v or config.d_model // heads
+        self.scaling = self.d_k**-0.5
+        self.q_proj = nn.Linear(config.d_model, heads * self.d_k, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, heads * self.d_k, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, heads * self.d_v, bias=config.attention_bias)
+        self.out_proj = nn.Linear(heads * self.d_v, config.d_model, bias=config.attention_bias)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[Tensor, Tensor | None]:
+        """
+        hidden_states: (batch, target, d_model), the queries, and in self-attention also the keys and values
+        attention_mask: what the attention implementation wants, (batch, 1, target, source)
+        memory: (batch, source, d_model), the encoder's output, in cross attention
+        returns (batch, target, d_model) and, with eager attention, the weights (batch, heads, target, source)
+        """
+        query = split_heads(self.q_proj(hidden_states), self.d_k)
+        if isinstance(past_key_values, EncoderDecoderCache):
+            is_cross = memory is not None
+            cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
+            is_complete = is_cross and past_key_values.is_updated.get(self.layer_idx, False)
+        else:
+            cache, is_complete = past_key_values, False
+        if is_complete:  # the memory's keys and values do not change from step to step
+            key, value = cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+        else:
+            source = hidden_states if memory is None else memory
+            key = split_heads(self.k_proj(source), self.d_k)
+            value = split_heads(self.v_proj(source), self.d_v)
+            if cache is not None:
+                key, value = cache.update(key, value, self.layer_idx)
+                if memory is not None:
+                    past_key_values.is_updated[self.layer_idx] = True
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        output, weights = attend(
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
+        )
+        return self.out_proj(output.flatten(2)), weights
+
+
+def split_heads(states: Tensor, size: int) -> Tensor:
+    """(batch, length, heads * size) -> (batch, heads, length, size)"""
+    return states.unflatten(-1, (-1, size)).transpose(1, 2)
+
+
+# ---- Section 3.3: position-wise feed-forward network ---------------------------------------------------------------
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, Section 3.3, Equation (2)."""
+
+    def __init__(self, config: VaswaniTransformerConfig, d_ff: int):
+        super().__init__()
+        self.fc1 = nn.Linear(config.d_model, d_ff)
+        self.activation = ACT2FN[config.activation_function]
+        self.dropout = nn.Dropout(config.activation_dropout)
+        self.fc2 = nn.Linear(d_ff, config.d_model)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(batch, length, d_model) -> (batch, length, d_model)"""
+        return self.fc2(self.dropout(self.activation(self.fc1(hidden_states))))
+
+
+# ---- Section 3.1: layers and stacks --------------------------------------------------------------------------------
+
+
+class TransformerLayer(GradientCheckpointingLayer):
+    """What the layers of both stacks share: the residual connection around each sub-layer."""
+
+    def __init__(self, config: VaswaniTransformerConfig):
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm_first = config.norm_position == "pre"
+
+    def add_and_norm(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """LayerNorm(x + Dropout(Sublayer(x))), Sections 3.1 and 5.4; "pre": x + Dropout(Sublayer(LayerNorm(x)))"""
+        if self.norm_first:
+            return x + self.dropout(sublayer(norm(x)))
+        return norm(x + self.dropout(sublayer(x)))
+
+
+class EncoderLayer(TransformerLayer):
+    def __init__(self, config: VaswaniTransformerConfig):
+        super().__init__(config)
+        self.self_attn = MultiHeadAttention(config, config.encoder_attention_heads, is_causal=False)
+        self.self_attn_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.feed_forward = FeedForward(config, config.encoder_ffn_dim)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs) -> Tensor:
+        """hidden_states: (batch, source, d_model), returned in the same shape"""
+        hidden_states = self.add_and_norm(
+            hidden_states, self.self_attn_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0]
+        )
+        return self.add_and_norm(hidden_states, self.feed_forward_norm, self.feed_forward)
+
+
+class DecoderLayer(TransformerLayer):
+    def __init__(self, config: VaswaniTransformerConfig, layer_idx: int):
+        super().__init__(config)
+        heads = config.decoder_attention_heads
+        self.self_attn = MultiHeadAttention(config, heads, is_causal=True, layer_idx=layer_idx)
+        self.self_attn_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.cross_attn = MultiHeadAttention(config, heads, is_causal=False, layer_idx=layer_idx)
+        self.cross_attn_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+        self.feed_forward = FeedForward(config, config.decoder_ffn_dim)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        memory: Tensor,
+        attention_mask: Tensor | None,
+        memory_mask: Tensor | None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> Tensor:
+        """hidden_states: (batch, target, d_model), returned in the same shape; memory: (batch, source, d_model)"""
+        # The cache goes by keyword: gradient checkpointing takes it away under this name.
+        past = {"past_key_values": past_key_values}
+        hidden_states = self.add_and_norm(
+            hidden_states,
+            self.self_attn_norm,
+            lambda x: self.self_attn(x, attention_mask, **past, **kwargs)[0],
+        )
+        hidden_states = self.add_and_norm(
+            hidden_states,
+            self.cross_attn_norm,
+            lambda x: self.cross_attn(x, memory_mask, memory, **past, **kwargs)[0],
+        )
+        return self.add_and_norm(hidden_states, self.feed_forward_norm, self.feed_forward)
+
+
+class VaswaniTransformerPreTrainedModel(PreTrainedModel):
+    config: VaswaniTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        """parameter -> distribution, as in tensor2tensor, since the paper gives none
+
+        linear layers   Glorot uniform, biases 0        embeddings, learned positions, output   N(0, 1 / d_model)
+        LayerNorm       gain 1, bias 0
+        """
+        if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
+            init.normal_(module.weight, std=self.config.d_model**-0.5)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        # transformers unties everything when `tie_word_embeddings` is off; here the two embeddings share a matrix
+        # by `share_encoder_decoder_embeddings` and the output is tied to the decoder's by `tie_word_embeddings`.
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return self._ties()
+
+    def _ties(self) -> dict[str, str]:
+        return {}
+
+
+class Stack(VaswaniTransformerPreTrainedModel):
+    """What encoder and decoder begin with: embeddings times sqrt(d_model) plus positions (3.4, 3.5), dropped (5.4)."""
+
+    def __init__(self, config: VaswaniTransformerConfig, vocab_size: int):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
+        self.positional_encoding = PositionalEncoding(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.gradient_checkpointing = False
+
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, start: int | Tensor = 0) -> Tensor:
+        """input_ids: (batch, length) or inputs_embeds: (batch, length, d_model), the first of them at `start`"""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either token ids or embeddings, not both and not neither")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        positions = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + start
+        encoding = self.positional_encoding(positions).to(inputs_embeds.dtype)
+        return self.dropout(inputs_embeds * math.sqrt(self.config.d_model) + encoding)
+
+
+class VaswaniTransformerEncoder(Stack):
+    """N identical layers of self-attention and feed-forward network, left half of Figure 1."""
+
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
+
+    def __init__(self, config: VaswaniTransformerConfig):
+        super().__init__(config, config.vocab_size)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.final_norm = (
+            nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.encoder_final_norm else nn.Identity()
+        )
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """input_ids: (batch, source); attention_mask: (batch, source), 0 at padding; returns (batch, source, d_model)"""
+        hidden_states = self.embed(input_ids, inputs_embeds)
+        mask = create_bidirectional_mask(self.config, hidden_states, attention_mask)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.final_norm(hidden_states))
+
+
+class VaswaniTransformerDecoder(Stack):
+    """N identical layers of causal self-attention, cross attention and feed-forward network, right half of Figure 1."""
+
+    _can_record_outputs = {
+        "hidden_states": DecoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="cross_attn"),
+    }
+
+    def __init__(self, config: VaswaniTransformerConfig):
+        super().__init__(config, config.decoder_vocab_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer_idx=i) for i in range(config.decoder_layers))
+        self.final_norm = (
+            nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.decoder_final_norm else nn.Identity()
+        )
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """
+        input_ids: (batch, target); attention_mask: (batch, past + target), 0 at padding
+        encoder_hidden_states: (batch, source, d_model); encoder_attention_mask: (batch, source)
+        returns (batch, target, d_model), and the cache when `use_cache`
+        """
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        is_pair = isinstance(past_key_values, EncoderDecoderCache)
+        self_attention_cache = past_key_values.self_attention_cache if is_pair else past_key_values
+        past_length = 0 if self_attention_cache is None else self_attention_cache.get_seq_length()
+        hidden_states = self.embed(input_ids, inputs_embeds, start=past_length)
+        mask = create_causal_mask(self.config, hidden_states, attention_mask, self_attention_cache)
+        memory_mask = create_bidirectional_mask(
+            self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
+        )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                encoder_hidden_states,
+                mask,
+                memory_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.final_norm(hidden_states), past_key_values=past_key_values
+        )
+
+
+class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
+    """Encoder and decoder, Figure 1 without linear layer and softmax."""
+
+    _tied_weights_keys = {
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+    }
+
+    def __init__(self, config: VaswaniTransformerConfig):
+        super().__init__(config)
+        if config.share_encoder_decoder_embeddings:
+            self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = VaswaniTransformerEncoder(config)
+        self.decoder = VaswaniTransformerDecoder(config)
+        self.post_init()
+
+    def _ties(self) -> dict[str, str]:
+        return dict(self._tied_weights_keys) if self.config.share_encoder_decoder_embeddings else {}
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module):
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.shared = self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """
+        input_ids, attention_mask: (batch, source), the mask 0 at padding; or inputs_embeds: (batch, source, d_model)
+        decoder_input_ids, decoder_attention_mask: (batch, target), beginning with the start token
+        encoder_outputs: the encoder's output, where it is known already
+        returns last_hidden_state: (batch, target, d_model)
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+# ---- Section 5.4: label smoothing ----------------------------------------------------------------------------------
+
+
+def label_smoothed_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    epsilon: float = 0.0,
+    spread: str = "others",
+    num_items_in_batch: int | Tensor | None = None,
+    ignore_index: int = -100,
+) -> Tensor:
+    """Cross-entropy against a target distribution with 1 - epsilon at the label, Section 5.4.
+
+    spread: where epsilon goes. "others": evenly over the V - 1 other tokens, as in tensor2tensor, the paper's
+        reference, and in fairseq. "all": over all V tokens, the label among them, as in Szegedy et al. and torch.
+    logits: (..., V);  labels: (...), `ignore_index` where no loss is wanted
+    num_items_in_batch: divisor of the sum, None for the number of labels here; the number of labels in the whole
+        step when its gradients are accumulated over several batches
+    returns a scalar, in nats
+    """
+    if spread not in ("others", "all"):
+        raise ValueError(f'label smoothing spreads over "others" or "all", not {spread!r}')
+    if spread == "others":
+        # torch's reading with epsilon * V / (V - 1) leaves exactly 1 - epsilon at the label.
+        epsilon = epsilon * logits.shape[-1] / (logits.shape[-1] - 1)
+    total = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        labels.flatten(),
+        ignore_index=ignore_index,
+        reduction="sum",
+        label_smoothing=epsilon,
+    )
+    if num_items_in_batch is None:
+        num_items_in_batch = (labels != ignore_index).sum().clamp(min=1)
+    return total / num_items_in_batch
+
+
+# ---- Section 6.1: the search, as `generate()` ----------------------------------------------------------------------
+
+# transformers writes -1e9 into the scores of beams that do not exist; no real hypothesis comes near.
+NO_HYPOTHESIS = -1e8
+MAX_BEAMS = 1000
+
+_end_tokens: ContextVar[Tensor] = ContextVar("end tokens of the running beam search")
+
+
+def gnmt_length_penalty(length: int, alpha: float) -> float:
+    """lp(Y) = ((5 + |Y|) / 6)^alpha of Wu et al. 2016, Equation (14); |Y| counts </s> and not the start token."""
+    return ((5 + length) / 6) ** alpha
+
+
+class SourceLengthLimit(StoppingCriteria):
+    """Ends each hypothesis at its own sentence's limit, whatever else is in the batch.
+
+    limits: (batch,), in generated tokens; prompt_length: tokens that the decoder was given
+    """
+
+    def __init__(self, limits: Tensor, prompt_length: int):
+        self.limits, self.prompt_length = limits, prompt_length
+
+    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
+        limits = self.limits.to(input_ids.device).repeat_interleave(input_ids.shape[0] // self.limits.shape[0])
+        return input_ids.shape[1] - self.prompt_length >= limits
+
+
+class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, GenerationMixin):
+    """Figure 1 as a whole: encoder, decoder, linear layer and softmax (its logarithm is the caller's)."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+
+    def __init__(self, config: VaswaniTransformerConfig):
+        super().__init__(config)
+        self.model = VaswaniTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.output_bias)
+        self.post_init()
+        unspeakable = {config.pad_token_id, config.decoder_start_token_id} - {config.eos_token_id, None}
+        # Made here, not derived from the model's configuration: only so do our own entries survive saving.
+        self.generation_config = GenerationConfig(
+            num_beams=4,
+            length_penalty=0.6,
+            early_stopping="never",
+            max_source_length_offset=50,
+            suppress_tokens=sorted(unspeakable),
+            bos_token_id=config.bos_token_id,
+            decoder_start_token_id=config.decoder_start_token_id,
+            pad_token_id=config.pad_token_id,
+            eos_token_id=config.eos_token_id,
+        )
+
+    def _ties(self) -> dict[str, str]:
+        if not self.config.tie_word_embeddings:
+            return {}
+        shared = self.config.share_encoder_decoder_embeddings
+        return {"lm_head.weight": "model.shared.weight" if shared else "model.decoder.embed_tokens.weight"}
+
+    def get_encoder(self, *args, **kwargs) -> VaswaniTransformerEncoder:
+        return self.model.encoder
+
+    def get_decoder(self, *args, **kwargs) -> VaswaniTransformerDecoder:
+        return self.model.decoder
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
+        if not self.config.share_encoder_decoder_embeddings:
+            raise ValueError("two separate vocabularies cannot be resized as one; convert the checkpoint anew")
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        self.config.decoder_vocab_size = self.config.vocab_size
+        return embeddings
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Labels shifted right by the start token, -100 as padding; (batch, target) -> (batch, target)"""
+        start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
+        return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, self.config.pad_token_id)), dim=1)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        label_smoothing: float = 0.0,
+        label_smoothing_spread: str = "others",
+        num_items_in_batch: int | Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Arguments as in `VaswaniTransformerModel.forward`, and
+
+        labels: (batch, target), ending in </s>, -100 at padding; the decoder's input is made from them
+        label_smoothing, label_smoothing_spread, num_items_in_batch: see `label_smoothed_cross_entropy`
+        logits_to_keep: compute the last so many positions only; 0 for all
+        returns logits: (batch, target, V) and, with labels, the loss
+        """
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = label_smoothed_cross_entropy(
+                logits, labels, label_smoothing, label_smoothing_spread, num_items_in_batch
+            )
+        return Seq2SeqLMOutput(
+            loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
+        )
+
+    # ---- Section 6.1: the search ----
+    #
+    # `generate()` as Section 6.1 and tensor2tensor decode: four lines where transformers' beam search differs.
+    #
+    # * A hypothesis scores log P(Y | X) / ((5 + |Y|) / 6)^alpha; `length_penalty` is alpha. transformers: |Y|^alpha.
+    # * Every one of a step's 2 x beam best continuations that is </s> is a finished hypothesis. transformers: only the
+    # best `beam` of them may be.
+    # * Each sentence has its own limit, |source| + `max_source_length_offset` tokens (50), unless `max_length` or
+    # `max_new_tokens` is given; what is still alive there counts only if nothing has finished.
+    # * A sentence is done when no live hypothesis can still beat the worst of its `beam` finished ones.
+    #
+    # The two private hooks overridden here are called by keyword; tests/test_transformers_hooks.py watches them.
+    #
+
+    def generate(self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs):
+        """transformers' `generate()`; see there. Raises `ValueError` naming the row for ids that the model lacks."""
+
+        def setting(name: str):
+            given = (
+                kwargs.get(name),
+                getattr(generation_config, name, None),
+                getattr(self.generation_config, name, None),
+            )
+            return next((value for value in given if value is not None), None)
+
+        num_beams = setting("num_beams")
+        if num_beams is not None and not 1 <= num_beams <= MAX_BEAMS:
+            raise ValueError(f"`num_beams` is {num_beams}; it must lie between 1 and {MAX_BEAMS}")
+        lengths = self._source_lengths(inputs, kwargs)
+        offset = setting("max_source_length_offset")
+        kwargs.pop("max_source_length_offset", None)
+        if offset is not None and setting("max_length") is None and setting("max_new_tokens") is None:
+            prompt = kwargs.get("decoder_input_ids")
+            prompt_length = 1 if prompt is None else prompt.shape[1]
+            limits = lengths + offset
+            if self.config.max_position_embeddings is not None:  # learned positions end there
+                limits = limits.clamp(max=self.config.max_position_embeddings - prompt_length)
+            if generation_config is None:
+                kwargs["max_new_tokens"] = int(limits.max())
+            else:
+                generation_config = copy.deepcopy(generation_config)
+                generation_config.max_new_tokens = int(limits.max())
+            criteria = kwargs.pop("stopping_criteria", None) or []
+            kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, SourceLengthLimit(limits, prompt_length)])
+        return super().generate(inputs, generation_config, **kwargs)
+
+    def _source_lengths(self, inputs: Tensor | None, kwargs: dict) -> Tensor:
+        """(batch,): source tokens of each sentence without padding, </s> counted"""
+        ids = inputs if inputs is not None else kwargs.get("input_ids")
+        mask = kwargs.get("attention_mask")
+        if ids is None:
+            embeddings = kwargs.get("inputs_embeds")
+            if embeddings is None and kwargs.get("encoder_outputs") is not None:
+                embeddings = kwargs["encoder_outputs"][0]
+            if embeddings is None:
+                raise ValueError("generate() needs `input_ids`, `inputs_embeds` or `encoder_outputs`")
+            mask = torch.ones(embeddings.shape[:2], dtype=torch.long) if mask is None else mask
+        else:
+            if ids.dim() != 2 or 0 in ids.shape:
+                raise ValueError(f"`input_ids` has shape {tuple(ids.shape)}; it must be (batch, source), neither 0")
+            wrong = ((ids < 0) | (ids >= self.config.vocab_size)).any(dim=1)
+            if wrong.any():
+                row = int(wrong.nonzero()[0])
+                raise ValueError(
+                    f"`input_ids` row {row} has ids from {int(ids[row].min())} to {int(ids[row].max())}; "
+                    f"the vocabulary goes from 0 to {self.config.vocab_size - 1}"
+                )
+            mask = ids != self.config.pad_token_id if mask is None else mask
+        lengths = mask.sum(dim=1)
+        if not lengths.all():
+            raise ValueError(f"source row {int((lengths == 0).nonzero()[0])} is empty: all of it is padding")
+        return lengths
+
+    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        token = _end_tokens.set(generation_config._eos_token_tensor)
+        try:
+            return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+        finally:
+            _end_tokens.reset(token)
+
+    def _update_finished_beams(
+        self,
+        *,
+        topk_running_sequences: Tensor,  # (batch, candidates, length), candidates = 2 x beam
+        topk_log_probs: Tensor,  # (batch, candidates)
+        next_token_hits_stopping_criteria: Tensor,  # (batch, candidates): </s> or a limit
+        is_sent_finished: Tensor,  # (batch, beam): slots of the pool that are taken
+        top_num_beam_mask: Tensor,
+        cur_len: int,
+        decoder_prompt_len: int,
+        length_penalty: float,
+        **pool,
+    ):
+        """The finished pool after this step's continuations."""
+        stops = next_token_hits_stopping_criteria & (topk_log_probs > NO_HYPOTHESIS)
+        ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], _end_tokens.get())
+        at_limit = next_token_hits_stopping_criteria.all(dim=1, keepdim=True)
+        pool_is_empty = ~(is_sent_finished.any(dim=1, keepdim=True) | ends.any(dim=1, keepdim=True))
+        finished = ends | (stops & (~at_limit | pool_is_empty))
+        return super()._update_finished_beams(
+            topk_running_sequences=topk_running_sequences,
+            topk_log_probs=topk_log_probs / gnmt_length_penalty(cur_len + 1 - decoder_prompt_len, length_penalty),
+            next_token_hits_stopping_criteria=finished,
+            is_sent_finished=is_sent_finished,
+            top_num_beam_mask=torch.ones_like(top_num_beam_mask),
+            cur_len=cur_len,
+            decoder_prompt_len=decoder_prompt_len,
+            length_penalty=0.0,  # it is in the log-probabilities already
+            **pool,
+        )
+
+    @staticmethod
+    def _check_early_stop_heuristic(
+        *,
+        is_early_stop_heuristic_unsatisfied: Tensor,  # (batch, 1)
+        running_beam_scores: Tensor,  # (batch, beam), log-probabilities, best first
+        cur_len: int,
+        max_length: int,
+        decoder_prompt_len: int,
+        length_penalty: float,
+        early_stopping: bool | str,
+        **pool,
+    ) -> Tensor:
+        """(batch, 1): may the sentence still improve? "never", the default, is the provable bound."""
+        # Log-probabilities only fall, and the penalty divides most at the longest length.
+        longest = max_length if early_stopping == "never" and length_penalty > 0 else cur_len
+        penalty = gnmt_length_penalty(longest - decoder_prompt_len, length_penalty)
+        return GenerationMixin._check_early_stop_heuristic(
+            is_early_stop_heuristic_unsatisfied=is_early_stop_heuristic_unsatisfied
+            & (running_beam_scores[:, :1] > NO_HYPOTHESIS),
+            running_beam_scores=running_beam_scores / penalty,
+            cur_len=cur_len,
+            max_length=max_length,
+            decoder_prompt_len=decoder_prompt_len,
+            length_penalty=0.0,
+            early_stopping=early_stopping,
+            **pool,
+        )
+
+    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
+        # All beams of a sentence have the same memory: only the self-attention follows the beams.
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
+
+
+__all__ = [
+    "VaswaniTransformerForConditionalGeneration",
+    "VaswaniTransformerModel",
+    "VaswaniTransformerPreTrainedModel",
+    "gnmt_length_penalty",
+    "label_smoothed_cross_entropy",
+    "scaled_dot_product_attention",
+    "sinusoidal_positional_encoding",
+]
