@@ -2,8 +2,6 @@
 
 import dataclasses
 import difflib
-import hashlib
-import json
 import types
 import typing
 from dataclasses import dataclass, field
@@ -36,24 +34,26 @@ class Recipe:
     initial_weights: str | None = _key(None)
 
     # The tokenizer: a folder, or else one of `vocab_size` tokens is trained on the training text (section 5.1).
-    tokenizer: str | None = _key(None)
+    tokenizer: str | None = _key(None, resume="free")
     vocab_size: int = _key(37000, at_least=260)
+    # Every digit a token: numbers never seen are spelt with tokens that were.
+    split_digits: bool = _key(False)
 
     # The text. `train` etc. name corpora inside the folder `data`: "train" stands for train.en and train.de (or
     # .gz); also "train.{language}.txt", "a.txt,b.txt", "pairs.tsv", "pairs.jsonl"; a list is read in its order.
     # With `dataset` (a `datasets` id or a folder made by save_to_disk) they name its splits.
-    data: str | None = _key(None)
-    dataset: str | None = _key(None)
-    dataset_config: str | None = _key(None)
+    data: str | None = _key(None, resume="free")
+    dataset: str | None = _key(None, resume="free")
+    dataset_config: str | None = _key(None, resume="free")
     source_language: str = _key("en")
     target_language: str = _key("de")
-    train: list[str] = _key(["train"])
-    validation: list[str] = _key(["val"])
+    train: list[str] = _key(["train"], resume="free")
+    validation: list[str] = _key(["val"], resume="free")
     test: list[str] = _key([], resume="free")
     # Pairs with more tokens than this on one side (</s> included), or one side this many times longer, are dropped.
     max_length: int = _key(256, at_least=2)
     max_length_ratio: float | None = _key(None, at_least=1)
-    encoding_errors: str = _key("error", choices=("error", "skip"))
+    encoding_errors: str = _key("error", choices=("error", "skip"), resume="free")
     # Where tokenised corpora are kept; default: inside output_dir.
     cache: str | None = _key(None, resume="free")
 
@@ -78,8 +78,8 @@ class Recipe:
     label_smoothing: float = _key(0.1, at_least=0, below=1)
     label_smoothing_spread: str = _key("others", choices=("others", "all"))
 
-    # How long: whatever comes first. Only max_steps and max_epochs shape the learning rate; max_hours,
-    # max_cpu_seconds and max_tokens (source and target, of this run) save and stop, and the same command goes on.
+    # How long: whatever comes first. Only max_steps and max_epochs shape the learning rate. Hours, CPU seconds and
+    # tokens (source and target) count over all parts of a run; with a larger limit the same command goes on.
     max_steps: int | None = _key(100_000, at_least=1)
     max_epochs: float | None = _key(None, at_least=0)
     max_hours: float | None = _key(None, at_least=0, resume="free")
@@ -102,6 +102,7 @@ class Recipe:
     seed: int = _key(1, at_least=0)
     overwrite: bool = _key(False, resume="free")
     allow_changed: bool = _key(False, resume="free")
+    # Go on training when a checkpoint cannot be written (disk full).
     keep_going: bool = _key(False, resume="free")
     max_bad_steps: int = _key(10, at_least=1, resume="free")
     log_every: int = _key(50, at_least=1, resume="free")
@@ -117,13 +118,11 @@ class Recipe:
     compile: bool = _key(False)
 
     def identity(self) -> dict[str, Any]:
-        """The keys that must not change between the parts of one run."""
-        return {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["resume"] == "same"
-        }
-
-    def sha256(self) -> str:
-        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
+        """The keys that must not change between the parts of one run (the text is compared by its content)."""
+        free = {f.name for f in dataclasses.fields(self) if f.metadata["resume"] == "free"}
+        if not self.decay_share:
+            free |= {"max_steps", "max_epochs"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
 
 
 def recipe_path(name: str) -> Path:

@@ -1,0 +1,278 @@
+"""Checkpoints that survive anything: safetensors and JSON, whole or not there at all.
+
+    output_dir/checkpoints/step-1500/   model.safetensors, config.json, ..., optimizer.safetensors,
+                                        trainer_state.json, and manifest.json with every file's size and sha256
+    output_dir/checkpoints/latest       the name of the newest one;  best: of the one with the lowest validation loss
+
+A checkpoint is written under another name, flushed to the disk, and renamed when its manifest is complete; older ones
+go only then. A process killed at any instant leaves the previous checkpoint as it was.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+
+MANIFEST = "manifest.json"
+STATE = "trainer_state.json"
+OPTIMIZER = "optimizer.safetensors"
+
+Log = Callable[[str], None]
+
+
+def lock_run(output_dir: Path) -> TextIO:
+    """Hold output_dir for this process as long as the returned file is open; the system frees it at any death.
+
+    Raises InputError naming the process that holds it, UnavailableError where the folder cannot be written.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file = (output_dir / ".lock").open("a+")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"output_dir {output_dir} is not a folder; name another") from error
+    except OSError as error:
+        raise UnavailableError(f"output_dir {output_dir} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise InputError(f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or name another") from error
+    file.seek(0)
+    file.truncate()
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The value as JSON under `path`, at once or not at all, and on the disk when this returns."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_needed: int = 0) -> Path:
+    """Make root/step-N of the files that `write(folder)` puts into an empty folder.
+
+    bytes_needed: about how much it will write, compared with the free space beforehand.
+    Raises UnavailableError (disk full, read-only); whatever was there before is untouched then.
+    """
+    final = root / f"step-{step}"
+    temporary = root / f"step-{step}.tmp-{os.getpid()}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(root).free
+        if bytes_needed > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        write(temporary)
+        files = sorted(path for path in temporary.iterdir() if path.is_file())
+        for path in files:
+            _sync_file(path)
+        entries = [{"name": p.name, "size": p.stat().st_size, "sha256": _sha256(p)} for p in files]
+        write_json(temporary / MANIFEST, {"step": step, "files": entries})
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(temporary, final)
+        _sync_folder(root)
+        _point(root / "latest", final.name)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnavailableError(
+            f"checkpoint {final} cannot be written: {reason} (about {bytes_needed} bytes needed, "
+            f"{shutil.disk_usage(root if root.exists() else root.parent).free} free); the previous one is intact"
+        ) from error
+    return final
+
+
+def mark_best(root: Path, step: int) -> None:
+    _point(root / "best", f"step-{step}")
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints and the best."""
+    best = _pointed(root / "best")
+    for folder in checkpoints(root)[keep:]:
+        if folder.name != best:
+            # Renamed first: a checkpoint is never half there under its own name.
+            doomed = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+            os.replace(folder, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The checkpoints in root, newest first."""
+    found = [(int(m[1]), path) for path in root.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def remove_unfinished(root: Path) -> None:
+    """Remove what processes that were killed have left behind. Only for who holds the run's lock."""
+    for path in root.glob("*.tmp-*"):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def newest_whole(root: Path, log: Log) -> Path | None:
+    """The newest checkpoint whose files are all as its manifest says; names the others and moves them aside."""
+    broken = []
+    for folder in checkpoints(root):
+        try:
+            verify(folder)
+        except BrokenFileError as error:
+            aside = folder.with_name(f"{folder.name}.broken")
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(folder, aside)
+            log(f"{error}; falling back to the checkpoint before it ({folder.name} is now {aside.name})")
+            broken.append(aside)
+            continue
+        return folder
+    if broken:
+        raise BrokenFileError(f"{root}: none of {len(broken)} checkpoints is whole; start again with --overwrite true")
+    return None
+
+
+def verify(folder: Path) -> None:
+    """Raises BrokenFileError naming the first file that is missing, cut off or altered."""
+    manifest = _read_json(folder / MANIFEST)
+    try:
+        entries = [(entry["name"], entry["size"], entry["sha256"]) for entry in manifest["files"]]
+    except (TypeError, KeyError) as error:
+        raise BrokenFileError(f"{folder / MANIFEST} is not a manifest") from error
+    for name, size, sha256 in entries:
+        path = folder / name
+        if not path.is_file():
+            raise BrokenFileError(f"{path} is missing")
+        if path.stat().st_size != size:
+            raise BrokenFileError(f"{path} has {path.stat().st_size} bytes, not {size}")
+        if _sha256(path) != sha256:
+            raise BrokenFileError(f"{path} has been altered (its sha256 is not the manifest's)")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """trainer_state.json of a checkpoint. Raises BrokenFileError: without it nothing can be resumed exactly."""
+    return _read_json(folder / STATE)
+
+
+def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimizer's state by names of parameters: "exp_avg/model.shared.weight", ..."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{key}/{names[parameter]}": value.detach().cpu().contiguous()
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file. Raises BrokenFileError naming it."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise BrokenFileError(f"{path} is not a whole safetensors file ({error})") from error
+
+
+def restore_model(model: torch.nn.Module, folder: Path) -> None:
+    """Put a checkpoint's weights into the model; every name must be there, no other may be."""
+    tensors = load_tensors(folder / "model.safetensors")
+    parameters = dict(model.named_parameters())  # Tied ones once, as in the file.
+    _same_names(parameters, tensors, folder / "model.safetensors")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if parameter.shape != tensors[name].shape:
+                raise BrokenFileError(
+                    f"{folder / 'model.safetensors'}: {name} is {tuple(tensors[name].shape)}, the model's is "
+                    f"{tuple(parameter.shape)}"
+                )
+            parameter.copy_(tensors[name])
+
+
+def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Put a checkpoint's moments and step counts into the optimizer."""
+    tensors = load_tensors(folder / OPTIMIZER)
+    parameters = dict(model.named_parameters())
+    states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
+    for full_name, tensor in tensors.items():
+        key, _, name = full_name.partition("/")
+        if name not in states:
+            raise BrokenFileError(f"{folder / OPTIMIZER}: {full_name} belongs to no parameter of the model")
+        # Adam's step count stays on the CPU unless the optimizer is fused on a GPU.
+        device = parameters[name].device
+        states[name][key] = tensor.to(device)
+    _same_names({f"exp_avg/{name}": None for name in parameters}, {k: 0 for k in tensors if k.startswith("exp_avg/")}, folder / OPTIMIZER)
+    for name, parameter in parameters.items():
+        optimizer.state[parameter] = states[name]
+
+
+def _same_names(expected: Iterable[str], found: Iterable[str], path: Path) -> None:
+    missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or extra:
+        parts = [f"{what} {', '.join(names[:5])}" for what, names in (("lacks", missing), ("has", extra)) if names]
+        raise BrokenFileError(f"{path} does not fit the model: it {' and '.join(parts)}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BrokenFileError(f"{path} is missing") from error
+    except (OSError, ValueError) as error:
+        raise BrokenFileError(f"{path} is not whole ({error})") from error
+
+
+def _point(pointer: Path, name: str) -> None:
+    temporary = pointer.with_name(f"{pointer.name}.tmp-{os.getpid()}")
+    temporary.write_text(name + "\n")
+    _sync_file(temporary)
+    os.replace(temporary, pointer)
+    _sync_folder(pointer.parent)
+
+
+def _pointed(pointer: Path) -> str | None:
+    return pointer.read_text().strip() if pointer.is_file() else None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

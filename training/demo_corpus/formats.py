@@ -1,0 +1,189 @@
+"""The kinds that rest on CLDR (through Babel): dates, times, prices, measures, countries; and number words.
+
+Babel's no-break spaces become plain ones: people type plain ones.
+"""
+
+import datetime
+
+from babel import Locale
+from babel.dates import format_date, format_time
+from babel.numbers import format_currency
+from babel.units import format_unit
+
+from .grammar import BE, SEIN, Clause, Name, NounPhrase, Place, Verb, sentence
+from .lexicon import PERSONS, THINGS
+from .number_words import english_words, german_words
+from .sentences import person, subject
+from .template import Pair, Pick, Template
+
+ENGLISH, GERMAN = Locale("en"), Locale("de")
+
+
+def plain(text: str | None) -> str:
+    assert text
+    return text.replace("\u00a0", " ").replace("\u202f", " ")
+
+
+def fill(english: str, german: str, both: Pair) -> Pair:
+    return english.format(both[0]), german.format(both[1])
+
+
+# --- dates -------------------------------------------------------------------------------------------
+
+YEARS = range(2000, 2030)
+EVENTS = [
+    ("the concert", "das Konzert"),
+    ("the wedding", "die Hochzeit"),
+    ("the exhibition", "die Ausstellung"),
+    ("the course", "der Kurs"),
+    ("the meeting", "die Besprechung"),
+    ("the festival", "das Festival"),
+]
+DAYS = [f"{month}-{day}" for month in range(1, 13) for day in range(1, 32 if month in (1, 3, 5, 7, 8, 10, 12) else 31)]
+DAYS = [day for day in DAYS if day not in ("2-29", "2-30")]
+
+
+def date_of(value: str, pick: Pick) -> datetime.date:
+    month, day = map(int, value.split("-"))
+    return datetime.date(pick.of(YEARS), month, day)
+
+
+def dated(english: str, german: str, pattern: tuple[str, str], events: bool = False):
+    """pattern: CLDR's name or pattern of a date, English and German."""
+
+    def make(value: str, pick: Pick) -> Pair:
+        day = date_of(value, pick)
+        event = pick.of(EVENTS) if events else ("", "")
+        left = english.format(format_date(day, pattern[0], ENGLISH), event[0])
+        right = german.format(format_date(day, pattern[1], GERMAN), event[1])
+        return capital(left), capital(right)
+
+    return make
+
+
+def capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def born(value: str, pick: Pick) -> Pair:
+    head = pick.of(("sister", "brother", "son", "daughter", "Anna", "Maria", "Julia", "Peter", "Thomas", "Lukas"))
+    who = person(pick, head)
+    while who.person != "3s":
+        who = person(pick, head)
+    day = date_of(value, pick)
+    left = f"{who.english()} was born on {format_date(day, 'long', ENGLISH)}"
+    return sentence(left), sentence(f"{who.german('nom')} wurde am {format_date(day, 'long', GERMAN)} geboren")
+
+
+LONG, DAY = ("long", "long"), ("EEEE, MMMM d", "EEEE, 'dem' d. MMMM")
+DATES = [
+    Template("date", "long", DAYS, dated("{}", "{}", LONG)),
+    Template("date", "full", DAYS, dated("{}", "{}", ("full", "full"))),
+    Template("date", "today", DAYS, dated("today is {}.", "heute ist der {}.", LONG)),
+    Template("date", "is on", DAYS, dated("{1} is on {0}.", "{1} ist am {0}.", LONG, True)),
+    Template("date", "takes place", DAYS, dated("{1} takes place on {0}.", "{1} findet am {0} statt.", LONG, True)),
+    Template("date", "begins", DAYS, dated("{1} begins on {0}.", "{1} beginnt am {0}.", DAY, True)),
+    Template("date", "born", DAYS, born),
+]
+
+# --- times -------------------------------------------------------------------------------------------
+
+HOURS = [f"{hour}:{minute:02}" for hour in range(6, 24) for minute in range(0, 60, 5)]
+SHOPS = [("the museum", "das Museum"), ("the library", "die Bibliothek"), ("the shop", "der Laden")]
+SHOWS = [("the film", "der Film"), ("the concert", "das Konzert"), ("the meeting", "die Besprechung")]
+RIDES = [("the train", "der Zug"), ("the bus", "der Bus"), ("the ship", "das Schiff")]
+
+
+def clock(value: str) -> Pair:
+    hour, minute = map(int, value.split(":"))
+    time = datetime.time(hour, minute)
+    # CLDR's short German time has two digits (09:30); running text has "um 9:30 Uhr".
+    return plain(format_time(time, "short", locale=ENGLISH)), plain(format_time(time, "H:mm", locale=GERMAN))
+
+
+def timed(english: str, german: str, things: list[Pair]):
+    def make(value: str, pick: Pick) -> Pair:
+        thing, (left, right) = pick.of(things), clock(value)
+        return capital(english.format(left, thing[0])), capital(german.format(right, thing[1]))
+
+    return make
+
+
+def timed_clause(verb: Verb, mode: str, question: bool = False):
+    """Somebody does something at a time."""
+
+    def make(value: str, pick: Pick) -> Pair:
+        left, right = clock(value)
+        one = Clause(subject(pick, "visit"), verb, place=Place("", f"at {left}", f"um {right} Uhr"))
+        if question:
+            return sentence(one.english_question(mode), "?"), sentence(one.german_question(mode), "?")
+        return sentence(one.english_statement(mode)), sentence(one.german_statement(mode))
+
+    return make
+
+
+ARRIVE = Verb(
+    ("arrive", "arrives", "arrived", "arrived", "arriving"),
+    "",
+    "an",
+    ("kommen", "komme", "kommst", "kommt"),
+    "angekommen",
+    "sein",
+)
+LEAVE = Verb(
+    ("leave", "leaves", "left", "left", "leaving"),
+    "",
+    "ab",
+    ("fahren", "fahre", "fährst", "fährt"),
+    "abgefahren",
+    "sein",
+)
+NOTHING = [("", "")]
+TIMES = [
+    Template("time", "it is", HOURS, timed("it is {0}.", "es ist {0} Uhr.", NOTHING)),
+    Template("time", "opens", HOURS, timed("{1} opens at {0}.", "{1} öffnet um {0} Uhr.", SHOPS)),
+    Template("time", "closes", HOURS, timed("{1} closes at {0}.", "{1} schließt um {0} Uhr.", SHOPS)),
+    Template("time", "begins", HOURS, timed("{1} begins at {0}.", "{1} beginnt um {0} Uhr.", SHOWS)),
+    Template("time", "leaves", HOURS, timed("{1} leaves at {0}.", "{1} fährt um {0} Uhr ab.", RIDES)),
+    Template("time", "arrives", HOURS, timed("{1} arrives at {0}.", "{1} kommt um {0} Uhr an.", RIDES)),
+    Template("time", "left", HOURS, timed_clause(LEAVE, "past")),
+    Template("time", "must leave", HOURS, timed_clause(LEAVE, "must")),
+    Template("time", "is arriving", HOURS, timed_clause(ARRIVE, "present", question=True)),
+]
+
+# --- prices ------------------------------------------------------------------------------------------
+
+CURRENCIES = ("EUR", "USD", "GBP")
+WHOLE = [*range(2, 31), *range(35, 100, 5)]
+AMOUNTS = [f"{currency} {amount}" for currency in CURRENCIES for amount in WHOLE]
+AMOUNTS += [f"{currency} {amount}.{cents}" for currency in CURRENCIES for amount in WHOLE for cents in ("50", "99")]
+GOODS = "hat jacket cap shirt sweater book novel lamp bag ball flower picture cake radio map knife".split()
+
+
+def money(value: str) -> Pair:
+    currency, amount = value.split()
+    pattern = {} if "." in amount else {"currency_digits": False}
+    # Whole amounts without ",00", as on a price tag in running text.
+    left = format_currency(amount, currency, None if "." in amount else "¤#,##0", locale=ENGLISH, **pattern)
+    right = format_currency(amount, currency, None if "." in amount else "#,##0 ¤", locale=GERMAN, **pattern)
+    return plain(left), plain(right)
+
+
+def goods(pick: Pick, determiners: tuple[str, ...]) -> NounPhrase:
+    entry = THINGS[pick.of(GOODS)]
+    words = [word for word in entry.adjectives if word not in ("expensive", "cheap")]
+    word = pick.of(words) if pick.chance(0.5) else None
+    from .lexicon import ADJECTIVES
+
+    return NounPhrase(pick.of(determiners), (word, ADJECTIVES[word]) if word else None, entry.noun)
+
+
+def priced(english: str, german: str, case: str, determiners: tuple[str, ...], mark: str = "."):
+    def make(value: str, pick: Pick) -> Pair:
+        (left, right), thing = money(value), goods(pick, determiners)
+        return (
+            sentence(english.format(left, thing.english()), mark),
+            sentence(german.format(right, thing.german(case)), mark),
+        )
+
+    return make

@@ -1,0 +1,139 @@
+"""What makes a training step fast on the machine at hand, chosen by looking at the machine."""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vaswani_transformer.errors import UnavailableError
+
+# Longer sentences than this on average, and the fused attention of torch wins over plain products on a CPU.
+SHORT_SENTENCE = 60
+
+
+class ByteDropout(nn.Dropout):
+    """Dropout whose mask costs one random byte an element; the rate is rounded to 1/256.
+
+    torch's CPU dropout draws a double an element, which takes longer than the matrix products of a small model.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        kept = 256 - round(self.p * 256)
+        if not self.training or kept == 256:
+            return input
+        return _ByteDropout.apply(input, kept)  # type: ignore[no-any-return]
+
+
+class _ByteDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, kept):
+        words = torch.empty((input.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+        mask = (words.view(torch.uint8)[: input.numel()] < kept).view(input.shape)
+        ctx.save_for_backward(mask)
+        ctx.scale = 256 / kept
+        return (input * mask).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        (mask,) = ctx.saved_tensors
+        return (gradients[0] * mask).mul_(ctx.scale), None
+
+
+def use_byte_dropout(model: nn.Module) -> None:
+    """Replace every nn.Dropout of the model, for training on a CPU; nothing of it is saved with the weights."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, ByteDropout(child.p))
+
+
+def choose_matmul_precision(wanted: str, device: torch.device) -> str:
+    """Set and return torch's float32 matmul precision.
+
+    "medium" sends float32 products to oneDNN, on AMD twice as fast as MKL. On CPUs with AMX it may mean bfloat16
+    arithmetic: "auto" takes it only if a product comes out as exact as float32 is.
+    """
+    if wanted != "auto":
+        torch.set_float32_matmul_precision(wanted)
+        return wanted
+    if device.type != "cpu":
+        # TensorFloat-32 on NVIDIA: ten bits of mantissa, what mixed-precision training has anyway.
+        torch.set_float32_matmul_precision("high")
+        return "high"
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(512, 512, generator=generator) for _ in range(2))
+    exact = left.double() @ right.double()
+    torch.set_float32_matmul_precision("medium")
+    error = ((left @ right).double() - exact).abs().max() / exact.abs().max()
+    # float32 gives about 1e-6 here, bfloat16 3e-3.
+    chosen = "medium" if error < 2e-5 else "highest"
+    torch.set_float32_matmul_precision(chosen)
+    return chosen
+
+
+def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:
+    """Which of transformers' attention implementations to train with."""
+    if wanted != "auto":
+        return wanted
+    return "eager" if device.type == "cpu" and mean_length < SHORT_SENTENCE else "sdpa"
+
+
+def seed_everything(*numbers: int) -> None:
+    """Seed torch by a hash of these numbers: randomness that needs no state (RELIABILITY: nothing to save or lose)."""
+    digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def refuse_too_few_processes(wanted: int | None, running: int) -> None:
+    """Raises UnavailableError if not as many processes run as were asked for, here or of `accelerate launch`.
+
+    On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts one process and says nothing.
+    """
+    asked = wanted if wanted is not None else _processes_asked_of_launcher()
+    if asked is not None and asked != running:
+        raise UnavailableError(
+            f"{running} process{'es run' if running > 1 else ' runs'}, {asked} were asked for; without GPUs "
+            f"`accelerate launch --multi_gpu --num_processes {asked}` starts them (gloo)"
+        )
+
+
+def _processes_asked_of_launcher() -> int | None:
+    """--num_processes of the `accelerate launch` that is this process's parent; None without one."""
+    if "RANK" in os.environ:
+        return None  # torchrun's environment: as many run as it says.
+    try:
+        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    if not any("accelerate" in word for word in parent[:4]):
+        return None
+    for word, after in zip(parent, [*parent[1:], ""], strict=True):
+        if match := re.fullmatch(r"--num[_-]processes(?:=(\d+))?", word):
+            number = match[1] or after
+            return int(number) if number.isdigit() else None
+    return None
+
+
+def versions() -> dict[str, Any]:
+    """What besides the recipe decides the last bits of a result."""
+    import numpy
+    import tokenizers
+    import transformers
+
+    return {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+Log = Callable[[str], None]
