@@ -154,9 +154,7 @@ def full_forward(model: torch.nn.Module, source: Sequence[int]) -> NextLogProbab
     def next_log_probabilities(prefix: tuple[int, ...]) -> np.ndarray:
         if prefix not in known:
             with torch.no_grad():
-                output = model(
-                    input_ids=source_ids, decoder_input_ids=torch.tensor([list(prefix)]), use_cache=False
-                )
+                output = model(input_ids=source_ids, decoder_input_ids=torch.tensor([list(prefix)]), use_cache=False)
             known[prefix] = torch.log_softmax(output.logits[0, -1].double(), dim=-1).numpy()
         return known[prefix]
 

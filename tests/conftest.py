@@ -64,30 +64,32 @@ def tiny_model() -> ModelMaker:
 
 @pytest.fixture
 def lively_model() -> ModelMaker:
-    """lively_model(seed, end_bias=0.0, **config changes) -> a model on which a search has work to do.
+    """lively_model(seed, end_at=4.5, **config changes) -> a model on which a search has work to do.
 
-    A random tied model repeats one token for ever and no beam ever changes its place. Here the output layer
-    is a matrix of its own, strong enough to prefer some tokens and weak enough to leave a choice, and
-    `end_bias` says how soon sentences end. The tests count that beams switch and hypotheses end.
+    A random tied model repeats one token for ever and no beam ever changes its place. Here the output layer is a
+    matrix of its own, and its row for `</s>` is fitted so that the logit of `</s>` rises by about one a position
+    and passes zero at position `end_at`, as in a trained model: sentences end at different lengths. The tests
+    count that beams switch and hypotheses end.
     """
 
-    def make(
-        seed: int = 0, end_bias: float = 0.0, gain: float = 2.0, **changes: Any
-    ) -> VaswaniTransformerForConditionalGeneration:
-        changes = {
-            "vocab_size": 12,
-            "tie_word_embeddings": False,
-            "output_bias": True,
-            "encoder_layers": 1,
-            "decoder_layers": 2,
-        } | changes
+    def make(seed: int = 0, end_at: float = 4.5, **changes: Any) -> VaswaniTransformerForConditionalGeneration:
+        sizes: dict[str, Any] = {"vocab_size": 16, "encoder_layers": 1, "decoder_layers": 2}
+        changes = sizes | {"tie_word_embeddings": False, "output_bias": True} | changes
         model = VaswaniTransformerForConditionalGeneration(tiny_config(**changes)).eval()
-        randomise(model, seed, gain=1.5)
+        randomise(model, seed)
+        vocabulary = model.config.vocab_size
         generator = torch.Generator().manual_seed(seed + 1000)
         with torch.no_grad():
-            weight = model.lm_head.weight
-            weight.copy_(gain * torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[1]))
-            model.lm_head.bias[model.config.eos_token_id] += end_bias
+            model.lm_head.weight.mul_(2.0)
+            source = torch.randint(4, vocabulary, (64, 5), generator=generator)
+            target = torch.randint(3, vocabulary, (64, 12), generator=generator)
+            target[:, 0] = model.config.decoder_start_token_id
+            states = model.model(source, decoder_input_ids=target).last_hidden_state.flatten(0, 1)
+            wanted = torch.arange(12.0).repeat(64)[:, None] - end_at
+            # Ridge regression: large weights would amplify the rounding of float32.
+            inputs = torch.cat((states, torch.ones(len(states), 1)), dim=1)
+            fitted = torch.linalg.solve(inputs.T @ inputs + 20 * torch.eye(17), inputs.T @ wanted)[:, 0]
+            model.lm_head.weight[2], model.lm_head.bias[2] = fitted[:-1], fitted[-1]
         return model
 
     return make

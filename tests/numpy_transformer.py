@@ -63,7 +63,7 @@ class NumpyTransformer:
         embedded = self.weights[f"model.{side}.embed_tokens.weight"][list(tokens)] * math.sqrt(d_model)
         positions = np.arange(len(tokens)) + self.config.position_offset
         if self.config.position_embedding_type == "learned":
-            return embedded + self.weights[f"model.{side}.embed_positions.weight"][positions]
+            return embedded + self.weights[f"model.{side}.positional_encoding.table.weight"][positions]
         for column in range(0, d_model, 2):
             angle = positions / self.config.position_base ** (column / d_model)
             embedded[:, column] += np.sin(angle)
@@ -76,21 +76,22 @@ class NumpyTransformer:
             layer = f"model.{side}.layers.{index}"
             attention = f"{layer}.self_attn"
             x = self.residual(
-                f"{attention}_layer_norm",
+                f"{attention}_norm",
                 x,
                 lambda y, name=attention: self.attention(name, heads, y, y, causal=side == "decoder"),
             )
             if memory is not None:
                 attention = f"{layer}.cross_attn"
                 x = self.residual(
-                    f"{attention}_layer_norm",
+                    f"{attention}_norm",
                     x,
                     lambda y, name=attention: self.attention(name, heads, y, memory, causal=False),
                 )
-            x = self.residual(f"{layer}.final_layer_norm", x, lambda y, name=layer: self.feed_forward(name, y))
+            network = f"{layer}.feed_forward"
+            x = self.residual(f"{network}_norm", x, lambda y, name=network: self.feed_forward(name, y))
         final_norm = getattr(self.config, f"{side}_final_norm")
         if self.config.norm_position == "pre" if final_norm is None else final_norm:
-            x = self.layer_norm(f"model.{side}.layer_norm", x)
+            x = self.layer_norm(f"model.{side}.final_norm", x)
         return x
 
     def encode(self, source: Sequence[int]) -> Array:

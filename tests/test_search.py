@@ -22,6 +22,13 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 # Two decisions that differ by less than this are equal for float32: the accumulated log-probabilities of a
 # sentence differ by up to 2e-6 between a batched, cached forward pass and the plain one.
 FLOAT_NOISE = 1e-5
+# transformers scores a place of the n-best list that nothing has taken with -1e9.
+NO_HYPOTHESIS = -1e8
+
+
+def close_to(score: float):
+    """Within 1e-5, or, for translations that sum up seventy float32 log-probabilities, one part in a million."""
+    return pytest.approx(score, rel=1e-6, abs=1e-5)
 
 
 def tokens_of(row: torch.Tensor) -> tuple[int, ...]:
@@ -43,9 +50,7 @@ def search(
 ) -> list[list[tuple[tuple[int, ...], float]]]:
     """generate() on a padded batch -> for each sentence its n-best (tokens, score)."""
     returned = arguments.get("num_return_sequences", 1)
-    output = model.generate(
-        **padded(sentences), return_dict_in_generate=True, output_scores=True, **arguments
-    )
+    output = model.generate(**padded(sentences), return_dict_in_generate=True, output_scores=True, **arguments)
     scores = output.sequences_scores.tolist()
     rows = [(tokens_of(row), score) for row, score in zip(output.sequences, scores, strict=True)]
     return [rows[start : start + returned] for start in range(0, len(rows), returned)]
@@ -64,7 +69,7 @@ class Count:
     def compare(self, case: str, found: list[tuple[tuple[int, ...], float]], truth: list[Hypothesis]) -> bool:
         """n-best lists must agree: sequences exactly, scores within 1e-5."""
         agree = len(found) >= len(truth) and all(
-            tokens == hypothesis.tokens and math.isclose(score, hypothesis.score, rel_tol=1e-6, abs_tol=1e-5)
+            tokens == hypothesis.tokens and score == close_to(hypothesis.score)
             for (tokens, score), hypothesis in zip(found, truth, strict=False)
         )
         self.compared += len(truth)
@@ -76,15 +81,15 @@ class Count:
         return agree
 
 
-# (seed, bias of </s>): from sentences that end soon to sentences that run into the limit
-MODELS = [(0, 0.0), (1, 1.0), (2, 2.0), (3, -1.0), (4, 0.5), (5, 1.5), (6, -4.0), (7, 3.0)]
+# (seed, where </s> becomes likely): from sentences that end soon to sentences that run into the limit
+MODELS = [(0, 3.0), (1, 4.0), (2, 3.0), (3, 5.0), (4, 4.5), (5, 4.0), (6, 8.0), (7, 2.0)]
 
 
-@pytest.mark.parametrize(("seed", "end_bias"), MODELS)
-def test_search_equals_brute_force(lively_model: ModelMaker, seed: int, end_bias: float) -> None:
+@pytest.mark.parametrize(("seed", "end_at"), MODELS)
+def test_search_equals_brute_force(lively_model: ModelMaker, seed: int, end_at: float) -> None:
     """Four sentences of different length in one padded batch, beams 2 to 8, four penalties, whole n-best lists."""
-    model = lively_model(seed, end_bias, norm_position="pre" if seed % 4 == 3 else "post")
-    sentences = random_sentences(seed, count=4, vocab_size=12, longest=7)
+    model = lively_model(seed, end_at, norm_position="pre" if seed % 4 == 3 else "post")
+    sentences = random_sentences(seed, count=4, vocab_size=16, longest=7)
     forwards = [full_forward(model, sentence) for sentence in sentences]
     offset = 4
     count = Count()
@@ -109,8 +114,8 @@ def test_search_equals_brute_force(lively_model: ModelMaker, seed: int, end_bias
     assert count.near_ties <= 2
     assert count.compared >= 200
     assert count.switched >= 0.3 * count.compared
-    if end_bias >= 0:
-        assert count.ended >= 0.9 * count.compared
+    if end_at <= 4:
+        assert count.ended >= 0.5 * count.compared
 
 
 def test_the_numpy_transformer_finds_the_same(lively_model: ModelMaker) -> None:
@@ -119,20 +124,18 @@ def test_the_numpy_transformer_finds_the_same(lively_model: ModelMaker) -> None:
 
     count = Count()
     for seed in range(6):
-        model = lively_model(seed, 1.0)
-        sentences = random_sentences(seed + 50, count=5, vocab_size=12, longest=7)
+        model = lively_model(seed)
+        sentences = random_sentences(seed + 50, count=5, vocab_size=16, longest=7)
         found = search(model, sentences, num_return_sequences=4, max_source_length_offset=4)
         reference = NumpyTransformer(model)
         for sentence, rows in zip(sentences, found, strict=True):
-            truth = beam_search(
-                reference.next_log_probabilities(sentence), beams=4, alpha=0.6, limit=len(sentence) + 4
-            )
+            truth = beam_search(reference.next_log_probabilities(sentence), beams=4, alpha=0.6, limit=len(sentence) + 4)
             if not count.compare(f"source {sentence}", rows, truth.hypotheses) and truth.margin < FLOAT_NOISE:
                 count.near_ties += 1
                 count.wrong.pop()
     assert not count.wrong, "\n".join(count.wrong[:3])
     assert count.near_ties <= 1
-    assert count.compared >= 100
+    assert count.compared >= 80
     assert count.switched >= 0.3 * count.compared
 
 
@@ -142,7 +145,7 @@ def test_a_wide_search_finds_the_best_of_all_translations(lively_model: ModelMak
     list is the head of the list of all 1 + 3 + 9 + 27 translations of at most four tokens."""
     differs_from_greedy = 0
     for seed in range(10):
-        model = lively_model(seed, vocab_size=6)
+        model = lively_model(seed, end_at=2.0, vocab_size=6)
         sentence = [[4, 5, 5, 4, 2], [5, 2], [4, 4, 5, 2]][seed % 3]
         everything = enumerate_everything(full_forward(model, sentence), alpha=alpha, limit=4)
         assert len(everything) == 1 + 3 + 9 + 27
@@ -151,7 +154,7 @@ def test_a_wide_search_finds_the_best_of_all_translations(lively_model: ModelMak
         )
         assert [tokens for tokens, _ in found] == [hypothesis.tokens for hypothesis in everything[:5]]
         for (_, score), hypothesis in zip(found, everything, strict=False):
-            assert score == pytest.approx(hypothesis.score, abs=1e-5)
+            assert score == close_to(hypothesis.score)
         greedy = model.generate(**padded([sentence]), num_beams=1, max_new_tokens=4)
         differs_from_greedy += tokens_of(greedy[0]) != found[0][0]
     assert differs_from_greedy >= 2
@@ -161,22 +164,20 @@ def test_a_wide_search_finds_the_best_of_all_translations(lively_model: ModelMak
 def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, beams: int) -> None:
     """Alone, in order, in reverse, and beside a far longer sentence: the same tokens."""
     ended = 0
-    for seed, end_bias in MODELS:
-        model = lively_model(seed, end_bias, vocab_size=20)
-        sentences = random_sentences(seed, count=24, vocab_size=20, longest=12)
+    for seed, end_at in MODELS:
+        model = lively_model(seed, end_at)
+        sentences = random_sentences(seed, count=16, vocab_size=16, longest=12)
         arguments = {"num_beams": beams, "max_source_length_offset": 5}
-        alone = [
-            tokens_of(model.generate(**padded([sentence]), **arguments)[0]) for sentence in sentences
-        ]
+        alone = [tokens_of(model.generate(**padded([sentence]), **arguments)[0]) for sentence in sentences]
         together = [tokens_of(row) for row in model.generate(**padded(sentences), **arguments)]
         assert together == alone
         backwards = [tokens_of(row) for row in model.generate(**padded(sentences[::-1]), **arguments)]
         assert backwards == alone[::-1]
-        long = [4 + i % 16 for i in range(40)] + [END]
+        long = [4 + i % 12 for i in range(40)] + [END]
         beside = model.generate(**padded([*sentences[:6], long]), **arguments)
         assert [tokens_of(row) for row in beside[:6]] == alone[:6]
         ended += sum(tokens[-1] == END for tokens in alone)
-    assert ended >= 0.5 * 24 * len(MODELS)
+    assert ended >= 0.3 * 16 * len(MODELS)
 
 
 def test_a_random_tied_model_translates_the_same_alone_and_in_a_batch(tiny_model: ModelMaker) -> None:
@@ -189,25 +190,30 @@ def test_a_random_tied_model_translates_the_same_alone_and_in_a_batch(tiny_model
 
 
 def test_n_best_is_ordered_distinct_and_scored_by_the_model(lively_model: ModelMaker) -> None:
-    """Each score is the model's own log-probability of that translation, forced, over the penalty."""
-    model = lively_model(1, 1.0)
-    sentences = random_sentences(9, count=6, vocab_size=12, longest=8)
+    """Each score is the model's own log-probability of that translation, forced, over the penalty. Where fewer
+    than n ended the rest of the list says so by its score."""
+    checked = 0
+    model = lively_model(1)
+    sentences = random_sentences(9, count=6, vocab_size=16, longest=8)
     for sentence, rows in zip(sentences, search(model, sentences, num_beams=6, num_return_sequences=6), strict=True):
         scores = [score for _, score in rows]
         assert scores == sorted(scores, reverse=True)
-        assert len({tokens for tokens, _ in rows}) == 6
-        for tokens, score in rows:
+        real = [(tokens, score) for tokens, score in rows if score > NO_HYPOTHESIS]
+        assert len({tokens for tokens, _ in real}) == len(real) >= 1
+        checked += len(real)
+        for tokens, score in real:
             with torch.no_grad():
                 logits = model(
                     input_ids=torch.tensor([sentence]), decoder_input_ids=torch.tensor([[START, *tokens[:-1]]])
                 ).logits[0]
             forced = torch.log_softmax(logits.double(), -1)[range(len(tokens)), list(tokens)].sum().item()
-            assert score == pytest.approx(forced / ((5 + len(tokens)) / 6) ** 0.6, abs=1e-5)
+            assert score == close_to(forced / ((5 + len(tokens)) / 6) ** 0.6)
+    assert checked >= 20
 
 
 def test_fewer_returned_sequences_are_the_head_of_more(lively_model: ModelMaker) -> None:
-    model = lively_model(2, 1.0)
-    sentences = random_sentences(4, count=5, vocab_size=12, longest=8)
+    model = lively_model(2)
+    sentences = random_sentences(4, count=5, vocab_size=16, longest=8)
     all_five = search(model, sentences, num_beams=5, num_return_sequences=5)
     for returned in (1, 3):
         assert search(model, sentences, num_beams=5, num_return_sequences=returned) == [
@@ -218,9 +224,8 @@ def test_fewer_returned_sequences_are_the_head_of_more(lively_model: ModelMaker)
 def test_plain_generate_is_beam_4_alpha_06_and_source_length_plus_50(lively_model: ModelMaker) -> None:
     """No argument given: the same as brute force with the paper's numbers, for sentences of both kinds."""
     at_limit = ended = 0
-    for seed, end_bias in [(0, 0.0), (1, -2.0), (2, -30.0)]:
-        model = lively_model(seed, end_bias)
-        sentences = random_sentences(seed + 20, count=3, vocab_size=12, longest=6)
+    for model in (lively_model(0), lively_model(1, end_at=8.0), without_end(lively_model(2))):
+        sentences = random_sentences(20, count=3, vocab_size=16, longest=6)
         rows = model.generate(**padded(sentences))
         for sentence, row in zip(sentences, rows, strict=True):
             truth = beam_search(full_forward(model, sentence), beams=4, alpha=0.6, limit=len(sentence) + 50)
@@ -251,9 +256,9 @@ def test_live_hypotheses_count_at_the_limit_only_if_nothing_ended(lively_model: 
     """Cases in which an unfinished hypothesis would score better than everything that ended."""
     would_have_won = 0
     nothing_ended = 0
-    for seed in range(24):
-        model = lively_model(seed, -3.5)
-        sentences = random_sentences(seed, count=4, vocab_size=12, longest=6)
+    for seed in range(16):
+        model = lively_model(seed, end_at=6.0)
+        sentences = random_sentences(seed, count=4, vocab_size=16, longest=6)
         found = search(model, sentences, max_source_length_offset=2)
         for sentence, (row,) in zip(sentences, found, strict=True):
             truth = beam_search(full_forward(model, sentence), beams=4, alpha=0.6, limit=len(sentence) + 2)
@@ -261,7 +266,7 @@ def test_live_hypotheses_count_at_the_limit_only_if_nothing_ended(lively_model: 
                 continue
             best = truth.hypotheses[0]
             assert row[0] == best.tokens
-            assert row[1] == pytest.approx(best.score, abs=1e-5)
+            assert row[1] == close_to(best.score)
             would_have_won += truth.live_would_have_won
             nothing_ended += not best.ended
     assert would_have_won >= 5
@@ -271,8 +276,8 @@ def test_live_hypotheses_count_at_the_limit_only_if_nothing_ended(lively_model: 
 def test_the_search_stops_as_soon_as_the_best_is_proved(lively_model: ModelMaker) -> None:
     """The decoder runs as often as brute force needs, not until the limit."""
     early = 0
-    for seed in range(12):
-        model = lively_model(seed, 1.5)
+    for seed in range(8):
+        model = lively_model(seed, end_at=3.0)
         calls = 0
 
         def count(*_: object) -> None:
@@ -280,7 +285,7 @@ def test_the_search_stops_as_soon_as_the_best_is_proved(lively_model: ModelMaker
             calls += 1
 
         hook = model.get_decoder().register_forward_hook(count)
-        for sentence in random_sentences(seed, count=3, vocab_size=12, longest=8):
+        for sentence in random_sentences(seed, count=3, vocab_size=16, longest=8):
             calls = 0
             model.generate(**padded([sentence]), max_source_length_offset=10)
             steps = calls
@@ -289,23 +294,23 @@ def test_the_search_stops_as_soon_as_the_best_is_proved(lively_model: ModelMaker
                 assert steps == truth.steps
                 early += truth.steps < len(sentence) + 10
         hook.remove()
-    assert early >= 10
+    assert early >= 8
 
 
 def test_beam_1_is_greedy_search(lively_model: ModelMaker) -> None:
     """The argmax of a plain forward pass, token by token."""
     ended = 0
-    for seed, end_bias in MODELS:
-        model = lively_model(seed, end_bias)
-        sentences = random_sentences(seed + 7, count=8, vocab_size=12, longest=8)
+    for seed, end_at in MODELS:
+        model = lively_model(seed, end_at)
+        sentences = random_sentences(seed + 7, count=6, vocab_size=16, longest=8)
         rows = model.generate(**padded(sentences), num_beams=1, max_source_length_offset=5)
         for sentence, row in zip(sentences, rows, strict=True):
             tokens = [START]
             while tokens[-1] != END and len(tokens) - 1 < len(sentence) + 5:
                 with torch.no_grad():
-                    logits = model(
-                        input_ids=torch.tensor([sentence]), decoder_input_ids=torch.tensor([tokens])
-                    ).logits[0, -1]
+                    logits = model(input_ids=torch.tensor([sentence]), decoder_input_ids=torch.tensor([tokens])).logits[
+                        0, -1
+                    ]
                 logits[[START, PAD]] = -math.inf
                 tokens.append(int(logits.argmax()))
             assert tokens_of(row) == tuple(tokens[1:])
@@ -319,7 +324,7 @@ def test_pad_and_start_are_never_produced(lively_model: ModelMaker, arguments: d
     model = lively_model(3)
     with torch.no_grad():
         model.lm_head.bias[[START, PAD]] = 30.0
-    sentences = random_sentences(5, count=8, vocab_size=12, longest=8)
+    sentences = random_sentences(5, count=8, vocab_size=16, longest=8)
     for sentence, row in zip(sentences, model.generate(**padded(sentences), **arguments), strict=True):
         tokens = tokens_of(row)
         assert tokens
@@ -329,7 +334,7 @@ def test_pad_and_start_are_never_produced(lively_model: ModelMaker, arguments: d
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_sampling_follows_the_seed_and_the_limit(lively_model: ModelMaker, beams: int) -> None:
-    model = without_end(lively_model(2))
+    model = without_end(lively_model(4))
     batch = padded([[5, 2], [6, 7, 8, 9, 2]])
 
     def sample(seed: int) -> list[tuple[int, ...]]:
@@ -338,7 +343,7 @@ def test_sampling_follows_the_seed_and_the_limit(lively_model: ModelMaker, beams
         return [tokens_of(row) for row in rows]
 
     assert sample(1) == sample(1)
-    assert len({tuple(sample(seed)) for seed in range(5)}) > 1
+    assert len({tuple(sample(seed)) for seed in range(8)}) > 1
     assert [len(tokens) for tokens in sample(3)] == [8, 11]
 
 
@@ -358,7 +363,7 @@ def test_samples_follow_the_models_distribution(lively_model: ModelMaker) -> Non
     probabilities = torch.tensor(full_forward(model, sentence)((START,))).exp()
     probabilities[[START, PAD]] = 0
     probabilities /= probabilities.sum()
-    counted = torch.bincount(rows[:, 1], minlength=12)
+    counted = torch.bincount(rows[:, 1], minlength=16)
     deviation = (4000 * probabilities * (1 - probabilities)).sqrt()
     assert ((counted - 4000 * probabilities).abs() <= 5 * deviation + 1).all()
 
@@ -366,9 +371,9 @@ def test_samples_follow_the_models_distribution(lively_model: ModelMaker) -> Non
 def test_assisted_decoding_equals_greedy(lively_model: ModelMaker) -> None:
     """A smaller model proposes, the large one decides: the large one's greedy translation."""
     for seed in range(4):
-        model = lively_model(seed, 0.5)
-        assistant = lively_model(seed + 100, 0.5, decoder_layers=1, encoder_layers=1)
-        for sentence in random_sentences(seed, count=3, vocab_size=12, longest=8):
+        model = lively_model(seed)
+        assistant = lively_model(seed + 100, decoder_layers=1, encoder_layers=1)
+        for sentence in random_sentences(seed, count=3, vocab_size=16, longest=8):
             greedy = model.generate(**padded([sentence]), num_beams=1, max_source_length_offset=8)
             assisted = model.generate(
                 **padded([sentence]), num_beams=1, max_source_length_offset=8, assistant_model=assistant
@@ -377,8 +382,8 @@ def test_assisted_decoding_equals_greedy(lively_model: ModelMaker) -> None:
 
 
 def test_prompt_lookup_equals_greedy(lively_model: ModelMaker) -> None:
-    model = lively_model(5, -1.0)
-    for sentence in random_sentences(5, count=3, vocab_size=12, longest=8):
+    model = lively_model(5, end_at=6.0)
+    for sentence in random_sentences(5, count=3, vocab_size=16, longest=8):
         greedy = model.generate(**padded([sentence]), num_beams=1, max_source_length_offset=8)
         looked_up = model.generate(
             **padded([sentence]), num_beams=1, max_source_length_offset=8, prompt_lookup_num_tokens=2
@@ -405,12 +410,12 @@ def test_an_argument_at_the_call_means_what_it_says(lively_model: ModelMaker, gi
     once on one that never does, where the limit is the length."""
     sentence = [5, 6, 7, 8, 9, 2]
     expected = {"beams": 4, "alpha": 0.6, "limit": len(sentence) + 50} | meaning
-    for model in (lively_model(0, -2.0), lively_model(1, -1.0), without_end(lively_model(2))):
+    for model in (lively_model(0, end_at=6.0), lively_model(1, end_at=9.0), without_end(lively_model(2))):
         truth = beam_search(full_forward(model, sentence), **expected)
         assert truth.margin > FLOAT_NOISE, "choose another seed: two translations are equally good"
         (((tokens, score),),) = search(model, [sentence], **given)
         assert tokens == truth.hypotheses[0].tokens
-        assert score == pytest.approx(truth.hypotheses[0].score, abs=1e-5)
+        assert score == close_to(truth.hypotheses[0].score)
     assert len(tokens) == expected["limit"]
 
 
@@ -418,7 +423,7 @@ def test_a_generation_config_at_the_call_counts_as_well(lively_model: ModelMaker
     """`GenerationConfig(max_new_tokens=4)` leaves the other entries the paper's."""
     from transformers import GenerationConfig
 
-    model = lively_model(1, -1.0)
+    model = lively_model(1, end_at=6.0)
     sentence = [5, 6, 7, 2]
     truth = beam_search(full_forward(model, sentence), beams=4, alpha=0.6, limit=4)
     row = model.generate(**padded([sentence]), generation_config=GenerationConfig(max_new_tokens=4))[0]
@@ -427,25 +432,25 @@ def test_a_generation_config_at_the_call_counts_as_well(lively_model: ModelMaker
 
 def test_the_search_survives_saving_and_loading(lively_model: ModelMaker, tmp_path) -> None:
     """Every entry of the generation config, ours too, and so every translation."""
-    model = lively_model(3, 0.5)
+    model = lively_model(3)
     model.generation_config.max_source_length_offset = 4
     model.generation_config.num_beams = 3
     model.save_pretrained(tmp_path)
     loaded = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
     saved_entries = {k: v for k, v in model.generation_config.to_dict().items() if k != "transformers_version"}
     assert saved_entries.items() <= loaded.generation_config.to_dict().items()
-    sentences = random_sentences(8, count=5, vocab_size=12, longest=8)
+    sentences = random_sentences(8, count=5, vocab_size=16, longest=8)
     assert search(loaded, sentences) == search(model, sentences)
 
 
 def test_transition_scores_add_up_to_the_sequence_score(lively_model: ModelMaker) -> None:
     """`compute_transition_scores`, transformers' way to per-token log-probabilities, works on our search."""
-    model = lively_model(1, 1.0)
-    sentences = random_sentences(2, count=4, vocab_size=12, longest=8)
+    model = lively_model(1)
+    sentences = random_sentences(2, count=4, vocab_size=16, longest=8)
     output = model.generate(
         **padded(sentences), num_return_sequences=3, return_dict_in_generate=True, output_scores=True
     )
     steps = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
     for row, step_scores, score in zip(output.sequences, steps, output.sequences_scores, strict=True):
         penalty = length_penalty(len(tokens_of(row)), 0.6)
-        assert step_scores.sum().item() / penalty == pytest.approx(score.item(), abs=1e-5)
+        assert step_scores.sum().item() / penalty == close_to(score.item())

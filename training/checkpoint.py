@@ -158,7 +158,7 @@ def newest_whole(root: Path, log: Log) -> Path | None:
 
 def verify(folder: Path) -> None:
     """Raises BrokenFileError naming the first file that is missing, cut off or altered."""
-    manifest = _read_json(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST)
     try:
         entries = [(entry["name"], entry["size"], entry["sha256"]) for entry in manifest["files"]]
     except (TypeError, KeyError) as error:
@@ -171,11 +171,6 @@ def verify(folder: Path) -> None:
             raise BrokenFileError(f"{path} has {path.stat().st_size} bytes, not {size}")
         if _sha256(path) != sha256:
             raise BrokenFileError(f"{path} has been altered (its sha256 is not the manifest's)")
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """trainer_state.json of a checkpoint. Raises BrokenFileError: without it nothing can be resumed exactly."""
-    return _read_json(folder / STATE)
 
 
 def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -239,7 +234,8 @@ def _same_names(expected: Iterable[str], found: Iterable[str], path: Path) -> No
         raise BrokenFileError(f"{path} does not fit the model: it {' and '.join(parts)}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises BrokenFileError naming the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -76,16 +76,17 @@ class PositionalEncoding(nn.Module):
         if self.learned:
             self.table = nn.Embedding(self.maximum + self.offset, config.d_model)
 
-    def forward(self, positions: Tensor) -> Tensor:
-        """positions: (length,), counted from 0; returns (length, d_model)"""
-        if not self.learned:
-            return sinusoidal_positional_encoding(positions + self.offset, self.d_model, self.base)
-        if positions.shape[0] > self.maximum:
+    def forward(self, start: int | Tensor, length: int, device: torch.device) -> Tensor:
+        """(length, d_model), for the positions from `start`, counted from 0"""
+        if self.learned and isinstance(start, int) and start + length > self.maximum:
             raise ValueError(
-                f"the sequence has {positions.shape[0]} tokens; learned positions end at "
+                f"the sequence has {start + length} tokens; the learned positions of this model end at "
                 f"`max_position_embeddings` = {self.maximum}: split the text"
             )
-        return self.table(positions + self.offset)
+        positions = torch.arange(length, device=device) + start + self.offset
+        if self.learned:
+            return self.table(positions)
+        return sinusoidal_positional_encoding(positions, self.d_model, self.base)
 
 
 # ---- Section 3.2: attention ----------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ class MultiHeadAttention(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """
@@ -157,23 +158,21 @@ class MultiHeadAttention(nn.Module):
         memory: (batch, source, d_model), the encoder's output, in cross attention
         returns (batch, target, d_model) and, with eager attention, the weights (batch, heads, target, source)
         """
+        past, is_cross = past_key_values, memory is not None
         query = split_heads(self.q_proj(hidden_states), self.d_k)
-        if isinstance(past_key_values, EncoderDecoderCache):
-            is_cross = memory is not None
-            cache = past_key_values.cross_attention_cache if is_cross else past_key_values.self_attention_cache
-            is_complete = is_cross and past_key_values.is_updated.get(self.layer_idx, False)
+        if is_cross and past is not None and past.is_updated.get(self.layer_idx):
+            # The memory's keys and values do not change from step to step.
+            layer = past.cross_attention_cache.layers[self.layer_idx]
+            key, value = layer.keys, layer.values
         else:
-            cache, is_complete = past_key_values, False
-        if is_complete:  # the memory's keys and values do not change from step to step
-            key, value = cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
-        else:
-            source = hidden_states if memory is None else memory
+            source = memory if is_cross else hidden_states
             key = split_heads(self.k_proj(source), self.d_k)
             value = split_heads(self.v_proj(source), self.d_v)
-            if cache is not None:
+            if past is not None:
+                cache = past.cross_attention_cache if is_cross else past.self_attention_cache
                 key, value = cache.update(key, value, self.layer_idx)
-                if memory is not None:
-                    past_key_values.is_updated[self.layer_idx] = True
+                if is_cross:
+                    past.is_updated[self.layer_idx] = True
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         dropout = self.config.attention_dropout if self.training else 0.0
         output, weights = attend(
@@ -256,7 +255,7 @@ class DecoderLayer(TransformerLayer):
         memory: Tensor,
         attention_mask: Tensor | None,
         memory_mask: Tensor | None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         **kwargs,
     ) -> Tensor:
         """hidden_states: (batch, target, d_model), returned in the same shape; memory: (batch, source, d_model)"""
@@ -296,14 +295,12 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         """
         if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
             init.normal_(module.weight, std=self.config.d_model**-0.5)
-            if getattr(module, "bias", None) is not None:
-                init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
         else:
             super()._init_weights(module)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            init.zeros_(module.bias)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         # transformers unties everything when `tie_word_embeddings` is off; here the two embeddings share a matrix
@@ -332,9 +329,8 @@ class Stack(VaswaniTransformerPreTrainedModel):
             raise ValueError("give either token ids or embeddings, not both and not neither")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        positions = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + start
-        encoding = self.positional_encoding(positions).to(inputs_embeds.dtype)
-        return self.dropout(inputs_embeds * math.sqrt(self.config.d_model) + encoding)
+        encoding = self.positional_encoding(start, inputs_embeds.shape[1], inputs_embeds.device)
+        return self.dropout(inputs_embeds * math.sqrt(self.config.d_model) + encoding.to(inputs_embeds.dtype))
 
 
 class VaswaniTransformerEncoder(Stack):
@@ -359,7 +355,7 @@ class VaswaniTransformerEncoder(Stack):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """input_ids: (batch, source); attention_mask: (batch, source), 0 at padding; returns (batch, source, d_model)"""
+        """input_ids, attention_mask: (batch, source), the mask 0 at padding; returns (batch, source, d_model)"""
         hidden_states = self.embed(input_ids, inputs_embeds)
         mask = create_bidirectional_mask(self.config, hidden_states, attention_mask)
         for layer in self.layers:
@@ -392,7 +388,7 @@ class VaswaniTransformerDecoder(Stack):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -404,11 +400,9 @@ class VaswaniTransformerDecoder(Stack):
         """
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        is_pair = isinstance(past_key_values, EncoderDecoderCache)
-        self_attention_cache = past_key_values.self_attention_cache if is_pair else past_key_values
-        past_length = 0 if self_attention_cache is None else self_attention_cache.get_seq_length()
-        hidden_states = self.embed(input_ids, inputs_embeds, start=past_length)
-        mask = create_causal_mask(self.config, hidden_states, attention_mask, self_attention_cache)
+        past = None if past_key_values is None else past_key_values.self_attention_cache
+        hidden_states = self.embed(input_ids, inputs_embeds, start=0 if past is None else past.get_seq_length())
+        mask = create_causal_mask(self.config, hidden_states, attention_mask, past)
         memory_mask = create_bidirectional_mask(
             self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
         )
@@ -461,7 +455,7 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
@@ -620,7 +614,7 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
@@ -764,9 +758,10 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         at_limit = next_token_hits_stopping_criteria.all(dim=1, keepdim=True)
         pool_is_empty = ~(is_sent_finished.any(dim=1, keepdim=True) | ends.any(dim=1, keepdim=True))
         finished = ends | (stops & (~at_limit | pool_is_empty))
+        penalty = gnmt_length_penalty(cur_len + 1 - decoder_prompt_len, length_penalty)
         return super()._update_finished_beams(
             topk_running_sequences=topk_running_sequences,
-            topk_log_probs=topk_log_probs / gnmt_length_penalty(cur_len + 1 - decoder_prompt_len, length_penalty),
+            topk_log_probs=torch.where(finished, topk_log_probs / penalty, 10 * NO_HYPOTHESIS),
             next_token_hits_stopping_criteria=finished,
             is_sent_finished=is_sent_finished,
             top_num_beam_mask=torch.ones_like(top_num_beam_mask),

@@ -35,7 +35,8 @@ def described(pick: Pick, head: str, word: str) -> NounPhrase | Name:
         if head in THINGS:
             entry = THINGS[head]
             plural = not entry.noun.mass and pick.chance(0.25)
-            phrase = noun_phrase(entry, pick.of(("the", "the", "this", *lexicon.OWN.values())), plural, pick, 0.5)
+            own = list(lexicon.OWN.values()) if head == "house" or entry.suits & {"sell", "have", "read"} else []
+            phrase = noun_phrase(entry, pick.of(["the", "the", "this", *own]), plural, pick, 0.5)
         else:
             phrase = person(pick, head)
         if isinstance(phrase, Name) or not phrase.adjective or phrase.adjective[0] not in contradicting:
@@ -44,9 +45,7 @@ def described(pick: Pick, head: str, word: str) -> NounPhrase | Name:
 
 def describes(allowed: set[str]) -> list[str]:
     entries = {**THINGS, **PERSONS}
-    return [
-        f"{head}:{word}" for head, entry in entries.items() for word in entry.adjectives if word in allowed
-    ]
+    return [f"{head}:{word}" for head, entry in entries.items() for word in entry.adjectives if word in allowed]
 
 
 def says(english_degree: str, german_degree: str, mark: str = "."):
@@ -122,7 +121,10 @@ def what(mode: str, english_end: str, german_end: str):
 
     def make(value: str, pick: Pick) -> Pair:
         base = value.removeprefix("what:")
-        one = Clause(subject(pick, base), VERBS[base])
+        who = subject(pick, base)
+        while who.english() == "I":
+            who = subject(pick, base)
+        one = Clause(who, VERBS[base])
         left = one.english_question(mode, wh="what", end=english_end)
         return sentence(left, "?"), sentence(one.german_question(mode, wh="was", adverb=german_end), "?")
 

@@ -20,6 +20,8 @@ STRONG = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en", "gen": "
 POSSESSIVES = {"my": "mein", "your": "dein", "his": "sein", "her": "ihr", "our": "unser", "their": "ihr"}
 COUNTS = {"two": "zwei", "three": "drei", "four": "vier"}
 
+FREQUENCY = ("oft", "nie", "noch nie", "gerade")  # follow a definite object: er besucht Anna nie
+
 PERSONS = ("1s", "2s", "3s", "1p", "2p", "3p")
 BE = dict(zip(PERSONS, "am are is are are are".split(), strict=True))
 SEIN = dict(zip(PERSONS, "bin bist ist sind seid sind".split(), strict=True))
@@ -40,7 +42,7 @@ def column(table: dict[str, str], case: str, gender: str) -> str:
 
 
 def article(word: str) -> str:
-    """"a" or "an"; by letter, which is right for every word of the lexicon."""
+    """ "a" or "an"; by letter, which is right for every word of the lexicon."""
     return "an" if word[0] in "aeiou" else "a"
 
 
@@ -89,9 +91,7 @@ class NounPhrase:
         many = self.gender == "p"
         words = [self.adjective[0]] if self.adjective else []
         words.append(self.noun.english_plural if many else self.noun.english)
-        determiner = {"a": article(words[0]), "this": "these" if many else "this"}.get(
-            self.determiner, self.determiner
-        )
+        determiner = {"a": article(words[0]), "this": "these" if many else "this"}.get(self.determiner, self.determiner)
         return " ".join([determiner, *words] if determiner else words)
 
     def german(self, case: str) -> str:
@@ -234,9 +234,7 @@ class Clause:
     def english_question(self, mode: str, *, wh: str = "", end: str = "", negative: bool = False) -> str:
         """Subject and auxiliary change places; do-support where there is no other auxiliary."""
         auxiliary, after, _ = self.english_verb(mode)
-        return join(
-            wh, auxiliary, self.subject.english(), "not" if negative else "", after, *self.english_tail(), end
-        )
+        return join(wh, auxiliary, self.subject.english(), "not" if negative else "", after, *self.english_tail(), end)
 
     # --- German --------------------------------------------------------------------------------------
 
@@ -251,36 +249,34 @@ class Clause:
         return MODALS[mode].split()[PERSONS.index(person)], [self.verb.infinitive]
 
     def german_middle(self, adverb: str, negative: bool) -> list[str]:
-        """Between the brackets: time, recipient, definite object, nicht, place, indefinite object.
+        """Between the brackets: time, recipient, definite object, frequency, nicht, place, indefinite object.
 
         A negated indefinite object takes kein, every other clause nicht.
         """
+        frequency = adverb if adverb in FREQUENCY else ""
         thing, nicht = self.object, negative
         if negative and isinstance(thing, NounPhrase) and thing.indefinite:
             thing, nicht = replace(thing, determiner="no"), False
         thing_word = thing.german(self.verb.case) if thing else ""
         late = self.object is not None and self.object.indefinite
         return [
-            adverb,
+            "" if frequency else adverb,
             self.recipient.german("dat") if self.recipient else "",
             "" if late else thing_word,
+            frequency,
             "nicht" if nicht else "",
             self.place.german if self.place else "",
             thing_word if late else "",
         ]
 
-    def german_statement(
-        self, mode: str, *, adverb: str = "", front: str = "", negative: bool = False
-    ) -> str:
+    def german_statement(self, mode: str, *, adverb: str = "", front: str = "", negative: bool = False) -> str:
         """The finite verb is second: after the subject, or between `front` and the subject."""
         finite, close = self.german_verb(mode)
         subject = self.subject.german("nom")
         opening = [front, finite, subject] if front else [subject, finite]
         return join(*opening, *self.german_middle(adverb, negative), *close)
 
-    def german_question(
-        self, mode: str, *, wh: str = "", adverb: str = "", negative: bool = False
-    ) -> str:
+    def german_question(self, mode: str, *, wh: str = "", adverb: str = "", negative: bool = False) -> str:
         finite, close = self.german_verb(mode)
         subject = self.subject.german("nom")
         return join(wh, finite, subject, *self.german_middle(adverb, negative), *close)

@@ -15,10 +15,10 @@ ADJECTIVES = dict(
         "fresh:frisch big:groß small:klein delicious:lecker hot:heiß cold:kalt red:rot blue:blau green:grün "
         "black:schwarz white:weiß brown:braun new:neu old:alt expensive:teur cheap:billig long:lang short:kurz "
         "interesting:interessant boring:langweilig fast:schnell comfortable:bequem beautiful:schön "
-        "famous:berühmt young:jung friendly:freundlich tired:müde happy:glücklich little:klein"
+        "famous:berühmt young:jung friendly:freundlich tired:müd happy:glücklich little:klein"
     ).split()
 )
-PREDICATIVE = {"teur": "teuer"}
+PREDICATIVE = {"teur": "teuer", "müd": "müde"}
 
 PRONOUNS = [
     Pronoun("I", "ich", "1s"),
@@ -105,6 +105,7 @@ cap caps Mütze f Mützen Mütze
 shirt shirts Hemd n Hemden Hemdes
 # buy read write like | long short new old interesting boring
 novel novels Roman m Romane Romans
+# read write like | long short new old interesting boring
 story stories Geschichte f Geschichten Geschichte
 poem poems Gedicht n Gedichte Gedichts
 # buy read write like look give show | long short new old interesting boring
@@ -144,7 +145,7 @@ map maps Karte f Karten Karte
 knife knives Messer n Messer Messers
 # buy draw find like give show bring | red white blue small beautiful
 flower flowers Blume f Blumen Blume
-# buy sell like look show draw | big small new old expensive beautiful
+# buy sell like look show | big small new old expensive beautiful
 picture pictures Bild n Bilder Bildes
 # see draw show | old new big small beautiful
 house houses Haus n Häuser Hauses
@@ -180,6 +181,7 @@ daughter daughters Tochter f Töchter Tochter
 parents parents Eltern p Eltern Eltern
 """
 CHILDREN = ("child", "girl", "boy")
+PUBLIC = ("church", "bridge", "tower", "castle")  # nobody's own
 
 PLACES = {
     name: (Place(name, at, german_at), Place(name, to, german_to))

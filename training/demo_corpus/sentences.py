@@ -25,6 +25,7 @@ class Frame:
     make: Callable[[Clause, Pick], Pair]
     objects: str = "any"  # any; indefinite; uncounted (negated clauses: "not two apples" is no kein)
     place: bool = False  # adds a place to a verb with an object
+    avoids: tuple[str, ...] = ()  # pronouns that make an odd subject
 
 
 # --- what fills a frame ------------------------------------------------------------------------------
@@ -47,15 +48,19 @@ def person(pick: Pick, head: str, own: str = "") -> NounPhrase | Name:
     return noun_phrase(entry, determiner, plural, pick, 0.5)
 
 
-def subject(pick: Pick, base: str) -> Subject:
-    adult = "adult" in FLAGS[base]
+def subject(pick: Pick, base: str, head: str = "") -> Subject:
+    """Somebody who does what the verb says: no child sells cars or writes novels."""
+    adult = "adult" in FLAGS[base] or (base == "write" and head in ("novel", "book"))
     draw = pick.random()
     if draw < 0.35:
         return pick.of(PRONOUNS)
     if draw < 0.5:
         return pick.of(NAMES)
     heads = [head for head in PERSONS if not (adult and head in lexicon.CHILDREN)]
-    return person(pick, pick.of(heads))
+    while True:
+        who = person(pick, pick.of(heads))
+        if not (adult and isinstance(who, NounPhrase) and who.adjective and who.adjective[0] == "little"):
+            return who
 
 
 def possessive_of(who: Subject, pick: Pick) -> str:
@@ -70,6 +75,7 @@ def possessive_of(who: Subject, pick: Pick) -> str:
 def thing(pick: Pick, base: str, head: str, who: Subject, objects: str) -> NounPhrase:
     """The object of a verb: a determiner and a number that suit both and the frame."""
     entry, flags = THINGS[head], FLAGS[base]
+    own = "the" if base == "buy" or head in lexicon.PUBLIC else possessive_of(who, pick) or "the"
     if entry.noun.mass:
         determiner = "" if objects == "indefinite" or base != "drink" or pick.chance(0.7) else "the"
         return noun_phrase(entry, determiner, False, pick, 0.7)
@@ -77,11 +83,11 @@ def thing(pick: Pick, base: str, head: str, who: Subject, objects: str) -> NounP
     if "a" in flags or objects == "indefinite":
         determiner = "" if plural else "a"
     elif "like" in flags:
-        determiner = "" if plural else pick.of(("the", "this", possessive_of(who, pick) or "the"))
+        determiner = "" if plural else pick.of(("the", "this", own))
     elif "the" in flags:
-        determiner = pick.of(("the", "the", "this", possessive_of(who, pick) or "the"))
+        determiner = pick.of(("the", "the", "this", own))
     else:
-        determiner = pick.of(("the", "the", "a", "a", "a", "this", possessive_of(who, pick) or "the"))
+        determiner = pick.of(("the", "the", "a", "a", "a", "this", own))
         if plural and determiner == "a":
             determiner = "" if objects == "uncounted" else pick.of(("", "", "two", "three", "four"))
     return noun_phrase(entry, determiner, plural, pick, 0.65)
@@ -89,18 +95,20 @@ def thing(pick: Pick, base: str, head: str, who: Subject, objects: str) -> NounP
 
 def clause(base: str, head: str, frame: Frame, pick: Pick) -> Clause:
     """A clause for a value. Its people are different ones."""
-    verb, flags, who = VERBS[base], FLAGS[base], subject(pick, base)
+    verb, flags = VERBS[base], FLAGS[base]
+    who = frame_subject(frame, pick, base, head)
     own = possessive_of(who, pick)
     if "at" in flags or "to" in flags:
         return Clause(who, verb, place=PLACES[head]["to" in flags])
     if "person" in flags:
-        while same(who, head):
-            who = subject(pick, base)
-        return Clause(who, verb, person(pick, head, possessive_of(who, pick)))
+        while same(who, head) or merges(who, head):
+            who = frame_subject(frame, pick, base, head)
+            own = possessive_of(who, pick)
+        return Clause(who, verb, person(pick, head, own))
     place = PLACES[pick.of(PLACES_OF[base].split())][0] if frame.place else None
     if "give" in flags:
         recipient_head = pick.of([*PERSONS, *(name.name for name in NAMES)])
-        while same(who, recipient_head):
+        while same(who, recipient_head) or merges(who, recipient_head):
             recipient_head = pick.of(list(PERSONS))
         return Clause(who, verb, thing(pick, base, head, who, frame.objects), person(pick, recipient_head, own))
     return Clause(who, verb, thing(pick, base, head, who, frame.objects), place=place)
@@ -108,6 +116,19 @@ def clause(base: str, head: str, frame: Frame, pick: Pick) -> Clause:
 
 def same(who: Subject, head: str) -> bool:
     return head == (who.name if isinstance(who, Name) else who.noun.english if isinstance(who, NounPhrase) else "")
+
+
+def frame_subject(frame: Frame, pick: Pick, base: str, head: str) -> Subject:
+    """Nobody asks what he does himself, or supposes it: "Am I reading?", "Perhaps I am reading." """
+    while True:
+        who = subject(pick, base, head)
+        if not isinstance(who, Pronoun) or who.word not in frame.avoids:
+            return who
+
+
+def merges(who: Subject, head: str) -> bool:
+    """A name after a noun would read as the noun's: "hilft sein Onkel Lukas?"."""
+    return isinstance(who, NounPhrase) and head in (name.name for name in NAMES)
 
 
 def values(frame: Frame) -> list[tuple[str, str]]:
@@ -135,6 +156,10 @@ def every(base: str) -> bool:
 
 def active(base: str) -> bool:
     return "stative" not in FLAGS[base]
+
+
+def explicable(base: str) -> bool:
+    return base not in ("see", "find")
 
 
 def happens(base: str) -> bool:
@@ -235,7 +260,7 @@ WHETHER = [
 ]
 BECAUSE = [
     ("I am happy because", "ich bin glücklich, weil"),
-    ("he is tired because", "er ist müde, weil"),
+    ("he is angry because", "er ist wütend, weil"),
     ("she is sad because", "sie ist traurig, weil"),
     ("we are waiting because", "wir warten, weil"),
     ("they are angry because", "sie sind wütend, weil"),
@@ -305,20 +330,20 @@ FRAMES = [
     Frame("statement", "often", habit, statement("simple", {"adverb": "often"}, {"adverb": "oft"}), "indefinite"),
     Frame("statement", "never", habit, statement("simple", {"adverb": "never"}, {"adverb": "nie"}), "indefinite"),
     Frame("statement", "place", with_place, statement("present"), "indefinite", True),
-    Frame("question", "yes-no", every, question("present")),
-    Frame("question", "past", happens, question("past", end=YESTERDAY)),
-    Frame("question", "why", every, question("present", ("why", "warum"))),
-    Frame("question", "where", with_place, question("present", ("where", "wo"))),
+    Frame("question", "yes-no", every, question("present"), avoids=("I",)),
+    Frame("question", "past", happens, question("past", end=YESTERDAY), avoids=("I",)),
+    Frame("question", "why", explicable, question("present", ("why", "warum")), avoids=("I",)),
+    Frame("question", "where", with_place, question("present", ("where", "wo")), avoids=("I",)),
     Frame("question", "who", every, who_question),
     Frame("question", "can", happens, question("can")),
     Frame("negation", "present", every, denial("present"), "uncounted"),
     Frame("negation", "past", happens, denial("past"), "uncounted"),
     Frame("negation", "cannot", happens, denial("can"), "uncounted"),
     Frame("negation", "want", happens, denial("want"), "uncounted"),
-    Frame("negation", "why", every, question("present", ("why", "warum"), negative=True), "uncounted"),
+    Frame("negation", "why", explicable, question("present", ("why", "warum"), negative=True), "uncounted", avoids=("I",)),
     Frame("inversion", "today", planned, fronted("present", "today", "heute")),
     Frame("inversion", "now", active, fronted("present", "now", "jetzt")),
-    Frame("inversion", "perhaps", every, fronted("present", "perhaps", "vielleicht")),
+    Frame("inversion", "perhaps", every, fronted("present", "perhaps", "vielleicht"), avoids=("I", "we")),
     Frame("inversion", "tomorrow", planned, fronted("will", "tomorrow", "morgen")),
     Frame("inversion", "next week", planned, fronted("will", "next week", "nächste Woche")),
     Frame("inversion", "every day", habit, fronted("simple", "every day", "jeden Tag"), "indefinite"),

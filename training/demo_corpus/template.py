@@ -12,7 +12,7 @@ Pair = tuple[str, str]  # English, German
 class Pick:
     """Draws from sequences by Random.random() alone, whose values Python promises to keep for a seed."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: str):
         self.random = Random(seed).random
 
     def of(self, items: Sequence[Item]) -> Item:

@@ -1,18 +1,11 @@
-"""The kinds that rest on CLDR (through Babel): dates, times, prices, measures, countries; and number words.
-
-Babel's no-break spaces become plain ones: people type plain ones.
-"""
+"""Dates and times of day, in CLDR's forms (through Babel), alone and in sentences."""
 
 import datetime
 
 from babel import Locale
 from babel.dates import format_date, format_time
-from babel.numbers import format_currency
-from babel.units import format_unit
 
-from .grammar import BE, SEIN, Clause, Name, NounPhrase, Place, Verb, sentence
-from .lexicon import PERSONS, THINGS
-from .number_words import english_words, german_words
+from .grammar import Clause, Place, Verb, sentence
 from .sentences import person, subject
 from .template import Pair, Pick, Template
 
@@ -20,12 +13,9 @@ ENGLISH, GERMAN = Locale("en"), Locale("de")
 
 
 def plain(text: str | None) -> str:
+    """CLDR's no-break spaces as the plain ones that people type."""
     assert text
     return text.replace("\u00a0", " ").replace("\u202f", " ")
-
-
-def fill(english: str, german: str, both: Pair) -> Pair:
-    return english.format(both[0]), german.format(both[1])
 
 
 # --- dates -------------------------------------------------------------------------------------------
@@ -150,40 +140,3 @@ TIMES = [
     Template("time", "must leave", HOURS, timed_clause(LEAVE, "must")),
     Template("time", "is arriving", HOURS, timed_clause(ARRIVE, "present", question=True)),
 ]
-
-# --- prices ------------------------------------------------------------------------------------------
-
-CURRENCIES = ("EUR", "USD", "GBP")
-WHOLE = [*range(2, 31), *range(35, 100, 5)]
-AMOUNTS = [f"{currency} {amount}" for currency in CURRENCIES for amount in WHOLE]
-AMOUNTS += [f"{currency} {amount}.{cents}" for currency in CURRENCIES for amount in WHOLE for cents in ("50", "99")]
-GOODS = "hat jacket cap shirt sweater book novel lamp bag ball flower picture cake radio map knife".split()
-
-
-def money(value: str) -> Pair:
-    currency, amount = value.split()
-    pattern = {} if "." in amount else {"currency_digits": False}
-    # Whole amounts without ",00", as on a price tag in running text.
-    left = format_currency(amount, currency, None if "." in amount else "¤#,##0", locale=ENGLISH, **pattern)
-    right = format_currency(amount, currency, None if "." in amount else "#,##0 ¤", locale=GERMAN, **pattern)
-    return plain(left), plain(right)
-
-
-def goods(pick: Pick, determiners: tuple[str, ...]) -> NounPhrase:
-    entry = THINGS[pick.of(GOODS)]
-    words = [word for word in entry.adjectives if word not in ("expensive", "cheap")]
-    word = pick.of(words) if pick.chance(0.5) else None
-    from .lexicon import ADJECTIVES
-
-    return NounPhrase(pick.of(determiners), (word, ADJECTIVES[word]) if word else None, entry.noun)
-
-
-def priced(english: str, german: str, case: str, determiners: tuple[str, ...], mark: str = "."):
-    def make(value: str, pick: Pick) -> Pair:
-        (left, right), thing = money(value), goods(pick, determiners)
-        return (
-            sentence(english.format(left, thing.english()), mark),
-            sentence(german.format(right, thing.german(case)), mark),
-        )
-
-    return make

@@ -1,0 +1,70 @@
+"""What `pip install vaswani-transformer` gives, built from this clone and installed where the clone is not."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SITE_PACKAGES = sysconfig.get_paths()["purelib"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """The bin folder of a clean environment with the wheel in it."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True, capture_output=True)
+    return folder / "bin"
+
+
+def run(command, folder) -> subprocess.CompletedProcess:
+    # The dependencies come from the tests' own environment. A path in PYTHONPATH is not searched for .pth files,
+    # so the editable install of this clone does not come with them.
+    environment = {**os.environ, "PYTHONPATH": SITE_PACKAGES}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_wheel_has_one_top_level_name(wheel):
+    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"vaswani_transformer"}
+
+
+def test_the_wheel_has_the_programs_with_their_data(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    inside = "vaswani_transformer/training"
+    assert {f"{inside}/__main__.py", f"{inside}/recipes/demo.yaml", f"{inside}/demo_corpus/en-de.tsv.gz"} <= names
+
+
+def test_the_console_script_runs_in_an_empty_folder(installed, tmp_path):
+    result = run([installed / "vaswani-transformer", "--help"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "translate" in result.stdout
+
+
+def test_the_installed_library_and_its_training_program_are_those_of_the_wheel(installed, tmp_path):
+    code = "import vaswani_transformer, vaswani_transformer.training.recipe as r; print(r.__file__); r.load_recipe('demo')"
+    result = run([installed / "python", "-c", code], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert Path(result.stdout.strip()).is_relative_to(installed.parent)
+
+
+def test_the_installed_program_answers_under_its_own_name(installed, tmp_path):
+    result = run([installed / "vaswani-transformer", "train", "--help"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "--config" in result.stdout

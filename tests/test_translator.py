@@ -1,0 +1,263 @@
+"""Translator: order, batching, cutting and scores do not change what `generate()` says of one sentence."""
+
+import dataclasses
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from saved_model import ENGLISH, GERMAN, random_model, saved_model, trained_tokenizer
+
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.translator import (
+    CHARACTERS_PER_TOKEN,
+    Hypothesis,
+    batches_of_equal_length,
+    best_cut,
+    joined,
+)
+
+SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return Translator(random_model(), trained_tokenizer())
+
+
+def by_generate(translator: Translator, text: str, **options) -> list[str]:
+    """The plain way: one sentence, one call."""
+    batch = translator.tokenizer([text], return_tensors="pt")
+    ids = translator.model.generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **options)
+    return translator.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 200, 100_000])
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_batch_translates_as_generate_does_one_sentence_at_a_time(translator, num_beams, batch_tokens):
+    translations = translator.translate(SENTENCES, num_beams=num_beams, batch_tokens=batch_tokens)
+    assert translations == [by_generate(translator, text, num_beams=num_beams)[0] for text in SENTENCES]
+    assert len(set(translations)) > len(SENTENCES) // 2  # the model does not say the same of everything
+
+
+def test_the_order_of_the_texts_is_kept(translator):
+    shuffled = random.Random(0).sample(range(len(SENTENCES)), len(SENTENCES))
+    straight = translator.translate(SENTENCES)
+    assert translator.translate([SENTENCES[i] for i in shuffled]) == [straight[i] for i in shuffled]
+
+
+def test_an_empty_text_has_an_empty_translation_and_moves_no_other(translator):
+    texts = ["", SENTENCES[0], " \t", SENTENCES[1], "\n", ""]
+    one, two = translator.translate(SENTENCES[:2])
+    assert translator.translate(texts) == ["", one, "", two, "", ""]
+    assert translator.translate([]) == []
+    assert translator.translate("") == [""]
+    assert translator.translate("", n_best=2) == [[Hypothesis("", 0.0, [])]]
+
+
+def test_one_text_is_a_list_of_one(translator):
+    assert translator.translate(SENTENCES[0]) == translator.translate([SENTENCES[0]])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_the_length_penalty_reaches_the_search(translator, alpha):
+    expected = [by_generate(translator, text, length_penalty=alpha)[0] for text in ENGLISH]
+    assert translator.translate(ENGLISH, length_penalty=alpha) == expected
+
+
+def test_n_best_are_those_of_generate_with_gnmt_scores(translator):
+    for text, hypotheses in zip(ENGLISH, translator.translate(ENGLISH, n_best=4), strict=True):
+        batch = translator.tokenizer([text], return_tensors="pt")
+        outputs = translator.model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            num_return_sequences=4,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        assert [hypothesis.text for hypothesis in hypotheses] == translator.tokenizer.batch_decode(
+            outputs.sequences, skip_special_tokens=True
+        )
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == pytest.approx(outputs.sequences_scores.tolist(), abs=1e-5)
+        assert scores == sorted(scores, reverse=True)
+        assert all(hypothesis.tokens[-1] == 2 and 1 not in hypothesis.tokens for hypothesis in hypotheses)
+
+
+def test_a_score_on_request_is_that_of_the_best_hypothesis(translator):
+    for (best,), four in zip(
+        translator.translate(ENGLISH, return_scores=True), translator.translate(ENGLISH, n_best=4), strict=True
+    ):
+        assert dataclasses.replace(best, score=0) == dataclasses.replace(four[0], score=0)
+        assert best.score == pytest.approx(four[0].score, abs=1e-5)
+
+
+def test_hypotheses_that_the_search_did_not_find_are_left_out():
+    model = random_model()
+    with torch.no_grad():
+        model.lm_head.bias[2] = -1e4  # no sentence ends: at its limit only the one best live hypothesis counts
+    model.generation_config.max_source_length_offset = 3
+    (hypotheses,) = Translator(model, trained_tokenizer()).translate(["small"], n_best=4)
+    assert 1 <= len(hypotheses) <= 4
+    assert all(hypothesis.score > -1e6 and 2 not in hypothesis.tokens for hypothesis in hypotheses)
+
+
+def test_forced_decoding_is_the_log_softmax_of_the_full_forward_pass(translator):
+    targets = [*GERMAN[1:], ""]
+    for batch_tokens in (1, 10_000):
+        forced = translator.score(ENGLISH, targets, batch_tokens=batch_tokens)
+        for source, target, decoding in zip(ENGLISH, targets, forced, strict=True):
+            labels = translator.tokenizer(target)["input_ids"]
+            logits = translator.model(
+                input_ids=torch.tensor([translator.tokenizer(source)["input_ids"]]),
+                decoder_input_ids=torch.tensor([[0, *labels[:-1]]]),
+            ).logits
+            truth = torch.log_softmax(logits[0], dim=-1)[range(len(labels)), labels].tolist()
+            assert decoding.tokens == labels
+            assert decoding.log_probabilities == pytest.approx(truth, abs=1e-5)
+            assert decoding.total == pytest.approx(sum(truth), abs=1e-4)
+
+
+def test_a_translation_scores_the_same_when_forced(translator):
+    # The tokens of a translation, encoded again, may be others: take one where they are not.
+    found = 0
+    for source, (best,) in zip(SENTENCES, translator.translate(SENTENCES, return_scores=True), strict=True):
+        (forced,) = translator.score([source], [best.text])
+        if forced.tokens == best.tokens:
+            found += 1
+            assert forced.total / ((5 + len(forced.tokens)) / 6) ** 0.6 == pytest.approx(best.score, abs=1e-5)
+    assert found
+
+
+def test_a_text_that_is_too_long_is_cut_at_the_ends_of_sentences(translator):
+    fits = max(len(translator.tokenizer(text)["input_ids"]) for text in ENGLISH)
+    text = " ".join(ENGLISH)
+    assert translator.translate([text], max_source_length=fits) == [" ".join(translator.translate(ENGLISH))]
+
+
+def test_a_sentence_that_is_too_long_is_cut_at_spaces(translator):
+    words = "apples " * 40
+    parts = list(translator._parts(0, words.strip(), 20))
+    assert len(parts) > 1 and all(len(part.source) <= 20 for part in parts)
+    rejoined = parts[0].joint + translator.tokenizer.decode(parts[0].source, skip_special_tokens=True)
+    for part in parts[1:]:
+        rejoined += part.joint + translator.tokenizer.decode(part.source, skip_special_tokens=True)
+    assert rejoined == words.strip()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.text(alphabet=st.sampled_from("ab .!?\n。ü🙂"), min_size=1, max_size=400)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=80),
+    limit=st.integers(8, 30),
+)
+def test_cutting_loses_no_letter_and_keeps_every_part_within_the_limit(translator, text, limit):
+    parts = list(translator._parts(0, text, limit))
+    assert all(len(part.source) <= limit for part in parts)
+    pieces = [translator.tokenizer.decode(part.source, skip_special_tokens=True) for part in parts]
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+    for part, piece in zip(parts[1:], pieces[1:], strict=True):
+        assert part.joint in ("", " ") and not piece[0].isspace()
+
+
+def test_a_text_much_longer_than_any_model_reads_is_cut_in_bounded_windows(translator):
+    text = "x" * (CHARACTERS_PER_TOKEN * 16 * 3)
+    parts = list(translator._parts(0, text, 16))
+    assert sum(len(part.source) - 1 for part in parts) >= len(text) / CHARACTERS_PER_TOKEN
+    assert "".join(translator.tokenizer.decode(p.source, skip_special_tokens=True) for p in parts) == text
+
+
+@pytest.mark.parametrize(
+    "text, reach, kept",
+    [
+        ("Nein. Ja.", 9, "Nein. Ja."),
+        ("One. Two and three", 10, "One."),
+        ("He said “No.” She left", 15, "He said “No.”"),
+        ("3.14 and 2.71", 13, "3.14 and "),
+        ("一。二三", 3, "一。"),
+        ("abcdef", 4, "abcd"),
+        (".......", 4, "...."),
+    ],
+)
+def test_a_cut_prefers_the_last_sentence_end_then_the_last_space(text, reach, kept):
+    assert text[: best_cut(text, reach)] == kept
+
+
+def test_hypotheses_of_the_parts_of_a_text_are_joined_in_their_rank():
+    first, second = [Hypothesis("a", -1.0, [4, 2]), Hypothesis("b", -2.0, [5, 2])], [Hypothesis("c", -3.0, [6, 2])]
+    assert joined(first, " ", second) == [Hypothesis("a c", -4.0, [4, 2, 6, 2])]
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=60), batch_tokens=st.integers(1, 300))
+def test_batches_hold_every_text_once_within_their_tokens(lengths, batch_tokens):
+    batches = list(batches_of_equal_length(lengths, batch_tokens))
+    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
+    assert all(len(b) == 1 or len(b) * max(lengths[i] for i in b) <= batch_tokens for b in batches)
+    in_order = [lengths[i] for i in itertools.chain(*batches)]
+    assert in_order == sorted(in_order, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"num_beams": 0}, "num_beams is 0"),
+        ({"num_beams": -3}, "num_beams is -3"),
+        ({"num_beams": 10**9}, "1000"),
+        ({"num_beams": True}, "num_beams is True"),
+        ({"num_beams": 2.5}, "num_beams is 2.5"),
+        ({"n_best": 5}, "between 1 and 4"),
+        ({"n_best": 0}, "n_best is 0"),
+        ({"batch_tokens": 0}, "batch_tokens is 0"),
+        ({"max_source_length": 3}, "max_source_length is 3"),
+        ({"length_penalty": math.nan}, "length_penalty is nan"),
+        ({"length_penalty": "much"}, "length_penalty is 'much'"),
+    ],
+)
+def test_an_impossible_option_is_refused_with_its_limit(translator, options, named):
+    with pytest.raises(InputError, match=named):
+        translator.translate(["a"], **options)
+
+
+@pytest.mark.parametrize("texts, named", [(["a", None], "text 2 is a NoneType"), (["\ud800"], "text 1: .*surrogate")])
+def test_what_is_not_text_is_refused_by_its_number(translator, texts, named):
+    with pytest.raises(InputError, match=named):
+        translator.translate(texts)
+
+
+def test_scoring_needs_a_translation_for_each_source(translator):
+    with pytest.raises(InputError, match="2 sources and 1 targets"):
+        translator.score(["a", "b"], ["c"])
+    assert translator.score([], []) == []
+
+
+def test_learned_positions_set_the_longest_source_and_target():
+    model = random_model(position_embedding_type="learned", max_position_embeddings=16)
+    translator = Translator(model, trained_tokenizer())
+    (translation,) = translator.translate([" ".join(ENGLISH)])
+    assert translation
+    with pytest.raises(InputError, match="max_source_length is 17; it must lie between 8 and 16"):
+        translator.translate(["a"], max_source_length=17)
+    with pytest.raises(InputError, match="target 1 has .* tokens; the model has 16 positions"):
+        translator.score(["a"], ["a" * 100])
+
+
+def test_a_model_with_two_vocabularies_is_refused():
+    model = random_model(decoder_vocab_size=310, share_encoder_decoder_embeddings=False)
+    with pytest.raises(InputError, match="300 source and 310 target tokens"):
+        Translator(model, trained_tokenizer())
+
+
+def test_progress_goes_to_stderr_and_changes_nothing(translator, capsys):
+    assert translator.translate(ENGLISH, progress=True) == translator.translate(ENGLISH)
+    printed = capsys.readouterr()
+    assert printed.out == "" and f"{len(ENGLISH)}/{len(ENGLISH)}" in printed.err
+
+
+def test_a_saved_folder_translates_as_the_model_that_was_saved(translator, tmp_path):
+    loaded = Translator.from_pretrained(saved_model(tmp_path), device="cpu")
+    assert loaded.translate(SENTENCES) == translator.translate(SENTENCES)
+    assert Translator.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16

@@ -1,0 +1,100 @@
+"""Section 6.1: the average of the last checkpoints' weights is the model that translates."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+
+from .checkpoint import checkpoints, verify
+
+WEIGHTS = "model.safetensors"
+BESIDE_WEIGHTS = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+
+
+def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
+    """The mean of each tensor over the model folders, summed in float64. One folder: its weights as they are."""
+    files = []
+    for folder in folders:
+        try:
+            files.append(safe_open(folder / WEIGHTS, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise BrokenFileError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    names = [set(file.keys()) for file in files]
+    for folder, found in zip(folders, names, strict=True):
+        if found != names[0]:
+            odd = sorted(found ^ names[0])
+            raise InputError(f"{folder / WEIGHTS} has not the tensors of {folders[0] / WEIGHTS}: {', '.join(odd[:5])}")
+    averaged = {}
+    for name in sorted(names[0]):
+        first = files[0].get_tensor(name)
+        total = first.double()
+        for folder, file in zip(folders[1:], files[1:], strict=True):
+            tensor = file.get_tensor(name)
+            if tensor.shape != first.shape:
+                raise InputError(f"{folder / WEIGHTS}: {name} is {tuple(tensor.shape)}, not {tuple(first.shape)}")
+            total += tensor
+        averaged[name] = (total / len(files)).to(first.dtype)
+    return averaged
+
+
+def write_model_folder(folders: list[Path], output: Path) -> None:
+    """A model folder with the average of these folders' weights; configuration and tokenizer are the last one's.
+
+    Every file appears in `output` whole, config.json last.
+    """
+    temporary = output / f"model.tmp-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        save_file(average_weights(folders), temporary / WEIGHTS, metadata={"format": "pt"})
+        for name in BESIDE_WEIGHTS:
+            if (folders[-1] / name).is_file():
+                shutil.copyfile(folders[-1] / name, temporary / name)
+        for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
+            if (temporary / name).is_file():
+                os.replace(temporary / name, output / name)
+    except (OSError, SafetensorError) as error:
+        raise UnavailableError(f"{output} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help="Average the weights of checkpoints into a model folder.")
+def average(
+    checkpoint: Annotated[list[Path], typer.Argument(help="Model folders, or one run's folder (see --last).")],
+    output: Annotated[Path, typer.Option(help="The new model folder.")],
+    last: Annotated[int, typer.Option(min=1, help="How many of a run's last checkpoints.")] = 5,
+) -> None:
+    folders = checkpoint
+    if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():
+        folders = checkpoints(checkpoint[0] / "checkpoints")[:last][::-1]
+        if len(folders) < last:
+            typer.echo(f"the run has {len(folders)} checkpoints, fewer than {last}", err=True)
+        for folder in folders:
+            verify(folder)
+    if not folders:
+        raise InputError(f"{checkpoint[0]}: there are no checkpoints to average")
+    for folder in folders:
+        if not (folder / WEIGHTS).is_file():
+            raise InputError(f"{folder} has no {WEIGHTS}: not a model folder or a checkpoint of a run")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"--output {output} exists; name a new folder")
+    write_model_folder(folders, output)
+    typer.echo(f"{output}: the average of {', '.join(folder.name for folder in folders)}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    exit_cleanly(app, arguments, name="average")
+
+
+if __name__ == "__main__":
+    main()

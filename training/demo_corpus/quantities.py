@@ -1,0 +1,270 @@
+"""Prices, measures and numbers: amounts in CLDR's forms (through Babel), and number words."""
+
+from babel.numbers import format_currency
+from babel.units import format_unit
+
+from .dates_and_times import ENGLISH, EVENTS, GERMAN, plain
+from .grammar import Clause, NounPhrase, Place, Verb, sentence
+from .lexicon import ADJECTIVES, THINGS, VERBS
+from .number_words import english_words, german_words
+from .sentences import person, subject
+from .template import Pair, Pick, Template
+
+# --- prices ------------------------------------------------------------------------------------------
+
+SMALL = [*range(2, 31), *range(35, 100, 5)]
+AMOUNTS = [
+    f"{currency} {amount}{cents}"
+    for currency in ("EUR", "USD", "GBP")
+    for amount in SMALL
+    for cents in ("", ".50", ".99")
+]
+GOODS = "hat jacket cap shirt sweater book novel lamp bag ball flower picture cake radio map knife".split()
+
+
+def money(value: str) -> Pair:
+    currency, amount = value.split()
+    if "." in amount:
+        return plain(format_currency(amount, currency, locale=ENGLISH)), plain(
+            format_currency(amount, currency, locale=GERMAN)
+        )
+    # Whole amounts without ".00", as running text has them.
+    left = format_currency(amount, currency, "¤#,##0", locale=ENGLISH, currency_digits=False)
+    right = format_currency(amount, currency, "#,##0\u00a0¤", locale=GERMAN, currency_digits=False)
+    return plain(left), plain(right)
+
+
+def goods(pick: Pick) -> NounPhrase:
+    entry = THINGS[pick.of(GOODS)]
+    word = pick.of([word for word in entry.adjectives if word not in ("expensive", "cheap")])
+    adjective = (word, ADJECTIVES[word]) if pick.chance(0.5) else None
+    return NounPhrase(pick.of(("the", "the", "this")), adjective, entry.noun)
+
+
+def priced(english: str, german: str):
+    def make(value: str, pick: Pick) -> Pair:
+        (left, right), thing = money(value), goods(pick)
+        return sentence(english.format(left, thing.english())), sentence(german.format(right, thing.german("nom")))
+
+    return make
+
+
+def traded(base: str, mode: str, end: Pair = ("", "")):
+    """Somebody bought or sold something for an amount."""
+
+    def make(value: str, pick: Pick) -> Pair:
+        left, right = money(value)
+        price = Place("", f"for {left}", f"für {right}")
+        one = Clause(subject(pick, "sell"), VERBS[base], goods(pick), place=price)
+        return sentence(one.english_statement(mode, end=end[0])), sentence(one.german_statement(mode, adverb=end[1]))
+
+    return make
+
+
+PRICES = [
+    Template("price", "costs", AMOUNTS, priced("{1} costs {0}", "{1} kostet {0}"), 2),
+    Template("price", "only", AMOUNTS, priced("{1} costs only {0}", "{1} kostet nur {0}")),
+    Template("price", "bought", AMOUNTS, traded("buy", "past", ("yesterday", "gestern"))),
+    Template("price", "sold", AMOUNTS, traded("sell", "past")),
+    Template("price", "wants to sell", AMOUNTS, traded("sell", "want")),
+]
+
+# --- measures ----------------------------------------------------------------------------------------
+
+UNITS = {
+    "cm": "length-centimeter",
+    "km": "length-kilometer",
+    "kg": "mass-kilogram",
+    "g": "mass-gram",
+    "l": "volume-liter",
+    "min": "duration-minute",
+    "h": "duration-hour",
+    "d": "duration-day",
+    "week": "duration-week",
+    "month": "duration-month",
+    "year": "duration-year",
+    "C": "temperature-celsius",
+}
+DATIVE = {"Tage": "Tagen", "Monate": "Monaten", "Jahre": "Jahren"}
+
+
+def quantities(unit: str, *numbers: float) -> list[str]:
+    return [f"{number} {unit}" for number in numbers]
+
+
+HALVES = [number + 0.5 for number in range(1, 10)]
+CENTIMETERS = quantities("cm", *range(50, 260, 10))
+KILOMETERS = quantities("km", *SMALL, *HALVES)
+KILOGRAMS = quantities("kg", *range(2, 11), *HALVES)
+GRAMS = quantities("g", *range(50, 950, 50))
+LITERS = quantities("l", *range(2, 11), *HALVES)
+AGES = quantities("year", *range(2, 31))
+DEGREES = quantities("C", *range(2, 36))
+WAITS = quantities("min", *range(5, 60, 5)) + quantities("h", *range(2, 13))
+STAYS = quantities("d", *range(2, 13)) + quantities("week", *range(2, 9)) + quantities("month", *range(2, 12))
+
+FURNITURE = [("the table", "der Tisch"), ("the bed", "das Bett"), ("the sofa", "das Sofa")]
+FAR = [
+    ("the station", "der Bahnhof"),
+    ("the market", "der Markt"),
+    ("the castle", "das Schloss"),
+    ("the church", "die Kirche"),
+]
+TRIPS = [
+    ("the trip", "die Reise"),
+    ("the film", "der Film"),
+    ("the concert", "das Konzert"),
+    ("the exam", "die Prüfung"),
+]
+LOADS = [("the bag", "die Tasche"), ("the cat", "die Katze"), ("the dog", "der Hund"), ("the computer", "der Computer")]
+FRUITS = [("apples", "Äpfel"), ("pears", "Birnen"), ("tomatoes", "Tomaten"), ("bananas", "Bananen")]
+POWDERS = [("sugar", "Zucker"), ("flour", "Mehl"), ("butter", "Butter"), ("cheese", "Käse")]
+DRINKS = [("water", "Wasser"), ("milk", "Milch"), ("juice", "Saft"), ("lemonade", "Limonade")]
+
+
+def measured(value: str) -> Pair:
+    number, unit = value.split()
+    exact = float(number) if "." in number else int(number)
+    return plain(format_unit(exact, UNITS[unit], "long", locale=ENGLISH)), plain(
+        format_unit(exact, UNITS[unit], "long", locale=GERMAN)
+    )
+
+
+def dative(measure: str) -> str:
+    number, unit = measure.split()
+    return f"{number} {DATIVE.get(unit, unit)}"
+
+
+def of_things(english: str, german: str, things: list[Pair], in_dative: bool = False):
+    """{0} is the measure, {1} the thing."""
+
+    def make(value: str, pick: Pick) -> Pair:
+        (left, right), thing = measured(value), pick.of(things)
+        right = dative(right) if in_dative else right
+        return sentence(english.format(left, thing[0])), sentence(german.format(right, thing[1]))
+
+    return make
+
+
+def by_person(verb: Verb, mode: str, english: str = "{0}", german: str = "{0}", goods: list[Pair] | None = None):
+    """Somebody does something a measure long, or to a measure of goods. German "vor {0}" needs the dative."""
+
+    def make(value: str, pick: Pick) -> Pair:
+        left, right = measured(value)
+        thing = pick.of(goods) if goods else ("", "")
+        right = dative(right) if german.startswith("vor") else right
+        measure = Place("", english.format(left, thing[0]), german.format(right, thing[1]))
+        one = Clause(subject(pick, "visit"), verb, place=measure)
+        return sentence(one.english_statement(mode)), sentence(one.german_statement(mode))
+
+    return make
+
+
+def aged(value: str, pick: Pick) -> Pair:
+    left, right = measured(value)
+    who = person(pick, pick.of(("sister", "brother", "son", "daughter", "Anna", "Maria", "Julia", "Peter", "Thomas")))
+    be, sein = ("is", "ist") if who.person == "3s" else ("are", "sind")
+    return sentence(f"{who.english()} {be} {left} old"), sentence(f"{who.german('nom')} {sein} {right} alt")
+
+
+WALK = Verb(
+    ("walk", "walks", "walked", "walked", "walking"), "", "", ("gehen", "gehe", "gehst", "geht"), "gegangen", "sein"
+)
+STAY = Verb(
+    ("stay", "stays", "stayed", "stayed", "staying"),
+    "",
+    "",
+    ("bleiben", "bleibe", "bleibst", "bleibt"),
+    "geblieben",
+    "sein",
+)
+ARRIVED = Verb(
+    ("arrive", "arrives", "arrived", "arrived", "arriving"),
+    "",
+    "an",
+    ("kommen", "komme", "kommst", "kommt"),
+    "angekommen",
+    "sein",
+)
+OF = ("{0} of {1}", "{0} {1}")
+NOTHING = [("", "")]
+
+MEASURES = [
+    Template("measure", "long", CENTIMETERS, of_things("{1} is {0} long", "{1} ist {0} lang", FURNITURE), 0.5),
+    Template("measure", "wide", CENTIMETERS, of_things("{1} is {0} wide", "{1} ist {0} breit", FURNITURE), 0.5),
+    Template("measure", "away", KILOMETERS, of_things("{1} is {0} away", "{1} ist {0} entfernt", FAR)),
+    Template("measure", "walked", KILOMETERS, by_person(WALK, "past")),
+    Template("measure", "must walk", KILOMETERS, by_person(WALK, "must")),
+    Template("measure", "weighs", KILOGRAMS, of_things("{1} weighs {0}", "{1} wiegt {0}", LOADS), 0.7),
+    Template("measure", "kilos", KILOGRAMS, by_person(VERBS["buy"], "present", *OF, FRUITS)),
+    Template("measure", "needs grams", GRAMS, by_person(VERBS["need"], "present", *OF, POWDERS)),
+    Template("measure", "buys grams", GRAMS, by_person(VERBS["buy"], "present", *OF, POWDERS)),
+    Template("measure", "needs liters", LITERS, by_person(VERBS["need"], "present", *OF, DRINKS)),
+    Template("measure", "buys liters", LITERS, by_person(VERBS["buy"], "present", *OF, DRINKS)),
+    Template("measure", "takes", WAITS, of_things("{1} takes {0}", "{1} dauert {0}", TRIPS), 0.7),
+    Template("measure", "must wait", WAITS, by_person(VERBS["wait"], "must", "for {0}")),
+    Template("measure", "slept", WAITS, by_person(VERBS["sleep"], "past", "for {0}")),
+    Template("measure", "stays", STAYS, by_person(STAY, "present", "for {0}")),
+    Template("measure", "begins in", STAYS, of_things("{1} begins in {0}", "{1} beginnt in {0}", EVENTS, True), 0.7),
+    Template("measure", "ago", STAYS, by_person(ARRIVED, "past", "{0} ago", "vor {0}")),
+    Template("measure", "age", AGES, aged),
+    Template("measure", "today", DEGREES, of_things("it is {0} today", "heute sind es {0}", NOTHING), 0.3),
+    Template("measure", "yesterday", DEGREES, of_things("it was {0} yesterday", "gestern waren es {0}", NOTHING), 0.3),
+    Template("measure", "water", DEGREES, of_things("the water is {0} warm", "das Wasser ist {0} warm", NOTHING), 0.3),
+]
+
+# --- numbers in words --------------------------------------------------------------------------------
+
+NUMBERS = [str(number) for number in (*range(2, 100), *range(100, 1000, 3), *range(1000, 10_000, 87))]
+ADDENDS = [str(number) for number in range(2, 90)]
+COUNTED = [
+    ("the hotel has {} rooms", "das Hotel hat {} Zimmer"),
+    ("the book has {} pages", "das Buch hat {} Seiten"),
+    ("the village has {} houses", "das Dorf hat {} Häuser"),
+    ("the museum has {} pictures", "das Museum hat {} Bilder"),
+]
+
+
+def worded(english: str, german: str):
+    def make(value: str, pick: Pick) -> Pair:
+        number = int(value)
+        return english.format(english_words(number)), german.format(german_words(number))
+
+    return make
+
+
+def counted(frame: Pair):
+    def make(value: str, pick: Pick) -> Pair:
+        number = int(value)
+        # "einundzwanzig", but a noun after a final "eins" would change it (hunderteins, hundertein Zimmer).
+        return sentence(frame[0].format(english_words(number))), sentence(frame[1].format(german_words(number)))
+
+    return make
+
+
+def plus(value: str, pick: Pick) -> Pair:
+    first, second = int(value), int(pick.of(ADDENDS))
+    return calculation(first, "plus", second, first + second)
+
+
+def minus(value: str, pick: Pick) -> Pair:
+    second, rest = int(value), int(pick.of(ADDENDS))
+    return calculation(second + rest, "minus", second, rest)
+
+
+def calculation(first: int, sign: str, second: int, result: int) -> Pair:
+    return (
+        sentence(f"{english_words(first)} {sign} {english_words(second)} is {english_words(result)}"),
+        sentence(f"{german_words(first)} {sign} {german_words(second)} ist {german_words(result)}"),
+    )
+
+
+# "Zimmer" after hunderteins would need "hundertein Zimmer": such numbers are not counted with.
+COUNTABLE = [number for number in NUMBERS if int(number) % 100 != 1]
+COUNTS = [
+    Template("number", "words", NUMBERS, worded("{}", "{}")),
+    Template("number", "the number is", NUMBERS, worded("The number is {}.", "Die Zahl ist {}.")),
+    *(Template("number", frame[0], COUNTABLE, counted(frame)) for frame in COUNTED),
+    Template("number", "plus", ADDENDS, plus, 0.8),
+    Template("number", "minus", ADDENDS, minus, 0.8),
+]

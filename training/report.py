@@ -1,0 +1,83 @@
+"""What a run tells: a progress bar on a terminal, plain lines elsewhere, metrics.jsonl always, trackers by name."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Reporter:
+    """Speaks for the main process; the others hold one that is silent."""
+
+    def __init__(self, speaks: bool):
+        self.speaks = speaks
+        self.console = Console(stderr=True)
+        self.bar: Progress | None = None
+        self.metrics: Path | None = None
+        self.accelerator: Any = None
+
+    def say(self, message: str) -> None:
+        if not self.speaks:
+            return
+        if self.bar is not None:
+            self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(message, file=sys.stderr, flush=True)
+
+    def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
+        self.metrics = output_dir / "metrics.jsonl"
+        self.accelerator = accelerator
+        if not self.speaks:
+            return
+        if step:
+            self.write({"event": "resume", "step": step})
+        if self.console.is_terminal:
+            self.bar = Progress(
+                TextColumn("[bold]step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.fields[news]}"),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                console=self.console,
+            )
+            self.task = self.bar.add_task("training", total=total_steps, completed=step, news="")
+            self.bar.start()
+
+    def advance(self, step: int) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """A line of metrics.jsonl, and of the trackers."""
+        if not self.speaks or self.metrics is None:
+            return
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        values = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
+        if self.accelerator is not None and self.accelerator.log_with:
+            self.accelerator.log(values, step=record["step"])
+
+    def progress(self, record: dict[str, Any], seconds_left: float) -> None:
+        self.write(record)
+        news = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=record["step"], news=news)
+        else:
+            self.say(
+                f"step {record['step']}/{record['total_steps']}  epoch {record['epoch']:.2f}  {news}  "
+                f"rate {record['learning_rate']:.2e}  {_duration(seconds_left)} left"
+            )
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

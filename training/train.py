@@ -1,0 +1,632 @@
+"""Section 5: training. One process, or one per GPU; interrupted at any instant, the same command goes on."""
+
+import dataclasses
+import difflib
+import itertools
+import math
+import os
+import shutil
+import signal
+import time
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, broadcast_object_list
+from transformers import AutoTokenizer
+
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.tokenization import train_tokenizer
+
+from . import checkpoint, machine
+from .average import write_model_folder
+from .batches import Order, Plan, plan_batches, shares
+from .corpus import Corpus, load_corpus, overlap, parallel_texts, text_lines, tokenizer_sha256
+from .loss import TrainingLoss
+from .recipe import Recipe
+from .report import Reporter
+from .schedule import learning_rate
+
+GO_ON, LIMIT_REACHED, SIGNAL = 0, 1, 2  # SIGNAL + n: signal n; the largest of all processes' codes counts.
+
+
+@dataclass
+class Progress:
+    """Where a run is: all that a checkpoint holds besides weights and moments."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    best_loss: float | None = None
+    validations_since_best: int = 0
+
+
+class Signals:
+    """SIGTERM and SIGINT ask the run to save and leave; a second one ends the process at once."""
+
+    received: int | None = None
+
+    def __enter__(self) -> "Signals":
+        self.previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = number
+
+
+def train(recipe: Recipe) -> None:
+    """Train what the recipe says into recipe.output_dir, or go on where a run there was interrupted.
+
+    Leaves the folder of a model: config.json, model.safetensors, tokenizer.json, generation_config.json.
+    """
+    output = Path(recipe.output_dir)
+    accelerator = _accelerator(recipe, output)
+    reporter = Reporter(accelerator.is_main_process)
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        machine.refuse_too_few_processes(recipe.processes, accelerator.num_processes)
+        if recipe.micro_batches % accelerator.num_processes:
+            raise InputError(
+                f"micro_batches is {recipe.micro_batches}, which {accelerator.num_processes} processes cannot share "
+                f"evenly; set a multiple of {accelerator.num_processes}"
+            )
+        if accelerator.is_main_process:
+            stack.enter_context(checkpoint.lock_run(output))
+            _claim_output(recipe, output, reporter)
+        accelerator.wait_for_everyone()
+        run = Run(recipe, output, accelerator, reporter, signals)
+        stack.callback(reporter.stop)
+        stack.callback(accelerator.end_training)
+        run.train()
+    raise_for_signal(signals)
+
+
+def raise_for_signal(signals: Signals) -> None:
+    """End the process with the exit code that shells give to a signal, once everything is saved."""
+    if signals.received is not None:
+        raise SystemExit(128 + signals.received)
+
+
+def _accelerator(recipe: Recipe, output: Path) -> Accelerator:
+    try:
+        return Accelerator(
+            mixed_precision=recipe.mixed_precision,
+            log_with=recipe.trackers or None,
+            project_dir=output,
+            kwargs_handlers=[
+                # The main process tokenises the corpus while the others wait.
+                InitProcessGroupKwargs(timeout=timedelta(hours=12)),
+                DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+            ],
+        )
+    except ValueError as error:
+        raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
+
+
+def _claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
+    """Make output_dir this run's: new, or one of the same recipe. Never someone else's folder."""
+    record = output / "run.json"
+    foreign = [path.name for path in output.iterdir() if path.name != ".lock"]
+    if recipe.overwrite and record.exists():
+        for name in ("checkpoints", "corpus"):
+            shutil.rmtree(output / name, ignore_errors=True)
+        for name in ("run.json", "metrics.jsonl", "model.safetensors", "config.json", "generation_config.json",
+                     "tokenizer.json", "tokenizer_config.json"):
+            (output / name).unlink(missing_ok=True)
+    elif record.exists():
+        try:
+            before = checkpoint.read_json(record)["identity"]
+        except KeyError as error:
+            raise BrokenFileError(f"{record} is not the record of a run") from error
+        _refuse_changes(before, recipe.identity(), recipe, reporter)
+    elif foreign:
+        raise InputError(
+            f"output_dir {output} is not empty ({', '.join(sorted(foreign)[:3])}) and no run of ours; name another"
+        )
+    try:
+        checkpoint.write_json(record, {"identity": recipe.identity(), "recipe": dataclasses.asdict(recipe)})
+        checkpoint.remove_unfinished(output)
+        checkpoint.remove_unfinished(output / "checkpoints")
+    except OSError as error:
+        raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
+
+
+def _refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:
+    changes = [
+        f"{key} was {before.get(key)}, is {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if not changes:
+        return
+    if not recipe.allow_changed:
+        raise InputError(
+            f"output_dir {recipe.output_dir} holds a run that differs: {'; '.join(changes)}. Restore it, name another "
+            f"output_dir, go on nevertheless with --allow_changed true, or start again with --overwrite true"
+        )
+    reporter.say(f"going on with a changed run: {'; '.join(changes)}")
+
+
+class Run:
+    """One training run, from the text to the model folder."""
+
+    def __init__(
+        self, recipe: Recipe, output: Path, accelerator: Accelerator, reporter: Reporter, signals: Signals
+    ):
+        self.recipe, self.output, self.accelerator = recipe, output, accelerator
+        self.reporter, self.signals = reporter, signals
+        self.root = output / "checkpoints"
+        self.progress = Progress()
+
+        self.tokenizer, self.corpus, self.validation = self._main_process_first(self._read_text)
+        self.config = model_config(recipe, len(self.tokenizer))
+        self.plan = plan_batches(
+            self.corpus.source_lengths,
+            self.corpus.target_lengths,
+            recipe.tokens_per_step // recipe.micro_batches,
+            recipe.micro_batches,
+        )
+        self.order = Order(self.plan, recipe.seed)
+        self.total_steps = total_steps(recipe, self.plan)
+
+        device = accelerator.device
+        if device.type == "cpu":
+            machine.keep_memory()
+        precision = machine.choose_matmul_precision(recipe.matmul_precision, device)
+        mean_length = float(self.corpus.source_lengths.mean() + self.corpus.target_lengths.mean()) / 2
+        attention = machine.choose_attention(recipe.attention, device, mean_length)
+        machine.seed_everything(recipe.seed)
+        self.model = make_model(recipe, self.config, attention)
+        byte_dropout = recipe.fast_dropout == "auto" and device.type == "cpu"
+        if byte_dropout:
+            machine.use_byte_dropout(self.model)
+        module = TrainingLoss(self.model, recipe.label_smoothing, recipe.label_smoothing_spread)
+        # Section 5.3: Adam with beta1 0.9, beta2 0.98, epsilon 1e-9.
+        optimizer = torch.optim.Adam(
+            self.model.parameters(),
+            lr=0.0,
+            betas=(recipe.adam_beta1, recipe.adam_beta2),
+            eps=recipe.adam_epsilon,
+            fused=device.type in ("cpu", "cuda"),
+        )
+        self.module, self.optimizer = accelerator.prepare(module, optimizer)
+        if recipe.compile:
+            self.module = torch.compile(self.module, dynamic=True)
+        self.environment = {
+            **machine.versions(),
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
+            "mixed_precision": str(accelerator.mixed_precision),
+            "matmul_precision": precision,
+            "attention": attention,
+            "byte_dropout": byte_dropout,
+        }
+        self.identity = {
+            "corpus sha256": self.corpus.sha256,
+            "tokenizer sha256": tokenizer_sha256(self.tokenizer),
+            "processes": accelerator.num_processes,
+        }
+
+    # --- what is trained on what ---
+
+    def _main_process_first(self, function: Any) -> Any:
+        """The main process does the work and fills the cache, then the others find it there."""
+        if self.accelerator.is_main_process:
+            result = function()
+        self.accelerator.wait_for_everyone()
+        if not self.accelerator.is_main_process:
+            result = function()
+        return result
+
+    def _read_text(self) -> tuple[Any, Corpus, Corpus | None]:
+        recipe, say = self.recipe, self.reporter.say
+        texts = parallel_texts(recipe, recipe.train)
+        held_out = parallel_texts(recipe, recipe.validation)
+        test = parallel_texts(recipe, recipe.test)
+        tokenizer = load_or_train_tokenizer(recipe, self.output, texts, say)
+        cache = Path(recipe.cache) if recipe.cache else self.output / "corpus"
+        corpus = load_corpus(texts, tokenizer, recipe, cache, say)
+        validation = load_corpus(held_out, tokenizer, recipe, cache, say) if held_out else None
+        for name, other in (
+            ("validation", validation),
+            ("test", load_corpus(test, tokenizer, recipe, cache, say) if test else None),
+        ):
+            if other is not None and (common := overlap(corpus, other)):
+                say(f"warning: {common} of {len(other)} {name} pairs are in the training text as well")
+        return tokenizer, corpus, validation
+
+    # --- the loop ---
+
+    def train(self) -> None:
+        recipe, progress = self.recipe, self.progress
+        self._resume()
+        progress = self.progress
+        self._introduce()
+        if recipe.trackers:
+            self.accelerator.init_trackers("vaswani_transformer", config=_flat(dataclasses.asdict(recipe)))
+        self.reporter.start(self.output, self.accelerator, progress.step, self.total_steps)
+        self._clear_window()
+        saved = validated = progress.step
+        code = self._agreed_code()
+        while code == GO_ON:
+            if not self._step():
+                code = self._agreed_code()
+                break
+            step = progress.step
+            if step % recipe.log_every == 0 or step == self.total_steps:
+                self._log()
+            self.reporter.advance(step)
+            code = self._agreed_code()
+            save_due = step % recipe.save_every == 0 or code == LIMIT_REACHED
+            validate_due = recipe.validate_every is not None and step % recipe.validate_every == 0
+            if self.validation is not None and (validate_due or save_due) and code < SIGNAL:
+                self._validate()
+                validated = step
+                code = max(code, self._agreed_code())
+            if code != GO_ON or save_due:
+                self._save(is_best=validated == step and progress.validations_since_best == 0)
+                saved = step
+        if code >= SIGNAL:
+            if saved != progress.step:
+                self._save(is_best=False)
+            number = code - SIGNAL
+            self.signals.received = number
+            self.reporter.say(
+                f"{signal.Signals(number).name}: saved step {progress.step}; the same command goes on from there"
+            )
+            return
+        self._finish()
+
+    def _agreed_code(self) -> int:
+        """GO_ON or why to stop, the same on every process."""
+        recipe, progress = self.recipe, self.progress
+        limits = (
+            (progress.step, self.total_steps),
+            (progress.seconds / 3600, recipe.max_hours),
+            (progress.cpu_seconds, recipe.max_cpu_seconds),
+            (progress.tokens, recipe.max_tokens),
+            (progress.validations_since_best, recipe.patience),
+        )
+        code = LIMIT_REACHED if any(limit is not None and value >= limit for value, limit in limits) else GO_ON
+        if self.signals.received is not None:
+            code = SIGNAL + self.signals.received
+        if self.accelerator.num_processes > 1:
+            codes = torch.tensor([code], device=self.accelerator.device)
+            torch.distributed.all_reduce(codes, op=torch.distributed.ReduceOp.MAX)
+            code = int(codes.item())
+        return code
+
+    def _step(self) -> bool:
+        """One step of section 5: micro-batches, gradients, Adam. False when a signal came before its end."""
+        recipe, progress, accelerator = self.recipe, self.progress, self.accelerator
+        started, cpu_started = time.perf_counter(), time.process_time()
+        micro_batches = self.order.step(progress.step)
+        pairs = np.concatenate(micro_batches)
+        target_tokens = int(self.corpus.target_lengths[pairs].sum(dtype=np.int64))
+        mine = shares(micro_batches, accelerator.process_index, accelerator.num_processes)
+        self.module.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        for number, batch in mine:
+            if self.signals.received is not None and accelerator.num_processes == 1:
+                return False
+            # Randomness is a function of where we are: nothing to save, the same for any number of processes.
+            machine.seed_everything(recipe.seed, progress.step, number)
+            last = number == mine[-1][0]
+            with nullcontext() if last else accelerator.no_sync(self.module):
+                loss, negative_log_likelihood = self.module(*self._tensors(self.corpus, batch))
+                # The mean over all target tokens of the step: DDP takes the mean over processes of what is a sum.
+                accelerator.backward(loss * (accelerator.num_processes / target_tokens))
+            self.window_loss += loss.detach()
+            self.window_negative_log_likelihood += negative_log_likelihood
+        if accelerator.mixed_precision == "fp16":
+            accelerator.unscale_gradients()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self.gradient_norm = float(norm)
+        rate = learning_rate(
+            progress.step + 1,
+            d_model=self.config.d_model,
+            warmup_steps=recipe.warmup_steps,
+            factor=recipe.learning_rate_factor,
+            peak=recipe.learning_rate,
+            total_steps=self.total_steps,
+            decay_share=recipe.decay_share,
+        )
+        finite = math.isfinite(self.gradient_norm)
+        if finite or accelerator.mixed_precision == "fp16":
+            if recipe.max_gradient_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), recipe.max_gradient_norm, norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()  # With fp16 the gradient scaler skips by itself, and scales less from then on.
+        self._count_skipped(finite)
+        self.rate = rate
+        progress.step += 1
+        tokens = target_tokens + int(self.corpus.source_lengths[pairs].sum(dtype=np.int64))
+        progress.tokens += tokens
+        progress.seconds += time.perf_counter() - started
+        progress.cpu_seconds += (time.process_time() - cpu_started) * accelerator.num_processes
+        self.window_tokens += tokens
+        self.window_target_tokens += target_tokens
+        return True
+
+    def _count_skipped(self, finite: bool) -> None:
+        """NaN and infinity never reach the weights; many in a row mean that something is wrong for good."""
+        progress = self.progress
+        if finite:
+            progress.skipped_in_a_row = 0
+            return
+        progress.skipped_steps += 1
+        progress.skipped_in_a_row += 1
+        if self.accelerator.mixed_precision != "fp16" or progress.skipped_in_a_row > 5:
+            self.reporter.say(f"step {progress.step + 1}: the gradient is not finite, step skipped")
+        if progress.skipped_in_a_row >= self.recipe.max_bad_steps:
+            raise InputError(
+                f"{progress.skipped_in_a_row} steps in a row had a loss or gradient that is not finite, up to step "
+                f"{progress.step + 1}; try a lower learning rate or longer warm-up. The last checkpoint is intact"
+            )
+
+    def _tensors(self, corpus: Corpus, pairs: np.ndarray) -> tuple[torch.Tensor | None, ...]:
+        """The arguments of TrainingLoss.forward for some pairs of a corpus."""
+        pad = self.config.pad_token_id
+        source, source_real = corpus.sources(pairs, pad)
+        target, target_real = corpus.targets(pairs, pad)
+        shifted = np.empty_like(target)
+        shifted[:, 0] = self.config.decoder_start_token_id
+        shifted[:, 1:] = target[:, :-1]
+        positions = np.flatnonzero(target_real)
+        mask = None if source_real.all() else source_real.astype(np.int64)
+        arrays = (source, mask, shifted, positions, target.reshape(-1)[positions])
+        device = self.accelerator.device
+        return tuple(None if a is None else torch.from_numpy(a).to(device, non_blocking=True) for a in arrays)
+
+    # --- what is reported ---
+
+    def _clear_window(self) -> None:
+        device = self.accelerator.device
+        self.window_loss = torch.zeros((), device=device)
+        self.window_negative_log_likelihood = torch.zeros((), device=device)
+        self.window_tokens = self.window_target_tokens = 0
+        self.window_started = time.perf_counter()
+
+    def _log(self) -> None:
+        progress = self.progress
+        sums = self.accelerator.reduce(torch.stack((self.window_loss, self.window_negative_log_likelihood)), "sum")
+        loss, negative_log_likelihood = (sums / self.window_target_tokens).tolist()
+        seconds = time.perf_counter() - self.window_started
+        record = {
+            "step": progress.step,
+            "total_steps": self.total_steps,
+            "epoch": progress.step / self.plan.steps_per_epoch,
+            "loss": loss,
+            "perplexity": math.exp(min(negative_log_likelihood, 700)),
+            "learning_rate": self.rate,
+            "gradient_norm": self.gradient_norm,
+            "tokens": progress.tokens,
+            "tokens_per_second": self.window_tokens / seconds,
+            "seconds": progress.seconds,
+            "cpu_seconds": progress.cpu_seconds,
+            "skipped_steps": progress.skipped_steps,
+        }
+        self.reporter.progress(record, (self.total_steps - progress.step) * progress.seconds / progress.step)
+        self._clear_window()
+
+    def _introduce(self) -> None:
+        recipe = self.recipe
+        parameters = sum(p.numel() for p in self.model.parameters())
+        processes = self.accelerator.num_processes
+        self.reporter.say(
+            f"{parameters:,} parameters, {len(self.corpus):,} pairs, {self.plan.steps_per_epoch:,} steps an epoch of "
+            f"{recipe.tokens_per_step:,} tokens ({self.plan.padding():.1%} padding), {self.total_steps:,} steps"
+        )
+        environment = self.environment
+        self.reporter.say(
+            f"{processes} process{'es' if processes > 1 else ''} on {environment['device']}, "
+            f"{environment['threads']} threads; precision {environment['mixed_precision']}, float32 products "
+            f"{environment['matmul_precision']}, attention {environment['attention']}"
+        )
+
+    # --- validation ---
+
+    @torch.no_grad()
+    def _validate(self) -> None:
+        """The loss on the validation text (without smoothing), and BLEU when its step has come."""
+        recipe, progress, accelerator = self.recipe, self.progress, self.accelerator
+        assert self.validation is not None
+        corpus = self.validation
+        plan = plan_batches(
+            corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_step // recipe.micro_batches
+        )
+        self.module.eval()
+        total = torch.zeros((), device=accelerator.device)
+        batches = list(itertools.pairwise(plan.starts))
+        for start, end in batches[accelerator.process_index :: accelerator.num_processes]:
+            total += self.module(*self._tensors(corpus, plan.order[start:end]))[1]
+        loss = float(accelerator.reduce(total, "sum")) / int(corpus.target_lengths.sum(dtype=np.int64))
+        record = {"event": "validation", "step": progress.step, "validation_loss": loss,
+                  "validation_perplexity": math.exp(min(loss, 700)), "seconds": progress.seconds,
+                  "cpu_seconds": progress.cpu_seconds}
+        if progress.best_loss is None or loss < progress.best_loss:
+            progress.best_loss, progress.validations_since_best = loss, 0
+        else:
+            progress.validations_since_best += 1
+        news = f"step {progress.step}: validation loss {loss:.4f}, perplexity {record['validation_perplexity']:.2f}"
+        if recipe.bleu_every is not None and progress.step % recipe.bleu_every == 0:
+            if accelerator.is_main_process:
+                record["validation_bleu"] = self._bleu()
+                news += f", BLEU {record['validation_bleu']:.1f}"
+            accelerator.wait_for_everyone()
+        self.reporter.write(record)
+        self.reporter.say(news)
+        self._clear_window()
+
+    def _bleu(self) -> float:
+        from .evaluate import bleu, translate
+
+        texts = parallel_texts(self.recipe, self.recipe.validation)
+        chunks = [chunk for text in texts for chunk in text.chunks()]
+        sources = [line or "" for chunk in chunks for line in chunk.sources]
+        references = [line or "" for chunk in chunks for line in chunk.targets]
+        self.model.eval()
+        return bleu(translate(self.model, self.tokenizer, sources), references).score
+
+    # --- checkpoints ---
+
+    def _save(self, is_best: bool) -> None:
+        """A checkpoint of the state between two steps."""
+        accelerator, progress = self.accelerator, self.progress
+        if accelerator.is_main_process:
+            scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else None
+            state = {
+                "progress": dataclasses.asdict(progress),
+                "gradient_scaler": scaler,
+                "identity": self.identity,
+                "environment": self.environment,
+            }
+
+            def write(folder: Path) -> None:
+                self.model.save_pretrained(folder)
+                self.tokenizer.save_pretrained(folder)
+                tensors = checkpoint.optimizer_tensors(self.model, self.optimizer.optimizer)
+                checkpoint.save_tensors(tensors, folder / checkpoint.OPTIMIZER)
+                checkpoint.write_json(folder / checkpoint.STATE, state)
+
+            started = time.perf_counter()
+            try:
+                checkpoint.save_checkpoint(
+                    self.root, progress.step, write, 12 * sum(p.numel() for p in self.model.parameters())
+                )
+            except UnavailableError as error:
+                if not self.recipe.keep_going:
+                    raise
+                self.reporter.say(f"{error}; going on")
+            else:
+                if is_best:
+                    checkpoint.mark_best(self.root, progress.step)
+                checkpoint.prune(self.root, self.recipe.keep)
+                self.reporter.write(
+                    {"event": "checkpoint", "step": progress.step, "stall_seconds": time.perf_counter() - started}
+                )
+        accelerator.wait_for_everyone()
+        self._clear_window()
+
+    def _resume(self) -> None:
+        """Put everything back as the newest whole checkpoint has it, if there is one."""
+        choice: list[str | None] = [None]
+        if self.accelerator.is_main_process and (newest := checkpoint.newest_whole(self.root, self.reporter.say)):
+            choice = [str(newest)]
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(choice)
+        if choice[0] is None:
+            return
+        folder = Path(choice[0])
+        state = checkpoint.read_json(folder / checkpoint.STATE)
+        try:
+            progress = Progress(**state["progress"])
+            before, environment, scaler = state["identity"], state["environment"], state["gradient_scaler"]
+        except (KeyError, TypeError) as error:
+            raise BrokenFileError(f"{folder / checkpoint.STATE} lacks {error}; it cannot be resumed exactly") from error
+        _refuse_changes(before, self.identity, self.recipe, self.reporter)
+        for key in sorted(environment.keys() | self.environment.keys()):
+            if environment.get(key) != self.environment.get(key):
+                self.reporter.say(
+                    f"warning: {key} was {environment.get(key)}, is {self.environment.get(key)}: the last bits of the "
+                    "weights may differ from an uninterrupted run"
+                )
+        checkpoint.restore_model(self.model, folder)
+        checkpoint.restore_optimizer(self.model, self.optimizer.optimizer, folder)
+        if self.accelerator.scaler is not None and scaler is not None:
+            self.accelerator.scaler.load_state_dict(scaler)
+        self.progress = progress
+        self.reporter.say(f"going on from {folder.name}")
+
+    # --- the end ---
+
+    def _finish(self) -> None:
+        """Section 6.1: the last checkpoints averaged are the model; its folder is output_dir itself."""
+        if self.accelerator.is_main_process:
+            folders = checkpoint.checkpoints(self.root)[: self.recipe.average_last][::-1]
+            for folder in folders:
+                checkpoint.verify(folder)
+            write_model_folder(folders, self.output)
+            what = f"the average of {', '.join(f.name for f in folders)}" if len(folders) > 1 else folders[0].name
+            self.reporter.say(f"{self.output}: the model, {what}")
+        self.accelerator.wait_for_everyone()
+
+
+def total_steps(recipe: Recipe, plan: Plan) -> int:
+    """Steps of the whole run: max_steps or max_epochs, whatever is less."""
+    limits = [recipe.max_steps]
+    if recipe.max_epochs is not None:
+        limits.append(max(1, math.ceil(recipe.max_epochs * plan.steps_per_epoch)))
+    return min(limit for limit in limits if limit is not None)
+
+
+def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any) -> Any:
+    """The recipe's tokenizer, the one in output_dir, or one trained now on the training text and written there."""
+    folder = Path(recipe.tokenizer) if recipe.tokenizer is not None else output
+    if recipe.tokenizer is None and not (output / "tokenizer.json").is_file():
+        say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
+        tokenizer = train_tokenizer(text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits)
+        temporary = output / f"tokenizer.tmp-{os.getpid()}"
+        tokenizer.save_pretrained(temporary)
+        # tokenizer.json last: where it is, the others are.
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name == "tokenizer.json"):
+            os.replace(path, output / path.name)
+        temporary.rmdir()
+    if not (folder / "tokenizer.json").is_file():
+        raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # The tokenizers library raises plain Exception for a file that is cut off.
+        raise BrokenFileError(f"{folder / 'tokenizer.json'} cannot be read: {' '.join(str(error).split())}") from error
+    return tokenizer
+
+
+def model_config(recipe: Recipe, vocabulary: int) -> VaswaniTransformerConfig:
+    """The config of preset and overrides for a tokenizer of that size. Raises InputError by field."""
+    known = {f.name for f in dataclasses.fields(VaswaniTransformerConfig)}
+    for key in recipe.model:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise InputError(f"model: unknown config field {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    overrides = {"vocab_size": vocabulary, **recipe.model}
+    try:
+        config = VaswaniTransformerConfig.from_preset(recipe.preset, **overrides)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"model: {' '.join(str(error).split())}") from error
+    if config.vocab_size < vocabulary:
+        raise InputError(f"model: vocab_size is {config.vocab_size}, the tokenizer has {vocabulary} tokens")
+    return config
+
+
+def make_model(
+    recipe: Recipe, config: VaswaniTransformerConfig, attention: str
+) -> VaswaniTransformerForConditionalGeneration:
+    """The model to train: random weights, or those of initial_weights, which must be of the same shape."""
+    config._attn_implementation = attention
+    model = VaswaniTransformerForConditionalGeneration(config)
+    if recipe.initial_weights is not None:
+        checkpoint.restore_model(model, Path(recipe.initial_weights))
+    if recipe.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Trackers take numbers and texts only."""
+    return {k: v if isinstance(v, int | float | str | bool) else str(v) for k, v in values.items()}
