@@ -21,7 +21,8 @@ import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 
-from .recipe import Recipe
+from . import demo_corpus
+from .recipe import EMBEDDED, Recipe
 
 FORMAT = 1
 CHUNK = 8192  # Pairs in memory at a time.
@@ -55,6 +56,8 @@ def parallel_texts(recipe: Recipe, names: list[str]) -> list[ParallelText]:
     """The corpora that a recipe's `train`, `validation` or `test` names. Raises InputError for what is not there."""
     if recipe.dataset is not None:
         return [_from_dataset(recipe, split) for split in names]
+    if recipe.data == EMBEDDED:
+        return [_from_embedded(split) for split in names]
     folder = Path(recipe.data) if recipe.data is not None else Path()
     if recipe.data is not None and not folder.is_dir():
         raise InputError(f"data: there is no folder {recipe.data}; --data names the folder of the text files")
@@ -80,6 +83,18 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
         lambda: _read_two_files(source, target, recipe.encoding_errors),
         lambda: _hash_files(source, target),
     )
+
+
+def _from_embedded(split: str) -> ParallelText:
+    """A split of the demo's corpus, which lies inside this program."""
+    if split not in demo_corpus.SPLITS:
+        raise InputError(f"the embedded corpus has no split {split!r}; splits: {', '.join(demo_corpus.SPLITS)}")
+
+    def chunks() -> Iterator[Chunk]:
+        rows = demo_corpus.load(split)
+        yield Chunk(1, [english for _, english, _ in rows], [german for *_, german in rows])
+
+    return ParallelText(split, chunks, lambda: f"{split} {_hash_files(demo_corpus.PATH)}")
 
 
 def _existing(folder: Path, name: str) -> Path:

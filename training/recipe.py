@@ -13,6 +13,7 @@ import yaml
 from vaswani_transformer.errors import InputError
 
 SHIPPED = Path(__file__).parent / "recipes"
+EMBEDDED = "embedded"  # `data: embedded` is the corpus of the demo.
 
 
 def _key(default: Any, at_least: float | None = None, below: float | None = None, choices=(), resume="same"):

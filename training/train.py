@@ -19,10 +19,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, broadcast_object_list
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.translator import Translator
 
 from . import checkpoint, machine
 from .average import write_model_folder
@@ -75,6 +77,7 @@ def train(recipe: Recipe) -> None:
     Leaves the folder of a model: config.json, model.safetensors, tokenizer.json, generation_config.json.
     """
     output = Path(recipe.output_dir)
+    transformers_logging.disable_progress_bar()  # one bar is enough; it is ours
     accelerator = _accelerator(recipe, output)
     reporter = Reporter(accelerator.is_main_process)
     with ExitStack() as stack:
@@ -475,14 +478,14 @@ class Run:
         self._clear_window()
 
     def _bleu(self) -> float:
-        from .evaluate import bleu, translate
+        from .evaluate import corpus_bleu  # sacrebleu is needed here alone
 
         texts = parallel_texts(self.recipe, self.recipe.validation)
         chunks = [chunk for text in texts for chunk in text.chunks()]
         sources = [line or "" for chunk in chunks for line in chunk.sources]
         references = [line or "" for chunk in chunks for line in chunk.targets]
-        self.model.eval()
-        return bleu(translate(self.model, self.tokenizer, sources), references).score
+        translations = Translator(self.model, self.tokenizer).translate(sources)
+        return corpus_bleu(translations, references)
 
     # --- checkpoints ---
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 # Table 3, "variations on the Transformer architecture": what each row changes of the base model, whose own row is
 # {}. The rows on label smoothing (D-ls...) change the training alone: `label_smoothing` in a recipe.
@@ -73,7 +74,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     `decoder_attention_heads` (h); `d_k`, `d_v` (default d_model / h); `encoder_ffn_dim`, `decoder_ffn_dim` (d_ff);
     `dropout` (P_drop). Beam size, length penalty and output length belong to the generation config.
 
-    Raises `ValueError` naming the field for sizes that are not positive, absurdly large or do not divide.
+    Raises `ValueError` naming the field for values out of their limits: sizes that are not positive, absurdly large or
+    do not divide, ids outside the vocabulary. A value of the wrong type is huggingface_hub's `StrictDataclassError`.
 
     >>> VaswaniTransformerConfig.from_preset("big", vocab_size=32000).d_model
     1024
@@ -143,6 +145,11 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             if getattr(self, f"{stack}_final_norm") is None:
                 setattr(self, f"{stack}_final_norm", self.norm_position == "pre")
         super().__post_init__(**kwargs)
+        # Here and not in `validate_...` methods: those hide the one line that matters in a second exception.
+        self._check_sizes()
+        self._check_choices()
+        self._check_numbers()
+        self._check_token_ids()
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "VaswaniTransformerConfig":
@@ -151,7 +158,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             raise ValueError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
         return cls(**PRESETS[name] | overrides)
 
-    def validate_sizes(self):
+    def _check_sizes(self):
         for field, largest in _LARGEST.items():
             size = getattr(self, field)
             if size is not None and not 1 <= size <= largest:
@@ -165,26 +172,41 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                 )
         if self.position_embedding_type == "sinusoidal" and self.d_model % 2:
             raise ValueError(f"config field `d_model` is {self.d_model}; sine and cosine need an even number")
-        if self.position_offset < 0:
-            raise ValueError(f"config field `position_offset` is {self.position_offset}; it counts from 0")
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
             raise ValueError(
                 f"config field `decoder_vocab_size` is {self.decoder_vocab_size} and `vocab_size` is "
                 f"{self.vocab_size}; different vocabularies need `share_encoder_decoder_embeddings=False`"
             )
 
-    def validate_choices(self):
+    def _check_choices(self):
         for field, choices in {
             "position_embedding_type": ("sinusoidal", "learned"),
             "norm_position": ("post", "pre"),
+            "activation_function": tuple(ACT2FN),
         }.items():
             if getattr(self, field) not in choices:
-                raise ValueError(f"config field `{field}` is {getattr(self, field)!r}; it must be one of {choices}")
+                raise ValueError(
+                    f"config field `{field}` is {getattr(self, field)!r}; it must be one of {', '.join(choices)}"
+                )
 
-    def validate_rates(self):
+    def _check_numbers(self):
         for field in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"config field `{field}` is {getattr(self, field)}; it must lie in [0, 1)")
+        for field in ("layer_norm_eps", "position_base"):
+            if not 0 < getattr(self, field) < float("inf"):
+                raise ValueError(f"config field `{field}` is {getattr(self, field)}; it must be positive")
+        if self.position_offset < 0:
+            raise ValueError(f"config field `position_offset` is {self.position_offset}; it counts from 0")
+
+    def _check_token_ids(self):
+        smaller = min(self.vocab_size, self.decoder_vocab_size)
+        for field in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
+            ids = getattr(self, field)
+            for token_id in ids if isinstance(ids, list) else [ids]:
+                size = self.decoder_vocab_size if field == "decoder_start_token_id" else smaller
+                if token_id is not None and not 0 <= token_id < size:
+                    raise ValueError(f"config field `{field}` is {ids}; the vocabulary goes from 0 to {size - 1}")
 
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
         # transformers 5.17 sizes its beams by `get_text_config().vocab_size` and knows one vocabulary only.

@@ -44,9 +44,7 @@ def debug_wanted(arguments: list[str]) -> bool:
     return "--debug" in options or os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
 
 
-def exit_cleanly(
-    command: Callable[..., object], arguments: list[str] | None = None, name: str | None = None
-) -> None:
+def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = None, name: str | None = None) -> None:
     """Run a typer app as a program: returns when it succeeds, else prints one line and raises SystemExit.
 
     command: the typer app.  arguments: those after the program's name (default: sys.argv[1:]).

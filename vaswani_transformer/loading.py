@@ -54,9 +54,7 @@ def find_folder(folder_or_repo: str | Path, revision: str | None = None) -> Path
     try:
         return Path(snapshot_download(str(folder_or_repo), revision=revision, allow_patterns=MODEL_FILES))
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise InputError(
-            f"{folder}: there is no such folder, and the Hub has no such repository ({error})"
-        ) from None
+        raise InputError(f"{folder}: there is no such folder, and the Hub has no such repository ({error})") from None
     except Exception as error:  # the network fails in the ways of four libraries
         raise UnavailableError(
             f"{folder}: there is no such folder, and the Hub could not be asked ({type(error).__name__}: {error})"

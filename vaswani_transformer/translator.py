@@ -32,7 +32,7 @@ SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
 CHARACTERS_PER_TOKEN = 32
 
 # After a full stop and the quotes and brackets that close with it; Chinese and Japanese put no space there.
-SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』）]*")
+SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[」』）]*")
 SPACE = re.compile(r"\s+")
 
 
@@ -212,11 +212,12 @@ class Translator:
         self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int, with_scores: bool
     ) -> list[list[Hypothesis]]:
         """The best hypotheses of a batch of sources, best first; score 0 unless they are wanted."""
-        batch = self._padded(sources)
+        # Greedy search has no use for the settings of a beam, and transformers says so in a log.
+        beam = {"length_penalty": length_penalty} if num_beams > 1 else {"length_penalty": 1.0, "early_stopping": False}
         ids = self.model.generate(
-            **batch,
+            **self._padded(sources),
+            **beam,
             num_beams=num_beams,
-            length_penalty=length_penalty,
             num_return_sequences=n_best,
             do_sample=False,
             return_dict_in_generate=False,
@@ -322,7 +323,9 @@ def best_cut(text: str, reach: int) -> int:
     """Where to cut a text within its first `reach` characters: the last end of a sentence, or else the last space."""
     # One character more, so that the space after a full stop at the very end is seen.
     for place in (SENTENCE_END, SPACE):
-        cuts = [match.end() for match in place.finditer(text[: reach + 1]) if 0 < match.start() and match.end() <= reach]
+        cuts = [
+            match.end() for match in place.finditer(text[: reach + 1]) if 0 < match.start() and match.end() <= reach
+        ]
         if cuts:
             return cuts[-1]
     return reach

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from .clauses import subject
 from .dates_and_times import ENGLISH, GERMAN
 from .grammar import Clause, Place, Verb, sentence
-from .sentences import subject
 from .template import Pair, Pick, Template
 
 WITHOUT_ARTICLE = "DE AT FR IT ES PL GR PT NO SE DK HU CA JP CN IN BR MX EG IE".split()
@@ -65,7 +65,10 @@ def told(verb: Verb, mode: str, place, end: Pair = ("", ""), question: bool = Fa
     """Somebody does something in, to or from a country; `end`: an adverb, English last, German in the middle."""
 
     def make(value: str, pick: Pick) -> Pair:
-        one = Clause(subject(pick, "visit"), verb, place=place(value))
+        who = subject(pick, "visit")
+        while question and who.english() == "I":
+            who = subject(pick, "visit")
+        one = Clause(who, verb, place=place(value))
         if question:
             return sentence(one.english_question(mode, end=end[0]), "?"), sentence(
                 one.german_question(mode, adverb=end[1]), "?"
@@ -78,16 +81,23 @@ def told(verb: Verb, mode: str, place, end: Pair = ("", ""), question: bool = Fa
 CAPITAL = [("very old", "sehr alt"), ("very big", "sehr groß"), ("very famous", "sehr berühmt"), ("beautiful", "schön")]
 
 
-
 def capital_of(value: str, pick: Pick) -> Pair:
     country, (left, right) = Country(value), pick.of(CAPITAL)
     german = country.german("gen") if country.articled else f"von {country.german('gen')}"
     return sentence(f"the capital of {country.english} is {left}"), sentence(f"die Hauptstadt {german} ist {right}")
 
 
+WEATHER = [
+    ("it is very beautiful", "", "ist es sehr schön"),
+    ("it is cold", " today", "ist es heute kalt"),
+    ("it is warm", " today", "ist es heute warm"),
+    ("it is raining", "", "regnet es"),
+]
+
+
 def weather(value: str, pick: Pick) -> Pair:
-    place, (left, right) = where(value), pick.of(WEATHER)
-    return sentence(f"it is {left} {place.english}"), sentence(f"{place.german} ist es {right}")
+    place, (left, end, right) = where(value), pick.of(WEATHER)
+    return sentence(f"{left} {place.english}{end}"), sentence(f"{place.german} {right}")
 
 
 LIVE = Verb(
@@ -149,7 +159,7 @@ LEARN = Verb(
 )
 
 LAST_YEAR, NEXT_YEAR = ("last year", "letztes Jahr"), ("next year", "nächstes Jahr")
-PLACES = [
+COUNTRY_SENTENCES = [
     Template("country", "lives in", COUNTRIES, told(LIVE, "present", where)),
     Template("country", "does live in", COUNTRIES, told(LIVE, "present", where, question=True)),
     Template("country", "worked in", COUNTRIES, told(WORK, "past", where, LAST_YEAR)),

@@ -5,8 +5,8 @@ import datetime
 from babel import Locale
 from babel.dates import format_date, format_time
 
+from .clauses import person, subject
 from .grammar import Clause, Place, Verb, sentence
-from .sentences import person, subject
 from .template import Pair, Pick, Template
 
 ENGLISH, GERMAN = Locale("en"), Locale("de")
@@ -20,7 +20,7 @@ def plain(text: str | None) -> str:
 
 # --- dates -------------------------------------------------------------------------------------------
 
-YEARS = range(2000, 2030)
+YEARS, PAST_YEARS, COMING_YEARS = range(2000, 2030), range(2000, 2026), range(2026, 2030)
 EVENTS = [
     ("the concert", "das Konzert"),
     ("the wedding", "die Hochzeit"),
@@ -29,21 +29,22 @@ EVENTS = [
     ("the meeting", "die Besprechung"),
     ("the festival", "das Festival"),
 ]
+BEGINNINGS = [event for event in EVENTS if event[0] != "the wedding"]
 DAYS = [f"{month}-{day}" for month in range(1, 13) for day in range(1, 32 if month in (1, 3, 5, 7, 8, 10, 12) else 31)]
 DAYS = [day for day in DAYS if day not in ("2-29", "2-30")]
 
 
-def date_of(value: str, pick: Pick) -> datetime.date:
+def date_of(value: str, pick: Pick, years: range = YEARS) -> datetime.date:
     month, day = map(int, value.split("-"))
-    return datetime.date(pick.of(YEARS), month, day)
+    return datetime.date(pick.of(years), month, day)
 
 
-def dated(english: str, german: str, pattern: tuple[str, str], events: bool = False):
+def dated(english: str, german: str, pattern: Pair, years: range = YEARS, events: list[Pair] | None = None):
     """pattern: CLDR's name or pattern of a date, English and German."""
 
     def make(value: str, pick: Pick) -> Pair:
-        day = date_of(value, pick)
-        event = pick.of(EVENTS) if events else ("", "")
+        day = date_of(value, pick, years)
+        event = pick.of(events) if events else ("", "")
         left = english.format(format_date(day, pattern[0], ENGLISH), event[0])
         right = german.format(format_date(day, pattern[1], GERMAN), event[1])
         return capital(left), capital(right)
@@ -60,7 +61,7 @@ def born(value: str, pick: Pick) -> Pair:
     who = person(pick, head)
     while who.person != "3s":
         who = person(pick, head)
-    day = date_of(value, pick)
+    day = date_of(value, pick, PAST_YEARS)
     left = f"{who.english()} was born on {format_date(day, 'long', ENGLISH)}"
     return sentence(left), sentence(f"{who.german('nom')} wurde am {format_date(day, 'long', GERMAN)} geboren")
 
@@ -70,9 +71,14 @@ DATES = [
     Template("date", "long", DAYS, dated("{}", "{}", LONG)),
     Template("date", "full", DAYS, dated("{}", "{}", ("full", "full"))),
     Template("date", "today", DAYS, dated("today is {}.", "heute ist der {}.", LONG)),
-    Template("date", "is on", DAYS, dated("{1} is on {0}.", "{1} ist am {0}.", LONG, True)),
-    Template("date", "takes place", DAYS, dated("{1} takes place on {0}.", "{1} findet am {0} statt.", LONG, True)),
-    Template("date", "begins", DAYS, dated("{1} begins on {0}.", "{1} beginnt am {0}.", DAY, True)),
+    Template("date", "is on", DAYS, dated("{1} is on {0}.", "{1} ist am {0}.", LONG, COMING_YEARS, EVENTS)),
+    Template(
+        "date",
+        "took place",
+        DAYS,
+        dated("{1} took place on {0}.", "{1} hat am {0} stattgefunden.", LONG, PAST_YEARS, EVENTS),
+    ),
+    Template("date", "begins", DAYS, dated("{1} begins on {0}.", "{1} beginnt am {0}.", DAY, YEARS, BEGINNINGS)),
     Template("date", "born", DAYS, born),
 ]
 
@@ -104,7 +110,10 @@ def timed_clause(verb: Verb, mode: str, question: bool = False):
 
     def make(value: str, pick: Pick) -> Pair:
         left, right = clock(value)
-        one = Clause(subject(pick, "visit"), verb, place=Place("", f"at {left}", f"um {right} Uhr"))
+        who = subject(pick, "visit")
+        while question and who.english() == "I":
+            who = subject(pick, "visit")
+        one = Clause(who, verb, place=Place("", f"at {left}", f"um {right} Uhr"))
         if question:
             return sentence(one.english_question(mode), "?"), sentence(one.german_question(mode), "?")
         return sentence(one.english_statement(mode)), sentence(one.german_statement(mode))
@@ -129,11 +138,14 @@ LEAVE = Verb(
     "sein",
 )
 NOTHING = [("", "")]
+MORNING, AFTERNOON = HOURS[: HOURS.index("12:00")], HOURS[HOURS.index("12:00") :]
 TIMES = [
     Template("time", "it is", HOURS, timed("it is {0}.", "es ist {0} Uhr.", NOTHING)),
-    Template("time", "opens", HOURS, timed("{1} opens at {0}.", "{1} öffnet um {0} Uhr.", SHOPS)),
-    Template("time", "closes", HOURS, timed("{1} closes at {0}.", "{1} schließt um {0} Uhr.", SHOPS)),
-    Template("time", "begins", HOURS, timed("{1} begins at {0}.", "{1} beginnt um {0} Uhr.", SHOWS)),
+    Template("time", "opens", MORNING, timed("{1} opens at {0}.", "{1} öffnet um {0} Uhr.", SHOPS)),
+    Template("time", "closes", AFTERNOON, timed("{1} closes at {0}.", "{1} schließt um {0} Uhr.", SHOPS)),
+    Template(
+        "time", "begins", HOURS[HOURS.index("10:00") :], timed("{1} begins at {0}.", "{1} beginnt um {0} Uhr.", SHOWS)
+    ),
     Template("time", "leaves", HOURS, timed("{1} leaves at {0}.", "{1} fährt um {0} Uhr ab.", RIDES)),
     Template("time", "arrives", HOURS, timed("{1} arrives at {0}.", "{1} kommt um {0} Uhr an.", RIDES)),
     Template("time", "left", HOURS, timed_clause(LEAVE, "past")),

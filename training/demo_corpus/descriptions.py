@@ -1,9 +1,9 @@
 """Sentences about how things are and whose they are: predicate adjectives, the genitive, what-questions."""
 
 from . import lexicon
+from .clauses import noun_phrase, person, subject
 from .grammar import BE, SEIN, Clause, Name, NounPhrase, sentence
 from .lexicon import ADJECTIVES, FLAGS, PERSONS, PREDICATIVE, THINGS, VERBS
-from .sentences import noun_phrase, person, subject
 from .template import Pair, Pick, Template
 
 # Of two adjectives on one noun none may contradict or repeat the other: "the old house is new".
@@ -34,7 +34,7 @@ def described(pick: Pick, head: str, word: str) -> NounPhrase | Name:
     while True:
         if head in THINGS:
             entry = THINGS[head]
-            plural = not entry.noun.mass and pick.chance(0.25)
+            plural = entry.noun.english_plural != "-" and pick.chance(0.25)
             own = list(lexicon.OWN.values()) if head == "house" or entry.suits & {"sell", "have", "read"} else []
             phrase = noun_phrase(entry, pick.of(["the", "the", "this", *own]), plural, pick, 0.5)
         else:

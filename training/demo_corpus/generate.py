@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .countries import PLACES
+from .countries import COUNTRY_SENTENCES
 from .dates_and_times import DATES, TIMES
 from .descriptions import DESCRIPTIONS
 from .quantities import COUNTS, MEASURES, PRICES
 from .sentences import CLAUSES
 from .template import Pick, Template
 
-TEMPLATES = [*DATES, *TIMES, *PRICES, *MEASURES, *COUNTS, *PLACES, *CLAUSES, *DESCRIPTIONS]
+TEMPLATES = [*DATES, *TIMES, *PRICES, *MEASURES, *COUNTS, *COUNTRY_SENTENCES, *CLAUSES, *DESCRIPTIONS]
 PAIRS = {
     "date": 1700,
     "time": 1200,

@@ -23,9 +23,9 @@ COUNTS = {"two": "zwei", "three": "drei", "four": "vier"}
 FREQUENCY = ("oft", "nie", "noch nie", "gerade")  # follow a definite object: er besucht Anna nie
 
 PERSONS = ("1s", "2s", "3s", "1p", "2p", "3p")
-BE = dict(zip(PERSONS, "am are is are are are".split(), strict=True))
-SEIN = dict(zip(PERSONS, "bin bist ist sind seid sind".split(), strict=True))
-HABEN = dict(zip(PERSONS, "habe hast hat haben habt haben".split(), strict=True))
+BE: dict[str, str] = dict(zip(PERSONS, "am are is are are are".split(), strict=True))
+SEIN: dict[str, str] = dict(zip(PERSONS, "bin bist ist sind seid sind".split(), strict=True))
+HABEN: dict[str, str] = dict(zip(PERSONS, "habe hast hat haben habt haben".split(), strict=True))
 MODALS = {
     "can": "kann kannst kann können könnt können",
     "must": "muss musst muss müssen müsst müssen",

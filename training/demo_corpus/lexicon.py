@@ -1,6 +1,7 @@
 """The words of the corpus, in semantic classes: which verb takes which nouns, which noun which adjectives.
 
-Every word has one translation here, so that a translation is determined by its source. Nouns whose German
+Every word has one translation here, so that a translation is determined by its source; "the fish" stays in
+the singular for the same reason. Nouns whose German
 gender depends on the person meant (teacher, friend, student) are left out for that reason.
 """
 
@@ -9,15 +10,18 @@ from dataclasses import dataclass
 from .grammar import Name, Noun, Place, Pronoun, Verb
 
 # English, German stem before an ending (the predicative form where it differs is in PREDICATIVE).
-ADJECTIVES = dict(
-    pair.split(":")
-    for pair in (
-        "fresh:frisch big:groß small:klein delicious:lecker hot:heiß cold:kalt red:rot blue:blau green:grün "
-        "black:schwarz white:weiß brown:braun new:neu old:alt expensive:teur cheap:billig long:lang short:kurz "
-        "interesting:interessant boring:langweilig fast:schnell comfortable:bequem beautiful:schön "
-        "famous:berühmt young:jung friendly:freundlich tired:müd happy:glücklich little:klein"
-    ).split()
-)
+ADJECTIVES: dict[str, str] = {
+    english: german
+    for english, _, german in (
+        pair.partition(":")
+        for pair in (
+            "fresh:frisch big:groß small:klein delicious:lecker hot:heiß cold:kalt red:rot blue:blau green:grün "
+            "black:schwarz white:weiß brown:braun new:neu old:alt expensive:teur cheap:billig long:lang short:kurz "
+            "interesting:interessant boring:langweilig fast:schnell comfortable:bequem beautiful:schön "
+            "famous:berühmt young:jung friendly:freundlich tired:müd happy:glücklich little:klein"
+        ).split()
+    )
+}
 PREDICATIVE = {"teur": "teuer", "müd": "müde"}
 
 PRONOUNS = [
@@ -76,7 +80,7 @@ go goes went gone going                | | gehen gehe gehst geht                
 """
 
 # group: verbs | adjectives (none for persons: they have their own) ; then its nouns, one a line:
-# English, plural, German, gender, plural, genitive
+# English, plural (- for none), German, gender, plural, genitive
 NOUN_LINES = """
 # buy eat wash | fresh big small delicious
 apple apples Apfel m Äpfel Apfels
@@ -84,7 +88,7 @@ pear pears Birne f Birnen Birne
 tomato tomatoes Tomate f Tomaten Tomate
 # buy eat | fresh big small delicious
 cake cakes Kuchen m Kuchen Kuchens
-fish fish Fisch m Fische Fischs
+fish - Fisch m - Fischs
 banana bananas Banane f Bananen Banane
 egg eggs Ei n Eier Eis
 roll rolls Brötchen n Brötchen Brötchens
@@ -203,7 +207,7 @@ PLACES_OF = {
     "read": "garden park library",
     "write": "garden library office",
     "draw": "garden park",
-    "buy": "market station",
+    "buy": "market",
     "work": "garden kitchen library office restaurant market",
     "play": "garden park kitchen",
     "sing": "garden park kitchen restaurant",

@@ -3,11 +3,11 @@
 from babel.numbers import format_currency
 from babel.units import format_unit
 
-from .dates_and_times import ENGLISH, EVENTS, GERMAN, plain
+from .clauses import person, subject
+from .dates_and_times import BEGINNINGS, ENGLISH, GERMAN, plain
 from .grammar import Clause, NounPhrase, Place, Verb, sentence
 from .lexicon import ADJECTIVES, THINGS, VERBS
 from .number_words import english_words, german_words
-from .sentences import person, subject
 from .template import Pair, Pick, Template
 
 # --- prices ------------------------------------------------------------------------------------------
@@ -19,7 +19,8 @@ AMOUNTS = [
     for amount in SMALL
     for cents in ("", ".50", ".99")
 ]
-GOODS = "hat jacket cap shirt sweater book novel lamp bag ball flower picture cake radio map knife".split()
+CHEAP = "hat cap shirt book novel bag ball flower cake map knife".split()  # up to 30
+DEAR = "jacket coat sweater radio lamp picture chair table bicycle".split()
 
 
 def money(value: str) -> Pair:
@@ -34,8 +35,9 @@ def money(value: str) -> Pair:
     return plain(left), plain(right)
 
 
-def goods(pick: Pick) -> NounPhrase:
-    entry = THINGS[pick.of(GOODS)]
+def goods(value: str, pick: Pick) -> NounPhrase:
+    """Something that may well cost as much."""
+    entry = THINGS[pick.of(CHEAP if float(value.split()[1]) < 31 else DEAR)]
     word = pick.of([word for word in entry.adjectives if word not in ("expensive", "cheap")])
     adjective = (word, ADJECTIVES[word]) if pick.chance(0.5) else None
     return NounPhrase(pick.of(("the", "the", "this")), adjective, entry.noun)
@@ -43,7 +45,7 @@ def goods(pick: Pick) -> NounPhrase:
 
 def priced(english: str, german: str):
     def make(value: str, pick: Pick) -> Pair:
-        (left, right), thing = money(value), goods(pick)
+        (left, right), thing = money(value), goods(value, pick)
         return sentence(english.format(left, thing.english())), sentence(german.format(right, thing.german("nom")))
 
     return make
@@ -55,7 +57,7 @@ def traded(base: str, mode: str, end: Pair = ("", "")):
     def make(value: str, pick: Pick) -> Pair:
         left, right = money(value)
         price = Place("", f"for {left}", f"für {right}")
-        one = Clause(subject(pick, "sell"), VERBS[base], goods(pick), place=price)
+        one = Clause(subject(pick, "sell"), VERBS[base], goods(value, pick), place=price)
         return sentence(one.english_statement(mode, end=end[0])), sentence(one.german_statement(mode, adverb=end[1]))
 
     return make
@@ -93,13 +95,14 @@ def quantities(unit: str, *numbers: float) -> list[str]:
 
 
 HALVES = [number + 0.5 for number in range(1, 10)]
-CENTIMETERS = quantities("cm", *range(50, 260, 10))
+CENTIMETERS = quantities("cm", *range(80, 250, 10))
 KILOMETERS = quantities("km", *SMALL, *HALVES)
 KILOGRAMS = quantities("kg", *range(2, 11), *HALVES)
 GRAMS = quantities("g", *range(50, 950, 50))
 LITERS = quantities("l", *range(2, 11), *HALVES)
 AGES = quantities("year", *range(2, 31))
 DEGREES = quantities("C", *range(2, 36))
+WARM = DEGREES[13:]
 WAITS = quantities("min", *range(5, 60, 5)) + quantities("h", *range(2, 13))
 STAYS = quantities("d", *range(2, 13)) + quantities("week", *range(2, 9)) + quantities("month", *range(2, 12))
 
@@ -205,12 +208,14 @@ MEASURES = [
     Template("measure", "must wait", WAITS, by_person(VERBS["wait"], "must", "for {0}")),
     Template("measure", "slept", WAITS, by_person(VERBS["sleep"], "past", "for {0}")),
     Template("measure", "stays", STAYS, by_person(STAY, "present", "for {0}")),
-    Template("measure", "begins in", STAYS, of_things("{1} begins in {0}", "{1} beginnt in {0}", EVENTS, True), 0.7),
+    Template(
+        "measure", "begins in", STAYS, of_things("{1} begins in {0}", "{1} beginnt in {0}", BEGINNINGS, True), 0.7
+    ),
     Template("measure", "ago", STAYS, by_person(ARRIVED, "past", "{0} ago", "vor {0}")),
     Template("measure", "age", AGES, aged),
     Template("measure", "today", DEGREES, of_things("it is {0} today", "heute sind es {0}", NOTHING), 0.3),
     Template("measure", "yesterday", DEGREES, of_things("it was {0} yesterday", "gestern waren es {0}", NOTHING), 0.3),
-    Template("measure", "water", DEGREES, of_things("the water is {0} warm", "das Wasser ist {0} warm", NOTHING), 0.3),
+    Template("measure", "water", WARM, of_things("the water is {0} warm", "das Wasser ist {0} warm", NOTHING), 0.3),
 ]
 
 # --- numbers in words --------------------------------------------------------------------------------
@@ -218,53 +223,62 @@ MEASURES = [
 NUMBERS = [str(number) for number in (*range(2, 100), *range(100, 1000, 3), *range(1000, 10_000, 87))]
 ADDENDS = [str(number) for number in range(2, 90)]
 COUNTED = [
-    ("the hotel has {} rooms", "das Hotel hat {} Zimmer"),
-    ("the book has {} pages", "das Buch hat {} Seiten"),
-    ("the village has {} houses", "das Dorf hat {} Häuser"),
-    ("the museum has {} pictures", "das Museum hat {} Bilder"),
+    ("the hotel has {} rooms", "das Hotel hat {} Zimmer", 1000),
+    ("the book has {} pages", "das Buch hat {} Seiten", 1000),
+    ("the village has {} houses", "das Dorf hat {} Häuser", 10_000),
+    ("the museum has {} pictures", "das Museum hat {} Bilder", 10_000),
 ]
 
 
-def worded(english: str, german: str):
+def number_is(value: str, pick: Pick) -> Pair:
+    number = int(value)
+    return f"The number is {english_words(number)}.", f"Die Zahl ist {german_words(number)}."
+
+
+def counts_to(value: str, pick: Pick) -> Pair:
+    number = int(value)
+    goal = Place("", f"to {english_words(number)}", f"bis {german_words(number)}")
+    one = Clause(subject(pick, "visit"), COUNT, place=goal)
+    return sentence(one.english_statement("want")), sentence(one.german_statement("want"))
+
+
+def counted(english: str, german: str):
     def make(value: str, pick: Pick) -> Pair:
         number = int(value)
-        return english.format(english_words(number)), german.format(german_words(number))
+        return sentence(english.format(english_words(number))), sentence(german.format(german_words(number)))
 
     return make
 
 
-def counted(frame: Pair):
-    def make(value: str, pick: Pick) -> Pair:
-        number = int(value)
-        # "einundzwanzig", but a noun after a final "eins" would change it (hunderteins, hundertein Zimmer).
-        return sentence(frame[0].format(english_words(number))), sentence(frame[1].format(german_words(number)))
-
-    return make
+def sum_question(value: str, pick: Pick) -> Pair:
+    return calculation(int(value), "plus", int(pick.of(ADDENDS)))
 
 
-def plus(value: str, pick: Pick) -> Pair:
-    first, second = int(value), int(pick.of(ADDENDS))
-    return calculation(first, "plus", second, first + second)
+def difference_question(value: str, pick: Pick) -> Pair:
+    """Never below zero."""
+    second = int(value)
+    return calculation(second + int(pick.of(ADDENDS)), "minus", second)
 
 
-def minus(value: str, pick: Pick) -> Pair:
-    second, rest = int(value), int(pick.of(ADDENDS))
-    return calculation(second + rest, "minus", second, rest)
-
-
-def calculation(first: int, sign: str, second: int, result: int) -> Pair:
+def calculation(first: int, sign: str, second: int) -> Pair:
     return (
-        sentence(f"{english_words(first)} {sign} {english_words(second)} is {english_words(result)}"),
-        sentence(f"{german_words(first)} {sign} {german_words(second)} ist {german_words(result)}"),
+        f"What is {english_words(first)} {sign} {english_words(second)}?",
+        f"Was ist {german_words(first)} {sign} {german_words(second)}?",
     )
 
 
-# "Zimmer" after hunderteins would need "hundertein Zimmer": such numbers are not counted with.
-COUNTABLE = [number for number in NUMBERS if int(number) % 100 != 1]
+def countable(limit: int) -> list[str]:
+    """Ten and more; not 101, 201 ...: before a noun their "eins" would be an inflected "ein"."""
+    return [number for number in NUMBERS if 10 <= int(number) < limit and int(number) % 100 != 1]
+
+
+COUNT = Verb(
+    ("count", "counts", "counted", "counted", "counting"), "", "", ("zählen", "zähle", "zählst", "zählt"), "gezählt"
+)
 COUNTS = [
-    Template("number", "words", NUMBERS, worded("{}", "{}")),
-    Template("number", "the number is", NUMBERS, worded("The number is {}.", "Die Zahl ist {}.")),
-    *(Template("number", frame[0], COUNTABLE, counted(frame)) for frame in COUNTED),
-    Template("number", "plus", ADDENDS, plus, 0.8),
-    Template("number", "minus", ADDENDS, minus, 0.8),
+    Template("number", "the number is", NUMBERS, number_is, 1.5),
+    Template("number", "counts to", NUMBERS, counts_to),
+    *(Template("number", english, countable(limit), counted(english, german)) for english, german, limit in COUNTED),
+    Template("number", "plus", ADDENDS, sum_question, 0.8),
+    Template("number", "minus", ADDENDS, difference_question, 0.8),
 ]

@@ -1,153 +1,11 @@
-"""The grammar kinds of the corpus: every frame (template) turns a clause into one English-German pair.
+"""The grammar kinds of the corpus: every frame turns a clause into one English-German pair."""
 
-A value is what the frame is filled with, a verb and its main noun ("buy:apple"); subject, determiner,
-adjective and number vary freely. The split holds out frames times values.
-"""
+from dataclasses import replace
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-from . import lexicon
-from .grammar import BE, DEFINITE, SEIN, Clause, Name, NounPhrase, Pronoun, Verb, column, join, sentence
-from .lexicon import FLAGS, NAMES, OWN, PERSONS, PLACES, PLACES_OF, PRONOUNS, THINGS, VERBS
-from .template import Pair, Pick, Template
-
-Subject = NounPhrase | Name | Pronoun
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A template: what it accepts (by verb flags), which objects it wants, and both sentences."""
-
-    kind: str
-    name: str
-    accepts: Callable[[str], bool]  # the English base form of the verb
-    make: Callable[[Clause, Pick], Pair]
-    objects: str = "any"  # any; indefinite; uncounted (negated clauses: "not two apples" is no kein)
-    place: bool = False  # adds a place to a verb with an object
-    avoids: tuple[str, ...] = ()  # pronouns that make an odd subject
-
-
-# --- what fills a frame ------------------------------------------------------------------------------
-
-
-def noun_phrase(entry: lexicon.Entry, determiner: str, plural: bool, pick: Pick, share: float) -> NounPhrase:
-    """share: how often the noun has an adjective."""
-    word = pick.of(entry.adjectives) if entry.adjectives and pick.chance(share) else None
-    adjective = (word, lexicon.ADJECTIVES[word]) if word else None
-    return NounPhrase(determiner, adjective, entry.noun, plural)
-
-
-def person(pick: Pick, head: str, own: str = "") -> NounPhrase | Name:
-    """One person (or `parents`). own: the possessive that belongs to the subject, if there is one."""
-    if head in (name.name for name in NAMES):
-        return Name(head)
-    entry = PERSONS[head]
-    plural = entry.noun.english_plural != "-" and pick.chance(0.15)
-    determiner = own or pick.of(list(OWN.values())) if "kin" in entry.suits else pick.of(("the", "the", "this"))
-    return noun_phrase(entry, determiner, plural, pick, 0.5)
-
-
-def subject(pick: Pick, base: str, head: str = "") -> Subject:
-    """Somebody who does what the verb says: no child sells cars or writes novels."""
-    adult = "adult" in FLAGS[base] or (base == "write" and head in ("novel", "book"))
-    draw = pick.random()
-    if draw < 0.35:
-        return pick.of(PRONOUNS)
-    if draw < 0.5:
-        return pick.of(NAMES)
-    heads = [head for head in PERSONS if not (adult and head in lexicon.CHILDREN)]
-    while True:
-        who = person(pick, pick.of(heads))
-        if not (adult and isinstance(who, NounPhrase) and who.adjective and who.adjective[0] == "little"):
-            return who
-
-
-def possessive_of(who: Subject, pick: Pick) -> str:
-    """my, his ...: the subject's own; "" where English and German gender differ (the girl: her, sein)."""
-    if isinstance(who, Pronoun):
-        return OWN.get(who.word, "")
-    if isinstance(who, Name):
-        return "her" if who.name.endswith("a") else "his"
-    return {"m": "his", "f": "her", "p": "their", "n": ""}[who.gender]
-
-
-def thing(pick: Pick, base: str, head: str, who: Subject, objects: str) -> NounPhrase:
-    """The object of a verb: a determiner and a number that suit both and the frame."""
-    entry, flags = THINGS[head], FLAGS[base]
-    own = "the" if base == "buy" or head in lexicon.PUBLIC else possessive_of(who, pick) or "the"
-    if entry.noun.mass:
-        determiner = "" if objects == "indefinite" or base != "drink" or pick.chance(0.7) else "the"
-        return noun_phrase(entry, determiner, False, pick, 0.7)
-    plural = "one" not in flags and pick.chance(0.25)
-    if "a" in flags or objects == "indefinite":
-        determiner = "" if plural else "a"
-    elif "like" in flags:
-        determiner = "" if plural else pick.of(("the", "this", own))
-    elif "the" in flags:
-        determiner = pick.of(("the", "the", "this", own))
-    else:
-        determiner = pick.of(("the", "the", "a", "a", "a", "this", own))
-        if plural and determiner == "a":
-            determiner = "" if objects == "uncounted" else pick.of(("", "", "two", "three", "four"))
-    return noun_phrase(entry, determiner, plural, pick, 0.65)
-
-
-def clause(base: str, head: str, frame: Frame, pick: Pick) -> Clause:
-    """A clause for a value. Its people are different ones."""
-    verb, flags = VERBS[base], FLAGS[base]
-    who = frame_subject(frame, pick, base, head)
-    own = possessive_of(who, pick)
-    if "at" in flags or "to" in flags:
-        return Clause(who, verb, place=PLACES[head]["to" in flags])
-    if "person" in flags:
-        while same(who, head) or merges(who, head):
-            who = frame_subject(frame, pick, base, head)
-            own = possessive_of(who, pick)
-        return Clause(who, verb, person(pick, head, own))
-    place = PLACES[pick.of(PLACES_OF[base].split())][0] if frame.place else None
-    if "give" in flags:
-        recipient_head = pick.of([*PERSONS, *(name.name for name in NAMES)])
-        while same(who, recipient_head) or merges(who, recipient_head):
-            recipient_head = pick.of(list(PERSONS))
-        return Clause(who, verb, thing(pick, base, head, who, frame.objects), person(pick, recipient_head, own))
-    return Clause(who, verb, thing(pick, base, head, who, frame.objects), place=place)
-
-
-def same(who: Subject, head: str) -> bool:
-    return head == (who.name if isinstance(who, Name) else who.noun.english if isinstance(who, NounPhrase) else "")
-
-
-def frame_subject(frame: Frame, pick: Pick, base: str, head: str) -> Subject:
-    """Nobody asks what he does himself, or supposes it: "Am I reading?", "Perhaps I am reading." """
-    while True:
-        who = subject(pick, base, head)
-        if not isinstance(who, Pronoun) or who.word not in frame.avoids:
-            return who
-
-
-def merges(who: Subject, head: str) -> bool:
-    """A name after a noun would read as the noun's: "hilft sein Onkel Lukas?"."""
-    return isinstance(who, NounPhrase) and head in (name.name for name in NAMES)
-
-
-def values(frame: Frame) -> list[tuple[str, str]]:
-    """Every (verb, noun) that the frame takes."""
-    found = []
-    for base, flags in FLAGS.items():
-        if not frame.accepts(base):
-            continue
-        if "person" in flags:
-            heads = [*PERSONS, *(name.name for name in NAMES)]
-        elif "at" in flags or "to" in flags:
-            heads = PLACES_OF[base].split()
-        else:
-            heads = [head for head, entry in THINGS.items() if base in entry.suits]
-        found += [(base, head) for head in heads]
-    return found
-
-
-# --- the frames --------------------------------------------------------------------------------------
+from .clauses import Frame, template
+from .grammar import BE, DEFINITE, SEIN, Clause, NounPhrase, Pronoun, column, join, sentence
+from .lexicon import CHILDREN, FLAGS, PERSONS, PLACES_OF
+from .template import Pair, Pick
 
 
 def every(base: str) -> bool:
@@ -178,17 +36,21 @@ def with_place(base: str) -> bool:
     return base in PLACES_OF and not FLAGS[base] & {"at", "to"}
 
 
-def statement(mode: str, english: dict[str, str] | None = None, german: dict[str, str] | None = None):
-    """english, german: keyword arguments of the two statements (adverb, front, end)."""
+NONE = ("", "")
+
+
+def statement(mode: str, adverb: Pair = NONE, front: Pair = NONE, end: Pair = NONE):
+    """English and German adverbs: before the English main verb, before the clause, or at the English end."""
 
     def make(one: Clause, pick: Pick) -> Pair:
-        left = one.english_statement(mode, **(english or {}))
-        return sentence(left), sentence(one.german_statement(mode, **(german or {})))
+        left = one.english_statement(mode, adverb=adverb[0], front=front[0], end=end[0])
+        right = one.german_statement(mode, adverb=adverb[1] or end[1], front=front[1])
+        return sentence(left), sentence(right)
 
     return make
 
 
-def question(mode: str, wh: Pair = ("", ""), end: Pair = ("", ""), negative: bool = False):
+def question(mode: str, wh: Pair = NONE, end: Pair = NONE, negative: bool = False):
     def make(one: Clause, pick: Pick) -> Pair:
         left = one.english_question(mode, wh=wh[0], end=end[0], negative=negative)
         right = one.german_question(mode, wh=wh[1], adverb=end[1], negative=negative)
@@ -206,11 +68,11 @@ def denial(mode: str):
 
 
 def fronted(mode: str, english: str, german: str):
-    return statement(mode, {"front": english}, {"front": german})
+    return statement(mode, front=(english, german))
 
 
 def ending(mode: str, english: str, german: str):
-    return statement(mode, {"end": english}, {"adverb": german})
+    return statement(mode, end=(english, german))
 
 
 def who_question(one: Clause, pick: Pick) -> Pair:
@@ -278,7 +140,7 @@ CONCESSIONS = [
 ]
 
 
-def after(mains: list[Pair], mode: str, end: Pair = ("", ""), negative: bool = False):
+def after(mains: list[Pair], mode: str, end: Pair = NONE, negative: bool = False):
     def make(one: Clause, pick: Pick) -> Pair:
         # "I know that I ..." and "he says that he ..." would leave open whom the second pronoun means.
         fitting = [main for main in mains if main[0].split()[0] != one.subject.english()]
@@ -307,8 +169,8 @@ PREDICATES = [("very tired", "sehr müde"), ("very friendly", "sehr freundlich")
 def relative(one: Clause, pick: Pick) -> Pair:
     """A relative clause; its subject is the relative pronoun, equal in form to the definite article."""
     heads = ["man", "woman", "waiter", "waitress"]
-    if "adult" not in one_flags(one.verb):
-        heads += lexicon.CHILDREN
+    if "adult" not in FLAGS[one.verb.english[0]]:
+        heads += CHILDREN
     told = NounPhrase("the", None, PERSONS[pick.of(heads)].noun, pick.chance(0.2))
     inner = replace(one, subject=told)
     finite, rest = inner.english_verb("present")[2], inner.english_tail()
@@ -319,16 +181,12 @@ def relative(one: Clause, pick: Pick) -> Pair:
     return sentence(left), sentence(right)
 
 
-def one_flags(verb: Verb) -> frozenset[str]:
-    return FLAGS[verb.english[0]]
-
-
 YESTERDAY, LAST_WEEK = ("yesterday", "gestern"), ("last week", "letzte Woche")
 
 FRAMES = [
     Frame("statement", "present", every, statement("present")),
-    Frame("statement", "often", habit, statement("simple", {"adverb": "often"}, {"adverb": "oft"}), "indefinite"),
-    Frame("statement", "never", habit, statement("simple", {"adverb": "never"}, {"adverb": "nie"}), "indefinite"),
+    Frame("statement", "often", habit, statement("simple", ("often", "oft")), "indefinite"),
+    Frame("statement", "never", habit, statement("simple", ("never", "nie")), "indefinite"),
     Frame("statement", "place", with_place, statement("present"), "indefinite", True),
     Frame("question", "yes-no", every, question("present"), avoids=("I",)),
     Frame("question", "past", happens, question("past", end=YESTERDAY), avoids=("I",)),
@@ -340,7 +198,9 @@ FRAMES = [
     Frame("negation", "past", happens, denial("past"), "uncounted"),
     Frame("negation", "cannot", happens, denial("can"), "uncounted"),
     Frame("negation", "want", happens, denial("want"), "uncounted"),
-    Frame("negation", "why", explicable, question("present", ("why", "warum"), negative=True), "uncounted", avoids=("I",)),
+    Frame(
+        "negation", "why", explicable, question("present", ("why", "warum"), negative=True), "uncounted", avoids=("I",)
+    ),
     Frame("inversion", "today", planned, fronted("present", "today", "heute")),
     Frame("inversion", "now", active, fronted("present", "now", "jetzt")),
     Frame("inversion", "perhaps", every, fronted("present", "perhaps", "vielleicht"), avoids=("I", "we")),
@@ -362,8 +222,8 @@ FRAMES = [
     Frame("perfect", "last week", happens, ending("past", *LAST_WEEK)),
     Frame("perfect", "this morning", happens, ending("past", "this morning", "heute Morgen")),
     Frame("perfect", "two days ago", happens, ending("past", "two days ago", "vor zwei Tagen")),
-    Frame("perfect", "just", happens, statement("perfect", {"adverb": "just"}, {"adverb": "gerade"})),
-    Frame("perfect", "never", happens, statement("perfect", {"adverb": "never"}, {"adverb": "noch nie"}), "indefinite"),
+    Frame("perfect", "just", happens, statement("perfect", ("just", "gerade"))),
+    Frame("perfect", "never", happens, statement("perfect", ("never", "noch nie")), "indefinite"),
     Frame("modal", "can", happens, statement("can")),
     Frame("modal", "must", happens, statement("must")),
     Frame("modal", "want", happens, statement("want")),
@@ -372,14 +232,6 @@ FRAMES = [
     Frame("modal", "would", happens, statement("would")),
     Frame("modal", "tomorrow", happens, ending("must", "tomorrow", "morgen")),
 ]
-
-
-def template(frame: Frame) -> Template:
-    def make(value: str, pick: Pick) -> Pair:
-        base, head = value.split(":")
-        return frame.make(clause(base, head, frame, pick), pick)
-
-    return Template(frame.kind, frame.name, [f"{base}:{head}" for base, head in values(frame)], make)
 
 
 CLAUSES = [template(frame) for frame in FRAMES]

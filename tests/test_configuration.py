@@ -1,0 +1,90 @@
+"""The configuration refuses what no model can be, and travels through JSON."""
+
+import json
+
+import pytest
+from conftest import tiny_config
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
+
+from vaswani_transformer import PRESETS, VaswaniTransformerConfig
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"encoder_layers": 0}, "encoder_layers"),
+        ({"decoder_layers": -1}, "decoder_layers"),
+        ({"d_model": 18}, "d_model"),  # four heads do not divide it
+        ({"decoder_attention_heads": 3}, "d_model"),
+        ({"d_k": 0}, "d_k"),
+        ({"d_v": -2}, "d_v"),
+        ({"encoder_ffn_dim": 0}, "encoder_ffn_dim"),
+        ({"dropout": 1.5}, "dropout"),
+        ({"attention_dropout": -0.1}, "attention_dropout"),
+        ({"norm_position": "middle"}, "norm_position"),
+        ({"position_embedding_type": "rotary"}, "position_embedding_type"),
+        ({"position_offset": -1}, "position_offset"),
+        ({"decoder_vocab_size": 40}, "share_encoder_decoder_embeddings"),
+        ({"activation_function": "rleu"}, "activation_function"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
+        ({"position_base": 0.0}, "position_base"),
+        ({"d_model": 15, "encoder_attention_heads": 1, "decoder_attention_heads": 1}, "d_model"),
+        ({"d_model": 10**9}, "d_model"),
+        ({"pad_token_id": 30}, "pad_token_id"),
+        ({"decoder_start_token_id": 99}, "decoder_start_token_id"),
+        ({"eos_token_id": -1}, "eos_token_id"),
+        ({"vocab_size": "many"}, "vocab_size"),
+    ],
+    ids=str,
+)
+def test_an_impossible_value_is_refused_by_the_name_of_its_field(changes: dict, named: str) -> None:
+    with pytest.raises(StrictDataclassError, match=named):
+        tiny_config(**changes)
+
+
+def test_sizes_that_do_not_divide_are_fine_with_d_k_and_d_v() -> None:
+    config = tiny_config(d_model=18, d_k=5, d_v=7)
+    assert (config.d_k, config.d_v) == (5, 7)
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="hugeous.*base.*big"):
+        VaswaniTransformerConfig.from_preset("hugeous")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_json(name: str, tmp_path) -> None:
+    config = VaswaniTransformerConfig.from_preset(name)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is VaswaniTransformerConfig
+    assert loaded.to_diff_dict() == config.to_diff_dict()
+
+
+def test_config_json_says_what_the_model_is(tmp_path) -> None:
+    tiny_config(norm_position="pre", d_k=3).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["model_type"] == "vaswani_transformer"
+    assert written["norm_position"] == "pre"
+    assert written["d_k"] == 3
+    for generation_entry in ("num_beams", "length_penalty", "max_length", "early_stopping"):
+        assert generation_entry not in written
+
+
+def test_the_ecosystems_other_names_work() -> None:
+    config = tiny_config()
+    assert config.hidden_size == config.d_model == 16
+    assert config.num_hidden_layers == config.encoder_layers == 2
+    assert config.num_attention_heads == config.encoder_attention_heads == 4
+    config.hidden_size = 32
+    assert config.d_model == 32
+    assert config.get_text_config(decoder=True).num_hidden_layers == config.decoder_layers
+
+
+def test_a_final_norm_comes_with_pre_norm_unless_told() -> None:
+    assert not tiny_config().encoder_final_norm
+    assert tiny_config(norm_position="pre").decoder_final_norm
+    assert not tiny_config(norm_position="pre", decoder_final_norm=False).decoder_final_norm
+    assert tiny_config(encoder_final_norm=True).encoder_final_norm

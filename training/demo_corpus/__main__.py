@@ -1,0 +1,51 @@
+"""`python -m training.demo_corpus FOLDER`: the corpus as plain parallel text, a sentence a line.
+
+Writes train, validation and test as SPLIT.en and SPLIT.de, and the kind of each pair as SPLIT.kinds.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vaswani_transformer.errors import InputError, exit_cleanly
+
+from . import SPLITS, load
+
+app = typer.Typer(add_completion=False)
+
+
+def write_parallel_text(folder: Path) -> list[Path]:
+    """Write every split into the folder (made if need be); the paths written. InputError if it is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: name one, new or existing, to write the corpus into")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for split in SPLITS:
+        columns = zip(*load(split), strict=True)
+        for suffix, lines in zip(("kinds", "en", "de"), columns, strict=True):
+            path = folder / f"{split}.{suffix}"
+            temporary = path.with_name(path.name + ".new")
+            temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+            os.replace(temporary, path)
+            written.append(path)
+    return written
+
+
+@app.command()
+def write(
+    folder: Annotated[Path, typer.Argument(help="Where to write train.en, train.de, ..., test.kinds.")],
+) -> None:
+    """Write the embedded English-German corpus as plain parallel text files."""
+    written = write_parallel_text(folder)
+    counts = ", ".join(f"{split} {len(load(split)):,}" for split in SPLITS)
+    typer.echo(f"{folder}: {len(written)} files; pairs: {counts}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    exit_cleanly(app, arguments, "python -m training.demo_corpus")
+
+
+if __name__ == "__main__":
+    main()
