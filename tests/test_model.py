@@ -144,9 +144,7 @@ def test_what_stands_at_padding_does_not_matter(tiny_model: ModelMaker) -> None:
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_fully_masked_sentence_gives_no_nan(
-    tiny_model: ModelMaker, implementation: str, dtype: torch.dtype
-) -> None:
+def test_a_fully_masked_sentence_gives_no_nan(tiny_model: ModelMaker, implementation: str, dtype: torch.dtype) -> None:
     """Neither in its own row nor, through the gradients, anywhere; the other rows are what they were."""
     model = tiny_model(attn_implementation=implementation).to(dtype)
     batch = a_batch()
@@ -275,9 +273,7 @@ def test_the_forward_pass_exports_with_dynamic_shapes(tiny_model: ModelMaker) ->
             self.model = model
 
         def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor) -> Tensor:
-            return self.model(
-                input_ids, attention_mask, decoder_input_ids=decoder_input_ids, use_cache=False
-            ).logits
+            return self.model(input_ids, attention_mask, decoder_input_ids=decoder_input_ids, use_cache=False).logits
 
     program = torch.export.export(Logits(), (), inputs, dynamic_shapes=shapes).module()
     sentences = random_sentences(1, count=5, vocab_size=30, longest=11)
@@ -338,9 +334,7 @@ def test_embeddings_given_equal_embeddings_looked_up(tiny_model: ModelMaker) -> 
             decoder_inputs_embeds=look_up(target),
         ).logits
         encoded = model.get_encoder()(**batch)
-        reused = model(
-            encoder_outputs=encoded, attention_mask=batch["attention_mask"], decoder_input_ids=target
-        ).logits
+        reused = model(encoder_outputs=encoded, attention_mask=batch["attention_mask"], decoder_input_ids=target).logits
         as_tuple = model(
             encoder_outputs=(encoded.last_hidden_state,),
             attention_mask=batch["attention_mask"],
@@ -624,9 +618,7 @@ def test_a_module_can_be_watched_by_hooks(tiny_model: ModelMaker) -> None:
     for name, module in (("encoder", model.get_encoder()), ("decoder", model.get_decoder())):
         for index, layer in enumerate(module.layers):
             layer.register_forward_hook(
-                lambda _module, args, output, key=f"{name}.{index}": seen.update(
-                    {key: (*args[0].shape, *output.shape)}
-                )
+                lambda _module, args, output, key=f"{name}.{index}": seen.update({key: (*args[0].shape, *output.shape)})
             )
     model(**a_batch())
     assert seen == {f"encoder.{i}": (3, 6, 16) * 2 for i in range(2)} | {

@@ -58,7 +58,9 @@ def test_the_console_script_runs_in_an_empty_folder(installed, tmp_path):
 
 
 def test_the_installed_library_and_its_training_program_are_those_of_the_wheel(installed, tmp_path):
-    code = "import vaswani_transformer, vaswani_transformer.training.recipe as r; print(r.__file__); r.load_recipe('demo')"
+    code = (
+        "import vaswani_transformer, vaswani_transformer.training.recipe as r; print(r.__file__); r.load_recipe('demo')"
+    )
     result = run([installed / "python", "-c", code], tmp_path)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(installed.parent)

@@ -70,7 +70,7 @@ def test_the_length_penalty_reaches_the_search(translator, alpha):
 
 
 def test_n_best_are_those_of_generate_with_gnmt_scores(translator):
-    for text, hypotheses in zip(ENGLISH, translator.translate(ENGLISH, n_best=4), strict=True):
+    for text, hypotheses in zip(ENGLISH, translator.translate(ENGLISH, n_best=4, return_scores=True), strict=True):
         batch = translator.tokenizer([text], return_tensors="pt")
         outputs = translator.model.generate(
             input_ids=batch["input_ids"],
@@ -90,7 +90,9 @@ def test_n_best_are_those_of_generate_with_gnmt_scores(translator):
 
 def test_a_score_on_request_is_that_of_the_best_hypothesis(translator):
     for (best,), four in zip(
-        translator.translate(ENGLISH, return_scores=True), translator.translate(ENGLISH, n_best=4), strict=True
+        translator.translate(ENGLISH, return_scores=True),
+        translator.translate(ENGLISH, n_best=4, return_scores=True),
+        strict=True,
     ):
         assert dataclasses.replace(best, score=0) == dataclasses.replace(four[0], score=0)
         assert best.score == pytest.approx(four[0].score, abs=1e-5)
@@ -102,10 +104,10 @@ def test_hypotheses_that_the_search_did_not_find_are_left_out():
     model = untrained_model()
     everything = set(range(model.config.vocab_size))
     model.generation_config.suppress_tokens = sorted(everything - {50})
-    (hypotheses,) = Translator(model, trained_tokenizer()).translate(["small"], n_best=4)
+    (hypotheses,) = Translator(model, trained_tokenizer()).translate(["small"], n_best=4, return_scores=True)
     assert [set(hypothesis.tokens) for hypothesis in hypotheses] == [{50}]
     model.generation_config.suppress_tokens = sorted(everything - {50, 2})
-    (hypotheses,) = Translator(model, trained_tokenizer()).translate(["small"], n_best=4)
+    (hypotheses,) = Translator(model, trained_tokenizer()).translate(["small"], n_best=4, return_scores=True)
     assert len({len(hypothesis.tokens) for hypothesis in hypotheses}) == 4
 
 

@@ -9,11 +9,11 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,8 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 
 from . import demo_corpus
 from .recipe import EMBEDDED, Recipe
+
+Log = Callable[[str], None]
 
 FORMAT = 1
 CHUNK = 8192  # Pairs in memory at a time.
@@ -343,7 +345,7 @@ def _padded(ids, ends, all_lengths, pairs, pad):
 
 
 def load_corpus(
-    texts: list[ParallelText], tokenizer: Any, recipe: Recipe, cache: Path, log: Callable[[str], None]
+    texts: list[ParallelText], tokenizer: Any, recipe: Recipe, cache: Path, log: Log
 ) -> Corpus:
     """The tokenised corpus of these texts, from the cache or made there now.
 
@@ -412,56 +414,50 @@ def overlap(train: Corpus, held_out: Corpus) -> int:
     return int(np.isin(held_out.pair_hashes, train.pair_hashes).sum())
 
 
-def _tokenise(texts, tokenizer, recipe: Recipe, folder: Path, log) -> dict[str, Any]:
+def _tokenise(texts: list[ParallelText], tokenizer: Any, recipe: Recipe, folder: Path, log: Log) -> dict[str, Any]:
     backend = tokenizer.backend_tokenizer
     # Whatever looks like a control token in the text is text.
     backend.encode_special_tokens = True
     dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+    name = " + ".join(text.name for text in texts)
     dropped = {reason: Dropped() for reason in ("not UTF-8", "empty", "too long", "length ratio")}
-    names = ("source.ids", "target.ids", "source.lengths", "target.lengths", "pairs.hash")
-    files = [(folder / name).open("wb") for name in names]
     digest = hashlib.sha256()
-    read, kept, tokens = 0, 0, [0, 0]
-    progress = _Progress(log, " + ".join(text.name for text in texts))
-    for text in texts:
-        prefix = f"{text.name}:" if len(texts) > 1 else ""
-        for chunk in text.chunks():
+    read, kept, tokens, told = 0, 0, [0, 0], 0
+    with ExitStack() as stack:
+        ids_files, length_files = (
+            [stack.enter_context((folder / f"{side}.{what}").open("wb")) for side in ("source", "target")]
+            for what in ("ids", "lengths")
+        )
+        hash_file = stack.enter_context((folder / "pairs.hash").open("wb"))
+        for text, chunk in ((text, chunk) for text in texts for chunk in text.chunks()):
             read += len(chunk.sources)
-            pairs, lines = _usable_text(chunk, recipe, dropped, prefix)
-            if not pairs:
-                continue
+            pairs, lines = _usable_text(chunk, recipe, dropped, f"{text.name}:" if len(texts) > 1 else "")
             encoded = backend.encode_batch_fast(list(chain.from_iterable(pairs)))
             sides = [[e.ids for e in encoded[0::2]], [e.ids for e in encoded[1::2]]]
             lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int32)
             keep = _within_limits(lengths, lines, recipe, dropped)
-            hashes = [
-                hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest()
-                for pair, kept_pair in zip(pairs, keep, strict=True)
-                if kept_pair
-            ]
             for i, side in enumerate(sides):
-                chosen = side if keep.all() else [ids for ids, yes in zip(side, keep, strict=True) if yes]
-                flat = np.fromiter(chain.from_iterable(chosen), dtype=dtype)
-                for data, file in ((flat, files[i]), (lengths[i][keep], files[2 + i])):
+                flat = np.fromiter(chain.from_iterable(compress(side, keep)), dtype=dtype)
+                for data, file in ((flat, ids_files[i]), (lengths[i][keep], length_files[i])):
                     digest.update(raw := data.tobytes())
                     file.write(raw)
                 tokens[i] += len(flat)
-            files[4].write(b"".join(hashes))
+            hash_file.write(b"".join(_pair_hash(pair) for pair in compress(pairs, keep)))
             kept += int(keep.sum())
-            progress.show(read)
-    for file in files:
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-    name = " + ".join(text.name for text in texts)
-    report = "; ".join(
-        f"dropped {d.count} {reason} (lines {', '.join(d.first)}{', ...' if d.count > 5 else ''})"
+            if read // 1_000_000 > told:
+                told = read // 1_000_000
+                log(f"{name}: {told} million pairs tokenised")
+        for file in (*ids_files, *length_files, hash_file):
+            file.flush()
+            os.fsync(file.fileno())
+    report = "".join(
+        f"; dropped {d.count} {reason} (lines {', '.join(d.first)}{', ...' if d.count > 5 else ''})"
         for reason, d in dropped.items()
         if d.count
     )
-    log(f"{name}: {read} pairs read, {kept} kept, {tokens[0]} source and {tokens[1]} target tokens" + (report and f"; {report}"))
     if not kept:
-        raise InputError(f"{name}: none of {read} pairs can be used; {report or 'there are none'}")
+        raise InputError(f"{name}: none of {read} pairs can be used{report}")
+    log(f"{name}: {read} pairs read, {kept} kept, {tokens[0]} source and {tokens[1]} target tokens{report}")
     return {
         "name": name,
         "read": read,
@@ -471,6 +467,10 @@ def _tokenise(texts, tokenizer, recipe: Recipe, folder: Path, log) -> dict[str, 
         "sha256": digest.hexdigest(),
         "dropped": {reason: {"count": d.count, "first": d.first} for reason, d in dropped.items()},
     }
+
+
+def _pair_hash(pair: tuple[str, str]) -> bytes:
+    return hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest()
 
 
 def _usable_text(chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], prefix: str):
@@ -510,24 +510,8 @@ def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, droppe
     return keep
 
 
-class _Progress:
-    """A line every million pairs: nobody should wonder whether a large corpus is being read."""
-
-    def __init__(self, log: Callable[[str], None], name: str):
-        self.log, self.name, self.next = log, name, 1_000_000
-
-    def show(self, read: int) -> None:
-        if read >= self.next:
-            self.log(f"{self.name}: {read} pairs tokenised")
-            self.next += 1_000_000
-
-
 def _write_json(path: Path, value: Any) -> None:
     with path.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, ensure_ascii=False)
         file.flush()
         os.fsync(file.fileno())
-
-
-def log_to_stderr(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

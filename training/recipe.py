@@ -129,7 +129,7 @@ class Recipe:
 def recipe_path(name: str) -> Path:
     """The file of a recipe given by its path or by the name of a shipped one."""
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.exists():
+    if path.suffix in (".yaml", ".yml") or path.is_file():  # a folder may have the name of a recipe
         if not path.is_file():
             raise InputError(f"{name}: no such recipe file; shipped recipes: {', '.join(shipped_recipes())}")
         return path

@@ -5,8 +5,10 @@ import difflib
 import itertools
 import math
 import os
+import shlex
 import shutil
 import signal
+import sys
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -142,7 +144,10 @@ def _claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
             f"output_dir {output} is not empty ({', '.join(sorted(foreign)[:3])}) and no run of ours; name another"
         )
     try:
-        checkpoint.write_json(record, {"identity": recipe.identity(), "recipe": dataclasses.asdict(recipe)})
+        command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
+        checkpoint.write_json(
+            record, {"command": command, "identity": recipe.identity(), "recipe": dataclasses.asdict(recipe)}
+        )
         checkpoint.remove_unfinished(output)
         checkpoint.remove_unfinished(output / "checkpoints")
     except OSError as error:

@@ -7,6 +7,7 @@ sentence, with the beams as its queries. Sentences that are done leave the batch
 `start` and `step` have no Python in the way of their data, so that they can be exported; `beam_search` drives them.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from .modeling_vaswani_transformer import (
     MultiHeadAttention,
     VaswaniTransformerForConditionalGeneration,
     gnmt_length_penalty,
+    scaled_dot_product_attention,
     split_heads,
 )
 
@@ -50,13 +52,19 @@ def start(
     attention_mask: Tensor,
     offset: int,
     beams: int,
+    max_length: Tensor | None = None,
 ) -> tuple[Memory, Search]:
-    """Encode the sentences; input_ids, attention_mask: (batch, source)"""
+    """Encode the sentences; input_ids, attention_mask: (batch, source)
+
+    offset: output tokens beyond a sentence's source tokens;  max_length: (), output tokens of any sentence
+    """
     config, decoder = model.config, model.model.decoder
     states = model.model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     limits = attention_mask.sum(dim=1) + offset
     if config.max_position_embeddings is not None:  # learned positions end there
         limits = limits.clamp(max=config.max_position_embeddings - 1)
+    if max_length is not None:
+        limits = torch.minimum(limits, max_length)
     cross = [layer.cross_attn for layer in decoder.layers]
     memory = Memory(
         keys=[split_heads(attention.k_proj(states), attention.d_k).contiguous() for attention in cross],
@@ -86,26 +94,26 @@ def step(
     model: VaswaniTransformerForConditionalGeneration,
     memory: Memory,
     search: Search,
-    alpha: float,
-    suppressed: Tensor,
-    min_length: int = 0,
+    alpha: Tensor,
+    min_length: Tensor,
 ) -> Search:
     """One more token for every live hypothesis; the search as tests/brute_force.py spells it out.
 
-    alpha: of the length penalty;  suppressed: token ids that are never produced
+    alpha: (), of the length penalty;  min_length: (), tokens before </s>
     """
     logits, keys, values = decode(model, memory, search)  # (batch, beams, V)
-    beams, length = search.live_scores.shape[1], search.live.shape[2]
-    end, pad = model.config.eos_token_id, model.config.pad_token_id
+    config, beams = model.config, search.live.shape[1]
+    ends, pad = as_set(config.eos_token_id), config.pad_token_id
+    suppressed = (as_set(pad) | as_set(config.decoder_start_token_id)) - ends
+    length = search.ancestry.new_full((), search.live.shape[2])  # of what this step makes, the start token not counted
 
-    # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its beams.
-    normaliser = logits.logsumexp(dim=-1, keepdim=True)
-    logits = logits.index_fill(-1, suppressed, float("-inf"))
-    if length < min_length:
-        logits = logits.index_fill(-1, torch.tensor([end], device=logits.device), float("-inf"))
-    width = min(2 * beams, logits.shape[-1])
+    # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its beams; a few more,
+    # for those that are not allowed.
+    width = torch.sym_min(2 * beams + len(suppressed | ends), logits.shape[-1])
     best, best_tokens = logits.topk(width, dim=-1)  # (batch, beams, width)
-    scores = (search.live_scores[:, :, None] + (best - normaliser)).flatten(1)
+    scores = search.live_scores[:, :, None] + (best - logits.logsumexp(dim=-1, keepdim=True))
+    forbidden = is_one_of(best_tokens, suppressed) | (is_one_of(best_tokens, ends) & (length <= min_length))
+    scores = scores.masked_fill(forbidden, 10 * NO_HYPOTHESIS).flatten(1)
     scores, chosen = scores.topk(2 * beams, dim=-1)  # (batch, candidates)
     parents = chosen // width
     tokens = best_tokens.flatten(1).gather(1, chosen)
@@ -113,28 +121,27 @@ def step(
 
     # Every continuation that is </s> is a finished hypothesis. Beam 1 is greedy search: only the best one counts.
     exists = scores > NO_HYPOTHESIS
-    ends = exists & (tokens == end)
-    if beams == 1:
-        ends = ends & (torch.arange(2, device=ends.device) < 1)
+    is_end = is_one_of(tokens, ends)
+    candidate, slot = (torch.arange(n, device=tokens.device) for n in (2 * beams, beams))
+    greedy = slot[-1] == 0
+    ended = exists & is_end & ((candidate == 0) | ~greedy)
     at_limit = (length >= memory.limits)[:, None]
-    pool_is_empty = ~((search.pool_scores > NO_HYPOTHESIS) | ends.any(dim=1, keepdim=True)).any(dim=1, keepdim=True)
-    finished = (ends | (exists & at_limit & pool_is_empty)) & ~search.done[:, None]
+    pool_is_empty = ~((search.pool_scores > NO_HYPOTHESIS) | ended.any(dim=1, keepdim=True)).any(dim=1, keepdim=True)
+    finished = (ended | (exists & at_limit & pool_is_empty)) & ~search.done[:, None]
     final = torch.where(finished, scores / gnmt_length_penalty(length, alpha), 10 * NO_HYPOTHESIS)
     pool_scores, kept = torch.cat((search.pool_scores, final), dim=1).topk(beams, dim=-1)
     pool = F.pad(search.pool, (0, 1), value=pad)
     pool = gather(torch.cat((pool, candidates[:, :, 1:]), dim=1), kept)
 
     # The best `beams` of the others live on.
-    live_scores, lives = scores.masked_fill(tokens == end, 10 * NO_HYPOTHESIS).topk(beams, dim=-1)
+    live_scores, lives = scores.masked_fill(is_end, 10 * NO_HYPOTHESIS).topk(beams, dim=-1)
     parents = parents.gather(1, lives)
 
     # Log-probabilities only fall, and the penalty divides most at the sentence's limit.
-    bound = live_scores[:, 0] / (
-        gnmt_length_penalty(memory.limits, alpha) if alpha > 0 else gnmt_length_penalty(length, alpha)
-    )
+    bound = live_scores[:, 0] / gnmt_length_penalty(torch.where(alpha > 0, memory.limits, length), alpha)
     full = (pool_scores > NO_HYPOTHESIS).all(dim=1)
     done = search.done | at_limit[:, 0] | (live_scores[:, 0] <= NO_HYPOTHESIS)
-    done = done | (full if beams == 1 else full & (pool_scores[:, -1] >= bound))
+    done = done | (full & ((pool_scores[:, -1] >= bound) | greedy))
     return Search(
         keys=keys,
         values=values,
@@ -155,8 +162,8 @@ def decode(
     batch, beams, steps = search.ancestry.shape
     # Of earlier steps a hypothesis sees its ancestors' slots, of this one its own.
     own = torch.arange(beams, device=search.ancestry.device).expand(batch, beams)[:, :, None]
-    ancestry = F.one_hot(torch.cat((search.ancestry, own), dim=2), beams)  # (batch, beams, steps + 1, beams)
-    may_attend = ancestry.flatten(2).bool()[:, None]  # (batch, 1, beams, (steps + 1) x beams)
+    slots = torch.cat((search.ancestry, own), dim=2)[..., None] == torch.arange(beams, device=own.device)
+    may_attend = slots.flatten(2)[:, None]  # (batch, 1, beams, (steps + 1) x beams)
     all_keys, all_values = [], []
 
     def self_attention(attention: MultiHeadAttention, states: Tensor, past_keys: Tensor, past_values: Tensor) -> Tensor:
@@ -188,8 +195,17 @@ def decode(
 def attend(attention: MultiHeadAttention, states: Tensor, keys: Tensor, values: Tensor, may_attend: Tensor) -> Tensor:
     """(batch, beams, d_model) -> the same; keys, values: (batch, heads, slots, d_k or d_v)"""
     query = split_heads(attention.q_proj(states), attention.d_k)
-    output = F.scaled_dot_product_attention(query, keys, values, attn_mask=may_attend, scale=attention.scaling)
+    output, _ = scaled_dot_product_attention(query, keys, values, may_attend, scaling=attention.scaling)
     return attention.out_proj(output.transpose(1, 2).flatten(2))
+
+
+def as_set(ids: int | list[int]) -> set[int]:
+    return set(ids) if isinstance(ids, list) else {ids}
+
+
+def is_one_of(tokens: Tensor, ids: set[int]) -> Tensor:
+    """bool, in the shape of tokens"""
+    return functools.reduce(torch.logical_or, (tokens == id for id in sorted(ids)), torch.zeros_like(tokens).bool())
 
 
 def gather(rows: Tensor, indices: Tensor) -> Tensor:
@@ -214,17 +230,15 @@ def beam_search(
     their scores (batch, num_beams), log P / ((5 + length) / 6)^alpha; a slot in which nothing finished is padding
     and scores below NO_HYPOTHESIS
     """
-    config = model.config
-    suppressed = torch.tensor(
-        sorted({config.pad_token_id, config.decoder_start_token_id} - {config.eos_token_id}), device=input_ids.device
-    )
+    alpha = torch.tensor(float(length_penalty), device=input_ids.device)
+    shortest = torch.tensor(min_length, device=input_ids.device)
     memory, search = start(model, input_ids, attention_mask, max_source_length_offset, num_beams)
     rows = torch.arange(input_ids.shape[0], device=input_ids.device)
     longest = int(memory.limits.max())
-    sequences = torch.full((len(rows), num_beams, longest), config.pad_token_id, device=rows.device)
+    sequences = torch.full((len(rows), num_beams, longest), model.config.pad_token_id, device=rows.device)
     scores = torch.full((len(rows), num_beams), 10 * NO_HYPOTHESIS, device=rows.device)
     while len(rows):
-        search = step(model, memory, search, length_penalty, suppressed, min_length)
+        search = step(model, memory, search, alpha, shortest)
         # Leaving costs a copy of what remains: worth it when a good part of the batch is done.
         if search.done.sum() * 8 >= len(rows):
             sequences[rows[search.done], :, : search.pool.shape[2]] = search.pool[search.done]
@@ -233,8 +247,8 @@ def beam_search(
             rows = rows[remaining]
             memory = Memory(*(select(field, remaining) for field in memory))
             search = Search(*(select(field, remaining) for field in search))
-    sequences.masked_fill_((scores <= NO_HYPOTHESIS)[:, :, None], config.pad_token_id)
-    length = int((sequences != config.pad_token_id).sum(dim=2).max())
+    sequences.masked_fill_((scores <= NO_HYPOTHESIS)[:, :, None], model.config.pad_token_id)
+    length = int((sequences != model.config.pad_token_id).sum(dim=2).max())
     return sequences[:, :, :length], scores
 
 

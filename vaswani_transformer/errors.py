@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 
 class InputError(ValueError):
@@ -52,8 +53,10 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = debug_wanted(arguments)
-    if "--debug" in arguments and debug:
-        arguments.remove("--debug")
+    if debug:
+        os.environ["VASWANI_DEBUG"] = "1"  # for the programs and processes that this one starts
+        if "--debug" in arguments:
+            arguments.remove("--debug")
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a letter gets a substitute, not a crash.
         if isinstance(stream, io.TextIOWrapper):
@@ -75,7 +78,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     except Exception as error:
         if debug:
             traceback.print_exc()
-        for line in render(error):
+        for line in render(error, name):
             print(line, file=sys.stderr)
         raise SystemExit(exit_code_of(error)) from None
     if code == INTERRUPTED:  # typer returns it instead of raising
@@ -96,12 +99,14 @@ def exit_code_of(error: BaseException) -> int:
     return UNEXPECTED
 
 
-def render(error: BaseException) -> list[str]:
+def render(error: BaseException, name: str | None = None) -> list[str]:
     """The lines for stderr: one, and for a usage error of the command line the usage below it."""
-    if hasattr(error, "format_message"):  # typer's (or click's, in older typers) usage errors
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:  # typer's (or click's, in older typers) usage errors
         context = getattr(error, "ctx", None)
-        usage = [f"{context.get_usage()}   (more: {context.command_path} --help)"] if context else []
-        return ["error: " + one_line(error.format_message()), *map(one_line, usage)]
+        path = context.command_path if context else name or Path(sys.argv[0]).name
+        usage = context.get_usage() if context else f"Usage: {path} [OPTIONS]"
+        return ["error: " + one_line(format_message()), one_line(f"{usage}   (more: {path} --help)")]
     if isinstance(error, (InputError, BrokenFileError, UnavailableError)):
         return ["error: " + one_line(str(error))]
     if isinstance(error, OSError) and error.strerror:

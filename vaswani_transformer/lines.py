@@ -5,7 +5,9 @@ A line ends at `\\n`; a `\\r` before it and a byte order mark at the start of th
 
 import gzip
 import os
+import queue
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,16 +41,22 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
         yield decode_line(raw, name, number)
 
 
-def read_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a text file (.gz too), or of stdin for "-", one at a time. InputError if it cannot be read."""
-    if str(path) == "-":
-        yield from decode_lines(sys.stdin.buffer, "stdin")
-        return
+def existing_file(path: str | Path) -> Path:
+    """The path of a file that is there. Raises InputError if it is not, or is a folder."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: no such file")
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a text file")
+    return path
+
+
+def read_lines(path: str | Path) -> Iterator[str]:
+    """The lines of a text file (.gz too), or of stdin for "-", one at a time. InputError if it cannot be read."""
+    if str(path) == "-":
+        yield from decode_lines(sys.stdin.buffer, "stdin")
+        return
+    path = existing_file(path)
     if path.suffix != ".gz":
         with path.open("rb") as stream:
             yield from decode_lines(stream, str(path))
@@ -58,6 +66,41 @@ def read_lines(path: str | Path) -> Iterator[str]:
             yield from decode_lines(cast(BinaryIO, stream), str(path))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BrokenFileError(f"{path} is not a whole gzip file ({error}); fetch it again") from None
+
+
+def arriving_lines(most: int) -> Iterator[list[str]]:
+    """The lines of stdin in lists of at most `most`: many from a file, one when somebody types and waits for it."""
+    arrived: queue.Queue[str | Exception | None] = queue.Queue(maxsize=2 * most)
+
+    def read() -> None:
+        # A stream of its own: Python cannot end while a thread holds sys.stdin.
+        with open(os.dup(0), "rb") as stream:
+            try:
+                for line in decode_lines(stream, "stdin"):
+                    arrived.put(line)
+                arrived.put(None)
+            except Exception as error:  # raised below, in the thread that asked
+                arrived.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        lines: list[str] = []
+        end: Exception | None = None
+        try:
+            while len(lines) < most:
+                line = arrived.get(timeout=0.02 if lines else None)
+                if not isinstance(line, str):
+                    end = line or EOFError()
+                    break
+                lines.append(line)
+        except queue.Empty:
+            pass  # nobody has sent more for a while: answer what there is
+        if lines:
+            yield lines
+        if isinstance(end, EOFError):
+            return
+        if end is not None:
+            raise end
 
 
 @contextmanager

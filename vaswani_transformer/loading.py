@@ -71,7 +71,7 @@ def load_model(
     """
     folder = Path(folder)
     config = load_config(folder)
-    check_weights(folder, config)
+    blueprint = checked_blueprint(folder, config)
     check_generation_config(folder, config)
     device, dtype = checked_device(device), checked_dtype(dtype)
     bars_wanted = logging.is_progress_bar_enabled()
@@ -85,6 +85,9 @@ def load_model(
     finally:
         if bars_wanted:
             logging.enable_progress_bar()
+    if not (folder / "generation_config.json").exists():
+        # transformers would search with its own settings; the model's class brings the paper's.
+        model.generation_config = blueprint.generation_config
     return model.eval().to(device)  # pyright: ignore[reportArgumentType]
 
 
@@ -112,8 +115,8 @@ def load_config(folder: Path) -> VaswaniTransformerConfig:
     return config
 
 
-def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
-    """Compare names and shapes of the tensors on disk with those of the model. Raises BrokenFileError."""
+def checked_blueprint(folder: Path, config: VaswaniTransformerConfig) -> VaswaniTransformerForConditionalGeneration:
+    """The model without its weights, to which names and shapes of the tensors on disk fit. Raises BrokenFileError."""
     files = weight_files(folder)
     found = {name: shape for file in files for name, shape in tensor_shapes(file).items()}
     where = folder / (WEIGHTS if len(files) == 1 else INDEX)
@@ -150,6 +153,7 @@ def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
         raise BrokenFileError(f"{where} has {enumerated(unknown)}, for which config.json has no place")
     if misshapen:
         raise BrokenFileError(f"{where} has {enumerated(misshapen)}")
+    return model
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -620,18 +620,19 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        label_smoothing: float = 0.0,
-        label_smoothing_spread: str = "others",
         num_items_in_batch: int | Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Arguments as in `VaswaniTransformerModel.forward`, and
 
         labels: (batch, target), ending in </s>, -100 at padding; the decoder's input is made from them
-        label_smoothing, label_smoothing_spread, num_items_in_batch: see `label_smoothed_cross_entropy`
+        label_smoothing (0.0), label_smoothing_spread ("others"), num_items_in_batch: of the loss, see
+            `label_smoothed_cross_entropy`
         logits_to_keep: compute the last so many positions only; 0 for all
         returns logits: (batch, target, V) and, with labels, the loss
         """
+        # Not in the signature: Trainer takes every parameter with "label" in its name for a column of the data.
+        smoothing = kwargs.pop("label_smoothing", 0.0), kwargs.pop("label_smoothing_spread", "others")
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -652,9 +653,7 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = label_smoothed_cross_entropy(
-                logits, labels, label_smoothing, label_smoothing_spread, num_items_in_batch
-            )
+            loss = label_smoothed_cross_entropy(logits, labels, *smoothing, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
         )
@@ -676,37 +675,42 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
     def generate(self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs):
         """transformers' `generate()`; see there. Raises `ValueError` naming the row for ids that the model lacks."""
 
-        def setting(name: str):
-            given = (
-                kwargs.get(name),
-                getattr(generation_config, name, None),
-                getattr(self.generation_config, name, None),
-            )
-            return next((value for value in given if value is not None), None)
+        call = (kwargs.get, lambda name: getattr(generation_config, name, None))
+        own = (lambda name: getattr(self.generation_config, name, None),)
 
-        num_beams = setting("num_beams")
+        def setting(name: str, places):
+            return next((value for place in places if (value := place(name)) is not None), None)
+
+        num_beams = setting("num_beams", call + own)
         if num_beams is not None and not 1 <= num_beams <= MAX_BEAMS:
             raise ValueError(f"`num_beams` is {num_beams}; it must lie between 1 and {MAX_BEAMS}")
         lengths = self._source_lengths(inputs, kwargs)
-        offset = setting("max_source_length_offset")
+        offset = setting("max_source_length_offset", call + own)
         kwargs.pop("max_source_length_offset", None)
-        if offset is not None and setting("max_length") is None and setting("max_new_tokens") is None:
-            prompt = kwargs.get("decoder_input_ids")
-            prompt_length = 1 if prompt is None else prompt.shape[1]
+        # A maximum in the model's own generation config does not count: Seq2SeqTrainer writes its 20 there.
+        if offset is not None and all(setting(name, call) is None for name in ("max_length", "max_new_tokens")):
+            prompt_length = self._prompt_length(kwargs.get("decoder_input_ids"))
             limits = lengths + offset
             if self.config.max_position_embeddings is not None:  # learned positions end there
                 limits = limits.clamp(max=self.config.max_position_embeddings - prompt_length)
+            longest = prompt_length + int(limits.max())
             if generation_config is None:
-                kwargs["max_new_tokens"] = int(limits.max())
+                kwargs["max_length"] = longest
             else:
                 generation_config = copy.deepcopy(generation_config)
-                generation_config.max_new_tokens = int(limits.max())
+                generation_config.max_length = longest
             criteria = kwargs.pop("stopping_criteria", None) or []
             kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, SourceLengthLimit(limits, prompt_length)])
         return super().generate(inputs, generation_config, **kwargs)
 
+    def _prompt_length(self, prompt: Tensor | None) -> int:
+        """Tokens that the decoder starts with; transformers puts the start token before a prompt that lacks it"""
+        if prompt is None:
+            return 1
+        return prompt.shape[1] + int((prompt[:, 0] != self.config.decoder_start_token_id).all())
+
     def _source_lengths(self, inputs: Tensor | None, kwargs: dict) -> Tensor:
-        """(batch,): source tokens of each sentence without padding, </s> counted"""
+        """(batch,): source tokens of each sentence without padding, </s> counted; sets a missing attention mask"""
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         mask = kwargs.get("attention_mask")
         if ids is None:
@@ -726,7 +730,8 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
                     f"`input_ids` row {row} has ids from {int(ids[row].min())} to {int(ids[row].max())}; "
                     f"the vocabulary goes from 0 to {self.config.vocab_size - 1}"
                 )
-            mask = ids != self.config.pad_token_id if mask is None else mask
+            if mask is None:  # transformers infers none for encoder-decoder models
+                mask = kwargs["attention_mask"] = (ids != self.config.pad_token_id).long()
         lengths = mask.sum(dim=1)
         if not lengths.all():
             raise ValueError(f"source row {int((lengths == 0).nonzero()[0])} is empty: all of it is padding")

@@ -125,14 +125,15 @@ def attention_figure(
     panels = [(row, column) for row in rows for column in columns]
     across = len(columns) if layer == 0 else min(len(columns), 4)
     down = -(-len(panels) // across)
-    wide, high = 0.24 * len(keys), 0.24 * len(queries)
+    cell = min(0.6, max(0.24, 4.5 / max(len(keys), len(queries))))  # inches
+    wide, high = cell * len(keys), cell * len(queries)
     key_room, query_room = label_inches(keys), label_inches(queries)
     figure = figure_class()(
         figsize=(
             max(6.0, across * (wide + 0.3) + query_room + 1.6),
             down * (high + key_room + 0.4) + 1.0,
         ),
-        layout="constrained",
+        layout="compressed",
         dpi=RESOLUTION,
     )
     where = "all layers" if layer == 0 else f"layer {layer} of {layers}"
@@ -161,7 +162,7 @@ def attention_figure(
     return figure
 
 
-def positional_encoding_figure(length: int = 100, d_model: int = 512, base: float = 10000.0) -> "Figure":
+def positional_encoding_figure(length: int = 100, d_model: int = 128, base: float = 10000.0) -> "Figure":
     """PE(pos, i) of section 3.5 as a heat map: positions down, dimensions across."""
     if not 1 <= length <= 10_000 or d_model < 2 or d_model % 2 or d_model > 65_536:
         raise InputError(

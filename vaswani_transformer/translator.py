@@ -122,6 +122,20 @@ class Translator:
         num_beams: int = 4,
         length_penalty: float = 0.6,
         n_best: int = 1,
+        return_scores: Literal[True],
+        batch_tokens: int = 8192,
+        max_source_length: int | None = None,
+        progress: bool = False,
+    ) -> list[list[Hypothesis]]: ...
+
+    @overload
+    def translate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        n_best: int = 1,
         return_scores: bool = False,
         batch_tokens: int = 8192,
         max_source_length: int | None = None,
@@ -212,13 +226,15 @@ class Translator:
         self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int, with_scores: bool
     ) -> list[list[Hypothesis]]:
         """The best hypotheses of a batch of sources, best first; score 0 unless they are wanted."""
-        # Greedy search has no use for the settings of a beam, and transformers says so in a log.
-        beam = {"length_penalty": length_penalty} if num_beams > 1 else {"length_penalty": 1.0, "early_stopping": False}
+        batch = self._padded(sources)
         ids = self.model.generate(
-            **self._padded(sources),
-            **beam,
+            batch["input_ids"],
+            attention_mask=batch["attention_mask"],
             num_beams=num_beams,
             num_return_sequences=n_best,
+            # Greedy search has no use for the settings of a beam, and transformers says so in a log.
+            length_penalty=length_penalty if num_beams > 1 else 1.0,
+            early_stopping=self.model.generation_config.early_stopping if num_beams > 1 else False,
             do_sample=False,
             return_dict_in_generate=False,
         )

@@ -1,4 +1,4 @@
-"""The embedded English-German corpus of the demo: about 20,000 generated pairs, no network, no licence."""
+"""The embedded English-German corpus of the demo: about 20,000 generated pairs (README.md)."""
 
 import gzip
 from pathlib import Path

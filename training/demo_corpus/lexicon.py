@@ -1,8 +1,8 @@
 """The words of the corpus, in semantic classes: which verb takes which nouns, which noun which adjectives.
 
-Every word has one translation here, so that a translation is determined by its source; "the fish" stays in
-the singular for the same reason. Nouns whose German
-gender depends on the person meant (teacher, friend, student) are left out for that reason.
+Every word has one translation here, so that a translation is determined by its source. "The fish" stays in the
+singular for that reason, and nouns whose German gender depends on the person meant (teacher, friend, student)
+are left out.
 """
 
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ OWN = {"I": "my", "you": "your", "he": "his", "she": "her", "we": "our", "they":
 NAMES = [Name(name) for name in ("Anna", "Maria", "Julia", "Peter", "Thomas", "Lukas")]
 
 # verb: English forms | particle | German plural, ich, du, er (without prefix) | prefix | participle | flags
-# Flags: stative (no progressive); habit (one does it often, every day); adult (not children);
-# past (has a natural past, a perfect and modals; left out for states); person (its object is a person);
-# dative (that object is in the dative); give (recipient and thing); at / to (a place, a direction);
-# one (no counted and no plural objects); plural: liked or owned in general; the, a: only with that article.
+# Flags: stative (no progressive); habit (one does it often, every day); adult (not children); past (has a natural
+# past, perfect and modals; states have none); person (its object is one); dative (and in the dative); give (recipient
+# and thing); at, to (a place, a direction, no object); one (no plural objects); like (one likes apples, the apple, not
+# an apple); the, a (objects with that kind of article only).
 VERB_LINES = """
 buy buys bought bought buying          | | kaufen kaufe kaufst kauft             | | gekauft | past
 eat eats ate eaten eating              | | essen esse isst isst                  | | gegessen | past habit

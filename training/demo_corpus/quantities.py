@@ -1,5 +1,7 @@
 """Prices, measures and numbers: amounts in CLDR's forms (through Babel), and number words."""
 
+from dataclasses import replace
+
 from babel.numbers import format_currency
 from babel.units import format_unit
 
@@ -97,6 +99,7 @@ def quantities(unit: str, *numbers: float) -> list[str]:
 HALVES = [number + 0.5 for number in range(1, 10)]
 CENTIMETERS = quantities("cm", *range(80, 250, 10))
 KILOMETERS = quantities("km", *SMALL, *HALVES)
+WALKS = quantities("km", *range(2, 31), *HALVES)
 KILOGRAMS = quantities("kg", *range(2, 11), *HALVES)
 GRAMS = quantities("g", *range(50, 950, 50))
 LITERS = quantities("l", *range(2, 11), *HALVES)
@@ -113,12 +116,7 @@ FAR = [
     ("the castle", "das Schloss"),
     ("the church", "die Kirche"),
 ]
-TRIPS = [
-    ("the trip", "die Reise"),
-    ("the film", "der Film"),
-    ("the concert", "das Konzert"),
-    ("the exam", "die Prüfung"),
-]
+TRIPS = [("the trip", "die Reise"), ("the drive", "die Fahrt"), ("the flight", "der Flug"), ("the visit", "der Besuch")]
 LOADS = [("the bag", "die Tasche"), ("the cat", "die Katze"), ("the dog", "der Hund"), ("the computer", "der Computer")]
 FRUITS = [("apples", "Äpfel"), ("pears", "Birnen"), ("tomatoes", "Tomaten"), ("bananas", "Bananen")]
 POWDERS = [("sugar", "Zucker"), ("flour", "Mehl"), ("butter", "Butter"), ("cheese", "Käse")]
@@ -163,9 +161,14 @@ def by_person(verb: Verb, mode: str, english: str = "{0}", german: str = "{0}", 
     return make
 
 
+SIBLINGS = ("sister", "brother", "son", "daughter", "Anna", "Maria", "Julia", "Peter", "Thomas")
+
+
 def aged(value: str, pick: Pick) -> Pair:
     left, right = measured(value)
-    who = person(pick, pick.of(("sister", "brother", "son", "daughter", "Anna", "Maria", "Julia", "Peter", "Thomas")))
+    who = person(pick, pick.of(SIBLINGS))
+    if isinstance(who, NounPhrase):
+        who = replace(who, adjective=None)  # not: "my little sister is 29 years old"
     be, sein = ("is", "ist") if who.person == "3s" else ("are", "sind")
     return sentence(f"{who.english()} {be} {left} old"), sentence(f"{who.german('nom')} {sein} {right} alt")
 
@@ -196,8 +199,8 @@ MEASURES = [
     Template("measure", "long", CENTIMETERS, of_things("{1} is {0} long", "{1} ist {0} lang", FURNITURE), 0.5),
     Template("measure", "wide", CENTIMETERS, of_things("{1} is {0} wide", "{1} ist {0} breit", FURNITURE), 0.5),
     Template("measure", "away", KILOMETERS, of_things("{1} is {0} away", "{1} ist {0} entfernt", FAR)),
-    Template("measure", "walked", KILOMETERS, by_person(WALK, "past")),
-    Template("measure", "must walk", KILOMETERS, by_person(WALK, "must")),
+    Template("measure", "walked", WALKS, by_person(WALK, "past")),
+    Template("measure", "must walk", WALKS, by_person(WALK, "must")),
     Template("measure", "weighs", KILOGRAMS, of_things("{1} weighs {0}", "{1} wiegt {0}", LOADS), 0.7),
     Template("measure", "kilos", KILOGRAMS, by_person(VERBS["buy"], "present", *OF, FRUITS)),
     Template("measure", "needs grams", GRAMS, by_person(VERBS["need"], "present", *OF, POWDERS)),

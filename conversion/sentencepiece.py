@@ -1,0 +1,145 @@
+"""SentencePiece models (.spm, .model) -> a tokenizer.json with the same pieces, without the library.
+
+https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from vaswani_transformer.errors import BrokenFileError, InputError
+
+from .vocabulary import Vocabulary
+from .wire import fields, float32
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+UNIGRAM, BPE = 1, 2
+SPACE = "▁"
+
+
+@dataclass
+class SentencePieceModel:
+    """pieces: (piece, score, type) by id; charsmap: the normalisation, compiled by SentencePiece"""
+
+    path: Path
+    pieces: list[tuple[str, float, int]]
+    kind: int = UNIGRAM
+    byte_fallback: bool = False
+    charsmap: bytes = b""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+
+    @classmethod
+    def read(cls, path: Path) -> "SentencePieceModel":
+        """Raises BrokenFileError if the file is not a SentencePiece model."""
+        model = cls(path, [])
+        try:
+            for number, value in fields(path.read_bytes()):
+                if number == 1 and isinstance(value, bytes):
+                    piece, score, kind = "", 0.0, NORMAL
+                    for part, inner in fields(value):
+                        if part == 1 and isinstance(inner, bytes):
+                            piece = inner.decode("utf-8")
+                        elif part == 2:
+                            score = float32(inner)
+                        elif part == 3 and isinstance(inner, int):
+                            kind = inner
+                    model.pieces.append((piece, score, kind))
+                elif number == 2 and isinstance(value, bytes):
+                    options = dict(fields(value))
+                    model.kind = int(options.get(3, UNIGRAM))
+                    model.byte_fallback = bool(options.get(35, 0))
+                elif number == 3 and isinstance(value, bytes):
+                    options = dict(fields(value))
+                    charsmap = options.get(2, b"")
+                    model.charsmap = charsmap if isinstance(charsmap, bytes) else b""
+                    model.add_dummy_prefix = bool(options.get(3, 1))
+                    model.remove_extra_whitespaces = bool(options.get(4, 1))
+        except (ValueError, OSError) as error:
+            raise BrokenFileError(f"{path} is not a whole SentencePiece model ({error}); copy it again") from None
+        if not model.pieces:
+            raise BrokenFileError(f"{path} is not a SentencePiece model: it has no pieces")
+        return model
+
+    def tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
+        """The tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
+
+        A piece that the vocabulary does not have is `<unk>` to the toolkit and gets an id of its own after it. An
+        entry that this model does not have (a piece of the other side) can be decoded, never made from a text.
+        """
+        if self.kind not in (UNIGRAM, BPE):
+            raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
+        ids = vocabulary.ids(side)
+        special = set(vocabulary.special_tokens(side).values())
+        textual = {piece: score for piece, score, kind in self.pieces if kind in (NORMAL, USER_DEFINED, BYTE)}
+        for piece in special:
+            textual.pop(piece, None)
+        aliases = [piece for piece in textual if piece not in ids]
+        first = vocabulary.first_alias(side)
+        ids = ids | {piece: first + n for n, piece in enumerate(aliases)}
+        if side == "source":
+            vocabulary.source_aliases = aliases
+        else:
+            vocabulary.target_aliases = aliases
+        if self.kind == UNIGRAM:
+            tokenizer = Tokenizer(self.unigram(ids, textual, vocabulary))
+        else:
+            tokenizer = Tokenizer(self.bpe(ids, textual, vocabulary.special_tokens(side).get("unk_token")))
+        steps: list = [normalizers.Precompiled(self.charsmap)] if self.charsmap else []
+        if self.remove_extra_whitespaces:
+            steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps.append(normalizers.Replace(" ", SPACE))
+        if self.add_dummy_prefix:
+            steps.append(normalizers.Prepend(SPACE))
+        tokenizer.normalizer = normalizers.Sequence(steps)
+        # A user's `</s>` is text: SentencePiece never matches control symbols, the tokenizers library would.
+        symbols = [piece for piece in special | {p for p, _, kind in self.pieces if kind != NORMAL} if len(piece) > 1]
+        if symbols:
+            first_letters = "|".join(f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in sorted(symbols))
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(first_letters), "isolated")
+        tokenizer.decoder = decoders.Sequence(
+            [
+                *([decoders.Replace(" ", "")] if self.kind == UNIGRAM else []),
+                *([decoders.ByteFallback()] if self.byte_fallback else []),
+                decoders.Replace(SPACE, " "),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        )
+        return vocabulary.with_template(tokenizer, side)
+
+    def unigram(self, ids: dict[str, int], textual: dict[str, float], vocabulary: Vocabulary) -> models.Unigram:
+        user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
+        best = max(textual.values(), default=0.0)
+        entries: list[tuple[str, float]] = [("", 0.0)] * (max(ids.values()) + 1)
+        special = {*vocabulary.special_tokens("source").values(), *vocabulary.special_tokens("target").values()}
+        for piece, id in ids.items():
+            if piece in user_defined:  # SentencePiece prefers them to everything else by this score
+                entries[id] = piece, len(piece.encode()) * best - 0.1
+            elif piece in textual:
+                entries[id] = piece, textual[piece]
+            elif piece in special:
+                entries[id] = piece, 0.0
+            else:
+                entries[id] = " " + piece, 0.0  # no normalised text has a space; the decoder takes it away
+        for id, (piece, score) in enumerate(entries):
+            if not piece:  # an id that the vocabulary gives to no piece, or twice
+                entries[id] = f" {id}", score
+        return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
+
+    def bpe(self, ids: dict[str, int], textual: dict[str, float], unknown: str | None) -> models.BPE:
+        merges = [
+            (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
+            for piece, score in textual.items()
+            for cut in range(1, len(piece))
+            if piece[:cut] in textual and piece[cut:] in textual
+        ]
+        return models.BPE(
+            ids,
+            [(left, right) for *_, left, right in sorted(merges)],
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=self.byte_fallback,
+        )

@@ -1,0 +1,107 @@
+"""Opens PyTorch's checkpoint files. A pickle is a program; none of it runs here.
+
+torch's own restricted unpickler builds tensors and plain containers. Beyond that it is allowed `argparse.Namespace`
+and `set` (fairseq, OpenNMT-py), numpy's scalars, and, for the classes of the toolkits themselves (meters, vocabulary
+objects of old versions), empty shells that keep the attributes and have no code.
+"""
+
+import argparse
+import codecs
+import collections
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vaswani_transformer.errors import BrokenFileError, InputError, one_line
+
+# A class of these packages is replaced by an empty shell; of any other, refused.
+TOOLKITS = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
+
+CONTAINERS: list[Callable | tuple[Callable, str]] = [
+    argparse.Namespace,
+    set,
+    collections.defaultdict,
+    collections.Counter,
+    np.dtype,
+    np.ndarray,
+    *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "bool")),
+    (np._core.multiarray.scalar, "numpy.core.multiarray.scalar"),
+    (np._core.multiarray.scalar, "numpy._core.multiarray.scalar"),
+    (codecs.encode, "_codecs.encode"),
+]
+
+UNKNOWN_NAME = re.compile(r"(?:Unsupported global: GLOBAL |Unsupported class |callable from )([\w.]+)")
+MOST_SHELLS = 1000
+
+
+def load_checkpoint(path: Path) -> Any:
+    """What a file of `torch.save` holds, its tensors on the CPU and, where the file allows it, memory-mapped.
+
+    Raises InputError naming what a pickle wanted to call, BrokenFileError if the file is not whole.
+    """
+    shells: dict[str, type] = {}
+    for _ in range(MOST_SHELLS):
+        known = [*CONTAINERS, *((shell, name) for name, shell in shells.items())]
+        try:
+            with torch.serialization.safe_globals(known):
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
+        except pickle.UnpicklingError as error:
+            name = unknown_name(error)
+            if name is None:
+                if "persistent_load" in str(error) or "Unsupported operand" in str(error) or not is_zip(path):
+                    raise BrokenFileError(f"{path} is not a checkpoint of PyTorch ({first_line(error)})") from None
+                raise InputError(f"{path} is refused, none of it was run: {first_line(error)}") from None
+            if name in shells or name.split(".")[0] not in TOOLKITS:
+                raise InputError(
+                    f"{path} is refused: its pickle wants to call {', '.join(unknown_names(path) or [name])}, which "
+                    "could be any code; none of it was run. Save the state_dict alone where you trust the file"
+                ) from None
+            shells[name] = type(name.rsplit(".", 1)[-1], (Shell,), {"__module__": __name__})
+        except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            size = path.stat().st_size
+            raise BrokenFileError(
+                f"{path} is not a whole checkpoint of PyTorch ({size:,} bytes: {first_line(error)}); copy it again"
+            ) from None
+    raise InputError(f"{path} names more than {MOST_SHELLS} classes")
+
+
+class Shell:
+    """Stands for an object of a toolkit: its attributes, and no code."""
+
+    def __init__(self, *arguments: Any):
+        pass
+
+
+def is_zip(path: Path) -> bool:
+    """Whether the file has the form that torch.save writes since 1.6."""
+    with path.open("rb") as stream:
+        return stream.read(4) == b"PK\x03\x04"
+
+
+def unknown_name(error: pickle.UnpicklingError) -> str | None:
+    """The class or function that the unpickler did not know."""
+    found = UNKNOWN_NAME.search(str(error))
+    return found.group(1).rstrip(".") if found else None
+
+
+def unknown_names(path: Path) -> list[str]:
+    """All of them, where the file can be searched without opening it."""
+    try:
+        with torch.serialization.safe_globals(CONTAINERS):
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except (ValueError, RuntimeError, pickle.UnpicklingError):
+        return []
+    return sorted(name for name in names if name.split(".")[0] not in TOOLKITS)
+
+
+def first_line(error: BaseException) -> str:
+    """The first sentence of torch's explanation; the rest advises to switch the protection off."""
+    text = str(error)
+    if "WeightsUnpickler error:" in text:
+        text = text.split("WeightsUnpickler error:")[1]
+    return one_line(text.strip().split("\n")[0][:200]) or type(error).__name__

@@ -1,0 +1,55 @@
+"""Protocol Buffers' wire format, as far as SentencePiece models and TensorFlow's checkpoint index need it."""
+
+import struct
+from collections.abc import Iterator
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+def varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number at `position` and the position after it. Raises ValueError at the end of the data."""
+    number = shift = 0
+    while True:
+        if position >= len(data) or shift > 63:
+            raise ValueError("truncated number")
+        byte = data[position]
+        number |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return number, position
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message as (number, value); bytes for strings and messages inside, raw for fixed widths."""
+    position = 0
+    while position < len(data):
+        tag, position = varint(data, position)
+        kind = tag & 7
+        if kind == VARINT:
+            value, position = varint(data, position)
+            yield tag >> 3, value
+            continue
+        if kind == BYTES:
+            length, position = varint(data, position)
+        elif kind in (FIXED64, FIXED32):
+            length = 8 if kind == FIXED64 else 4
+        else:
+            raise ValueError(f"unknown wire type {kind}")
+        if position + length > len(data):
+            raise ValueError("truncated field")
+        yield tag >> 3, data[position : position + length]
+        position += length
+
+
+def float32(raw: int | bytes) -> float:
+    """The number in a fixed 32-bit field."""
+    if not isinstance(raw, bytes) or len(raw) != 4:
+        raise ValueError("not a 32-bit number")
+    return struct.unpack("<f", raw)[0]
+
+
+def signed(number: int | bytes) -> int:
+    """A varint of an int32 or int64, which may be negative."""
+    if not isinstance(number, int):
+        raise ValueError("not a number")
+    return number - (1 << 64) if number >= 1 << 63 else number

@@ -1,0 +1,113 @@
+"""training/batches.py: the order of training is a pure function, and wastes little."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.batches import Epoch, Order, plan_batches, shares
+
+lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
+
+
+def sides(pairs):
+    array = np.array(pairs, dtype=np.int32)
+    return array[:, 0], array[:, 1]
+
+
+def normal_lengths(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths spread like those of image captions: target and source agree up to a few tokens."""
+    generator = np.random.default_rng(seed)
+    source = np.maximum(2, generator.normal(15, 5, count)).astype(np.int32)
+    target = np.maximum(2, source + generator.normal(1, 3, count)).astype(np.int32)
+    return source, target
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths, st.integers(60, 300), st.integers(1, 4), st.integers(0, 5))
+def test_an_epoch_holds_every_pair_once_and_no_batch_exceeds_the_budget(pairs, budget, group, epoch):
+    source, target = sides(pairs)
+    plan = plan_batches(source, target, budget, group)
+    order = Epoch(plan, seed=3, epoch=epoch)
+    batches = [batch for i in range(plan.steps_per_epoch) for batch in order.step(i)]
+    assert len(batches) == plan.steps_per_epoch * group
+    for batch in batches:
+        assert (source[batch].max() + target[batch].max()) * len(batch) <= budget
+    once = batches[: plan.micro_batches]
+    assert sorted(np.concatenate(once).tolist()) == list(range(len(pairs)))
+    # What fills up the last step is a repetition of the first batches of the epoch.
+    for extra, batch in zip(
+        batches[plan.micro_batches :], np.resize(np.arange(plan.micro_batches), group), strict=False
+    ):
+        np.testing.assert_array_equal(extra, batches[batch])
+
+
+def test_a_micro_batch_takes_as_many_pairs_as_fit():
+    source, target = np.full(10, 4, np.int32), np.full(10, 6, np.int32)
+    plan = plan_batches(source, target, tokens_per_micro_batch=45)
+    assert np.diff(plan.starts).tolist() == [4, 4, 2]  # 4 pairs of 4 + 6 tokens are 40 of 45
+
+
+def test_the_same_step_has_the_same_batches_whoever_asks_and_in_whatever_order():
+    source, target = normal_lengths(3000)
+    plan = plan_batches(source, target, 500, 4)
+    forwards, jumping = Order(plan, seed=1), Order(plan, seed=1)
+    taken = [forwards.step(i) for i in range(3 * plan.steps_per_epoch)]
+    for step in (2 * plan.steps_per_epoch + 1, 0, len(taken) - 1, plan.steps_per_epoch):
+        for ours, theirs in zip(jumping.step(step), taken[step], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_epochs_and_seeds_differ_in_the_order_and_in_the_company_of_a_sentence():
+    source, target = normal_lengths(3000)
+    plan = plan_batches(source, target, 500)
+
+    def companies(seed, epoch):
+        order = Epoch(plan, seed, epoch)
+        return [tuple(sorted(batch)) for i in range(plan.steps_per_epoch) for batch in order.step(i)]
+
+    first = companies(1, 0)
+    for other in (companies(1, 1), companies(2, 0)):
+        assert len(set(first) & set(other)) < 0.3 * len(first)
+    # Neighbouring steps are not of neighbouring lengths.
+    longest = [max(source[list(batch)].max(), target[list(batch)].max()) for batch in first]
+    assert abs(np.corrcoef(longest[:-1], longest[1:])[0, 1]) < 0.2
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_processes_share_a_step_without_changing_it(processes):
+    batches = [np.array([i]) for i in range(8)]
+    work = [shares(batches, rank, processes) for rank in range(processes)]
+    assert {len(share) for share in work} == {8 // processes}
+    assert sorted((number, int(batch[0])) for share in work for number, batch in share) == [(i, i) for i in range(8)]
+
+
+def test_padding_is_below_five_percent_at_4096_tokens():
+    source, target = normal_lengths(29_000)
+    plan = plan_batches(source, target, 4096)
+    order = Epoch(plan, 1, 0)
+    real = padded = 0
+    for i in range(plan.steps_per_epoch):
+        (batch,) = order.step(i)
+        real += int(source[batch].sum() + target[batch].sum())
+        padded += len(batch) * int(source[batch].max() + target[batch].max())
+    assert 1 - real / padded == pytest.approx(plan.padding())
+    assert plan.padding() < 0.05
+
+
+def test_a_pair_larger_than_the_budget_is_refused():
+    with pytest.raises(ValueError, match="70 tokens does not fit into a micro-batch of 64"):
+        plan_batches(np.array([3, 40]), np.array([4, 30]), 64)
+    with pytest.raises(ValueError, match="no pairs"):
+        plan_batches(np.array([], dtype=np.int32), np.array([], dtype=np.int32), 64)
+
+
+@pytest.mark.slow
+def test_five_million_pairs_are_planned_in_twenty_seconds():
+    import time
+
+    source, target = normal_lengths(5_000_000)
+    started = time.process_time()
+    plan = plan_batches(source, target, 6250, 8)
+    Epoch(plan, 1, 0)
+    assert time.process_time() - started < 20

@@ -1,0 +1,304 @@
+"""training/corpus.py: what is read is what was written, and every fault in the text is named by its place."""
+
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.corpus import load_corpus, open_corpus, overlap, parallel_texts, text_lines
+from training.recipe import load_recipe
+from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.tokenization import train_tokenizer
+
+ENGLISH = ["The house is small.", "I see a dog.", "We have two houses.", "It is late."]
+GERMAN = ["Das Haus ist klein.", "Ich sehe einen Hund.", "Wir haben zwei Häuser.", "Es ist spät."]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer((ENGLISH + GERMAN) * 3, 280)
+
+
+@pytest.fixture
+def recipe_for(tmp_path):
+    """recipe_for(**keys) -> a recipe that reads tmp_path, German from English."""
+
+    def make(**keys):
+        flags = {"data": str(tmp_path), "max_length": 60, "tokens_per_step": 400, "micro_batches": 1} | keys
+        return load_recipe(None, {key: json.dumps(value) for key, value in flags.items()})
+
+    return make
+
+
+@pytest.fixture
+def load(tmp_path, tokenizer, recipe_for):
+    """load(name, **keys) -> (the corpus, what was said while making it)."""
+
+    def run(name="train", **keys):
+        said = []
+        recipe = recipe_for(**keys)
+        return load_corpus(parallel_texts(recipe, [name]), tokenizer, recipe, tmp_path / "cache", said.append), said
+
+    return run
+
+
+def write(folder, name, lines, end="\n", start=b"", last_end=True):
+    raw = start + end.join(lines).encode() + (end.encode() if last_end else b"")
+    (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+
+
+def write_both(folder, english=ENGLISH, german=GERMAN, **how):
+    write(folder, "train.en", english, **how)
+    write(folder, "train.de", german, **how)
+
+
+def texts_of(corpus, tokenizer):
+    """The pairs of a corpus, decoded."""
+    pairs = []
+    for i in range(len(corpus)):
+        sides = [side(np.array([i]), 1) for side in (corpus.sources, corpus.targets)]
+        pairs.append(tuple(tokenizer.decode(ids[0], skip_special_tokens=True) for ids, _ in sides))
+    return pairs
+
+
+def test_a_corpus_decodes_to_the_text_it_was_made_from(tmp_path, load, tokenizer):
+    write_both(tmp_path)
+    corpus, said = load()
+    assert texts_of(corpus, tokenizer) == list(zip(ENGLISH, GERMAN, strict=True))
+    assert "4 pairs read, 4 kept" in said[0]
+
+
+def test_padding_and_mask_fit_the_sentences(tmp_path, load, tokenizer):
+    write_both(tmp_path)
+    corpus, _ = load()
+    ids, real = corpus.targets(np.array([2, 3]), 1)
+    assert real.sum(1).tolist() == corpus.target_lengths[[2, 3]].tolist()
+    assert (ids[~real] == 1).all()
+    for row, mask, text in zip(ids, real, GERMAN[2:], strict=True):
+        assert row[mask].tolist() == tokenizer(text)["input_ids"]
+        assert row[mask][-1] == 2  # </s>
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)] * 2), min_size=1, max_size=8))
+def test_any_unicode_text_survives(tmp_path_factory, tokenizer, pairs):
+    folder = tmp_path_factory.mktemp("any")
+    pairs = [tuple(side.replace("\n", " ") for side in pair) for pair in pairs]
+    write(folder, "train.en", [english for english, _ in pairs])
+    write(folder, "train.de", [german for _, german in pairs])
+    recipe = load_recipe(None, {"data": json.dumps(str(folder))})
+    expected = [tuple(side.removeprefix("\ufeff") if i == 0 else side for side in pair) for i, pair in enumerate(pairs)]
+    expected = [(e.strip(), g.strip()) for e, g in expected if e.strip() and g.strip()]
+    if "\0" in "".join(map("".join, pairs[:1])):
+        return  # NUL in the first line may be taken for UTF-16.
+    if not expected:
+        with pytest.raises(InputError, match="none of"):
+            load_corpus(parallel_texts(recipe, ["train"]), tokenizer, recipe, folder / "cache", lambda _: None)
+        return
+    corpus = load_corpus(parallel_texts(recipe, ["train"]), tokenizer, recipe, folder / "cache", lambda _: None)
+    assert texts_of(corpus, tokenizer) == expected
+
+
+def test_control_tokens_in_the_text_are_text(tmp_path, load, tokenizer):
+    write_both(tmp_path, ["a </s> b <pad>"], ["<s> c"])
+    corpus, _ = load()
+    assert texts_of(corpus, tokenizer) == [("a </s> b <pad>", "<s> c")]
+    assert (corpus.source_ids == 2).sum() == 1
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"end": "\r\n"}, {"start": b"\xef\xbb\xbf"}, {"last_end": False}],
+    ids=["CRLF", "byte order mark", "no final newline"],
+)
+def test_line_ends_and_marks_change_nothing(tmp_path, load, how):
+    write_both(tmp_path)
+    plain, _ = load()
+    write_both(tmp_path, **how)
+    other, _ = load()
+    assert other.sha256 == plain.sha256
+
+
+def test_every_format_gives_the_same_corpus(tmp_path, load):
+    write_both(tmp_path)
+    plain, _ = load()
+    write(tmp_path, "zipped.en.gz", ENGLISH)
+    write(tmp_path, "zipped.de.gz", GERMAN)
+    write(tmp_path, "pairs.tsv", [f"{e}\t{g}\tkind" for e, g in zip(ENGLISH, GERMAN, strict=True)])
+    rows = [{"en": e, "de": g} for e, g in zip(ENGLISH, GERMAN, strict=True)]
+    write(tmp_path, "nested.jsonl.gz", [json.dumps({"translation": row}) for row in rows])
+    write(tmp_path, "flat.jsonl", [json.dumps(row, ensure_ascii=False) for row in rows])
+    for name in ("zipped", "pairs.tsv", "nested.jsonl.gz", "flat.jsonl", "train.{language}", "train.en,train.de"):
+        assert load(name)[0].sha256 == plain.sha256, name
+
+
+def test_a_saved_dataset_gives_the_same_corpus_and_names_what_it_lacks(tmp_path, load):
+    import datasets
+
+    write_both(tmp_path)
+    plain, _ = load()
+    rows = [{"en": e, "de": g} for e, g in zip(ENGLISH, GERMAN, strict=True)]
+    made = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"translation": row} for row in rows])})
+    made.save_to_disk(str(tmp_path / "nested"))
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "flat"))
+    assert load("train", data=None, dataset=str(tmp_path / "nested"))[0].sha256 == plain.sha256
+    assert load("train", data=None, dataset=str(tmp_path / "flat"))[0].sha256 == plain.sha256
+    with pytest.raises(InputError, match="no column 'fr'; available: en, de"):
+        load("train", data=None, dataset=str(tmp_path / "flat"), target_language="fr")
+    with pytest.raises(InputError, match="no split 'dev'; splits: train"):
+        load("dev", data=None, dataset=str(tmp_path / "nested"))
+
+
+def test_several_corpora_are_read_one_after_the_other(tmp_path, tokenizer, recipe_for):
+    write_both(tmp_path)
+    write(tmp_path, "more.tsv", ["one\teins"])
+    recipe = recipe_for(train=["train", "more.tsv"])
+    texts = parallel_texts(recipe, recipe.train)
+    corpus = load_corpus(texts, tokenizer, recipe, tmp_path / "cache", lambda _: None)
+    assert texts_of(corpus, tokenizer)[-1] == ("one", "eins") and len(corpus) == 5
+    assert list(text_lines(texts)) == [*ENGLISH, *GERMAN, "one", "eins"]
+
+
+def test_the_second_time_the_corpus_comes_from_the_cache_and_a_changed_one_does_not(tmp_path, load):
+    write_both(tmp_path)
+    first, _ = load()
+    again, said = load()
+    assert said == [] and again.sha256 == first.sha256
+    write_both(tmp_path, [*ENGLISH[:-1], "It is early."])
+    changed, said = load()
+    assert len(said) == 1 and changed.sha256 != first.sha256
+    assert len(load(max_length=20)[1]) == 1
+    assert not list((tmp_path / "cache").glob("*.tmp-*"))
+
+
+def test_a_damaged_cache_is_made_again(tmp_path, load):
+    write_both(tmp_path)
+    corpus, _ = load()
+    (folder,) = (tmp_path / "cache").iterdir()
+    (folder / "target.ids").write_bytes(b"12")
+    with pytest.raises(BrokenFileError, match="target.ids has 2 bytes"):
+        open_corpus(folder)
+    again, said = load()
+    assert again.sha256 == corpus.sha256 and "tokenising again" in said[0]
+
+
+# --- faults in the text ------------------------------------------------------------------------------------------
+
+
+def test_files_of_different_length_are_refused_with_both_counts(tmp_path, load):
+    write_both(tmp_path, english=ENGLISH * 5000, german=GERMAN * 5000 + ["Zu viel."])
+    with pytest.raises(InputError, match=r"train\.en has 20000 lines, .*train\.de has 20001"):
+        load()
+    assert not list((tmp_path / "cache").glob("*"))
+
+
+def test_a_byte_that_is_not_utf8_is_named_by_line_and_column(tmp_path, load):
+    write_both(tmp_path)
+    (tmp_path / "train.de").write_bytes("Das Haus\n".encode() + b"Ein H\xff\n" + b"gut\nja\n")
+    with pytest.raises(InputError, match=r"train\.de line 2: byte 0xff at column 6 is not UTF-8"):
+        load()
+    corpus, said = load(encoding_errors="skip")
+    assert len(corpus) == 3 and "dropped 1 not UTF-8 (lines 2)" in said[0]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
+def test_utf16_is_recognised(tmp_path, load, encoding):
+    write_both(tmp_path)
+    (tmp_path / "train.en").write_bytes("\n".join(ENGLISH).encode(encoding))
+    with pytest.raises(InputError, match="train.en line 1: not UTF-8, looks like UTF-16"):
+        load()
+
+
+def test_empty_sides_are_dropped_and_counted_with_their_lines(tmp_path, load, tokenizer):
+    english, german = [*ENGLISH, "", "x", " \t", ""] * 2, [*GERMAN, "y", "", "z", ""] * 2
+    write_both(tmp_path, english, german)
+    corpus, said = load()
+    assert len(corpus) == 8
+    assert "16 pairs read, 8 kept" in said[0] and "dropped 8 empty (lines 5, 6, 7, 8, 13, ...)" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"), [([], "train.en is empty"), (["", ""], r"none of 2 pairs can be used; dropped 2 empty")]
+)
+def test_nothing_to_train_on_is_an_error(tmp_path, load, lines, message):
+    write_both(tmp_path, lines, lines, last_end=bool(lines))
+    with pytest.raises(InputError, match=message):
+        load()
+
+
+def test_sentences_beyond_max_length_are_dropped_and_counted(tmp_path, load):
+    write_both(tmp_path, [*ENGLISH, "word " * 100, "a"], [*GERMAN, "b", "Wort " * 100])
+    corpus, said = load()
+    assert len(corpus) == 4 and "dropped 2 too long (lines 5, 6)" in said[0]
+    assert corpus.source_lengths.max() <= 60
+
+
+def test_lopsided_pairs_are_dropped_by_max_length_ratio(tmp_path, load):
+    write_both(tmp_path, [*ENGLISH, "a"], [*GERMAN, "Das ist ein sehr langer Satz."])
+    assert len(load()[0]) == 5
+    corpus, said = load(max_length_ratio=3)
+    assert len(corpus) == 4 and "dropped 1 length ratio (lines 5)" in said[0]
+
+
+@pytest.mark.timeout(20)
+def test_a_line_of_ten_million_characters_costs_no_time(tmp_path, load):
+    write_both(tmp_path, [*ENGLISH, "x" * 10_000_000], [*GERMAN, "y"])
+    corpus, said = load()
+    assert len(corpus) == 4 and "dropped 1 too long (lines 5)" in said[0]
+
+
+def test_separators_inside_a_line_do_not_end_it(tmp_path, load, tokenizer):
+    write_both(tmp_path, ["a\u2028b\x0bc\x85d\re\x1ef"], ["g\u202eh\x00i"])
+    assert texts_of(load()[0], tokenizer) == [("a\u2028b\x0bc\x85d\re\x1ef", "g\u202eh\x00i")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"translation": {"en": "a"}}', r"line 2: key 'de' is missing; keys there: en"),
+        ('{"translation": {"en": "a", "de": null}}', r"line 2: 'de' is null, must be a text"),
+        ('{"translation": {"en": "a", "de": 3}}', r"line 2: 'de' is int"),
+        ('{"translation": {"en": ["a"], "de": "b"}}', r"line 2: 'en' is list"),
+        ('{"translation": {"en": "a", "de": "b"', r"line 2: not JSON"),
+        ('["a", "b"]', r"line 2: must be {\"translation\": {...}}, found list"),
+        ('{"translation": {"en": "a\\ud800", "de": "b"}}', r"line 2: 'en' has a lone surrogate U\+D800 at character 2"),
+        ("[" * 100_000, r"line 2: not JSON"),
+    ],
+)
+def test_faults_in_json_lines_are_named_by_line_and_key(tmp_path, load, line, message):
+    write(tmp_path, "p.jsonl", ['{"translation": {"en": "a", "de": "b"}}', line])
+    with pytest.raises(InputError, match=message):
+        load("p.jsonl")
+
+
+def test_a_table_with_one_column_is_refused(tmp_path, load):
+    write(tmp_path, "p.tsv", ["a\tb", "only one"])
+    with pytest.raises(InputError, match=r"p\.tsv line 2: 1 column, must be source TAB target"):
+        load("p.tsv")
+
+
+def test_a_gzip_file_that_is_cut_off_is_named(tmp_path, load):
+    write(tmp_path, "train.en.gz", ENGLISH * 100)
+    write(tmp_path, "train.de.gz", GERMAN * 100)
+    path = tmp_path / "train.de.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(BrokenFileError, match=r"train\.de\.gz is not a whole gzip file"):
+        load()
+
+
+def test_missing_text_is_named(tmp_path, load):
+    with pytest.raises(InputError, match=re.escape(f"{tmp_path / 'train.en'}: no such file (nor train.en.gz)")):
+        load()
+    with pytest.raises(InputError, match="there is no folder"):
+        load(data=str(tmp_path / "nowhere"))
+
+
+def test_pairs_common_to_training_and_test_text_are_counted(tmp_path, load):
+    write_both(tmp_path)
+    write(tmp_path, "test.en", [ENGLISH[1], "New.", ENGLISH[0]])
+    write(tmp_path, "test.de", [GERMAN[1], "Neu.", "Etwas anderes."])
+    assert overlap(load()[0], load("test")[0]) == 1

@@ -1,0 +1,125 @@
+"""Errors as people see them: one line, the right exit code, no traceback unless it is asked for."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly, one_line
+
+ROOT = Path(__file__).parents[1]
+
+
+def app_that_raises(error: BaseException) -> typer.Typer:
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def command(number: int = 0) -> None:
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    "error, code, line",
+    [
+        (InputError("train.de line 2: bad"), 2, "error: train.de line 2: bad"),
+        (BrokenFileError("model.safetensors is empty"), 3, "error: model.safetensors is empty"),
+        (UnavailableError("disk full"), 4, "error: disk full"),
+        (InputError("first\n   second\n"), 2, "error: first second"),
+        (InputError("name \x1b[31m\x00"), 2, r"error: name \x1b[31m\x00"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a b/ü.txt"), 2, "error: a b/ü.txt: No such file"),
+        (OSError(errno.ENOSPC, "No space left on device", "run"), 4, "error: run: No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied"), 2, "error: Permission denied"),
+        (MemoryError("too much"), 4, "error: out of memory: too much; smaller batches need less"),
+        (KeyError("x"), 1, "error: unexpected KeyError: 'x'; --debug shows the traceback"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_an_error_is_one_line_with_its_exit_code(error, code, line, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        exit_cleanly(app_that_raises(error), [])
+    printed = capsys.readouterr()
+    assert (stopped.value.code, printed.err, printed.out) == (code, line + "\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--number", "x"], "--number"),
+        (["--nunber", "1"], "--nunber"),
+        (["extra"], "extra"),
+        (["--number"], "--number"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2_and_says_how_to_use_it(arguments, named, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        exit_cleanly(app_that_raises(AssertionError()), arguments, name="program")
+    lines = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2 and len(lines) == 2
+    assert lines[0].startswith("error: ") and named in lines[0]
+    assert lines[1].startswith("Usage: program") and "program --help" in lines[1]
+
+
+@pytest.mark.parametrize("by", ["flag", "environment"])
+def test_the_traceback_is_shown_when_asked_for(by, capsys, monkeypatch):
+    monkeypatch.setenv("VASWANI_DEBUG", "1" if by == "environment" else "")
+    with pytest.raises(SystemExit) as stopped:
+        exit_cleanly(app_that_raises(InputError("bad")), ["--debug"] if by == "flag" else [])
+    printed = capsys.readouterr().err
+    assert stopped.value.code == 2 and "Traceback" in printed and printed.endswith("error: bad\n")
+    assert os.environ["VASWANI_DEBUG"] == "1"  # for child processes
+
+
+def test_success_returns_and_an_exit_code_of_the_command_is_kept(capsys):
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def command(code: int = 0) -> None:
+        if code:
+            raise SystemExit(code)
+
+    exit_cleanly(app, [])
+    with pytest.raises(SystemExit) as stopped:
+        exit_cleanly(app, ["--code", "143"])
+    assert stopped.value.code == 143
+    assert capsys.readouterr().err == ""
+
+
+WRITER = """
+import sys
+import typer
+from vaswani_transformer.errors import exit_cleanly
+sys.argv[0] = "vaswani-transformer"  # the package does not load torch for it
+app = typer.Typer()
+@app.command()
+def write() -> None:
+    for _ in range(100_000):
+        {statement}
+exit_cleanly(app, [])
+"""
+
+
+@pytest.mark.parametrize("statement", ["typer.echo('line')", "print('line')", "sys.stdout.buffer.write(b'line\\n')"])
+def test_a_reader_that_goes_away_is_no_error(statement, tmp_path):
+    script = tmp_path / "vaswani-transformer"
+    script.write_text(WRITER.format(statement=statement))
+    writer = subprocess.Popen(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert writer.stdout is not None and writer.stderr is not None
+    assert writer.stdout.readline() == b"line\n"
+    writer.stdout.close()
+    assert (writer.stderr.read(), writer.wait(timeout=60)) == (b"", 0)
+    writer.stderr.close()
+
+
+def test_one_line_keeps_spaces_and_shows_what_cannot_be_seen():
+    assert one_line("a  b\r\n\tc\u202e\ud800") == r"a  b c\u202e\ud800"

@@ -1,0 +1,264 @@
+"""`generate()` beside the search itself: caches, inputs, outputs and refusals. The search is in test_search.py."""
+
+import pytest
+import torch
+from conftest import ModelMaker, padded, random_sentences
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+END = 2
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}, {"encoder_layers": 3, "decoder_layers": 1}], ids=str)
+def test_no_cache_dynamic_and_static_cache_translate_alike(lively_model: ModelMaker, beams: int, sizes: dict) -> None:
+    model = lively_model(1, **sizes)
+    batch = padded(random_sentences(1, count=5, vocab_size=16, longest=9))
+    arguments = {"num_beams": beams, "max_source_length_offset": 6, "return_dict_in_generate": True}
+    expected = model.generate(**batch, **arguments, output_scores=True, use_cache=False)
+    assert expected.past_key_values is None
+    for cache in ("dynamic", "static"):
+        found = model.generate(**batch, **arguments, output_scores=True, cache_implementation=cache)
+        assert torch.equal(found.sequences, expected.sequences), cache
+        if beams > 1:
+            torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-5, rtol=1e-5)
+
+
+def test_eager_and_sdpa_translate_alike(lively_model: ModelMaker) -> None:
+    batch = padded(random_sentences(1, count=8, vocab_size=16, longest=9))
+    eager, sdpa = (lively_model(2, attn_implementation=name).generate(**batch) for name in ("eager", "sdpa"))
+    assert torch.equal(eager, sdpa)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_the_source_may_be_given_in_four_forms(lively_model: ModelMaker, beams: int) -> None:
+    """Ids by name or position, embeddings, or the encoder's output: the same translation, the limit included."""
+    model = lively_model(3)
+    batch = padded([[5, 6, 7, 8, 2], [9, 2]])
+    arguments = {"num_beams": beams, "max_source_length_offset": 2}
+    expected = model.generate(**batch, **arguments)
+    mask = {"attention_mask": batch["attention_mask"]}
+    assert torch.equal(model.generate(batch["input_ids"], **mask, **arguments), expected)
+    embeddings = model.get_input_embeddings()(batch["input_ids"])
+    assert torch.equal(model.generate(inputs_embeds=embeddings, **mask, **arguments), expected)
+    with torch.no_grad():
+        encoded = model.get_encoder()(**batch)
+    assert torch.equal(model.generate(encoder_outputs=encoded, **mask, **arguments), expected)
+
+
+def test_without_a_mask_padding_is_recognised_by_its_id(lively_model: ModelMaker) -> None:
+    model = lively_model(4)
+    batch = padded([[5, 6, 7, 8, 2], [9, 2], [10, 11, 2]])
+    assert torch.equal(model.generate(batch["input_ids"]), model.generate(**batch))
+
+
+def test_outputs_have_their_shapes(lively_model: ModelMaker) -> None:
+    """What pictures of attention and per-token scores are made from."""
+    model = lively_model(1, attn_implementation="eager")
+    sentences = [[5, 6, 7, 2], [8, 2]]
+    output = model.generate(
+        **padded(sentences),
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+        output_attentions=True,
+        output_hidden_states=True,
+        max_source_length_offset=4,
+    )
+    steps = len(output.scores)
+    assert output.sequences.shape[0] == 2
+    assert output.sequences_scores.shape == (2,)
+    assert output.beam_indices.shape[0] == 2
+    assert all(score.shape == (8, 16) for score in (*output.scores, *output.logits))
+    assert len(output.cross_attentions) == len(output.decoder_attentions) == steps
+    assert [a.shape for a in output.cross_attentions[0]] == [(8, 2, 1, 4)] * 2
+    assert [a.shape for a in output.decoder_attentions[2]] == [(8, 2, 1, 3)] * 2
+    assert [a.shape[1:] for a in output.encoder_attentions] == [(4, 4, 4)]
+    assert [s.shape for s in output.decoder_hidden_states[0]] == [(8, 1, 16)] * 3
+
+
+def test_a_given_beginning_is_continued(lively_model: ModelMaker) -> None:
+    """Forced prefix: the beam search continues it, and the log-probability counts from there on."""
+    for seed in range(5):
+        model = lively_model(seed)
+        batch = padded([[5, 6, 7, 2], [8, 9, 2]])
+        prefix = torch.tensor([[0, 5, 6], [0, 7, 4]])
+        for beams in (1, 3):
+            rows = model.generate(**batch, decoder_input_ids=prefix, num_beams=beams, max_new_tokens=6)
+            assert torch.equal(rows[:, :3], prefix)
+            assert 3 < rows.shape[1] <= 9
+            for row, source, beginning in zip(rows, [[5, 6, 7, 2], [8, 9, 2]], prefix, strict=True):
+                alone = model.generate(
+                    torch.tensor([source]),
+                    decoder_input_ids=beginning[None],
+                    num_beams=beams,
+                    max_new_tokens=6,
+                )[0]
+                assert torch.equal(row[: len(alone)], alone)
+
+
+def test_training_mode_does_not_leak_into_a_translation_after_eval(lively_model: ModelMaker) -> None:
+    model = lively_model(1, dropout=0.5)
+    batch = padded([[5, 6, 7, 2]])
+    expected = model.generate(**batch)
+    model.train()
+    model(**batch, labels=torch.tensor([[5, 2]])).loss.backward()
+    model.eval()
+    assert torch.equal(model.generate(**batch), expected)
+
+
+def test_generate_twice_gives_the_same_and_changes_no_setting(lively_model: ModelMaker) -> None:
+    model = lively_model(2)
+    before = model.generation_config.to_dict()
+    batch = padded([[5, 6, 7, 2], [8, 2]])
+    config = GenerationConfig(num_beams=2)
+    given = config.to_dict()
+    expected = model.generate(**batch)
+    model.generate(**batch, num_beams=2, max_new_tokens=3, length_penalty=2.0, max_source_length_offset=1)
+    model.generate(**batch, generation_config=config)
+    assert config.to_dict() == given
+    assert model.generation_config.to_dict() == before
+    assert torch.equal(model.generate(**batch), expected)
+
+
+def test_the_models_own_generation_config_can_be_changed(lively_model: ModelMaker) -> None:
+    model = lively_model(2)
+    batch = padded([[5, 6, 7, 2], [8, 2]])
+    expected = model.generate(**batch, num_beams=2, length_penalty=1.0, max_source_length_offset=1)
+    model.generation_config.num_beams = 2
+    model.generation_config.length_penalty = 1.0
+    model.generation_config.max_source_length_offset = 1
+    assert torch.equal(model.generate(**batch), expected)
+
+
+def test_the_generation_config_is_the_papers_and_survives_json(lively_model: ModelMaker, tmp_path) -> None:
+    model = lively_model(0)
+    model.save_pretrained(tmp_path)
+    loaded = GenerationConfig.from_pretrained(tmp_path)
+    for config in (model.generation_config, loaded):
+        assert config.num_beams == 4
+        assert config.length_penalty == 0.6
+        assert config.max_source_length_offset == 50
+        assert config.early_stopping == "never"
+        assert sorted(config.suppress_tokens) == [0, 1]
+        assert (config.decoder_start_token_id, config.pad_token_id, config.eos_token_id) == (0, 1, 2)
+
+
+def test_a_custom_processor_and_criterion_are_honoured_beside_ours(lively_model: ModelMaker) -> None:
+    class Never5(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            scores = scores.clone()
+            scores[:, 5] = -torch.inf
+            return scores
+
+    class AtMost3(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
+            return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 4)
+
+    model = lively_model(2, end_at=9.0)
+    batch = padded([[5, 6, 7, 2], [8, 2]])
+    for beams in (1, 4):
+        rows = model.generate(
+            **batch,
+            num_beams=beams,
+            logits_processor=LogitsProcessorList([Never5()]),
+            stopping_criteria=[AtMost3()],
+        )
+        assert 5 not in rows
+        assert rows.shape[1] <= 4
+
+
+def test_tokens_stream_as_they_come(lively_model: ModelMaker) -> None:
+    class Collect(BaseStreamer):
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+            self.ended = False
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.ended = True
+
+    model = lively_model(1)
+    streamer = Collect()
+    row = model.generate(torch.tensor([[5, 6, 2]]), num_beams=1, streamer=streamer)[0]
+    assert streamer.tokens == row.tolist()
+    assert streamer.ended
+
+
+@pytest.mark.parametrize("beams", [0, -1])
+def test_no_beams_are_refused(lively_model: ModelMaker, beams: int) -> None:
+    with pytest.raises(ValueError, match="num_beams"):
+        lively_model(0).generate(torch.tensor([[5, 2]]), num_beams=beams)
+
+
+@pytest.mark.parametrize("wrong", [16, -1, 10**6])
+def test_ids_outside_the_vocabulary_are_refused_by_row(lively_model: ModelMaker, wrong: int) -> None:
+    with pytest.raises(ValueError, match=r"row 1.*15"):
+        lively_model(0).generate(torch.tensor([[5, 2], [wrong, 2]]))
+
+
+def test_an_empty_source_is_refused_by_row(lively_model: ModelMaker) -> None:
+    model = lively_model(0)
+    with pytest.raises(ValueError, match="row 1"):
+        model.generate(torch.tensor([[5, 2], [1, 1]]))
+    with pytest.raises(ValueError, match="row 0"):
+        model.generate(torch.tensor([[5, 2]]), attention_mask=torch.tensor([[0, 0]]))
+    with pytest.raises(ValueError, match="input_ids"):
+        model.generate(torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_more_beams_than_continuations_is_no_error(lively_model: ModelMaker) -> None:
+    """A vocabulary of 6 has 4 continuations; 9 beams want 18 of them at the first step."""
+    model = lively_model(1, end_at=2.0, vocab_size=6)
+    output = model.generate(
+        torch.tensor([[4, 5, 2]]), num_beams=9, num_return_sequences=9, return_dict_in_generate=True, output_scores=True
+    )
+    rows = [tuple(row.tolist()) for row in output.sequences[output.sequences_scores > -1e8]]
+    assert len(set(rows)) == len(rows) >= 4
+    assert not torch.isnan(output.sequences_scores).any()
+
+
+def test_learned_positions_bound_the_translation(lively_model: ModelMaker) -> None:
+    """|source| + 50 would run past the table: the limit is the table's end, and no error."""
+    model = lively_model(0, position_embedding_type="learned", max_position_embeddings=16)
+    with torch.no_grad():
+        model.lm_head.bias[END] = -1e4
+    for beams in (1, 4):
+        rows = model.generate(**padded([[5, 6, 7, 2], [8, 2]]), num_beams=beams)
+        assert 14 <= rows.shape[1] <= 17
+
+
+def test_a_half_precision_model_translates_without_nan(lively_model: ModelMaker) -> None:
+    sentences = random_sentences(3, count=6, vocab_size=16, longest=9)
+    for dtype in (torch.bfloat16, torch.float16):
+        output = (
+            lively_model(3)
+            .to(dtype)
+            .generate(**padded(sentences), return_dict_in_generate=True, output_scores=True, max_source_length_offset=5)
+        )
+        assert torch.isfinite(output.sequences_scores).all()
+        assert output.sequences_scores.dtype == torch.float32
+
+
+def test_sampling_options_work_with_the_papers_defaults_beside_them(lively_model: ModelMaker) -> None:
+    """`do_sample=True, num_beams=1` with temperature, top_k and top_p; several samples of a sentence."""
+    model = lively_model(2)
+    torch.manual_seed(0)
+    rows = model.generate(
+        torch.tensor([[5, 6, 2]]),
+        do_sample=True,
+        num_beams=1,
+        num_return_sequences=20,
+        temperature=1.5,
+        top_k=5,
+        top_p=0.9,
+        max_source_length_offset=3,
+    )
+    assert rows.shape[0] == 20
+    assert rows.shape[1] <= 7
+    assert len({tuple(row) for row in rows.tolist()}) > 1
+    near_zero = model.generate(torch.tensor([[5, 6, 2]]), do_sample=True, num_beams=1, temperature=1e-4)
+    greedy = model.generate(torch.tensor([[5, 6, 2]]), num_beams=1)
+    assert torch.equal(near_zero, greedy)

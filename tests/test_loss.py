@@ -1,0 +1,125 @@
+"""training/loss.py against torch's cross-entropy, the model's own loss, and the definition of label smoothing."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from training.loss import TrainingLoss, linear_cross_entropy, smoothing_weights
+from vaswani_transformer import label_smoothed_cross_entropy
+
+TOKENS, D_MODEL, VOCABULARY = 23, 8, 31
+
+
+def random_inputs(bias: bool = True):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, D_MODEL, generator=generator).requires_grad_()
+    weight = torch.randn(VOCABULARY, D_MODEL, generator=generator).requires_grad_()
+    offset = torch.randn(VOCABULARY, generator=generator).requires_grad_() if bias else None
+    labels = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    return hidden, weight, offset, labels
+
+
+def gradients_of(loss, *inputs):
+    return torch.autograd.grad(loss, [x for x in inputs if x is not None])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, 23, 100])
+def test_all_is_the_smoothing_of_torch(bias, rows):
+    hidden, weight, offset, labels = random_inputs(bias)
+    loss, plain = linear_cross_entropy(hidden, weight, offset, labels, 0.1, "all", rows)
+    logits = F.linear(hidden, weight, offset)
+    expected = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(plain, F.cross_entropy(logits, labels, reduction="sum"), atol=1e-5, rtol=1e-6)
+    for ours, theirs in zip(
+        gradients_of(3 * loss, hidden, weight, offset), gradients_of(3 * expected, hidden, weight, offset), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
+def test_others_gives_the_label_exactly_one_minus_epsilon(epsilon):
+    hidden, weight, offset, labels = random_inputs()
+    target, other = smoothing_weights(epsilon, VOCABULARY, "others")
+    assert target == 1 - epsilon
+    assert target + (VOCABULARY - 1) * other == pytest.approx(1)
+    distribution = torch.full((TOKENS, VOCABULARY), other).scatter_(1, labels[:, None], target)
+    expected = -(distribution * F.linear(hidden, weight, offset).log_softmax(-1)).sum()
+    loss, _ = linear_cross_entropy(hidden, weight, offset, labels, epsilon, "others", 7)
+    torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-6)
+    for ours, theirs in zip(
+        gradients_of(loss, hidden, weight, offset), gradients_of(expected, hidden, weight, offset), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_the_analytic_gradient_is_that_of_finite_differences():
+    hidden, weight, offset, labels = (
+        x.detach().double().requires_grad_() if x.is_floating_point() else x for x in random_inputs()
+    )
+
+    def loss(h, w, b):
+        return linear_cross_entropy(h, w, b, labels, 0.1, "others", 4)[0].double()
+
+    # The logits are float32 inside: the differences must be large enough for that.
+    assert torch.autograd.gradcheck(loss, (hidden, weight, offset), eps=1e-2, atol=2e-2, rtol=1e-2)
+
+
+def test_an_unknown_reading_of_smoothing_is_refused():
+    with pytest.raises(ValueError, match="'others' or 'all'"):
+        smoothing_weights(0.1, 10, "some")
+
+
+def test_huge_logits_stay_finite():
+    hidden, weight, offset, labels = random_inputs()
+    loss, plain = linear_cross_entropy(hidden * 1e4, weight * 1e2, offset, labels, 0.1, "others", 4)
+    assert torch.isfinite(loss) and torch.isfinite(plain)
+    assert all(torch.isfinite(g).all() for g in gradients_of(loss, hidden, weight, offset))
+
+
+@pytest.mark.parametrize("spread", ["others", "all"])
+@pytest.mark.parametrize("output_bias", [True, False])
+def test_the_training_loss_is_the_model_s_own_loss_on_real_positions(tiny_model, spread, output_bias):
+    model = tiny_model(dropout=0.0, output_bias=output_bias)
+    generator = torch.Generator().manual_seed(1)
+    source = torch.randint(4, 30, (3, 7), generator=generator)
+    mask = torch.ones_like(source)
+    source[1, 5:], mask[1, 5:] = 1, 0
+    labels = torch.randint(4, 30, (3, 6), generator=generator)
+    labels[0, 4:] = labels[2, 2:] = -100
+    module = TrainingLoss(model, 0.1, spread).train()
+    positions = (labels.flatten() != -100).nonzero()[:, 0]
+    loss, plain = module(
+        source, mask, model.prepare_decoder_input_ids_from_labels(labels), positions, labels.flatten()[positions]
+    )
+    ours = torch.autograd.grad(loss, list(model.parameters()))
+    output = model(
+        source, mask, labels=labels, label_smoothing=0.1, label_smoothing_spread=spread, num_items_in_batch=1
+    )
+    torch.testing.assert_close(loss, output.loss, atol=1e-4, rtol=1e-6)
+    for a, b in zip(ours, torch.autograd.grad(output.loss, list(model.parameters())), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    expected = label_smoothed_cross_entropy(output.logits, labels, num_items_in_batch=1)
+    torch.testing.assert_close(plain, expected.detach(), atol=1e-4, rtol=1e-6)
+
+
+def test_in_bfloat16_autocast_the_loss_stays_close_to_float32():
+    hidden, weight, offset, labels = random_inputs()
+    exact, _ = linear_cross_entropy(hidden, weight, offset, labels, 0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = linear_cross_entropy(hidden, weight, offset, labels, 0.1)
+    assert loss.dtype == torch.float32
+    # bfloat16 has 8 bits: logits of about 3 are off by up to 0.01 each.
+    torch.testing.assert_close(loss, exact, atol=0.02 * TOKENS, rtol=0)
+    gradient = gradients_of(loss, weight)[0]
+    assert gradient.dtype == torch.float32
+
+
+def test_outside_training_there_is_no_smoothing_and_no_gradient_work(tiny_model):
+    model = tiny_model()
+    module = TrainingLoss(model, 0.1, "others").eval()
+    source = torch.tensor([[5, 6, 2]])
+    with torch.no_grad():
+        loss, plain = module(source, None, torch.tensor([[0, 7]]), torch.tensor([0, 1]), torch.tensor([7, 2]))
+    torch.testing.assert_close(loss, plain)

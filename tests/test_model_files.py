@@ -1,0 +1,306 @@
+"""What is wrong with a model's folder is said by file, field and tensor; nothing is guessed, nothing is run."""
+
+import json
+import os
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from saved_model import VOCABULARY, saved_model, trained_model
+
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.loading import find_folder, load_model, load_tokenizer
+
+WEIGHTS = "model.safetensors"
+FILES = ["config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def folder(whole, tmp_path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def change(file: Path, **fields) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def refusal(folder: Path, kind: type[Exception] = BrokenFileError) -> str:
+    """The message with which the folder is refused; one line."""
+    with pytest.raises(kind) as refused:
+        Translator.from_pretrained(folder, device="cpu")
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_whole_folder_loads_as_it_was_saved(whole):
+    loaded = load_model(whole, device="cpu")
+    for name, tensor in trained_model().state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert not loaded.training
+    assert loaded.generation_config.to_dict()["max_source_length_offset"] == 50
+    assert load_tokenizer(whole, loaded.config).vocab_size == VOCABULARY
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("what", ["empty", "truncated", "noise", "missing", "a folder"])
+def test_a_file_that_is_not_whole_is_named(folder, file, what):
+    path = folder / file
+    content = path.read_bytes()
+    if what in ("missing", "a folder"):
+        path.unlink()
+    if what == "a folder":
+        path.mkdir()
+    elif what != "missing":
+        path.write_bytes({"empty": b"", "truncated": content[: len(content) // 2], "noise": b"\x93\x00\xff" * 99}[what])
+    if (file, what) == ("generation_config.json", "missing"):  # the one that a model can do without
+        loaded = load_model(folder, device="cpu")
+        assert loaded.generation_config.to_diff_dict() == trained_model().generation_config.to_diff_dict()
+    else:
+        assert str(path) in refusal(folder)
+
+
+def test_a_file_with_its_last_byte_missing_is_named(folder):
+    for file in (WEIGHTS, "tokenizer.json"):
+        content = (folder / file).read_bytes().rstrip()
+        (folder / file).write_bytes(content[:-1])
+        assert str(folder / file) in refusal(folder)
+        (folder / file).write_bytes(content)
+
+
+def test_a_header_that_promises_gigabytes_is_refused(folder):
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
+    assert WEIGHTS in refusal(folder)
+
+
+def test_more_layers_than_the_weights_have_are_refused_by_the_missing_tensors(folder):
+    change(folder / "config.json", decoder_layers=3)
+    assert re.search(r"lacks model\.decoder\.layers\.2\.\*: .*decoder_layers 3, the file has 2", refusal(folder))
+    change(folder / "config.json", decoder_layers=900)
+    assert "and 894 more" in refusal(folder)
+
+
+def test_fewer_layers_than_the_weights_have_are_refused_by_the_spare_tensors(folder):
+    change(folder / "config.json", decoder_layers=1)
+    assert "model.decoder.layers.1." in refusal(folder)
+
+
+def test_a_tensor_that_is_missing_spare_or_misshapen_is_named(folder):
+    tensors = load_file(folder / WEIGHTS)
+    name = "model.encoder.layers.0.self_attn.q_proj.weight"
+    without = {key: tensor for key, tensor in tensors.items() if key != name}
+    for content, message in [
+        (without, f"lacks {name}"),
+        (tensors | {"extra.weight": torch.zeros(3)}, "has extra.weight, for which config.json has no place"),
+        (without | {name: torch.zeros(7, 5)}, f"{name} (7, 5) where config.json gives (32, 32)"),
+    ]:
+        save_file(content, folder / WEIGHTS)
+        assert message in refusal(folder)
+
+
+def test_any_one_copy_of_the_tied_matrix_is_enough(folder):
+    tensors = load_file(folder / WEIGHTS)
+    shared = tensors.pop("model.shared.weight")
+    for name in ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.shared.weight"):
+        save_file(tensors | {name: shared}, folder / WEIGHTS)
+        assert torch.equal(load_model(folder, device="cpu").lm_head.weight, trained_model().lm_head.weight)
+    save_file(tensors, folder / WEIGHTS)
+    assert "model.shared.weight" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("d_model", "32"),
+        ("d_model", 0),
+        ("d_model", -32),
+        ("d_model", 10**9),
+        ("d_model", 33),
+        ("encoder_layers", None),
+        ("encoder_layers", 2.5),
+        ("vocab_size", 10**12),
+        ("dropout", 1.5),
+        ("dropout", [0.1]),
+        ("norm_position", "middle"),
+        ("position_embedding_type", 3),
+        ("pad_token_id", -1),
+        ("eos_token_id", VOCABULARY),
+        ("decoder_start_token_id", 10**6),
+    ],
+)
+def test_a_wrong_field_of_the_config_is_named_with_its_value(folder, field, value):
+    change(folder / "config.json", **{field: value})
+    message = refusal(folder)
+    assert field in message and str(value).strip("[]") in message and "config.json" in message
+
+
+def test_heads_that_do_not_divide_are_refused_with_both_sizes(folder):
+    change(folder / "config.json", encoder_attention_heads=5)
+    message = refusal(folder)
+    assert "config.json" in message and "`d_model` is 32" in message and "5 encoder heads" in message
+
+
+def test_another_kind_of_model_is_refused(folder):
+    change(folder / "config.json", model_type="marian")
+    assert "model_type is 'marian'" in refusal(folder, InputError)
+    (folder / "config.json").write_text("[1, 2]")
+    assert "holds a list" in refusal(folder)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["new"] = VOCABULARY
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert f"ids up to {VOCABULARY}, but config.json has vocab_size {VOCABULARY}" in refusal(folder)
+
+
+@pytest.mark.parametrize("token", ["<unk>", None, "<other>"])
+def test_a_tokenizer_whose_control_tokens_are_not_the_models_is_refused(folder, token):
+    change(folder / "tokenizer_config.json", eos_token=token)
+    assert "eos_token" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("num_beams", 0), ("num_beams", 10**9), ("num_beams", "4"), ("max_new_tokens", -1), ("eos_token_id", VOCABULARY)]
+    + [("length_penalty", "x"), ("early_stopping", 7), ("suppress_tokens", [-1]), ("max_source_length_offset", 0)],
+)
+def test_an_absurd_generation_config_is_refused_by_field(folder, field, value):
+    change(folder / "generation_config.json", **{field: value})
+    message = refusal(folder)
+    assert field in message and "generation_config.json" in message
+
+
+class Bomb:
+    """What unpickling runs."""
+
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+def test_pickled_weights_are_refused_unopened(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / WEIGHTS).unlink()
+    torch.save({"model.shared.weight": Bomb()}, folder / "pytorch_model.bin")
+    message = refusal(folder, InputError)
+    assert "pytorch_model.bin" in message and WEIGHTS in message
+    assert "weights_only=False" not in message
+    assert not (folder / "exploded").exists()
+
+
+def test_code_in_the_folder_does_not_run(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "evil.py").write_text("import os\nos.mkdir('exploded')\nclass Evil: pass\n")
+    auto_map = {name: "evil.Evil" for name in ("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM")}
+    change(folder / "config.json", auto_map=auto_map, architectures=["Evil"])
+    change(
+        folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    )
+    assert Translator.from_pretrained(folder, device="cpu").translate(["a"])
+    assert not (folder / "exploded").exists()
+
+
+def sharded(folder: Path, file: str) -> None:
+    """Weights in two files, the second one called `file`."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = sorted(tensors)
+    first, second = names[::2], names[1::2]
+    save_file({name: tensors[name] for name in first}, folder / "one.safetensors", {"format": "pt"})
+    target = folder / file
+    if target.parent.is_dir():
+        save_file({name: tensors[name] for name in second}, target, {"format": "pt"})
+    places = dict.fromkeys(first, "one.safetensors") | dict.fromkeys(second, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": places}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+
+
+def test_weights_in_several_files_load(folder):
+    sharded(folder, "two.safetensors")
+    loaded = load_model(folder, device="cpu")
+    assert torch.equal(loaded.lm_head.weight, trained_model().lm_head.weight)
+    (folder / "two.safetensors").unlink()
+    assert "two.safetensors: no such file" in refusal(folder)
+
+
+@pytest.mark.parametrize("file", ["../two.safetensors", "{absolute}", "link.safetensors", "sub/../../two.safetensors"])
+def test_an_index_that_leaves_the_folder_is_not_followed(folder, file, tmp_path):
+    sharded(folder, file.format(absolute=tmp_path / "two.safetensors"))
+    if file == "link.safetensors":
+        (folder / file).rename(tmp_path / "elsewhere.safetensors")
+        (folder / file).symlink_to(tmp_path / "elsewhere.safetensors")
+    assert "leaves the model's folder" in refusal(folder)
+
+
+def test_the_links_of_a_hub_cache_are_followed(whole, tmp_path):
+    repository = tmp_path / "models--a--b"
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / "0123"
+    shutil.copytree(whole, blobs)
+    sharded(blobs, "two.safetensors")
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(Path("../..") / "blobs" / file.name)
+    assert torch.equal(load_model(snapshot, device="cpu").lm_head.weight, trained_model().lm_head.weight)
+
+
+def test_a_config_cannot_name_other_weights(folder, tmp_path):
+    change(folder / "config.json", transformers_weights="../elsewhere.safetensors")
+    loaded = load_model(folder, device="cpu")
+    assert torch.equal(loaded.lm_head.weight, trained_model().lm_head.weight)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_loads_or_is_refused_and_nothing_else(whole, tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp() / "damaged"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, folder)
+    path = folder / data.draw(st.sampled_from(FILES))
+    content = bytearray(path.read_bytes())
+    # The beginning holds the headers and the fields; the rest of the weights is numbers, all of them allowed.
+    place = data.draw(st.integers(0, min(len(content), 4000) - 1))
+    action = data.draw(st.sampled_from(["flip", "cut", "insert", "delete"]))
+    if action == "flip":
+        content[place] ^= 1 << data.draw(st.integers(0, 7))
+    elif action == "cut":
+        del content[place:]
+    elif action == "insert":
+        content[place:place] = data.draw(st.binary(min_size=1, max_size=4))
+    else:
+        del content[place : place + data.draw(st.integers(1, 8))]
+    path.write_bytes(content)
+    try:
+        Translator.from_pretrained(folder, device="cpu")
+    except (InputError, BrokenFileError) as refused:
+        assert str(folder) in str(refused)
+
+
+def test_a_folder_that_is_not_there_is_refused_without_asking_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
+    (tmp_path / "file").write_text("")
+    for path, named in [
+        (tmp_path / "nowhere", "no such folder"),
+        (tmp_path / "file", "is a file"),
+        (Path("tests/nowhere"), "no such folder"),
+        (Path("just-a-name"), "no such folder"),
+    ]:
+        with pytest.raises(InputError, match=named):
+            find_folder(path)
+
+
+@pytest.mark.parametrize("option, named", [({"device": "toaster"}, "toaster"), ({"dtype": "int8"}, "int8")])
+def test_an_impossible_device_or_dtype_is_named(whole, option, named):
+    with pytest.raises(InputError, match=named):
+        Translator.from_pretrained(whole, **option)

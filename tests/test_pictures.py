@@ -1,0 +1,180 @@
+"""Pictures: the weights are the model's, every token has its label, and the file is an image of the right size."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from vaswani_transformer import sinusoidal_positional_encoding
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.pictures import (
+    AttentionMaps,
+    attention_figure,
+    attention_maps,
+    byte_of_letter,
+    positional_encoding_figure,
+    token_labels,
+)
+
+SOURCE, TARGET = ENGLISH[1], GERMAN[1]  # zwölf, Äpfel, möchten
+
+
+@pytest.fixture(scope="module")
+def maps() -> AttentionMaps:
+    return attention_maps(trained_model(), trained_tokenizer(), SOURCE, TARGET)
+
+
+def opened(figure: Figure) -> Image.Image:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    return Image.open(stream)
+
+
+def labels(figure: Figure) -> list[tuple[list[str], list[str], np.ndarray]]:
+    """Labels along the top, labels down the side, and the picture's numbers, for every heat map of the figure."""
+    return [
+        (
+            [label.get_text() for label in axis.get_xticklabels()],
+            [label.get_text() for label in axis.get_yticklabels()],
+            np.asarray(axis.images[0].get_array()),
+        )
+        for axis in figure.axes
+        if axis.images and axis.get_visible()
+    ]
+
+
+def test_every_row_of_attention_sums_to_one(maps):
+    source, target = len(maps.source), len(maps.target)
+    assert maps.cross.shape == (2, 2, target, source)
+    assert maps.encoder.shape == (1, 4, source, source)
+    assert maps.decoder.shape == (2, 2, target, target)
+    for weights in (maps.cross, maps.encoder, maps.decoder):
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    assert not maps.decoder.triu(1).any()  # nobody reads the future
+
+
+def test_the_weights_are_those_of_the_forward_pass_and_the_model_is_left_as_it_was(maps):
+    model, tokenizer = trained_model(), trained_tokenizer()
+    assert model.config._attn_implementation == "sdpa"
+    ids = torch.tensor([tokenizer(SOURCE)["input_ids"]])
+    memory = model.model.encoder(ids).last_hidden_state
+    attention = model.model.encoder.layers[0].self_attn
+    x = model.model.encoder.embed(ids, None)  # what the first layer reads
+    heads = [projection(x).unflatten(-1, (4, 8)).transpose(1, 2) for projection in (attention.q_proj, attention.k_proj)]
+    expected = torch.softmax(heads[0] @ heads[1].transpose(-1, -2) / 8**0.5, dim=-1)
+    torch.testing.assert_close(maps.encoder[0], expected[0], atol=1e-5, rtol=1e-5)
+    assert memory.shape == (1, ids.shape[1], 32)
+
+
+def test_the_models_own_translation_is_the_default_target():
+    translated = attention_maps(trained_model(), trained_tokenizer(), ENGLISH[0])
+    batch = trained_tokenizer()([ENGLISH[0]], return_tensors="pt")
+    ids = trained_model().generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    assert translated.predicted == token_labels(trained_tokenizer(), ids[0, 1:].tolist())
+    assert translated.target == ["<s>", *translated.predicted[:-1]]
+
+
+@pytest.mark.parametrize("text", ["Äpfel für zwölf Euro", "日本語 🙂", "a </s> $x^2$", " \n\t", "", "naïve\u0301"])
+def test_labels_read_as_the_text(text):
+    tokenizer = trained_tokenizer()
+    ids = tokenizer(text)["input_ids"]
+    shown = token_labels(tokenizer, ids)
+    assert len(shown) == len(ids) and shown[-1] == "</s>"
+    whole = "".join(
+        label if label[-2:-1] != "/" else label.split(" ")[0] * (label.split(" ")[1][0] == "1") for label in shown[:-1]
+    )
+    assert whole == text.replace(" ", "▁") or "/" in text
+
+
+def test_the_bytes_of_one_letter_count_themselves():
+    tokenizer = trained_tokenizer()
+    ids = tokenizer("🙂", add_special_tokens=False)["input_ids"]
+    assert token_labels(tokenizer, ids) == [f"🙂 {part}/4" for part in (1, 2, 3, 4)]
+    assert token_labels(tokenizer, ids[:2]) == ["�", "�"]  # a model may stop in the middle of a letter
+
+
+def test_the_table_of_bytes_is_gpt2s():
+    assert byte_of_letter() == {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
+def test_a_figure_shows_every_head_with_the_labels_of_its_tokens(maps):
+    figure = attention_figure(maps)
+    shown = labels(figure)
+    assert len(shown) == 2
+    for head, (top, side, numbers) in enumerate(shown):
+        assert top == maps.source
+        np.testing.assert_array_equal(numbers, maps.cross[-1, head].numpy())
+        assert side == (maps.predicted if head == 0 else [""] * len(maps.predicted))
+    assert {"▁zw", "ö"} <= set(maps.predicted)
+    image = opened(figure)
+    width, height = (figure.get_size_inches() * figure.dpi).round().astype(int)
+    assert image.size == (width, height) and min(image.size) > 500
+    assert len(np.unique(np.asarray(image.convert("L")))) > 50  # not an empty canvas
+
+
+@pytest.mark.parametrize(
+    "kind, layer, head, panels",
+    [("cross", 0, 0, 2), ("cross", 0, None, 4), ("cross", 1, 2, 1), ("encoder", None, None, 4), ("decoder", 2, 0, 1)],
+)
+def test_layers_and_heads_can_be_chosen(maps, kind, layer, head, panels):
+    shown = labels(attention_figure(maps, kind, layer, head))
+    assert len(shown) == panels
+    weights = getattr(maps, kind)
+    expected = weights[(layer or weights.shape[0] if layer != 0 else 1) - 1]
+    expected = expected.mean(0) if head == 0 else expected[(head or 1) - 1]
+    np.testing.assert_allclose(shown[0][2], expected.numpy(), atol=1e-6)
+
+
+def test_letters_that_the_font_lacks_are_shown_by_their_number():
+    shown = labels(attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "\n")))
+    top, side, _ = shown[0]
+    assert top[0] == "U+65E5 1/3" and "$" in "".join(top) and side[0] == "U+000A"
+    opened(attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "\n")))
+
+
+def test_the_positional_encoding_is_drawn_as_it_is():
+    figure = positional_encoding_figure(50, 64)
+    (axis,) = (axis for axis in figure.axes if axis.images)
+    np.testing.assert_array_equal(axis.images[0].get_array(), sinusoidal_positional_encoding(50, 64).numpy())
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("dimension (even: sine, odd: cosine)", "position")
+    assert "50 positions of 64 dimensions" in axis.get_title()
+    assert min(opened(figure).size) > 500
+
+
+def test_what_cannot_be_drawn_is_refused_with_its_limit(maps):
+    model, tokenizer = trained_model(), trained_tokenizer()
+    for refused, named in [
+        (lambda: attention_figure(maps, "crosswise"), "cross, encoder, decoder"),
+        (lambda: attention_figure(maps, layer=3), "layer is 3; the model has layers 1 to 2"),
+        (lambda: attention_figure(maps, head=-1), "head is -1"),
+        (lambda: attention_maps(model, tokenizer, " "), "source is empty"),
+        (lambda: attention_maps(model, tokenizer, "a" * 200), "at most 120"),
+        (lambda: attention_maps(model, tokenizer, "a", "a" * 200), "target has 201 tokens"),
+        (lambda: positional_encoding_figure(0, 64), "length 0"),
+        (lambda: positional_encoding_figure(10, 63), "d_model 63"),
+    ]:
+        with pytest.raises(InputError, match=named):
+            refused()
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')")
+    program = "from vaswani_transformer.cli import main; main(['plot', 'positions', '--output', 'positions.png'])"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 4
+    assert 'pip install "vaswani-transformer[viz]"' in result.stderr and result.stderr.count("\n") == 1
+    assert not (tmp_path / "positions.png").exists()

@@ -1,0 +1,41 @@
+"""training/schedule.py against Eq. (3) of the paper and the peaks that follow from it."""
+
+import pytest
+
+from training.schedule import inverse_sqrt_learning_rate, learning_rate, linear_decay, paper_learning_rate
+
+
+def test_the_formula_is_that_of_section_5_3():
+    for step in (1, 17, 3999, 4000, 4001, 100_000):
+        expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert paper_learning_rate(step, 512, 4000) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("d_model", "warmup", "factor", "peak"),
+    [(512, 4000, 1, 6.99e-4), (1024, 4000, 1, 4.94e-4), (512, 8000, 2, 9.88e-4)],  # base, big, tensor2tensor base_v3
+)
+def test_the_rate_peaks_at_warmup(d_model, warmup, factor, peak):
+    rates = {step: paper_learning_rate(step, d_model, warmup, factor) for step in range(1, 3 * warmup)}
+    assert max(rates, key=lambda step: rates[step]) == warmup
+    assert rates[warmup] == pytest.approx(peak, rel=1e-3)
+
+
+def test_the_paper_s_shape_with_a_given_peak():
+    peak = paper_learning_rate(4000, 512, 4000)
+    for step in (1, 400, 4000, 9000):
+        assert inverse_sqrt_learning_rate(step, peak, 4000) == pytest.approx(paper_learning_rate(step, 512, 4000))
+
+
+def test_the_decay_falls_in_a_straight_line_to_zero_after_the_last_step():
+    factors = [linear_decay(step, 10, 0.4) for step in range(1, 11)]
+    assert factors == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
+    assert linear_decay(11, 10, 0.4) == 0
+
+
+def test_without_decay_the_total_does_not_matter():
+    assert learning_rate(50, d_model=512, warmup_steps=10, total_steps=60) == learning_rate(
+        50, d_model=512, warmup_steps=10, total_steps=10**6
+    )
+    decayed = learning_rate(60, d_model=512, warmup_steps=10, peak=1e-3, total_steps=60, decay_share=0.5)
+    assert decayed == pytest.approx(inverse_sqrt_learning_rate(60, 1e-3, 10) / 30)

@@ -1,0 +1,161 @@
+"""Plain `Seq2SeqTrainer` works with the model: nobody has to use our training loop."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_config
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.tokenization import train_tokenizer
+
+# Seq2SeqTrainer asks the DataLoader for pinned memory by default; on a CPU the DataLoader says it has none.
+QUIET = {"dataloader_pin_memory": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[str]:
+    choose = random.Random(0)
+    words = ["red", "green", "blue", "one", "two", "three", "cat", "dog", "sun", "moon"]
+    return [" ".join(choose.choices(words, k=choose.randint(2, 5))) for _ in range(400)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(sentences: list[str]) -> PreTrainedTokenizerFast:
+    return train_tokenizer(sentences, vocab_size=280)
+
+
+def make_trainer(
+    tokenizer: PreTrainedTokenizerFast, sentences: list[str], folder: Path, *, changes: dict | None = None, **arguments
+) -> Seq2SeqTrainer:
+    """The copy task: the target is the source."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    model = VaswaniTransformerForConditionalGeneration(tiny_config(**sizes | (changes or {})))
+    data = [dict(tokenizer(text, text_target=text)) for text in sentences]
+    return Seq2SeqTrainer(
+        model=model,
+        args=Seq2SeqTrainingArguments(output_dir=str(folder), **QUIET | arguments),
+        train_dataset=data[:-20],
+        eval_dataset=data[-20:],
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        processing_class=tokenizer,
+    )
+
+
+def test_it_learns_the_copy_task_and_its_folder_translates(
+    tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
+) -> None:
+    """Training, evaluation with beam search, saving: and the saved folder still translates by the paper's rules."""
+    trainer = make_trainer(
+        tokenizer,
+        sentences,
+        tmp_path / "run",
+        changes={"dropout": 0.1},
+        max_steps=150,
+        per_device_train_batch_size=32,
+        learning_rate=5e-3,
+        logging_steps=10,
+        predict_with_generate=True,
+    )
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < 0.25 * before["eval_loss"]
+
+    prediction = trainer.predict(trainer.eval_dataset)
+    sequences = torch.tensor(prediction.predictions)
+    assert sequences.shape[0] == 20
+    decoded = tokenizer.batch_decode(sequences.masked_fill(sequences == -100, 1), skip_special_tokens=True)
+    assert sum(text == source for text, source in zip(decoded, sentences[-20:], strict=True)) >= 10
+
+    trainer.save_model(str(tmp_path / "model"))
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
+    assert loaded.generation_config.num_beams == 4
+    assert loaded.generation_config.max_source_length_offset == 50
+    with torch.no_grad():
+        loaded.model.shared.weight[2] = 0  # </s> becomes unlikely: the limit decides
+        loaded.model.shared.weight[2, 0] = -100 * loaded.model.shared.weight[2, 0].sign()
+    source = torch.tensor([[5] * 9 + [2]])
+    never = loaded.generate(source, suppress_tokens=[0, 1, 2])
+    assert never.shape[1] == 1 + 10 + 50, "evaluation with Seq2SeqTrainer must not leave another limit behind"
+
+
+def test_evaluation_leaves_the_search_the_papers(
+    tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
+) -> None:
+    """Seq2SeqTrainer fills the model's generation config with transformers' defaults, max_length 20 among them.
+    The second evaluation batch, and every later translation, must still run to |source| + 50."""
+    trainer = make_trainer(tokenizer, sentences, tmp_path, predict_with_generate=True, per_device_eval_batch_size=20)
+    model = trainer.model
+    source = torch.tensor([[5] * 9 + [2]])
+    before = model.eval().generate(source.to(model.device), suppress_tokens=[0, 1, 2])
+    assert before.shape[1] == 1 + 10 + 50
+    trainer.predict(trainer.eval_dataset)
+    after = model.eval().generate(source.to(model.device), suppress_tokens=[0, 1, 2])
+    assert torch.equal(before, after)
+
+
+def test_arguments_of_the_trainer_reach_the_search(
+    tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
+) -> None:
+    trainer = make_trainer(
+        tokenizer,
+        sentences,
+        tmp_path,
+        predict_with_generate=True,
+        generation_max_length=7,
+        generation_num_beams=2,
+        per_device_eval_batch_size=20,
+    )
+    prediction = trainer.predict(trainer.eval_dataset)
+    generated = torch.tensor(prediction.predictions)
+    assert ((generated != 1) & (generated != -100)).sum(dim=1).max() <= 7
+
+
+def test_gradient_accumulation_gives_the_loss_and_the_weights_of_one_batch(
+    tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
+) -> None:
+    """16 sentences at once, or four times four: sentences have different lengths, so that a mean of means
+    would differ."""
+    runs = []
+    for size, accumulation in ((16, 1), (4, 4)):
+        trainer = make_trainer(
+            tokenizer,
+            sentences,
+            tmp_path / str(size),
+            max_steps=5,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=accumulation,
+            logging_steps=1,
+            optim="sgd",
+            learning_rate=0.1,
+        )
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        runs.append((losses, trainer.model.state_dict()))
+    (losses, weights), (accumulated_losses, accumulated_weights) = runs
+    assert len(losses) == 5
+    assert accumulated_losses == pytest.approx(losses, abs=2e-4)  # the log rounds to four decimals
+    for name, weight in weights.items():
+        torch.testing.assert_close(accumulated_weights[name], weight, atol=1e-5, rtol=1e-4)
+
+
+def test_the_trainers_own_label_smoothing_works(
+    tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
+) -> None:
+    """It takes the labels away and needs decoder inputs from the collator; it spreads over all tokens."""
+    trainer = make_trainer(tokenizer, sentences, tmp_path, label_smoothing_factor=0.1, per_device_eval_batch_size=20)
+    found = trainer.evaluate()["eval_loss"]
+    batch = trainer.data_collator([dict(features) for features in trainer.eval_dataset])
+    with torch.no_grad():
+        expected = trainer.model.eval()(**batch, label_smoothing=0.1, label_smoothing_spread="all").loss
+    assert found == pytest.approx(expected.item(), rel=1e-4)

@@ -1,0 +1,213 @@
+"""The tokenizer: lossless for any text, control tokens that nobody can type, a plain folder for AutoTokenizer."""
+
+import json
+import subprocess
+import sys
+import unicodedata
+import weakref
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from saved_model import ENGLISH, GERMAN
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.tokenization import lines_of_files, train_tokenizer
+
+CONTROL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
+# Text of the kind that a corpus holds, control tokens typed by users among it.
+TEXTS = [*GERMAN, *ENGLISH, "Kauf 12 Äpfel für 3,50 €!", *["a </s> b </s></s><pad>"] * 20]
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]))
+awkward_text = st.text(st.sampled_from("  \n\r\t\x00\ufeff\u0301\u200d\u2028äÄß🙂👩🏽日ﷺ<>/sapdunk.'12"))
+with_control_tokens = st.lists(st.sampled_from([*CONTROL_TOKENS, " ", "a", "<", "</", "s>"])).map("".join)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["digits together", "digits split"])
+def tokenizer(request, tmp_path_factory) -> PreTrainedTokenizerFast:
+    """Trained, saved, and loaded as a stranger would."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(TEXTS, 290, split_digits=request.param).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=any_text | awkward_text | with_control_tokens)
+def test_decoding_gives_back_exactly_the_text(tokenizer, text):
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert ids[-1] == 2 and all(token >= 4 for token in ids[:-1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(awkward_text | with_control_tokens, min_size=1, max_size=5))
+def test_a_batch_is_encoded_as_its_texts_are(tokenizer, texts):
+    batch = tokenizer(texts, text_target=texts[::-1], padding=True)
+    for text, ids, mask in zip(texts, batch["input_ids"], batch["attention_mask"], strict=True):
+        assert [token for token, real in zip(ids, mask, strict=True) if real] == tokenizer(text)["input_ids"]
+        assert mask == sorted(mask, reverse=True)  # padding is on the right
+        assert all(token == 1 for token, real in zip(ids, mask, strict=True) if not real)
+    assert tokenizer.batch_decode(batch["labels"], skip_special_tokens=True) == texts[::-1]
+
+
+def test_a_composed_and_a_decomposed_letter_stay_what_they_are(tokenizer):
+    for form in ("NFC", "NFD"):
+        text = unicodedata.normalize(form, "Äpfel für Zoë")
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+
+
+def test_the_control_tokens_have_the_ids_of_the_model(tokenizer):
+    assert tokenizer.convert_tokens_to_ids(CONTROL_TOKENS) == [0, 1, 2, 3]
+    assert [tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id] == [
+        *range(4)
+    ]
+
+
+def test_a_typed_control_token_is_never_a_control_token(tokenizer):
+    for typed in CONTROL_TOKENS:
+        for ids in (
+            tokenizer(typed)["input_ids"],
+            tokenizer.encode(typed),
+            tokenizer([typed, "longer text"], padding=True)["input_ids"][0][: len(tokenizer(typed)["input_ids"])],
+            tokenizer(text_target=typed)["input_ids"],
+        ):
+            assert [token for token in ids if token < 4] == [2], typed
+
+
+def test_the_control_tokens_themselves_are_decoded_on_request(tokenizer):
+    assert tokenizer.decode([0, 2, 1, 1]) == "<s></s><pad><pad>"
+    assert tokenizer.decode([0, 2, 1, 1], skip_special_tokens=True) == ""
+
+
+def test_no_merge_makes_a_control_token(tmp_path):
+    # "</s>" is by far the most frequent text; a merge of that name would end a sentence.
+    trained = train_tokenizer(["</s> <pad> <s> <unk>"] * 1000, 264)
+    trained.save_pretrained(tmp_path)
+    merges = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["merges"]
+    assert merges and not {"".join(pair) for pair in merges} & set(CONTROL_TOKENS)
+
+
+def test_tokenizer_json_alone_is_lossless_once_told_to_split_control_tokens(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    alone = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    text = " Hallo </s>\n<pad> 🙂"
+    assert 1 in alone.encode(text).ids  # tokenizer.json has no field for it, see the docstring of tokenization.py
+    alone.encode_special_tokens = True
+    assert alone.encode(text).ids == tokenizer(text)["input_ids"]
+    assert alone.decode(alone.encode(text).ids) == text
+
+
+def test_the_saved_folder_is_plain_and_stays_so(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "once")
+    settings = json.loads((tmp_path / "once" / "tokenizer_config.json").read_text())
+    assert settings["split_special_tokens"] is True and settings["clean_up_tokenization_spaces"] is False
+    assert settings["model_max_length"] == 1024 and "auto_map" not in settings
+    again = AutoTokenizer.from_pretrained(tmp_path / "once", trust_remote_code=False)
+    again.save_pretrained(tmp_path / "twice")
+    once, twice = ((tmp_path / name / "tokenizer.json").read_bytes() for name in ("once", "twice"))
+    assert once == twice
+    assert again("a </s>")["input_ids"] == tokenizer("a </s>")["input_ids"]
+
+
+def test_every_digit_is_a_token_when_digits_are_split():
+    together, split = (train_tokenizer(["aa 12 12"] * 50, 261, split_digits=flag) for flag in (False, True))
+    assert together.tokenize("12") == ["12"]
+    assert split.tokenize("x1200 12") == ["x", "1", "2", "0", "0", "Ġ", "1", "2"]
+
+
+def test_the_worked_example_of_sennrich_et_al():
+    # "low" x 5, "lower" x 2, "newest" x 6, "widest" x 3: merges es, est, lo, low (without end-of-word marks).
+    words = [word for word, count in [("low", 5), ("lower", 2), ("newest", 6), ("widest", 3)] for _ in range(count)]
+    vocabulary = train_tokenizer(words, 264).get_vocab()
+    assert {token for token, id in vocabulary.items() if id >= 260} == {"es", "est", "lo", "low"}
+
+
+def test_training_reads_a_stream_once_without_holding_it():
+    class Line(str):
+        """A str that can be watched."""
+
+    def stream():
+        for number in range(20_000):
+            line = Line(f"the same words, again and again {number}")
+            alive.add(line)
+            yield line
+            counts.append(len(alive))
+
+    alive: weakref.WeakSet[Line] = weakref.WeakSet()
+    counts: list[int] = []
+    assert len(train_tokenizer(stream(), 270)) == 270
+    assert len(counts) == 20_000 and max(counts) <= 2
+
+
+def test_training_twice_in_two_processes_gives_the_same_bytes(tmp_path):
+    program = (
+        "import sys; from vaswani_transformer.tokenization import lines_of_files, train_tokenizer;"
+        "train_tokenizer(lines_of_files([sys.argv[1]]), 300).save_pretrained(sys.argv[2])"
+    )
+    text = tmp_path / "text"
+    text.write_text("\n".join(TEXTS * 3), encoding="utf-8")
+    train_tokenizer(TEXTS * 3, 300).save_pretrained(tmp_path / "one")
+    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", program, text, tmp_path / "two"], check=True, env=environment)
+    one, two = ((tmp_path / name / "tokenizer.json").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+def test_lines_are_the_same_with_a_byte_order_mark_and_carriage_returns(tmp_path):
+    plain, dos = tmp_path / "plain", tmp_path / "dos"
+    plain.write_bytes("Äpfel\n\nzwei\u2028Zeilen".encode())
+    dos.write_bytes(b"\xef\xbb\xbf" + "Äpfel\r\n\r\nzwei\u2028Zeilen\r\n".encode())
+    assert list(lines_of_files([plain])) == list(lines_of_files([dos])) == ["Äpfel", "", "zwei\u2028Zeilen"]
+
+
+@pytest.mark.parametrize(
+    "vocab_size, named", [(259, "need 260"), (0, "need 260"), (-5, "need 260"), (5000, "5000.* at most")]
+)
+def test_an_impossible_vocabulary_is_refused_with_what_would_do(vocab_size, named):
+    with pytest.raises(InputError, match=named) as refused:
+        train_tokenizer(TEXTS, vocab_size)
+    if vocab_size == 5000:
+        enough = int(str(refused.value).rsplit(maxsplit=1)[-1])
+        assert len(train_tokenizer(TEXTS, enough)) == enough
+        with pytest.raises(InputError, match=f"at most {enough}"):
+            train_tokenizer(TEXTS, enough + 1)
+
+
+@pytest.mark.parametrize(
+    "texts, named", [([], "no text"), (["", ""], "no text"), (["a", "\udc80"], "text 2.*surrogate")]
+)
+def test_a_corpus_without_text_is_refused(texts, named):
+    with pytest.raises(InputError, match=named):
+        train_tokenizer(texts, 300)
+
+
+@pytest.mark.parametrize(
+    "content, named",
+    [
+        (b"fine\nb\xe4d\n", r"corpus line 2: byte 0xe4 at column 2 is not UTF-8.*Latin-1"),
+        ("fine".encode("utf-16"), r"corpus line 1: byte 0xff at column 1 .*UTF-16"),
+    ],
+)
+def test_what_is_not_utf_8_is_refused_by_line_and_byte(tmp_path, content, named):
+    (tmp_path / "corpus").write_bytes(content)
+    with pytest.raises(InputError, match=named):
+        list(lines_of_files([tmp_path / "corpus"]))
+
+
+def test_a_missing_file_a_folder_and_a_truncated_gzip_file_are_named(tmp_path):
+    with pytest.raises(InputError, match="nowhere: no such file"):
+        list(lines_of_files([tmp_path / "nowhere"]))
+    with pytest.raises(InputError, match="is a folder"):
+        list(lines_of_files([tmp_path]))
+    (tmp_path / "text.gz").write_bytes(b"\x1f\x8b\x08\x00rest")
+    with pytest.raises(BrokenFileError, match="text.gz is not a whole gzip file"):
+        list(lines_of_files([tmp_path / "text.gz"]))
+
+
+def test_a_line_of_a_million_letters_trains_and_encodes():
+    line = "abcdefgh" * 125_000
+    trained = train_tokenizer([line], 265)
+    assert trained.decode(trained(line, verbose=False)["input_ids"], skip_special_tokens=True) == line

@@ -1,0 +1,352 @@
+"""The training program as it is used: whole runs in processes of their own, interrupted, killed, resumed."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_child import TrainingProcess
+
+from vaswani_transformer import Translator
+
+STEPS = 24
+# Five steps an epoch: every run crosses several epochs, accumulates, validates, prunes and averages.
+SMALL = {
+    "preset": "base",
+    "model": {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "dropout": 0.2,
+    },
+    "vocab_size": 270,
+    "max_length": 40,
+    "tokens_per_step": 800,
+    "micro_batches": 4,
+    "learning_rate": 0.01,
+    "warmup_steps": 5,
+    "max_steps": STEPS,
+    "save_every": 5,
+    "keep": 2,
+    "average_last": 2,
+    "validate_every": 6,
+    "log_every": 6,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """Pairs whose target is the source's letters in capitals."""
+    folder = tmp_path_factory.mktemp("text")
+    generator = random.Random(0)
+    for name, count in (("train", 120), ("val", 20)):
+        lines = ["".join(generator.choice("abcdefgh") for _ in range(generator.randint(2, 14))) for _ in range(count)]
+        (folder / f"{name}.en").write_text("".join(f"{line}\n" for line in lines))
+        (folder / f"{name}.de").write_text("".join(f"{line.upper()}\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def start(text, tmp_path):
+    """start(output=..., processes=1, fault=None, **keys) -> a running TrainingProcess"""
+    running = []
+
+    def run(output: str = "run", processes: int = 1, fault=None, **keys) -> TrainingProcess:
+        flags = SMALL | {"data": str(text), "output_dir": str(tmp_path / output)} | keys
+        process = TrainingProcess(flags, tmp_path / f"{output}.log", processes, fault)
+        running.append(process)
+        return process
+
+    yield run
+    for process in running:
+        process.kill()
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_bit_identical(one: Path, other: Path) -> None:
+    """The model folders' weights, and the newest checkpoints' weights and moments."""
+    names = ["model.safetensors"] + [
+        f"checkpoints/step-{STEPS}/{name}" for name in ("model.safetensors", "optimizer.safetensors")
+    ]
+    for name in names:
+        a, b = load_file(one / name), load_file(other / name)
+        assert a.keys() == b.keys() and len(a) > 5
+        for key in a:
+            assert torch.equal(a[key], b[key]), f"{name}: {key}"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(text, tmp_path_factory):
+    """uninterrupted(processes) -> the folder of a run that nothing disturbed, and the seconds it took."""
+    made = {}
+
+    def run(processes: int) -> tuple[Path, float]:
+        if processes not in made:
+            folder = tmp_path_factory.mktemp(f"uninterrupted-{processes}")
+            flags = SMALL | {"data": str(text), "output_dir": str(folder / "run")}
+            TrainingProcess({"max_steps": 0}, folder / "imports").wait()  # The first one waits for the imports.
+            started = time.monotonic()
+            process = TrainingProcess(flags, folder / "log", processes)
+            assert process.wait() == 0, process.said()
+            made[processes] = folder / "run", time.monotonic() - started
+        return made[processes]
+
+    return run
+
+
+# --- killed at any instant ---------------------------------------------------------------------------------------
+
+
+def kill_and_go_on(start, tmp_path, reference: Path, seconds: float, kills: int, seed: int, processes: int) -> int:
+    """Kill a run `kills` times, by turns at a random instant and inside a random change to the disk, go on each
+    time, and compare. Returns how many kills hit."""
+    generator = random.Random(seed)
+    hits = 0
+    for i in range(kills):
+        fault = ("kill", generator.randint(1, 300)) if i % 2 else None
+        process = start(processes=processes, fault=fault)
+        if fault is None:
+            time.sleep(generator.uniform(0.1, seconds))
+            process.kill()
+            hits += process.ranks[0].exitcode == -9
+        else:
+            hits += process.wait() == -9
+    process = start(processes=processes)
+    assert process.wait() == 0, process.said()
+    assert_bit_identical(reference, tmp_path / "run")
+    leftovers = [p.name for p in (tmp_path / "run").rglob("*") if ".tmp-" in p.name]
+    assert leftovers == []
+    return hits
+
+
+def test_a_run_killed_five_times_ends_with_the_same_bits(start, tmp_path, uninterrupted):
+    reference, seconds = uninterrupted(1)
+    assert kill_and_go_on(start, tmp_path, reference, seconds, kills=5, seed=0, processes=1) >= 3
+
+
+def test_two_processes_killed_end_with_the_same_bits(start, tmp_path, uninterrupted):
+    reference, seconds = uninterrupted(2)
+    assert kill_and_go_on(start, tmp_path, reference, seconds, kills=2, seed=1, processes=2) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_fifty_kills_end_with_the_same_bits(start, tmp_path, uninterrupted, seed):
+    reference, seconds = uninterrupted(1)
+    kill_and_go_on(start, tmp_path, reference, seconds, kills=5, seed=100 + seed, processes=1)
+
+
+@pytest.mark.parametrize(("fault", "code"), [("term", 143), ("int", 130)])
+def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(start, tmp_path, uninterrupted, fault, code):
+    process = start(fault=(fault, 4 * 7 + 2))  # In the middle of the accumulation of step 8.
+    assert process.wait() == code, process.said()
+    assert (tmp_path / "run/checkpoints/latest").read_text() == "step-7\n"
+    assert "saved step 7; the same command goes on from there" in process.said()
+    process = start()
+    assert process.wait() == 0 and "going on from step-7" in process.said()
+    assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+
+
+def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_it_used(start, tmp_path, uninterrupted):
+    assert start(fault=("term", 4 * 12)).wait() == 143
+    newest = tmp_path / "run/checkpoints/step-11/optimizer.safetensors"
+    raw = bytearray(newest.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    newest.write_bytes(raw)
+    process = start()
+    assert process.wait() == 0
+    assert "step-11/optimizer.safetensors has been altered" in process.said()
+    assert "going on from step-10" in process.said()
+    assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+
+
+def test_another_number_of_processes_sees_the_same_data(uninterrupted):
+    """Sums over processes round differently; data, dropout and rates are the same, so the losses agree."""
+    records = []
+    for processes in (1, 2):
+        lines = (uninterrupted(processes)[0] / "metrics.jsonl").read_text().splitlines()
+        records.append([json.loads(line) for line in lines])
+    for one, two in zip(*records, strict=True):
+        assert one["step"] == two["step"]
+        for key in ("loss", "validation_loss", "gradient_norm"):
+            assert (key in one) == (key in two)
+            if key in one:
+                assert one[key] == pytest.approx(two[key], rel=1e-3)
+        if "tokens" in one:
+            assert one["tokens"] == two["tokens"]
+
+
+# --- what a run leaves ---------------------------------------------------------------------------------------------
+
+
+def test_the_run_leaves_a_model_folder_that_is_the_average_of_the_last_checkpoints(uninterrupted):
+    folder, _ = uninterrupted(1)
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (folder / name).is_file()
+    checkpoints = [weights(folder / f"checkpoints/step-{step}") for step in (20, 24)]
+    for name, value in weights(folder).items():
+        torch.testing.assert_close(value, (checkpoints[0][name] + checkpoints[1][name]) / 2, atol=1e-7, rtol=1e-6)
+    translations = Translator.from_pretrained(folder).translate(["abc", "hgf"])
+    assert len(translations) == 2
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(uninterrupted):
+    folder, _ = uninterrupted(1)
+    root = folder / "checkpoints"
+    best = (root / "best").read_text().strip()
+    losses = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record.get("event") == "validation" and record["step"] in (5, 10, 15, 20, 24):
+            losses[record["step"]] = record["validation_loss"]
+    assert best == f"step-{min(losses, key=lambda step: losses[step])}"
+    kept = {path.name for path in root.iterdir() if path.is_dir()}
+    assert kept == {"step-20", "step-24", best}
+    assert (root / "latest").read_text() == "step-24\n"
+
+
+def test_a_finished_run_stays_as_it_is(start, tmp_path, uninterrupted):
+    assert start().wait() == 0
+    before = weights(tmp_path / "run")
+    process = start()
+    assert process.wait() == 0
+    after = weights(tmp_path / "run")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    process = start(max_steps=STEPS + 5)  # Without a decay, training may go on longer.
+    assert process.wait() == 0 and (tmp_path / f"run/checkpoints/step-{STEPS + 5}").is_dir()
+
+
+def test_training_learns(start, tmp_path):
+    """Capitals for letters: a model that learned nothing has the entropy of eight letters, ln 8 a token, at best."""
+    process = start(
+        max_steps=150, micro_batches=1, average_last=1, validate_every=150, save_every=150, decay_share=0.3,
+        model={**SMALL["model"], "dropout": 0.0, "d_model": 32}, label_smoothing=0.0,
+    )  # fmt: skip
+    assert process.wait() == 0, process.said()
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [r["validation_loss"] for r in records if "validation_loss" in r][-1] < 0.5
+
+
+def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupted):
+    folder, _ = uninterrupted(1)
+    keys = {"initial_weights": str(folder), "tokenizer": str(folder), "max_steps": 1, "average_last": 1}
+    assert start("tuned", learning_rate=1e-9, **keys).wait() == 0
+    tuned = weights(tmp_path / "tuned")
+    for name, value in weights(folder).items():
+        torch.testing.assert_close(tuned[name], value, atol=1e-8, rtol=0)
+
+
+# --- faults --------------------------------------------------------------------------------------------------------
+
+
+def test_steps_that_are_not_finite_never_reach_the_weights(start, tmp_path):
+    process = start(learning_rate=1e30, warmup_steps=1, max_bad_steps=3, save_every=1, validate_every=None, validation=[])
+    assert process.wait() == 2
+    assert "3 steps in a row had a loss or gradient that is not finite" in process.said()
+    for path in (tmp_path / "run/checkpoints").glob("step-*/*.safetensors"):
+        assert all(tensor.isfinite().all() for tensor in load_file(path).values())
+
+
+def test_a_changed_recipe_corpus_or_world_is_refused_by_name(start, text, tmp_path):
+    assert start(fault=("term", 20)).wait() == 143
+    process = start(seed=2, warmup_steps=6)
+    assert process.wait() == 2
+    assert "seed was 1, is 2; warmup_steps was 5, is 6" in process.said()
+    other = tmp_path / "text"
+    other.mkdir()
+    for path in text.iterdir():
+        (other / path.name).write_text(path.read_text().replace("a", "b").replace("A", "B"))
+    process = start(data=str(other))
+    assert process.wait() == 2 and "corpus sha256 was" in process.said()
+    process = start(processes=2)
+    assert process.wait() == 2 and "processes was 1, is 2" in process.said()
+    process = start(processes=2, allow_changed=True)
+    assert process.wait() == 0 and "going on with a changed run: processes was 1, is 2" in process.said()
+
+
+def test_the_disk_that_is_full_leaves_the_previous_checkpoint_and_names_the_file(start, tmp_path, uninterrupted):
+    assert start(fault=("term", 20)).wait() == 143
+    process = start(fault=("file size", 20_000))
+    assert process.wait() == 4
+    assert "step-5 cannot be written" in process.said() and "free); the previous one is intact" in process.said()
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-4"]
+    assert start().wait() == 0
+    # The stop at step 4 has moved no other checkpoint: the same bits as without any of it.
+    assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+
+
+def test_a_second_run_on_the_same_folder_is_refused_by_name(start):
+    first = start(max_steps=100_000, validate_every=None, validation=[])
+    deadline = time.monotonic() + 60
+    while "step 6/" not in first.said():
+        assert time.monotonic() < deadline and first.ranks[0].is_alive(), first.said()
+        time.sleep(0.05)
+    second = start(max_steps=100_000, validate_every=None, validation=[])
+    assert second.wait() == 2
+    assert f"is in use by process {first.ranks[0].pid} on " in second.said()
+    assert first.ranks[0].is_alive()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"micro_batches": 3, "processes": 2}, "1 process runs, 2 were asked for"),
+        ({"model": {"d_modell": 16}}, "unknown config field 'd_modell'; did you mean 'd_model'?"),
+        ({"model": {"d_model": 15}}, "`d_model` is 15"),
+        ({"preset": "huge"}, "preset 'huge' is not one of base"),
+        ({"vocab_size": 100_000}, "vocab_size 100000 is larger than the texts give"),
+        ({"tokenizer": "nowhere"}, "nowhere has no tokenizer.json"),
+    ],
+)
+def test_wrong_input_is_one_line_before_the_first_step(start, keys, message):
+    process = start(**keys)
+    assert process.wait() in (2, 4)
+    (line,) = [line for line in process.said().splitlines() if line.startswith("error")]
+    assert message in line
+    assert "Traceback" not in process.said() and "step 6" not in process.said()
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(start, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.txt").write_text("mine")
+    process = start(overwrite=True)
+    assert process.wait() == 2 and "is not empty (thesis.txt)" in process.said()
+    assert (tmp_path / "run/thesis.txt").read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
+    process = start(output="file")
+    assert process.wait() == 2 and "is not a folder" in process.said()
+
+
+def test_accelerate_launch_runs_two_processes_and_the_launcher_that_starts_one_is_caught(text, tmp_path, uninterrupted):
+    words = [
+        word
+        for key, value in (SMALL | {"data": str(text), "output_dir": str(tmp_path / "run")}).items()
+        for word in (f"--{key}", json.dumps(value))
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parent.parent
+
+    def launch(*how: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "accelerate.commands.launch", *how, "--num_processes", "2", "--num_machines", "1"]
+        command += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "training", *words]
+        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120)
+
+    result = launch("--cpu")
+    assert result.returncode != 0
+    assert "1 process runs, 2 were asked for; without GPUs `accelerate launch --multi_gpu" in result.stderr
+    result = launch("--multi_gpu")
+    assert result.returncode == 0, result.stderr
+    assert_bit_identical(uninterrupted(2)[0], tmp_path / "run")

@@ -1,0 +1,116 @@
+"""Training runs in processes of their own, forked from one that has imported torch already, so that tests can kill them."""
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["training.train", "training.__main__", "training_child"])
+
+
+def child(arguments: list[str], log: str, environment: dict[str, str], fault: tuple[str, int] | None) -> None:
+    """Run the training program. fault: ("kill", n): SIGKILL at the n-th call that changes the disk;
+    ("term", n): SIGTERM before the n-th backward pass; ("file size", n): no file may grow beyond n bytes."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(environment)
+    import torch
+
+    torch.set_num_threads(1)
+    if fault is not None and fault[0] == "kill":
+        _kill_at_disk_call(fault[1])
+    if fault is not None and fault[0] in ("term", "int"):
+        _signal_at_backward(fault[1], signal.SIGTERM if fault[0] == "term" else signal.SIGINT)
+    if fault is not None and fault[0] == "file size":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (fault[1], fault[1]))
+    from training.__main__ import main
+
+    try:
+        main(arguments)
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _kill_at_disk_call(number: int) -> None:
+    calls = 0
+
+    def wrapped(function: Any) -> Any:
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+
+        return run
+
+    for name in ("fsync", "replace", "mkdir", "unlink", "rmdir", "open"):
+        setattr(os, name, wrapped(getattr(os, name)))
+
+
+def _signal_at_backward(number: int, which: int) -> None:
+    import torch
+
+    calls = 0
+    backward = torch.Tensor.backward
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            os.kill(os.getpid(), which)
+        return backward(*arguments, **keywords)
+
+    torch.Tensor.backward = run  # type: ignore[method-assign]
+
+
+class TrainingProcess:
+    """One or several ranks of a training run."""
+
+    def __init__(self, flags: dict[str, Any], log: Path, processes: int = 1, fault: tuple[str, int] | None = None):
+        arguments = [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
+        self.log = log
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.ranks = []
+        for rank in range(processes):
+            environment = {}
+            if processes > 1:  # What torchrun sets.
+                environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
+                               "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+            target = _context.Process(
+                target=child, args=(arguments, str(log), environment, fault if rank == 0 else None)
+            )
+            target.start()
+            self.ranks.append(target)
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+        self.wait()
+
+    def wait(self, seconds: float = 100) -> int:
+        """The first rank's exit code (-9 when it was killed); other ranks are killed when it has died."""
+        self.ranks[0].join(seconds)
+        assert self.ranks[0].exitcode is not None, f"still running: {self.said()}"
+        for rank in self.ranks[1:]:
+            if self.ranks[0].exitcode != 0:
+                rank.kill()  # As torchrun does.
+            rank.join(seconds)
+        return self.ranks[0].exitcode
+
+    def said(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""

@@ -1,0 +1,6 @@
+"""`python -m vaswani_transformer`: the same as the console script."""
+
+from vaswani_transformer.cli import main
+
+if __name__ == "__main__":
+    main()

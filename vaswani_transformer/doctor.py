@@ -1,0 +1,63 @@
+"""`vaswani-transformer doctor`: what this machine and installation can do, on one screen."""
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from vaswani_transformer import __version__
+from vaswani_transformer.programs import program_name
+from vaswani_transformer.translator import Translator
+
+
+def installed(package: str) -> str:
+    """The package and its version, or a dash."""
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"{package} -"
+
+
+def examination(translator: Translator | None) -> Iterator[str]:
+    """The lines of the screen."""
+    yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield "needed      " + ", ".join(map(installed, ("torch", "transformers", "tokenizers", "safetensors", "numpy")))
+    yield "training    " + ", ".join(map(installed, ("accelerate", "sacrebleu", "datasets")))
+    yield "pictures    " + installed("matplotlib")
+    yield "ONNX        " + ", ".join(map(installed, ("onnx", "onnxruntime")))
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    devices = gpus or (["Apple GPU (mps)"] if torch.backends.mps.is_available() else [])
+    yield "devices     " + ", ".join([*devices, f"CPU {torch.backends.cpu.get_cpu_capability()}"])
+    yield f"threads     {torch.get_num_threads()} of torch, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
+    yield "products    " + ", ".join(matmul_speeds())
+    usage = shutil.disk_usage(Path.cwd())
+    yield f"disk        {usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB here"
+    yield f"programs    {program_name()}"
+    if translator is not None:
+        parameters = sum(parameter.numel() for parameter in translator.model.parameters())
+        yield (
+            f"model       loads: {parameters:,} parameters, {translator.model.dtype} on "
+            f"{translator.model.device}, {len(translator.tokenizer)} tokens"
+        )
+        yield f"            'a' is translated to {translator.translate(['a'])[0]!r}"
+
+
+def matmul_speeds() -> Iterator[str]:
+    """GFLOP/s of float32 matrix products on the CPU at torch's two precisions (MKL or oneDNN)."""
+    size = 768
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    before = torch.get_float32_matmul_precision()
+    for precision in ("highest", "medium"):
+        torch.set_float32_matmul_precision(precision)
+        seconds = []
+        for _ in range(5):
+            started = time.perf_counter()
+            torch.mm(left, right)
+            seconds.append(time.perf_counter() - started)
+        yield f"{2 * size**3 / min(seconds) / 1e9:.0f} GFLOP/s float32 at precision {precision!r}"
+    torch.set_float32_matmul_precision(before)

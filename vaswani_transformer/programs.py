@@ -1,0 +1,104 @@
+"""Where the training program is, and how it is started: in this process, or in one or several of their own."""
+
+import importlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from vaswani_transformer.errors import UnavailableError
+
+
+def program_name() -> str:
+    """The training program's module: inside the package in the wheel, beside it in a clone."""
+    if importlib.util.find_spec("vaswani_transformer.training") is not None:
+        return "vaswani_transformer.training"
+    if (clone() / "training" / "__main__.py").is_file():
+        return "training"
+    raise UnavailableError("the training program is not installed: pip install vaswani-transformer")
+
+
+def clone() -> Path:
+    """The folder that holds the package."""
+    return Path(__file__).resolve().parent.parent
+
+
+def program(module: str) -> ModuleType:
+    """A module of the training program."""
+    name = program_name()
+    if name == "training" and str(clone()) not in sys.path[:1]:
+        sys.path.insert(0, str(clone()))  # before any other package of that name
+    try:
+        return importlib.import_module(f"{name}.{module}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith(name):
+            raise
+        raise UnavailableError(f'{error.name} is not installed: pip install "vaswani-transformer[train]"') from None
+
+
+def launch(name: str, arguments: list[str]) -> int:
+    """Run the training program, on all GPUs or as many processes as `--processes` says; its exit code.
+
+    One process needs no launcher, and `accelerate launch` would turn every exit code into 1; for several, and where
+    `accelerate config` has been used, it is `accelerate launch`.
+    """
+    import torch
+
+    try:
+        from accelerate.commands.config import default_config_file
+    except ModuleNotFoundError:
+        raise UnavailableError('accelerate is not installed: pip install "vaswani-transformer[train]"') from None
+
+    processes = wanted_processes(arguments) or max(1, torch.cuda.device_count())
+    environment = dict(os.environ)
+    if name == "training":
+        path = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = str(clone()) + (os.pathsep + path if path else "")
+    command = [sys.executable, "-m"]
+    if processes > 1 or Path(default_config_file).is_file():
+        # Without --multi_gpu several processes on a CPU would silently be one.
+        command += ["accelerate.commands.launch", "--quiet"]
+        if not Path(default_config_file).is_file():
+            command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+            command += ["--num_processes", str(processes), "--multi_gpu"]
+        if "OMP_NUM_THREADS" not in environment:
+            threads = max(1, len(os.sched_getaffinity(0)) // processes) if not torch.cuda.is_available() else 1
+            command += ["--num_cpu_threads_per_process", str(threads)]
+        command.append("-m")
+    child = subprocess.Popen([*command, name, *arguments], env=environment)
+
+    def pass_on(number: int, frame: object) -> None:
+        # Ctrl-C in a terminal reaches the child by itself, and twice would mean: at once, without saving.
+        if not (number == signal.SIGINT and in_foreground()):
+            child.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    try:
+        code = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return code if code >= 0 else 128 - code
+
+
+def wanted_processes(arguments: list[str]) -> int | None:
+    """The value of `--processes`, the recipe's key; what is wrong with it the training program says."""
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        if match := re.fullmatch(r"--processes(?:=(.*))?", word):
+            number = after if match[1] is None else match[1]
+            return int(number) if re.fullmatch(r"[1-9]\d{0,3}", number) else None
+    return None
+
+
+def in_foreground() -> bool:
+    """Whether a terminal would send its Ctrl-C to this process and its children."""
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
