@@ -80,6 +80,10 @@ OLD_NORMS = {
 }
 
 
+def checkpoints(folder: Path) -> list[Path]:
+    return list(folder.glob("*.pt"))
+
+
 def recognise(checkpoint: Any) -> bool:
     """Whether what a pickle holds is a checkpoint of fairseq."""
     return (

@@ -105,3 +105,10 @@ def first_line(error: BaseException) -> str:
     if "WeightsUnpickler error:" in text:
         text = text.split("WeightsUnpickler error:")[1]
     return one_line(text.strip().split("\n")[0][:200]) or type(error).__name__
+
+
+def is_pickled(path: Path) -> bool:
+    """Whether the file looks like one that torch.save wrote, of any version."""
+    with path.open("rb") as stream:
+        start = stream.read(2)
+    return start in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

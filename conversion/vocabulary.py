@@ -119,16 +119,17 @@ class Vocabulary:
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return self.with_template(tokenizer, side)
 
-    def bpe(self, side: str, merges: Sequence[tuple[str, str]], separator: str = "@@") -> Tokenizer:
+    def bpe(self, side: str, merges: Sequence[tuple[str, str]], separator: str | None = "@@") -> Tokenizer:
         """subword-nmt: words between spaces, their letters merged; the vocabulary marks pieces that go on.
 
         merges: pairs of pieces in the order of the codes, the end of a word as `</w>`
+        separator: what a piece ends with that is not the last of its word; None: the last one ends with `</w>`
         """
         special = self.special_tokens(side)
         ids: dict[str, int] = {}
         control = set(special.values())
         for token, id in self.ids(side).items():
-            if token in control:
+            if token in control or separator is None:
                 ids[token] = id
             else:
                 ids[token.removesuffix(separator) if token.endswith(separator) else token + "</w>"] = id

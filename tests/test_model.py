@@ -221,12 +221,13 @@ def test_the_forward_pass_compiles_into_one_graph(tiny_model: ModelMaker, implem
     torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
 
 
+@pytest.mark.slow
 def test_the_training_step_compiles_into_one_graph_for_all_lengths(tiny_model: ModelMaker) -> None:
     torch._dynamo.reset()
-    model = tiny_model(dropout=0.0).train()
+    model = tiny_model(dropout=0.0, encoder_layers=1, decoder_layers=1).train()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
     generator = torch.Generator().manual_seed(0)
-    for source_length, target_length in ((5, 6), (9, 4), (12, 13)):
+    for source_length, target_length in ((5, 6), (9, 4)):
         batch = {
             "input_ids": torch.randint(4, 30, (3, source_length), generator=generator),
             "attention_mask": torch.ones(3, source_length, dtype=torch.long),

@@ -165,8 +165,8 @@ def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, be
     """Alone, in order, in reverse, and beside a far longer sentence: the same tokens."""
     ended = 0
     for seed, end_at in MODELS:
-        model = lively_model(seed, end_at)
-        sentences = random_sentences(seed, count=16, vocab_size=16, longest=12)
+        model = lively_model(seed, end_at - 1.5 if beams == 1 else end_at)  # greedy search ends later
+        sentences = random_sentences(seed, count=10, vocab_size=16, longest=12)
         arguments = {"num_beams": beams, "max_source_length_offset": 5}
         alone = [tokens_of(model.generate(**padded([sentence]), **arguments)[0]) for sentence in sentences]
         together = [tokens_of(row) for row in model.generate(**padded(sentences), **arguments)]
@@ -174,10 +174,10 @@ def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, be
         backwards = [tokens_of(row) for row in model.generate(**padded(sentences[::-1]), **arguments)]
         assert backwards == alone[::-1]
         long = [4 + i % 12 for i in range(40)] + [END]
-        beside = model.generate(**padded([*sentences[:6], long]), **arguments)
-        assert [tokens_of(row) for row in beside[:6]] == alone[:6]
+        beside = model.generate(**padded([*sentences[:4], long]), **arguments)
+        assert [tokens_of(row) for row in beside[:4]] == alone[:4]
         ended += sum(tokens[-1] == END for tokens in alone)
-    assert ended >= 0.3 * 16 * len(MODELS)
+    assert ended >= 0.3 * 10 * len(MODELS)
 
 
 def test_a_random_tied_model_translates_the_same_alone_and_in_a_batch(tiny_model: ModelMaker) -> None:

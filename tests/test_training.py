@@ -58,12 +58,12 @@ def text(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def start(text, tmp_path):
-    """start(output=..., processes=1, fault=None, **keys) -> a running TrainingProcess"""
+    """start(output=..., ranks=1, fault=None, **keys) -> a running TrainingProcess"""
     running = []
 
-    def run(output: str = "run", processes: int = 1, fault=None, **keys) -> TrainingProcess:
+    def run(output: str = "run", ranks: int = 1, fault=None, **keys) -> TrainingProcess:
         flags = SMALL | {"data": str(text), "output_dir": str(tmp_path / output)} | keys
-        process = TrainingProcess(flags, tmp_path / f"{output}.log", processes, fault)
+        process = TrainingProcess(flags, tmp_path / f"{output}.log", ranks, fault)
         running.append(process)
         return process
 
@@ -116,15 +116,15 @@ def kill_and_go_on(start, tmp_path, reference: Path, seconds: float, kills: int,
     generator = random.Random(seed)
     hits = 0
     for i in range(kills):
-        fault = ("kill", generator.randint(1, 300)) if i % 2 else None
-        process = start(processes=processes, fault=fault)
+        fault = ("kill", generator.randint(1, 150)) if i % 2 else None
+        process = start(ranks=processes, fault=fault)
         if fault is None:
-            time.sleep(generator.uniform(0.1, seconds))
+            time.sleep(generator.uniform(0.1, 0.5 * seconds))
             process.kill()
             hits += process.ranks[0].exitcode == -9
         else:
             hits += process.wait() == -9
-    process = start(processes=processes)
+    process = start(ranks=processes)
     assert process.wait() == 0, process.said()
     assert_bit_identical(reference, tmp_path / "run")
     leftovers = [p.name for p in (tmp_path / "run").rglob("*") if ".tmp-" in p.name]
@@ -161,7 +161,7 @@ def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(start, tmp_path,
 
 
 def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_it_used(start, tmp_path, uninterrupted):
-    assert start(fault=("term", 4 * 12)).wait() == 143
+    assert start(fault=("term", 4 * 11 + 2)).wait() == 143
     newest = tmp_path / "run/checkpoints/step-11/optimizer.safetensors"
     raw = bytearray(newest.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -214,7 +214,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(uninterrupted):
             losses[record["step"]] = record["validation_loss"]
     assert best == f"step-{min(losses, key=lambda step: losses[step])}"
     kept = {path.name for path in root.iterdir() if path.is_dir()}
-    assert kept == {"step-20", "step-24", best}
+    assert kept == {"step-15", "step-20", "step-24", best}
     assert (root / "latest").read_text() == "step-24\n"
 
 
@@ -230,14 +230,15 @@ def test_a_finished_run_stays_as_it_is(start, tmp_path, uninterrupted):
 
 
 def test_training_learns(start, tmp_path):
-    """Capitals for letters: a model that learned nothing has the entropy of eight letters, ln 8 a token, at best."""
+    """Capitals of random letters: whoever does not read the source is at ln 8 = 2.08 a letter at best."""
     process = start(
-        max_steps=150, micro_batches=1, average_last=1, validate_every=150, save_every=150, decay_share=0.3,
-        model={**SMALL["model"], "dropout": 0.0, "d_model": 32}, label_smoothing=0.0,
+        max_steps=150, micro_batches=1, tokens_per_step=400, average_last=1, validate_every=150, save_every=150,
+        learning_rate=3e-3, warmup_steps=40, decay_share=0.5, label_smoothing=0.0, vocab_size=262,
+        model={**SMALL["model"], "dropout": 0.0, "d_model": 64},
     )  # fmt: skip
     assert process.wait() == 0, process.said()
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [r["validation_loss"] for r in records if "validation_loss" in r][-1] < 0.5
+    assert [r["validation_loss"] for r in records if "validation_loss" in r][-1] < 1.7
 
 
 def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupted):
@@ -261,7 +262,7 @@ def test_steps_that_are_not_finite_never_reach_the_weights(start, tmp_path):
 
 
 def test_a_changed_recipe_corpus_or_world_is_refused_by_name(start, text, tmp_path):
-    assert start(fault=("term", 20)).wait() == 143
+    assert start(fault=("term", 4 * 4 + 2)).wait() == 143
     process = start(seed=2, warmup_steps=6)
     assert process.wait() == 2
     assert "seed was 1, is 2; warmup_steps was 5, is 6" in process.said()
@@ -271,14 +272,14 @@ def test_a_changed_recipe_corpus_or_world_is_refused_by_name(start, text, tmp_pa
         (other / path.name).write_text(path.read_text().replace("a", "b").replace("A", "B"))
     process = start(data=str(other))
     assert process.wait() == 2 and "corpus sha256 was" in process.said()
-    process = start(processes=2)
+    process = start(ranks=2)
     assert process.wait() == 2 and "processes was 1, is 2" in process.said()
-    process = start(processes=2, allow_changed=True)
+    process = start(ranks=2, allow_changed=True)
     assert process.wait() == 0 and "going on with a changed run: processes was 1, is 2" in process.said()
 
 
 def test_the_disk_that_is_full_leaves_the_previous_checkpoint_and_names_the_file(start, tmp_path, uninterrupted):
-    assert start(fault=("term", 20)).wait() == 143
+    assert start(fault=("term", 4 * 4 + 2)).wait() == 143
     process = start(fault=("file size", 20_000))
     assert process.wait() == 4
     assert "step-5 cannot be written" in process.said() and "free); the previous one is intact" in process.said()

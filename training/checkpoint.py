@@ -114,21 +114,33 @@ def mark_best(root: Path, step: int) -> None:
     _point(root / "best", f"step-{step}")
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints and the best."""
-    best = _pointed(root / "best")
-    for folder in checkpoints(root)[keep:]:
-        if folder.name != best:
+def prune(root: Path, keep: int, every: int) -> None:
+    """Remove all but the newest checkpoint, the best, and the newest `keep` of those that lie on a multiple of `every`.
+
+    What a signal made in between does not push out those whose average is the model.
+    """
+    kept = {folder.name for folder in regular(root, every)[:keep]} | {_pointed(root / "best")}
+    for folder in checkpoints(root)[1:]:
+        if folder.name not in kept:
             # Renamed first: a checkpoint is never half there under its own name.
             doomed = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
             os.replace(folder, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
 
+def regular(root: Path, every: int, last: int | None = None) -> list[Path]:
+    """The checkpoints on a multiple of `every`, and that of step `last`, newest first."""
+    return [f for f in checkpoints(root) if (step := step_of(f)) % every == 0 or step == last]
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
 def checkpoints(root: Path) -> list[Path]:
     """The checkpoints in root, newest first."""
-    found = [(int(m[1]), path) for path in root.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    found = [path for path in root.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(found, key=step_of, reverse=True)
 
 
 def remove_unfinished(root: Path) -> None:

@@ -118,9 +118,9 @@ def refuse_too_few_processes(wanted: int | None, running: int) -> None:
 
 
 def _processes_asked_of_launcher() -> int | None:
-    """--num_processes of the `accelerate launch` that is this process's parent; None without one."""
-    if "RANK" in os.environ:
-        return None  # torchrun's environment: as many run as it says.
+    """How many processes the launcher that started this one was asked for; None without one."""
+    if os.environ.get("WORLD_SIZE", "").isdigit():
+        return int(os.environ["WORLD_SIZE"])  # torchrun, and `accelerate launch` where it starts several
     try:
         parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

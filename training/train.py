@@ -110,6 +110,8 @@ def raise_for_signal(signals: Signals) -> None:
 def _accelerator(recipe: Recipe, output: Path) -> Accelerator:
     try:
         return Accelerator(
+            # Said aloud, or Accelerate starts several processes without a GPU as so many runs of one process each.
+            cpu=not torch.accelerator.is_available(),
             mixed_precision=recipe.mixed_precision,
             log_with=recipe.trackers or None,
             project_dir=output,
@@ -126,7 +128,7 @@ def _accelerator(recipe: Recipe, output: Path) -> Accelerator:
 def _claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     """Make output_dir this run's: new, or one of the same recipe. Never someone else's folder."""
     record = output / "run.json"
-    foreign = [path.name for path in output.iterdir() if path.name != ".lock"]
+    foreign = [path.name for path in output.iterdir() if not path.name.startswith((".lock", "run.json.tmp-"))]
     if recipe.overwrite and record.exists():
         for name in ("checkpoints", "corpus"):
             shutil.rmtree(output / name, ignore_errors=True)
@@ -148,8 +150,8 @@ def _claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
         checkpoint.write_json(
             record, {"command": command, "identity": recipe.identity(), "recipe": dataclasses.asdict(recipe)}
         )
-        checkpoint.remove_unfinished(output)
-        checkpoint.remove_unfinished(output / "checkpoints")
+        for folder in (output, output / "checkpoints", output / "corpus"):
+            checkpoint.remove_unfinished(folder)
     except OSError as error:
         raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
 
@@ -525,7 +527,7 @@ class Run:
             else:
                 if is_best:
                     checkpoint.mark_best(self.root, progress.step)
-                checkpoint.prune(self.root, self.recipe.keep)
+                checkpoint.prune(self.root, self.recipe.keep, self.recipe.save_every)
                 self.reporter.write(
                     {"event": "checkpoint", "step": progress.step, "stall_seconds": time.perf_counter() - started}
                 )
@@ -567,7 +569,9 @@ class Run:
     def _finish(self) -> None:
         """Section 6.1: the last checkpoints averaged are the model; its folder is output_dir itself."""
         if self.accelerator.is_main_process:
-            folders = checkpoint.checkpoints(self.root)[: self.recipe.average_last][::-1]
+            # Not those that a signal made: an interrupted run ends with the same model.
+            folders = checkpoint.regular(self.root, self.recipe.save_every, last=self.progress.step)
+            folders = folders[: self.recipe.average_last][::-1]
             for folder in folders:
                 checkpoint.verify(folder)
             write_model_folder(folders, self.output)

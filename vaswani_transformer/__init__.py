@@ -61,6 +61,6 @@ def register() -> None:
     AutoModelForSeq2SeqLM.register(VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration, exist_ok=True)
 
 
-# The console script answers --help without the seconds that torch takes; its commands register when they need to.
-if Path(sys.argv[0]).stem != "vaswani-transformer":
+# The console script, and `python -m vaswani_transformer`, answer --help without the seconds that torch takes.
+if Path(sys.argv[0]).stem != "vaswani-transformer" and sys.orig_argv[1:3] != ["-m", __name__]:
     register()

@@ -1,7 +1,7 @@
 """The beam search of Section 6.1 in tensors only: the same translations as `generate()`, faster.
 
-Three things make it fast. The beams of a sentence share one cache that is only appended to: an ancestry table says which
-of its slots each beam may attend to, and nothing is ever reordered. The memory's keys and values are kept once per
+Three things make it fast. The beams of a sentence share one cache that is only appended to: an ancestry table says
+which of its slots each beam may attend to, and nothing is ever reordered. The memory's keys and values are kept once per
 sentence, with the beams as its queries. Sentences that are done leave the batch.
 
 `start` and `step` have no Python in the way of their data, so that they can be exported; `beam_search` drives them.
@@ -110,8 +110,8 @@ def step(
     # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its beams; a few more,
     # for those that are not allowed.
     width = torch.sym_min(2 * beams + len(suppressed | ends), logits.shape[-1])
-    best, best_tokens = logits.topk(width, dim=-1)  # (batch, beams, width)
-    scores = search.live_scores[:, :, None] + (best - logits.logsumexp(dim=-1, keepdim=True))
+    best, best_tokens = logits.log_softmax(dim=-1).topk(width, dim=-1)  # (batch, beams, width)
+    scores = search.live_scores[:, :, None] + best
     forbidden = is_one_of(best_tokens, suppressed) | (is_one_of(best_tokens, ends) & (length <= min_length))
     scores = scores.masked_fill(forbidden, 10 * NO_HYPOTHESIS).flatten(1)
     scores, chosen = scores.topk(2 * beams, dim=-1)  # (batch, candidates)
@@ -222,17 +222,21 @@ def beam_search(
     length_penalty: float = 0.6,
     max_source_length_offset: int = 50,
     min_length: int = 0,
+    max_length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Translate a batch, `generate(**batch)` token for token.
 
     input_ids, attention_mask: (batch, source), padded on the right
+    max_source_length_offset, max_length: a sentence's limit is its source tokens plus the one, and at most the other
+    min_length: tokens before </s> (transformers' `min_new_tokens`)
     returns sequences (batch, num_beams, length), without the start token, ending in </s> and padded, best first; and
     their scores (batch, num_beams), log P / ((5 + length) / 6)^alpha; a slot in which nothing finished is padding
     and scores below NO_HYPOTHESIS
     """
     alpha = torch.tensor(float(length_penalty), device=input_ids.device)
     shortest = torch.tensor(min_length, device=input_ids.device)
-    memory, search = start(model, input_ids, attention_mask, max_source_length_offset, num_beams)
+    most = None if max_length is None else torch.tensor(max_length, device=input_ids.device)
+    memory, search = start(model, input_ids, attention_mask, max_source_length_offset, num_beams, most)
     rows = torch.arange(input_ids.shape[0], device=input_ids.device)
     longest = int(memory.limits.max())
     sequences = torch.full((len(rows), num_beams, longest), model.config.pad_token_id, device=rows.device)

@@ -302,6 +302,13 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.Linear) and module.bias is not None:
             init.zeros_(module.bias)
 
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
+        if not self.config.share_encoder_decoder_embeddings:
+            raise ValueError("two separate vocabularies cannot be resized as one; convert the checkpoint anew")
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        self.config.decoder_vocab_size = self.config.vocab_size
+        return embeddings
+
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         # transformers unties everything when `tie_word_embeddings` is off; here the two embeddings share a matrix
         # by `share_encoder_decoder_embeddings` and the output is tied to the decoder's by `tie_word_embeddings`.
@@ -593,13 +600,6 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
 
     def get_decoder(self, *args, **kwargs) -> VaswaniTransformerDecoder:
         return self.model.decoder
-
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
-        if not self.config.share_encoder_decoder_embeddings:
-            raise ValueError("two separate vocabularies cannot be resized as one; convert the checkpoint anew")
-        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
-        self.config.decoder_vocab_size = self.config.vocab_size
-        return embeddings
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels shifted right by the start token, -100 as padding; (batch, target) -> (batch, target)"""

@@ -54,7 +54,7 @@ def launch(name: str, arguments: list[str]) -> int:
         raise UnavailableError('accelerate is not installed: pip install "vaswani-transformer[train]"') from None
 
     processes = wanted_processes(arguments) or max(1, torch.cuda.device_count())
-    environment = dict(os.environ)
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}  # a folder `training` of the user's is not the program
     if name == "training":
         path = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = str(clone()) + (os.pathsep + path if path else "")

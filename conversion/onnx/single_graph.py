@@ -7,6 +7,8 @@ is stored once, outside the loop.
 """
 
 import hashlib
+import logging
+import warnings
 from collections.abc import Iterable
 
 import numpy as np
@@ -113,9 +115,19 @@ def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[Grap
 
 
 def exported_graph(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> GraphProto:
-    program = torch.onnx.export(
-        module, arguments, dynamo=True, dynamic_shapes=dynamic_shapes, opset_version=OPSET, verbose=False
-    )
+    # It logs that torchvision is not installed, and warns of what torch 2.13 itself still uses.
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            program = torch.onnx.export(
+                module.eval(), arguments, dynamo=True, dynamic_shapes=dynamic_shapes, opset_version=OPSET, verbose=False
+            )
+    finally:
+        logger.setLevel(level)
     assert program is not None
     return program.model_proto.graph
 

@@ -75,7 +75,6 @@ class WithoutGenerate(VaswaniTransformerForConditionalGeneration):
 class VaswaniTransformerModelTest(ModelTesterMixin, TrainingTesterMixin, unittest.TestCase):
     all_model_classes = (VaswaniTransformerModel, VaswaniTransformerForConditionalGeneration)
     is_encoder_decoder = True
-    test_missing_keys = False
     _tester: VaswaniTransformerTester
 
     def setUp(self) -> None:

@@ -1,0 +1,51 @@
+"""`python -m conversion [FROM] PATH OUT`: a checkpoint of another toolkit in, exactly; `--to`: a model out again."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vaswani_transformer.errors import InputError, exit_cleanly
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help="Convert a checkpoint of another toolkit to a model folder, or with --to a model folder to one.")
+def convert(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FROM] PATH OUT",
+            help="The checkpoint or its folder, and a new folder; FROM, the toolkit, where it is not recognised.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[str | None, typer.Option(help="The toolkit to write for; PATH is then a model folder.")] = None,
+    check: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Source and target texts: compare log-probabilities on them.", metavar="SRC TGT"),
+    ] = None,
+) -> None:
+    if not 2 <= len(words) <= 3:
+        raise InputError(f"{len(words)} arguments; needed are [FROM] PATH OUT")
+    wanted = words[0] if len(words) == 3 else None
+    path, out = Path(words[-2]), Path(words[-1])
+    if to is not None and wanted is not None:
+        raise InputError("with --to, give PATH OUT alone: PATH is a model folder of this project")
+    from . import run
+
+    start = time.perf_counter()
+    if to is not None:
+        run.convert_out(path, out, to)
+    else:
+        run.convert_in(path, out, wanted, check)
+    print(f"{out}: written in {time.perf_counter() - start:.1f} s")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    exit_cleanly(app, arguments, name="convert")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Runs an exported graph beside torch: the same translations with the same scores, or the export has failed."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.modeling_vaswani_transformer import (
+    NO_HYPOTHESIS,
+    VaswaniTransformerForConditionalGeneration,
+    gnmt_length_penalty,
+)
+
+# sentences, beams, alpha, longest source, max_length
+CASES = [(1, 1, 0.6, 8, 24), (5, 4, 0.6, 20, 24), (3, 8, 1.0, 12, 16), (8, 2, 0.0, 6, 40), (4, 5, 0.6, 1, 12)]
+
+# How far a score may lie from torch's for the same tokens. float32: another order of the same sums. float16: eleven
+# bits in every product. int8: eight bits; what matters there is BLEU, which a model's owner has to measure.
+TOLERANCES = {"fp32": 1e-4, "fp16": 0.05, "int8": 1.0, "int8-weights": 0.5}
+# Two translations whose scores differ by less are equally good, in float32.
+EQUALLY_GOOD = 1e-5
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One batch, by the graph and by torch."""
+
+    sentences: int
+    beams: int
+    alpha: float
+    hypotheses: int
+    equal: int  # token for token
+    equally_good: int  # other tokens with the same score, in float32
+    score_difference: float  # the largest, for the same tokens
+    graph_seconds: float
+    torch_seconds: float
+
+
+def prove(
+    path: Path, model: VaswaniTransformerForConditionalGeneration, precision: str = "fp32"
+) -> tuple[list[Comparison], list[str]]:
+    """What was compared, and what is wrong; nothing wrong: an empty list."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns of inputs with defaults
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    comparisons, wrong = [], []
+    for number, (sentences, beams, alpha, longest, max_length) in enumerate(CASES):
+        batch = random_batch(model, number, sentences, longest)
+        begun = time.perf_counter()
+        found, found_scores = run(session, batch, beams, alpha, max_length)
+        middle = time.perf_counter()
+        offset = model.generation_config.max_source_length_offset or 50
+        expected, expected_scores = beam_search(
+            model, **batch, num_beams=beams, length_penalty=alpha, max_source_length_offset=offset, max_length=max_length
+        )
+        ended = time.perf_counter()
+        exists = expected_scores.numpy() > NO_HYPOTHESIS
+        width = max(found.shape[2], expected.shape[2])
+        pad = model.config.pad_token_id
+        equal = (filled(found, width, pad) == filled(expected.numpy(), width, pad)).all(axis=2) & exists
+        if precision == "fp32":
+            differences = np.abs(found_scores - expected_scores.numpy())
+            near = exists & ~equal & (differences < EQUALLY_GOOD)
+        else:  # other rounding chooses other tokens: each has to score as torch scores those very tokens
+            exists = found_scores > NO_HYPOTHESIS
+            differences = np.abs(found_scores - forced_scores(model, batch, found, alpha))
+            near = np.zeros_like(equal)
+        comparison = Comparison(
+            sentences,
+            beams,
+            alpha,
+            int(exists.sum()),
+            int(equal.sum()),
+            int(near.sum()),
+            float(differences[exists].max(initial=0.0)),
+            middle - begun,
+            ended - middle,
+        )
+        comparisons.append(comparison)
+        case = f"batch {sentences}, beams {beams}, alpha {alpha}"
+        if precision == "fp32" and not (equal | near | ~exists).all():
+            wrong.append(f"{case}: {int((exists & ~equal & ~near).sum())} of {comparison.hypotheses} translations differ")
+        if precision == "fp32" and not np.array_equal(exists, found_scores > NO_HYPOTHESIS):
+            wrong.append(f"{case}: other numbers of finished translations")
+        if not comparison.score_difference <= TOLERANCES[precision]:
+            wrong.append(
+                f"{case}: scores differ by {comparison.score_difference:.2g}; the limit is {TOLERANCES[precision]}"
+            )
+        if precision == "fp32":
+            wrong += [f"{case}: {reason}" for reason in differs_alone(session, batch, found, beams, alpha, max_length, pad)]
+    if precision == "fp32" and sum(c.equally_good for c in comparisons) > 0.02 * sum(c.hypotheses for c in comparisons):
+        wrong.append("more than 2 % of the translations are other ones with the same scores")
+    return comparisons, wrong
+
+
+def differs_alone(
+    session, batch: dict[str, Tensor], together: np.ndarray, beams: int, alpha: float, max_length: int, pad: int
+) -> Iterator[str]:
+    """The first sentence must be translated alone as it is in the batch."""
+    length = int(batch["attention_mask"][0].sum())
+    alone, _ = run(session, {name: ids[:1, :length] for name, ids in batch.items()}, beams, alpha, max_length)
+    width = max(alone.shape[2], together.shape[2])
+    if not np.array_equal(filled(alone, width, pad), filled(together[:1], width, pad)):
+        yield "a sentence alone has another translation than in its batch"
+
+
+def run(session, batch: dict[str, Tensor], beams: int, alpha: float, max_length: int) -> tuple[np.ndarray, np.ndarray]:
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()}
+    inputs["num_beams"] = np.array(beams, np.int64)
+    inputs["length_penalty"] = np.array(alpha, np.float32)
+    inputs["max_length"] = np.array(max_length, np.int64)
+    sequences, scores = session.run(["sequences", "scores"], inputs)
+    return sequences, scores
+
+
+def random_batch(
+    model: VaswaniTransformerForConditionalGeneration, seed: int, sentences: int, longest: int
+) -> dict[str, Tensor]:
+    """Sentences of 1 to `longest` random tokens and </s>, padded."""
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+    special = {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id, *np.atleast_1d(config.eos_token_id)}
+    words = torch.tensor([token for token in range(config.vocab_size) if token not in special])
+    if config.max_position_embeddings is not None:
+        longest = min(longest, config.max_position_embeddings - 1)
+    input_ids = torch.full((sentences, longest + 1), config.pad_token_id)
+    attention_mask = torch.zeros_like(input_ids)
+    for row in range(sentences):
+        length = int(torch.randint(1, longest + 1, (), generator=generator))
+        input_ids[row, :length] = words[torch.randint(len(words), (length,), generator=generator)]
+        input_ids[row, length] = int(np.atleast_1d(config.eos_token_id)[0])
+        attention_mask[row, : length + 1] = 1
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+@torch.no_grad()
+def forced_scores(
+    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], sequences: np.ndarray, alpha: float
+) -> np.ndarray:
+    """(batch, beams): what torch gives these very translations."""
+    beams = sequences.shape[1]
+    labels = torch.from_numpy(sequences).flatten(0, 1)
+    is_token = labels != model.config.pad_token_id
+    repeated = {name: tensor.repeat_interleave(beams, dim=0) for name, tensor in batch.items()}
+    decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
+    logits = model(**repeated, decoder_input_ids=decoder_input_ids, use_cache=False).logits.float()
+    log_probabilities = logits.log_softmax(dim=-1).gather(-1, labels[..., None])[..., 0]
+    totals = (log_probabilities * is_token).sum(dim=1).unflatten(0, (-1, beams)).numpy()
+    lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).numpy()
+    return totals / gnmt_length_penalty(lengths, alpha)
+
+
+def filled(sequences: np.ndarray, width: int, pad: int) -> np.ndarray:
+    """(batch, beams, length) -> (batch, beams, width)"""
+    return np.pad(sequences, ((0, 0), (0, 0), (0, width - sequences.shape[2])), constant_values=pad)
+
+
+def table(comparisons: list[Comparison]) -> str:
+    """A line for each batch."""
+    head = f"{'batch':>6}{'beams':>6}{'alpha':>6}{'translations':>14}{'equal':>7}{'tied':>6}{'score diff.':>13}"
+    lines = [head + f"{'ONNX s':>9}{'torch s':>9}"]
+    for c in comparisons:
+        lines.append(
+            f"{c.sentences:>6}{c.beams:>6}{c.alpha:>6}{c.hypotheses:>14}{c.equal:>7}{c.equally_good:>6}"
+            f"{c.score_difference:>13.1e}{c.graph_seconds:>9.2f}{c.torch_seconds:>9.2f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,3 @@
+from onnx import ModelProto
+def in_precision(graph: ModelProto, precision: str) -> ModelProto:
+    return graph

@@ -1,0 +1,85 @@
+"""Tiny checkpoints of other toolkits, with what each toolkit itself computed (tests/fixtures; more in ../shared)."""
+
+import functools
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from conversion.__main__ import main
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.loading import load_model
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SHARED = Path(__file__).parents[2] / "shared" / "checkpoints"  # where the project's developers have more of them
+
+
+def golden_folders() -> list[Path]:
+    """Every checkpoint that this machine has, the larger originals in place of their fixtures."""
+    folders = {folder.name: folder for root in (FIXTURES, SHARED) if root.is_dir() for folder in root.iterdir()}
+    return [folders[name] for name in sorted(folders) if (folders[name] / "expected.npz").exists()]
+
+
+def golden(name: str) -> Path:
+    return next(folder for folder in golden_folders() if folder.name == name)
+
+
+@dataclass
+class Golden:
+    """A checkpoint, the folder it was converted to, and what its toolkit expects.
+
+    expected: the arrays of expected.npz; inputs: (source, target) texts
+    """
+
+    name: str
+    checkpoint: Path
+    folder: Path
+    expected: dict[str, np.ndarray]
+    inputs: list[tuple[str, str]]
+
+    @functools.cached_property
+    def model(self) -> VaswaniTransformerForConditionalGeneration:
+        return load_model(self.folder, device="cpu")
+
+    def tokenizer(self, side: str = "source") -> PreTrainedTokenizerFast:
+        own = self.folder / "target_tokenizer"
+        return PreTrainedTokenizerFast.from_pretrained(own if side == "target" and own.exists() else self.folder)
+
+    def source(self) -> dict[str, Tensor]:
+        """The batch of inputs.txt with our padding id."""
+        mask = torch.tensor(self.expected["src_mask"])
+        ids = torch.tensor(self.expected["src_ids"])
+        return {"input_ids": ids.masked_fill(mask == 0, self.model.config.pad_token_id), "attention_mask": mask}
+
+    def logits(self, decoder_input_ids: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.model(**self.source(), decoder_input_ids=decoder_input_ids).logits
+
+    def log_probabilities(self, rows: list[int], hypotheses: list[list[int]]) -> list[Tensor]:
+        """log P of each token of hypotheses, each for the source of its row."""
+        source = self.source()
+        found = []
+        for row, hypothesis in zip(rows, hypotheses, strict=True):
+            inputs = torch.tensor([[self.model.config.decoder_start_token_id, *hypothesis[:-1]]])
+            with torch.inference_mode():
+                logits = self.model(**{k: v[row : row + 1] for k, v in source.items()}, decoder_input_ids=inputs).logits
+            chosen = torch.tensor(hypothesis)[None, :, None]
+            found.append(logits.double().log_softmax(-1).gather(-1, chosen)[0, :, 0])
+        return found
+
+
+@functools.cache
+def converted(name: str) -> Golden:
+    """Converted once in a process."""
+    checkpoint = golden(name)
+    folder = Path(tempfile.mkdtemp()) / name
+    main([str(checkpoint), str(folder)])
+    with np.load(checkpoint / "expected.npz") as arrays:
+        expected = dict(arrays)
+    lines = (checkpoint / "inputs.txt").read_text(encoding="utf-8").splitlines()
+    inputs = [(line.split("\t")[0], line.split("\t")[1]) for line in lines]
+    return Golden(name, checkpoint, folder, expected, inputs)

@@ -1,0 +1,220 @@
+"""training/checkpoint.py: a checkpoint is whole or it is not there, and what is not whole is found out."""
+
+import errno
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training import checkpoint
+from training.average import average_weights, write_model_folder
+from training.average import main as average
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
+
+
+def write_step(number: float):
+    def write(folder):
+        checkpoint.save_tensors({name: value * number for name, value in TENSORS.items()}, folder / "model.safetensors")
+        checkpoint.write_json(folder / checkpoint.STATE, {"step": number})
+
+    return write
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Checkpoints of the steps 10, 20 and 30."""
+    for step in (10, 20, 30):
+        checkpoint.save_checkpoint(tmp_path / "checkpoints", step, write_step(step))
+    return tmp_path / "checkpoints"
+
+
+def names(folders):
+    return [folder.name for folder in folders]
+
+
+def test_the_newest_checkpoint_holds_what_was_written(root):
+    newest = checkpoint.newest_whole(root, pytest.fail)
+    assert newest == root / "step-30" and (root / "latest").read_text() == "step-30\n"
+    torch.testing.assert_close(checkpoint.load_tensors(newest / "model.safetensors")["a"], TENSORS["a"] * 30)
+    manifest = json.loads((newest / "manifest.json").read_text())
+    assert {e["name"] for e in manifest["files"]} == {"model.safetensors", "trainer_state.json"}
+    for entry in manifest["files"]:
+        assert entry["size"] == (newest / entry["name"]).stat().st_size
+
+
+def test_a_new_folder_has_no_checkpoint(tmp_path):
+    assert checkpoint.newest_whole(tmp_path / "nothing", pytest.fail) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_flipped_byte_and_any_cut_is_found(data, tmp_path_factory):
+    folder = checkpoint.save_checkpoint(tmp_path_factory.mktemp("c"), 1, write_step(1))
+    path = data.draw(st.sampled_from(sorted(folder.iterdir())))
+    raw = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del raw[data.draw(st.integers(0, len(raw) - 1)) :]
+    else:
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(raw)
+    if path.name == checkpoint.MANIFEST:
+        # A manifest may be altered without losing its meaning (white space, the step): then all is as it says.
+        try:
+            checkpoint.verify(folder)
+        except BrokenFileError as error:
+            assert str(folder) in str(error)
+        else:
+            assert json.loads(raw)["files"]
+        return
+    with pytest.raises(BrokenFileError, match=path.name):
+        checkpoint.verify(folder)
+
+
+def test_a_broken_checkpoint_is_moved_aside_and_named(root):
+    (root / "step-30/model.safetensors").write_bytes(b"short")
+    said = []
+    assert checkpoint.newest_whole(root, said.append) == root / "step-20"
+    assert "step-30/model.safetensors has 5 bytes" in said[0] and "falling back" in said[0]
+    assert names(checkpoint.checkpoints(root)) == ["step-20", "step-10"] and (root / "step-30.broken").is_dir()
+    for step in (10, 20):
+        (root / f"step-{step}/trainer_state.json").unlink()
+    with pytest.raises(BrokenFileError, match="none of 2 checkpoints is whole"):
+        checkpoint.newest_whole(root, said.append)
+
+
+def test_what_a_killed_process_left_is_never_taken_for_a_checkpoint(root):
+    shutil.copytree(root / "step-30", root / "step-40.tmp-123")
+    assert names(checkpoint.checkpoints(root)) == ["step-30", "step-20", "step-10"]
+    checkpoint.remove_unfinished(root)
+    assert not (root / "step-40.tmp-123").exists() and (root / "step-30").is_dir()
+
+
+def test_a_write_that_fails_at_any_point_leaves_the_previous_checkpoint(root, monkeypatch):
+    """Every call that changes the disk fails once; after each failure step 30 is whole and nothing is left over."""
+    failures = 0
+    for number in range(1, 100):
+        calls = 0
+
+        def failing(function, limit=number):
+            def run(*arguments, **keywords):
+                nonlocal calls
+                calls += 1
+                if calls == limit:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return function(*arguments, **keywords)
+
+            return run
+
+        with monkeypatch.context() as patch:
+            for name in ("fsync", "replace", "mkdir"):
+                patch.setattr(os, name, failing(getattr(os, name)))
+            try:
+                checkpoint.save_checkpoint(root, 40, write_step(40))
+            except UnavailableError as error:
+                failures += 1
+                assert "No space left on device" in str(error) and "step-40" in str(error)
+            if calls < number:
+                break  # Nothing is left that could fail.
+        assert checkpoint.newest_whole(root, pytest.fail) in (root / "step-30", root / "step-40")
+        checkpoint.verify(root / "step-30")
+        assert not list(root.glob("step-*.tmp-*"))
+    assert failures > 5 and checkpoint.newest_whole(root, pytest.fail) == root / "step-40"
+
+
+def test_a_full_disk_is_refused_before_anything_is_written(root):
+    with pytest.raises(UnavailableError, match="about 1000000000000000000 bytes needed"):
+        checkpoint.save_checkpoint(root, 40, lambda _: pytest.fail("written"), bytes_needed=10**18)
+
+
+def test_pruning_keeps_the_regular_ones_the_newest_and_the_best(root):
+    for step in (40, 41):
+        checkpoint.save_checkpoint(root, step, write_step(step))
+    checkpoint.mark_best(root, 10)
+    checkpoint.prune(root, keep=2, every=10)
+    assert names(checkpoint.checkpoints(root)) == ["step-41", "step-40", "step-30", "step-10"]
+    checkpoint.save_checkpoint(root, 50, write_step(50))
+    checkpoint.prune(root, keep=2, every=10)
+    assert names(checkpoint.checkpoints(root)) == ["step-50", "step-40", "step-10"]
+
+
+def test_a_folder_is_locked_until_its_process_lets_go(tmp_path):
+    held = checkpoint.lock_run(tmp_path / "run")
+    with pytest.raises(InputError, match=f"in use by process {os.getpid()} on "):
+        checkpoint.lock_run(tmp_path / "run")
+    held.close()
+    checkpoint.lock_run(tmp_path / "run").close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is not a folder"):
+        checkpoint.lock_run(tmp_path / "file")
+
+
+def test_model_and_optimizer_come_back_bit_for_bit(tiny_model, tmp_path):
+    def train(model, optimizer, steps):
+        for step in range(steps):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            model(torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 2]])).loss.backward()
+            optimizer.step()
+
+    model = tiny_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
+    train(model, optimizer, 3)
+    model.save_pretrained(tmp_path)
+    checkpoint.save_tensors(checkpoint.optimizer_tensors(model, optimizer), tmp_path / checkpoint.OPTIMIZER)
+    train(model, optimizer, 2)
+    other = tiny_model(seed=1)
+    optimizer = torch.optim.Adam(other.parameters(), lr=1e-2, fused=True)
+    checkpoint.restore_model(other, tmp_path)
+    checkpoint.restore_optimizer(other, optimizer, tmp_path)
+    for step in range(2):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        other(torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 2]])).loss.backward()
+        optimizer.step()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_weights_of_another_model_are_refused_by_name(tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(BrokenFileError, match=r"lacks model\.decoder\.layers\.3"):
+        checkpoint.restore_model(tiny_model(decoder_layers=4), tmp_path)
+    with pytest.raises(BrokenFileError, match=r"is \(30, 16\), the model's is \(31, 16\)"):
+        checkpoint.restore_model(tiny_model(vocab_size=31), tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(BrokenFileError, match=r"model\.safetensors is not a whole safetensors file"):
+        checkpoint.restore_model(tiny_model(), tmp_path)
+
+
+# --- averaging -----------------------------------------------------------------------------------------------------
+
+
+def test_the_average_is_the_mean_of_every_tensor(root):
+    averaged = average_weights([root / "step-10", root / "step-30"])
+    for name, value in TENSORS.items():
+        torch.testing.assert_close(averaged[name], value * 20)
+
+
+def test_the_average_command_makes_a_model_folder_of_the_last_checkpoints(root, tmp_path, capsys):
+    average([str(tmp_path), "--output", str(tmp_path / "model"), "--last", "2"])
+    assert "the average of step-20, step-30" in capsys.readouterr().out
+    torch.testing.assert_close(
+        checkpoint.load_tensors(tmp_path / "model/model.safetensors")["b"], torch.full((4,), 25.0)
+    )
+    with pytest.raises(SystemExit) as stop:
+        average([str(tmp_path), "--output", str(tmp_path / "model")])
+    assert stop.value.code == 2 and "exists; name a new folder" in capsys.readouterr().err
+
+
+def test_checkpoints_of_different_models_are_not_averaged(root, tmp_path):
+    (tmp_path / "other").mkdir()
+    checkpoint.save_tensors({"a": TENSORS["a"]}, tmp_path / "other/model.safetensors")
+    with pytest.raises(InputError, match="has not the tensors of .*: b"):
+        write_model_folder([root / "step-10", tmp_path / "other"], tmp_path / "model")
+    assert not list((tmp_path / "model").iterdir())

@@ -1,0 +1,351 @@
+"""The front door: pipes, files, exit codes, and one line for what goes wrong."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from saved_model import ENGLISH, GERMAN, VOCABULARY, saved_model, trained_model, trained_tokenizer
+from transformers import AutoTokenizer
+
+from vaswani_transformer import Translator
+from vaswani_transformer.cli import main
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ["-c", "import sys; sys.argv[0] = 'vaswani-transformer'; from vaswani_transformer.cli import main; main()"]
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+LINES = [ENGLISH[0], "", "  ", *ENGLISH[1:], "zwölf", "</s> <pad>", "日本語 🙂"]
+
+
+def command(*arguments, environment: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    """The console script, as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, *SCRIPT, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT | (environment or {}),
+        cwd=cwd,
+    )
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("cli") / "model")
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    return Translator(trained_model(), trained_tokenizer()).translate(LINES)
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    path = tmp_path / "source ü.en"  # a space and an umlaut in the name
+    path.write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return path
+
+
+def refused(capsys, *arguments) -> tuple[int, str]:
+    """Exit code and the line on stderr of a command that must fail and print nothing else."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    assert printed.out == "" and "Traceback" not in printed.err
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code, printed.err
+
+
+# ---- starting ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [SCRIPT, ["-m", "vaswani_transformer"]], ids=["console script", "module"])
+def test_help_names_every_command(start):
+    result = subprocess.run([sys.executable, *start, "--help"], env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 0
+    for name in "demo tokenizer train evaluate translate score average plan plot doctor".split():
+        assert re.search(rf"^  {name}  +\w", result.stdout, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("start", [SCRIPT, ["-m", "vaswani_transformer"]], ids=["console script", "module"])
+def test_help_is_there_within_half_a_second(start):
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, *start, "--help"], env=ENVIRONMENT, capture_output=True, check=True)
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.5
+
+
+def test_no_arguments_are_a_question_for_help(capsys):
+    main([])
+    assert capsys.readouterr().out.startswith("Usage: vaswani-transformer")
+
+
+# ---- translate ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_translated_line_by_line(model, source, tmp_path, expected):
+    output = tmp_path / "target.de"
+    main(["translate", "--model", str(model), "--input", str(source), "--output", str(output), "--device", "cpu"])
+    assert output.read_bytes() == "".join(f"{line}\n" for line in expected).encode()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source ü.en", "target.de"]
+
+
+def test_chunks_change_nothing(model, source, expected, capfdbinary):
+    main(["translate", "--model", str(model), "--input", str(source), "--chunk-lines", "2", "--device", "cpu"])
+    assert capfdbinary.readouterr().out.decode().split("\n") == [*expected, ""]
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}])
+def test_a_pipe_is_utf_8_whatever_the_locale_says(model, expected, locale):
+    text = "\ufeff" + "\r\n".join(LINES)  # a byte order mark, carriage returns, no newline at the end
+    process = command("translate", "--model", model, "--device", "cpu", environment=locale)
+    out, err = process.communicate(text.encode())
+    assert (out.decode().split("\n"), err, process.returncode) == ([*expected, ""], b"", 0)
+
+
+def test_whoever_types_a_line_gets_its_translation_before_typing_the_next(model, expected):
+    process = command("translate", "--model", model, "--device", "cpu")
+    assert process.stdin is not None and process.stdout is not None
+    for line, translation in list(zip(LINES, expected, strict=True))[:3]:
+        process.stdin.write(f"{line}\n".encode())
+        process.stdin.flush()
+        assert process.stdout.readline().decode() == f"{translation}\n"
+    out, err = process.communicate()
+    assert (out, err, process.returncode) == (b"", b"", 0)
+
+
+def test_a_reader_that_goes_away_is_no_error(model):
+    process = command("translate", "--model", model, "--device", "cpu", "--num-beams", "1")
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(b"a\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdin.write(b"b\n" * 100)
+    process.stdin.close()
+    assert (process.stderr.read(), process.wait(timeout=60)) == (b"", 0)
+    process.stderr.close()
+
+
+def test_ctrl_c_ends_a_waiting_translation_with_130(model):
+    process = command("translate", "--model", model, "--device", "cpu")
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"a\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert process.communicate()[1] == b"interrupted\n"
+
+
+def test_n_best_and_scores_are_columns(model, source, expected, capfdbinary):
+    options = ["translate", "--model", str(model), "--input", str(source), "--device", "cpu"]
+    main([*options, "--scores"])
+    rows = [line.split("\t") for line in capfdbinary.readouterr().out.decode().splitlines()]
+    assert [text for _, text in rows] == expected
+    main([*options, "--n-best", "3"])
+    best = [line.split("\t") for line in capfdbinary.readouterr().out.decode().splitlines()]
+    assert [int(number) for number, _, _ in best] == sorted(int(number) for number, _, _ in best)
+    assert len(best) > 2 * len(LINES)
+    for number, ((score, _), text) in enumerate(zip(rows, expected, strict=True), start=1):
+        mine = [row for row in best if int(row[0]) == number]
+        # The pool of a sentence that reaches its limit need not be full.
+        assert 1 <= len(mine) <= (3 if LINES[number - 1].strip() else 1)
+        assert mine[0][2] == text and float(mine[0][1]) == pytest.approx(float(score), abs=2e-6)
+        assert [float(row[1]) for row in mine] == sorted((float(row[1]) for row in mine), reverse=True)
+
+
+def test_a_translation_with_a_line_break_is_still_one_line(tmp_path, source):
+    model = trained_model()
+    changed = type(model)(model.config)
+    changed.load_state_dict(model.state_dict())
+    changed.generation_config = model.generation_config
+    newline = trained_tokenizer()("\n", add_special_tokens=False)["input_ids"]
+    # A model that says nothing but newlines, until its limit.
+    changed.generation_config = type(model.generation_config)(**model.generation_config.to_diff_dict())
+    changed.generation_config.suppress_tokens = sorted(set(range(VOCABULARY)) - set(newline))
+    changed.save_pretrained(tmp_path / "model")
+    trained_tokenizer().save_pretrained(tmp_path / "model")
+    output = tmp_path / "out"
+    main(["translate", "--model", f"{tmp_path / 'model'}", "--input", str(source), "--output", str(output)])
+    assert output.read_bytes().count(b"\n") == len(LINES)
+
+
+def test_invalid_utf_8_is_refused_and_leaves_no_output(model, tmp_path, capsys):
+    (tmp_path / "bad.en").write_bytes(b"fine\nna\xefve\n")
+    arguments = ["translate", "--model", model, "--input", tmp_path / "bad.en", "--output", tmp_path / "out"]
+    code, line = refused(capsys, *arguments)
+    assert code == 2 and "bad.en line 2: byte 0xef at column 3" in line and line.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.en"]
+
+
+@pytest.mark.parametrize(
+    "arguments, code, named",
+    [
+        (["--input", "nowhere.en"], 2, "nowhere.en: no such file"),
+        (["--input", "."], 2, ". is a folder"),
+        (["--input", "{source}", "--output", "."], 2, ". is a folder"),
+        (["--input", "{source}", "--output", "no/where"], 2, "there is no folder no"),
+        (["--input", "{source}", "--num-beams", "0"], 2, "num_beams is 0"),
+        (["--input", "{source}", "--n-best", "9"], 2, "n_best is 9"),
+        (["--input", "{source}", "--dtype", "int4"], 2, "int4"),
+        (["--input", "{source}", "--device", "toaster"], 2, "toaster"),
+        (["--input", "{source}", "--device", "cuda:99"], 4, "cuda:99"),
+    ],
+)
+def test_a_wrong_option_of_translate_is_one_line(model, source, capsys, arguments, code, named):
+    arguments = [argument.format(source=source) for argument in arguments]
+    got, line = refused(capsys, "translate", "--model", model, *arguments)
+    assert (got, line.count("\n")) == (code, 1) and named in line
+
+
+def test_a_model_that_is_not_there_is_not_looked_for_on_the_network(capsys, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
+    assert refused(capsys, "translate", "--model", "somebody/model") == (
+        2,
+        "error: --model somebody/model: there is no such folder; a repository of the Hub needs --download\n",
+    )
+
+
+def test_a_broken_model_exits_with_3(tmp_path, source, capsys):
+    saved_model(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    code, line = refused(capsys, "translate", "--model", tmp_path / "model", "--input", source)
+    assert code == 3 and "model.safetensors" in line and line.count("\n") == 1
+
+
+# ---- score, tokenizer, plot, doctor --------------------------------------------------------------------------------
+
+
+def test_score_prints_the_log_probability_of_each_pair(model, tmp_path, capfdbinary):
+    for name, lines in (("a.en", ENGLISH), ("a.de", GERMAN)):
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+    options = ["score", "--model", str(model), "--source", f"{tmp_path / 'a.en'}", "--target", f"{tmp_path / 'a.de'}"]
+    forced = Translator(trained_model(), trained_tokenizer()).score(ENGLISH, GERMAN)
+    main([*options, "--device", "cpu"])
+    rows = [line.split("\t") for line in capfdbinary.readouterr().out.decode().splitlines()]
+    assert [float(total) for total, _ in rows] == pytest.approx([pair.total for pair in forced], abs=1e-4)
+    assert [int(count) for _, count in rows] == [len(pair.tokens) for pair in forced]
+    main([*options, "--tokens"])
+    for line, pair in zip(capfdbinary.readouterr().out.splitlines(), forced, strict=True):
+        fields = json.loads(line)
+        assert fields["log_probabilities"] == pytest.approx(pair.log_probabilities, abs=1e-5)
+        assert len(fields["tokens"]) == len(pair.tokens) and fields["tokens"][-1] == "</s>"
+
+
+def test_score_needs_as_many_translations_as_sources(model, tmp_path, capsys):
+    (tmp_path / "a.en").write_text("one\ntwo\n")
+    (tmp_path / "a.de").write_text("eins\n")
+    code, line = refused(
+        capsys, "score", "--model", model, "--source", tmp_path / "a.en", "--target", tmp_path / "a.de"
+    )
+    assert code == 2 and "a.en has 2 lines" in line and "a.de has 1" in line
+
+
+def test_tokenizer_trains_a_folder_that_autotokenizer_loads(tmp_path, capsys):
+    for name, lines in (("a.en", ENGLISH), ("a.de", GERMAN)):
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+    files = [str(tmp_path / name) for name in ("a.en", "a.de")]
+    folder = tmp_path / "new" / "tokenizer"
+    main(["tokenizer", *files, "--vocab-size", "300", "--output", str(folder)])
+    assert "300 entries" in capsys.readouterr().err
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    assert len(tokenizer) == 300 and tokenizer("</s>")["input_ids"].count(2) == 1
+    assert [path.name for path in folder.parent.iterdir()] == ["tokenizer"]
+
+    code, line = refused(capsys, "tokenizer", *files, "--vocab-size", "300", "--output", folder)
+    assert code == 2 and "is not empty" in line
+    code, line = refused(capsys, "tokenizer", *files, "--vocab-size", "300", "--output", files[0])
+    assert code == 2 and "is a file" in line
+    code, line = refused(capsys, "tokenizer", *files, "--vocab-size", "9000", "--output", tmp_path / "big")
+    assert code == 2 and "vocab_size 9000 is larger" in line and not (tmp_path / "big").exists()
+    code, line = refused(capsys, "tokenizer", "nowhere", "--output", tmp_path / "big")
+    assert code == 2 and "nowhere: no such file" in line
+
+
+def test_plot_writes_pictures(model, tmp_path, capsys):
+    main(["plot", "positions", "--output", str(tmp_path / "positions.png"), "--length", "20", "--d-model", "32"])
+    options = ["--model", str(model), "--source", ENGLISH[0]]
+    main(["plot", "attention", *options, "--output", str(tmp_path / "attention.png"), "--head", "0"])
+    main(["plot", "attention", *options, "--output", str(tmp_path / "attention.svg"), "--target", GERMAN[0]])
+    for name in ("positions.png", "attention.png"):
+        with Image.open(tmp_path / name) as picture:
+            assert min(picture.size) > 400
+    assert (tmp_path / "attention.svg").read_text().startswith("<?xml")
+    assert capsys.readouterr().out == ""
+    code, line = refused(capsys, "plot", "attention", *options, "--output", tmp_path / "a.txt")
+    assert code == 2 and ".png, .svg or .pdf" in line
+    code, line = refused(capsys, "plot", "attention", *options, "--output", tmp_path / "a.png", "--layer", "7")
+    assert code == 2 and "layer is 7" in line and not (tmp_path / "a.png").exists()
+
+
+def test_doctor_fits_on_a_screen_and_says_whether_a_model_loads(model, tmp_path, capsys):
+    main(["doctor", "--model", str(model)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert any(torch.__version__ in line for line in lines) and any("GFLOP/s" in line for line in lines)
+    assert any("loads" in line and "parameters" in line for line in lines)
+    (tmp_path / "config.json").write_text("{")
+    assert refused(capsys, "doctor", "--model", tmp_path)[0] == 3
+
+
+# ---- the training program ------------------------------------------------------------------------------------------
+
+
+def test_train_passes_its_arguments_on_and_keeps_the_exit_code(tmp_path):
+    process = command("train", "--config", "no such recipe.yaml", cwd=tmp_path)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, b"")
+    assert err.count(b"\n") == 1 and b"no such recipe.yaml" in err
+
+
+def test_help_of_a_program_is_its_own(capsys):
+    main(["train", "--help"])
+    assert "--config" in capsys.readouterr().out
+
+
+PROGRAM = """
+import os, signal, sys, time
+def stop(number, frame):
+    os.write(1, b"stopped by %d\\n" % number)
+    raise SystemExit(128 + number)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+print(sys.argv[1:], os.environ.get("OMP_NUM_THREADS"), flush=True)
+time.sleep(60)
+"""
+LAUNCH = """
+import sys
+from pathlib import Path
+from vaswani_transformer import programs
+programs.clone = lambda: Path(sys.argv[1])
+raise SystemExit(programs.launch("training", sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_training_program_once_and_its_exit_code_comes_back(tmp_path, number):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__init__.py").touch()
+    (tmp_path / "training" / "__main__.py").write_text(PROGRAM)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, tmp_path, "--config", "a b", "--", "-x"],
+        env=ENVIRONMENT | {"HF_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # no terminal
+        cwd=ROOT,  # where another folder of the program's name lies
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"['--config', 'a b', '--', '-x'] 1\n"
+    launcher.send_signal(number)
+    out, _ = launcher.communicate(timeout=60)
+    assert (out, launcher.returncode) == (f"stopped by {int(number)}\n".encode(), 128 + number)

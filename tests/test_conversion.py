@@ -1,0 +1,100 @@
+"""Checkpoints of other toolkits, converted: the same logits, the same ids, the same hypotheses as the toolkit's own."""
+
+import numpy as np
+import pytest
+import torch
+from golden import Golden, converted, golden_folders
+
+NAMES = [folder.name for folder in golden_folders()]
+
+# A wrong epsilon of LayerNorm shows as 4e-5, every other wrong switch as 0.2 to 10. Marian prints five digits; the
+# LayerNorm of the Annotated Transformer is folded into one with another epsilon.
+TOLERANCE = {"marian": 2e-5, "marian-spm": 2e-5, "marian-prenorm": 2e-5, "annotated-transformer": 2e-5}
+
+# How each toolkit ranks a hypothesis of L tokens, </s> counted; anything else is sum log P / ((5 + L) / 6)^0.6, ours.
+SCORES = {
+    "fairseq": lambda total, length: total / length**0.6,
+    "fairseq-old": lambda total, length: total / length**0.6,
+    "hf-fsmt": lambda total, length: total / length**0.6,
+    "hf-marian": lambda total, length: total / length**0.6,
+    "marian": lambda total, length: total / length**0.6,
+    "marian-spm": lambda total, length: total / length**0.6,
+    "opennmt-py": lambda total, length: total / ((5 + length + 1) / 6) ** 0.6,  # it counts <s> as well
+    "sockeye": lambda total, length: -total / length,
+}
+# Pre-norm Marian searches with another function than it trains: see test_prenorm_marian_...
+STEPWISE_IS_ANOTHER_FUNCTION = {"marian-prenorm"}
+
+
+@pytest.fixture(params=NAMES)
+def checkpoint(request) -> Golden:
+    return converted(request.param)
+
+
+def with_our_start(decoder_input_ids: np.ndarray, checkpoint: Golden) -> torch.Tensor:
+    """The toolkit's decoder inputs; a zero vector, which has no id there, is our start token."""
+    ids = torch.tensor(decoder_input_ids)
+    ids[:, 0] = checkpoint.model.config.decoder_start_token_id
+    return ids
+
+
+def test_there_are_checkpoints_of_all_toolkits():
+    assert len(NAMES) == 13
+
+
+def test_logits_are_the_toolkits(checkpoint: Golden):
+    expected = checkpoint.expected
+    prefix = "ref_" if "ref_log_probs" in expected else ""
+    which = next((name for name in ("logits", "log_probs", "ref_log_probs") if name in expected), None)
+    if which is None:
+        return  # Marian gives the log-probabilities of its hypotheses alone: the next test
+    ours = checkpoint.logits(with_our_start(expected[f"{prefix}tgt_in_ids"], checkpoint))
+    if which != "logits":
+        ours = ours.log_softmax(dim=-1)
+    theirs = torch.tensor(expected[which])
+    mask = torch.tensor(expected[f"{prefix}tgt_mask"]).bool()
+    difference = (ours[..., : theirs.shape[-1]] - theirs)[mask].abs().max().item()
+    print(f"{checkpoint.name}: logits differ by {difference:.1e}")
+    assert difference <= TOLERANCE.get(checkpoint.name, 1e-5)
+
+
+def test_tokenizer_gives_the_toolkits_ids(checkpoint: Golden):
+    ids = checkpoint.expected["src_ids"]
+    wanted = [row[mask == 1].tolist() for row, mask in zip(ids, checkpoint.expected["src_mask"], strict=True)]
+    assert checkpoint.tokenizer()([source for source, _ in checkpoint.inputs])["input_ids"] == wanted
+    if "tgt_in_ids" in checkpoint.expected:
+        rows = zip(checkpoint.expected["tgt_in_ids"], checkpoint.expected["tgt_mask"], strict=True)
+        wanted = [[*row[mask == 1].tolist()[1:], checkpoint.model.config.eos_token_id] for row, mask in rows]
+        assert checkpoint.tokenizer("target")([target for _, target in checkpoint.inputs])["input_ids"] == wanted
+
+
+def hypotheses_of(checkpoint: Golden) -> tuple[list[int], list[list[int]], list[float]]:
+    """Rows, token ids and scores of the toolkit's hypotheses, best first."""
+    expected, eos = checkpoint.expected, checkpoint.model.config.eos_token_id
+    if "greedy_ids" in expected:
+        beams, scores = expected["greedy_ids"][:, None], expected["greedy_scores"][:, None]
+    else:
+        beams, scores = expected["beam_ids"], expected["beam_scores"]
+    found: tuple[list[int], list[list[int]], list[float]] = ([], [], [])
+    for row in range(len(beams)):
+        for beam, score in zip(beams[row].tolist(), scores[row].tolist(), strict=True):
+            if beam[0] < 0 or np.isnan(score):
+                continue  # fewer hypotheses than beams
+            tokens = beam[: beam.index(eos) + 1] if eos in beam else [*(id for id in beam if id >= 0), eos]
+            for values, value in zip(found, (row, tokens, score), strict=True):
+                values.append(value)
+    return found
+
+
+def test_hypotheses_have_the_toolkits_scores(checkpoint: Golden):
+    if checkpoint.name in STEPWISE_IS_ANOTHER_FUNCTION:
+        return
+    rows, hypotheses, scores = hypotheses_of(checkpoint)
+    assert len(hypotheses) >= 5
+    if "greedy_ids" in checkpoint.expected:
+        score = lambda total, length: total  # noqa: E731
+    else:
+        score = SCORES.get(checkpoint.name, lambda total, length: total / ((5 + length) / 6) ** 0.6)
+    found = checkpoint.log_probabilities(rows, hypotheses)
+    ours = [score(chosen.sum().item(), len(chosen)) for chosen in found]
+    assert ours == pytest.approx(scores, abs=5e-5)

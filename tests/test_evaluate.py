@@ -1,0 +1,100 @@
+"""training/evaluate.py: the scores are those of sacreBLEU and of the paper's script, and are recorded with it all."""
+
+import csv
+import json
+
+import pytest
+import sacrebleu
+
+from training.evaluate import COLUMNS, files_test_set, main, scores, split_compounds
+from training.evaluate import test_set as set_of_recipe
+from training.recipe import load_recipe
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.tokenization import train_tokenizer
+
+TRANSLATIONS = ["The rich-text editor is here .", "A dog runs.", "Two well-known men sit on a bench."]
+REFERENCES = ["The rich-text editor is there.", "a dog runs.", "Two well-known men are sitting on a bench."]
+
+
+def test_bleu_and_chrf_are_sacrebleu_s_and_carry_their_signature():
+    result = scores(TRANSLATIONS, REFERENCES)
+    assert result["bleu"] == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES], force=True).score
+    lowercase = sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES], lowercase=True, force=True).score
+    assert result["bleu_lowercase"] == lowercase > result["bleu"]
+    assert result["chrf"] == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score
+    assert "tok:13a" in result["bleu_signature"] and "case:lc" in result["bleu_lowercase_signature"]
+    assert f"version:{sacrebleu.__version__}" in result["chrf_signature"]
+
+
+def test_compounds_are_split_as_by_get_ende_bleu_sh():
+    # perl -ple 's{(\S)-(\S)}{$1 ##AT##-##AT## $2}g', the line of tensor2tensor's script
+    assert split_compounds("a rich-text format.") == "a rich ##AT##-##AT## text format ."
+    assert split_compounds("from A - Z") == "from A - Z"
+    result = scores(TRANSLATIONS, REFERENCES)
+    # Correct compounds count as three words each.
+    assert result["bleu_compound_split"] > result["bleu"]
+
+
+def test_a_perfect_translation_scores_100_and_kinds_are_counted_apart():
+    result = scores(REFERENCES, REFERENCES)
+    for name in ("bleu", "bleu_lowercase", "bleu_compound_split", "chrf", "exact_match"):
+        assert result[name] == pytest.approx(100)
+    result = scores(TRANSLATIONS[:1] + REFERENCES[1:], REFERENCES, ["x", "x", "y"])
+    assert result["exact_match"] == pytest.approx(200 / 3)
+    assert result["exact_match_by_kind"] == {"x": 50, "y": 100}
+
+
+def test_the_demo_s_test_set_comes_with_its_kinds():
+    chosen = set_of_recipe(load_recipe("demo"))
+    assert chosen.kinds is not None and len(chosen.kinds) == len(chosen.sources) == len(chosen.references) > 500
+
+
+def test_files_of_different_length_are_refused(tmp_path):
+    (tmp_path / "a").write_text("one\ntwo\n")
+    (tmp_path / "b").write_text("eins\n")
+    with pytest.raises(InputError, match="a has 2 lines, .*b has 1"):
+        files_test_set(tmp_path / "a", tmp_path / "b", None)
+
+
+@pytest.fixture
+def model_folder(tmp_path, tiny_model):
+    tokenizer = train_tokenizer(REFERENCES * 3, 280)
+    tiny_model(vocab_size=280).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "s").write_text("\n".join(TRANSLATIONS) + "\n")
+    (tmp_path / "r").write_text("\n".join(REFERENCES) + "\n")
+    return tmp_path
+
+
+def test_the_command_translates_scores_and_records(model_folder, capsys):
+    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--beam", "2"]
+    table, written = model_folder / "results.csv", model_folder / "out.txt"
+    for _ in range(2):
+        main([str(model_folder / "model"), *files, "--json", "--record", str(table), "--hypotheses", str(written)])
+    result = json.loads(capsys.readouterr().out.split("}\n{")[0].rstrip("}") + "}")
+    expected = scores(written.read_text().splitlines(), REFERENCES)
+    assert {key: result[key] for key in expected} == expected
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 and tuple(rows[0]) == COLUMNS
+    assert rows[0]["bleu_signature"] == expected["bleu_signature"] and rows[0]["beam"] == "2"
+    assert rows[0]["sentences"] == "3" and rows[0]["parameters"].isdigit()
+    main([str(model_folder / "model"), *files])
+    assert expected["bleu_signature"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: there is no such model folder"),
+        (["model"], "has no run.json; name a recipe"),
+        (["model", "--source", "s"], "--source and --reference come together"),
+        (["model", "--config", "demoo"], "did you mean 'demo'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(model_folder, arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(model_folder)
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error and "Traceback" not in error

@@ -1,0 +1,127 @@
+"""training/recipe.py and the shipped recipes: what a recipe says is what runs, and what is wrong is named."""
+
+import json
+
+import pytest
+import yaml
+
+from training.__main__ import flags_of
+from training.recipe import SHIPPED, load_recipe, shipped_recipes
+from vaswani_transformer import PRESETS
+from vaswani_transformer.configuration_vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.errors import InputError
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_loads_and_says_what_it_reproduces_and_which_bleu_it_means(name):
+    recipe = load_recipe(name)
+    assert recipe.preset in PRESETS
+    VaswaniTransformerConfig.from_preset(recipe.preset, vocab_size=recipe.vocab_size, **recipe.model)
+    head = [line for line in (SHIPPED / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
+    comment = " ".join(head).lower()
+    assert "reproduces" in comment or "published" in comment or "gives" in comment
+    assert "bleu" in comment
+    assert max(map(len, head)) <= 120
+
+
+def test_the_recipes_of_the_issue_are_shipped():
+    assert set(shipped_recipes()) >= {
+        "demo", "multi30k_en_de", "multi30k_en_fr", "paper_base_en_de", "paper_base_en_fr", "paper_big_en_de",
+        "paper_big_en_fr", "tensor2tensor_base_v1", "tensor2tensor_base_v3", "iwslt14_de_en",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "steps", "averaged", "dropout"),
+    [
+        ("paper_base_en_de", 63_045_632, 100_000, 5, 0.1),
+        ("paper_big_en_de", 214_171_648, 300_000, 20, 0.3),
+        ("paper_big_en_fr", 209_051_648, 300_000, 20, 0.1),
+    ],
+)
+def test_the_paper_s_recipes_have_the_paper_s_numbers(name, parameters, steps, averaged, dropout):
+    recipe = load_recipe(name)
+    config = VaswaniTransformerConfig.from_preset(recipe.preset, vocab_size=recipe.vocab_size, **recipe.model)
+    d, f, n = config.d_model, config.encoder_ffn_dim, config.encoder_layers
+    feed_forward, attention, norm = 2 * d * f + f + d, 4 * d * d, 2 * d
+    layers = n * (attention + feed_forward + 2 * norm) + n * (2 * attention + feed_forward + 3 * norm)
+    assert config.vocab_size * d + layers == parameters
+    assert (recipe.max_steps, recipe.average_last, config.dropout) == (steps, averaged, dropout)
+    assert (recipe.adam_beta1, recipe.adam_beta2, recipe.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (recipe.warmup_steps, recipe.label_smoothing, recipe.tokens_per_step) == (4000, 0.1, 50_000)
+    assert recipe.learning_rate is None and recipe.learning_rate_factor == 1 and recipe.decay_share == 0
+
+
+def test_flags_override_the_file_and_reach_into_the_model():
+    words = ["--max_steps", "7", "--model.dropout=0.3", "--adam-epsilon", "1e-9", "--overwrite", "--train", "[a, b]"]
+    recipe = load_recipe("multi30k_en_de", flags_of(words))
+    assert recipe.max_steps == 7 and recipe.adam_epsilon == 1e-9 and recipe.overwrite is True
+    assert recipe.train == ["a", "b"]
+    assert recipe.model == {**load_recipe("multi30k_en_de").model, "dropout": 0.3}
+    assert load_recipe("multi30k_en_de", {"mixed_precision": "no"}).mixed_precision == "no"  # YAML reads `no` as false
+    with pytest.raises(InputError, match="'7' is not a flag"):
+        flags_of(["7"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"max_step": "1"}, "unknown key 'max_step'; did you mean 'max_steps'?"),
+        ({"zzz": "1"}, "unknown key 'zzz'; known: preset, model"),
+        ({"max_steps": "many"}, "max_steps is 'many', must be a whole number"),
+        ({"max_steps": "1.5"}, "max_steps is 1.5, must be a whole number"),
+        ({"max_steps": "true"}, "max_steps is True, must be a whole number"),
+        ({"max_steps": "0"}, "max_steps is 0, must be at least 1"),
+        ({"label_smoothing": "1"}, "label_smoothing is 1.0, must be below 1"),
+        ({"label_smoothing": ".nan"}, "label_smoothing is nan, must be at least 0"),
+        ({"label_smoothing_spread": "some"}, "label_smoothing_spread is 'some', must be one of others, all"),
+        ({"mixed_precision": "int8"}, "mixed_precision is 'int8', must be one of no, bf16, fp16"),
+        ({"model": "[1]"}, r"model is \[1\], must be a table of config fields"),
+        ({"train": "[1]"}, r"train is \[1\], must be a list of names"),
+        ({"train": "[]"}, "train is empty"),
+        ({"overwrite": "3"}, "overwrite is 3"),
+        ({"output_dir": "{a: 1}"}, "output_dir is {'a': 1}"),
+        ({"max_steps": "null"}, "max_steps and max_epochs are both empty"),
+        ({"tokens_per_step": "400"}, "max_length 256 does not fit into a micro-batch of 50 tokens"),
+        ({"average_last": "6"}, r"average_last is 6, more than the 5 checkpoints kept \(keep\)"),
+        ({"data": "a", "dataset": "b"}, "data and dataset are both given"),
+        ({"max_steps": "[1"}, r"--max_steps \[1: not a value"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_what_it_must_be(flags, message):
+    with pytest.raises(InputError, match=message):
+        load_recipe(None, flags)
+
+
+def test_a_wrong_file_is_named(tmp_path):
+    with pytest.raises(InputError, match="recipe 'multi30k_en_dd' does not exist; did you mean 'multi30k_en_de'"):
+        load_recipe("multi30k_en_dd")
+    with pytest.raises(InputError, match="no such recipe file"):
+        load_recipe(str(tmp_path / "mine.yaml"))
+    path = tmp_path / "mine.yaml"
+    for text, message in (
+        ("a: [", "is not YAML"),
+        ("- a", "must hold `key: value` lines, not a list"),
+        ("warmup_step: 3", "mine.yaml: unknown key 'warmup_step'; did you mean 'warmup_steps'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            load_recipe(str(path))
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="is not YAML"):
+        load_recipe(str(path))
+
+
+def test_a_recipe_survives_being_written_down(tmp_path):
+    import dataclasses
+
+    recipe = load_recipe("demo")
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(dataclasses.asdict(recipe)))
+    assert load_recipe(str(tmp_path / "again.yaml")) == recipe
+    assert json.loads(json.dumps(recipe.identity())) == recipe.identity()
+
+
+def test_longer_training_is_the_same_run_unless_the_end_shapes_the_rate():
+    assert load_recipe(None, {"max_steps": "5"}).identity() == load_recipe(None, {"max_steps": "9"}).identity()
+    decayed = [load_recipe(None, {"max_steps": n, "decay_share": "0.1"}).identity() for n in ("5", "9")]
+    assert decayed[0] != decayed[1]

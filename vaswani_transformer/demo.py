@@ -1,0 +1,85 @@
+"""`vaswani-transformer demo`: the commands that a user would type, printed as they run."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from vaswani_transformer.errors import exit_cleanly
+from vaswani_transformer.lines import read_lines
+from vaswani_transformer.programs import program
+
+EIGHT = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
+PICTURED = "Tomorrow the old man is buying a red apple."
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path | None, typer.Argument(help="Where everything is written; default: demo.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Under a minute: every step, but far too little training.")
+    ] = False,
+) -> None:
+    """Train a small English-German model on the embedded corpus, measure it, translate with it, look inside.
+
+    About three minutes of training on two CPU cores. Ctrl-C and the same command again goes on where it was.
+    """
+    # A wider page where no terminal sets one. The quick demo has another schedule, and so another run.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    folder = folder or Path("demo-quick" if quick else "demo")
+    model, corpus = folder / "model", folder / "corpus"
+
+    console.print("[bold]1. The corpus:[/] 20,000 sentences that a grammar wrote; none of the test set is in training.")
+    program("demo_corpus.__main__").write_parallel_text(corpus)
+    test = [list(read_lines(corpus / f"test.{column}")) for column in ("kinds", "en", "de")]
+    eight = [next(row for row in zip(*test, strict=True) if row[0] == kind) for kind in EIGHT]
+    (folder / "eight.en").write_text("".join(f"{source}\n" for _, source, _ in eight), encoding="utf-8")
+
+    console.print("\n[bold]2. Tokenizer and model,[/] trained as the recipe `demo` says: 2 + 2 layers, d_model 128.")
+    limits = ["--max-steps", "100", "--validate-every", "50"] if quick else []
+    run("train", "--config", "demo", "--output-dir", model, *limits)
+
+    console.print("\n[bold]3. How good is it?[/] Unseen sentences; BLEU with its signature, exact matches by kind.")
+    run("evaluate", model)
+
+    console.print("\n[bold]4. Eight translations[/] of sentences that it has never seen.")
+    run("translate", "--model", model, "--input", folder / "eight.en", "--output", folder / "eight.de")
+    table = Table("English", "German", "", box=None, padding=(0, 2, 0, 0))
+    for (_, source, reference), translation in zip(eight, read_lines(folder / "eight.de"), strict=True):
+        table.add_row(source, translation, "" if translation == reference else f"(reference: {reference})")
+    console.print(table, highlight=False)
+
+    console.print("\n[bold]5. A look inside:[/] which English words each German word attends to; where a word stands.")
+    run("plot", "attention", "--model", model, "--source", PICTURED, "--output", folder / "attention.png")
+    run("plot", "positions", "--output", folder / "positions.png")
+
+    console.print(f"\n[bold]{model}[/] is an ordinary model folder of transformers. What to type next:")
+    for line in (
+        f'echo "{PICTURED}" | vaswani-transformer translate --model {model} --n-best 4',
+        f"vaswani-transformer score --model {model} --source {folder / 'eight.en'} --target {folder / 'eight.de'}",
+        "vaswani-transformer plan --config paper_base_en_de",
+        "vaswani-transformer train --config multi30k_en_de --data FOLDER",
+    ):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def run(*words: str | Path) -> None:
+    """Print a command as one would type it, and run it; its exit code, if not 0, becomes the demo's."""
+    command = [str(word) for word in words]
+    print(f"$ vaswani-transformer {shlex.join(command)}", flush=True)
+    code = subprocess.run([sys.executable, "-m", "vaswani_transformer", *command], check=False).returncode
+    if code == 130:
+        print("\nThe same command again goes on from here.", file=sys.stderr)
+    if code:
+        raise SystemExit(code)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    exit_cleanly(app, arguments, name="vaswani-transformer demo")
