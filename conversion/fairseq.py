@@ -259,7 +259,9 @@ def read_vocabulary(
         else:
             tokenizer = vocabulary.words(side)
             if has_bpe_pieces:
-                notes.append(f"No BPE codes beside the checkpoint: the {side} tokenizer takes segmented text (`a@@ b`).")
+                notes.append(
+                    f"No BPE codes beside the checkpoint: the {side} tokenizer takes segmented text (`a@@ b`)."
+                )
         if side == "source":
             vocabulary.source_tokenizer = tokenizer
         else:

@@ -6,16 +6,27 @@ from types import ModuleType
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated
 
-from . import fairseq, hf_fsmt, hf_marian, marian
+from . import (
+    annotated,
+    fairseq,
+    hf_fsmt,
+    hf_marian,
+    joeynmt,
+    marian,
+    opennmt_py,
+    sockeye,
+    tensor2tensor,
+    torch_nn,
+)
 from .unpickle import is_pickled, load_checkpoint
 
 # Each has NAME, checkpoints(folder), recognise(what the file holds), read(path, reasons).
-PICKLED = (fairseq,)
+PICKLED = (fairseq, opennmt_py, joeynmt, torch_nn, annotated)
 # These recognise the path itself.
-FOLDERS: tuple[ModuleType, ...] = (marian, hf_marian, hf_fsmt)
+FOLDERS: tuple[ModuleType, ...] = (marian, hf_marian, hf_fsmt, sockeye, tensor2tensor)
 READERS: dict[str, ModuleType] = {module.NAME: module for module in (*PICKLED, *FOLDERS)}
 # write_back(model, origin, out, reasons)
-WRITERS: dict[str, ModuleType] = {module.NAME: module for module in (fairseq, marian, hf_marian)}
+WRITERS: dict[str, ModuleType] = {module.NAME: module for module in (fairseq, marian, hf_marian, opennmt_py)}
 
 
 def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[ModuleType, Path]:
@@ -38,6 +49,8 @@ def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[ModuleType, 
             names = enumerated(file.name for file in candidates)
             raise InputError(f"{path} holds {len(candidates)} checkpoints ({names}); give the path of one of them")
         path = candidates[0]
+    elif not path.exists() and path.with_name(path.name + ".index").exists():
+        path = path.with_name(path.name + ".index")  # TensorFlow's users name a checkpoint by its prefix
     elif not path.exists():
         raise InputError(f"{path}: no such file or folder")
     return (READERS[wanted] if wanted else recognised(path)), path

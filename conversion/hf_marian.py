@@ -70,7 +70,9 @@ def read(path: Path, reasons: Reasons) -> Converted:
         if table is not None and not hugging_face.is_table(
             table, concatenated_sinusoids(len(table), d_model, shifted=False)
         ):
-            reasons.option(f"model.{stack}.embed_positions.weight is not the table of MarianSinusoidalPositionalEmbedding")
+            reasons.option(
+                f"model.{stack}.embed_positions.weight is not the table of MarianSinusoidalPositionalEmbedding"
+            )
     tensors.rename(hugging_face.rules(options["encoder_layers"], options["decoder_layers"]), ours)
     output = tensors.take("lm_head.weight", None, d_model) if "lm_head.weight" in tensors else ours.get(TARGET)
     if output is not None:
@@ -192,7 +194,10 @@ def write_back(model: VaswaniTransformerForConditionalGeneration, origin: Origin
     if config.share_encoder_decoder_embeddings:
         tensors["model.shared.weight"] = ours[SOURCE]
     else:
-        tensors |= {"model.encoder.embed_tokens.weight": ours[SOURCE], "model.decoder.embed_tokens.weight": ours[TARGET]}
+        tensors |= {
+            "model.encoder.embed_tokens.weight": ours[SOURCE],
+            "model.decoder.embed_tokens.weight": ours[TARGET],
+        }
     tensors |= write(hugging_face.rules(config.encoder_layers, config.decoder_layers), ours)
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(origin.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})

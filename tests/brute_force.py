@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,7 +144,7 @@ def enumerate_everything(
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 
-def full_forward(model: torch.nn.Module, source: Sequence[int]) -> NextLogProbabilities:
+def full_forward(model: Callable[..., Any], source: Sequence[int]) -> NextLogProbabilities:
     """The model as such a function: the whole encoder and decoder for one unpadded sentence and one prefix.
 
     Answers are remembered by prefix, since searches with other beams and alphas ask again.

@@ -6,9 +6,9 @@ only the names of the weights are shared.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import torch
 
 Array = np.ndarray
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -24,7 +24,7 @@ def softmax(x: Array) -> Array:
 
 
 class NumpyTransformer:
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.config = model.config
         self.weights = {name: weight.detach().double().numpy() for name, weight in model.state_dict().items()}
 

@@ -40,7 +40,7 @@ def names(folders):
 
 def test_the_newest_checkpoint_holds_what_was_written(root):
     newest = checkpoint.newest_whole(root, pytest.fail)
-    assert newest == root / "step-30" and (root / "latest").read_text() == "step-30\n"
+    assert newest is not None and newest == root / "step-30" and (root / "latest").read_text() == "step-30\n"
     torch.testing.assert_close(checkpoint.load_tensors(newest / "model.safetensors")["a"], TENSORS["a"] * 30)
     manifest = json.loads((newest / "manifest.json").read_text())
     assert {e["name"] for e in manifest["files"]} == {"model.safetensors", "trainer_state.json"}

@@ -112,15 +112,16 @@ def test_a_pipe_is_utf_8_whatever_the_locale_says(model, expected, locale):
     assert (out.decode().split("\n"), err, process.returncode) == ([*expected, ""], b"", 0)
 
 
-def test_whoever_types_a_line_gets_its_translation_before_typing_the_next(model, expected):
+def test_whoever_types_a_line_gets_its_translation_at_once_and_may_leave_by_ctrl_c(model, expected):
     process = command("translate", "--model", model, "--device", "cpu")
     assert process.stdin is not None and process.stdout is not None
     for line, translation in list(zip(LINES, expected, strict=True))[:3]:
         process.stdin.write(f"{line}\n".encode())
         process.stdin.flush()
         assert process.stdout.readline().decode() == f"{translation}\n"
-    out, err = process.communicate()
-    assert (out, err, process.returncode) == (b"", b"", 0)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert process.communicate() == (b"", b"interrupted\n")
 
 
 def test_a_reader_that_goes_away_is_no_error(model):
@@ -134,17 +135,6 @@ def test_a_reader_that_goes_away_is_no_error(model):
     process.stdin.close()
     assert (process.stderr.read(), process.wait(timeout=60)) == (b"", 0)
     process.stderr.close()
-
-
-def test_ctrl_c_ends_a_waiting_translation_with_130(model):
-    process = command("translate", "--model", model, "--device", "cpu")
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(b"a\n")
-    process.stdin.flush()
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    assert process.communicate()[1] == b"interrupted\n"
 
 
 def test_n_best_and_scores_are_columns(model, source, expected, capfdbinary):
@@ -349,3 +339,20 @@ def test_a_signal_reaches_the_training_program_once_and_its_exit_code_comes_back
     launcher.send_signal(number)
     out, _ = launcher.communicate(timeout=60)
     assert (out, launcher.returncode) == (f"stopped by {int(number)}\n".encode(), 128 + number)
+
+
+def test_several_processes_are_as_many_as_asked_for_and_the_exit_code_is_that_of_the_program(tmp_path):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__init__.py").touch()
+    (tmp_path / "training" / "__main__.py").write_text(
+        "import os\nos.write(1, (os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE'] + '\\n').encode())\n"
+        "raise SystemExit(3)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", LAUNCH, tmp_path, "--processes", "2"],
+        env=ENVIRONMENT | {"HF_HOME": str(tmp_path)},
+        capture_output=True,
+        cwd=tmp_path,
+    )
+    assert result.returncode == 3 and b"Traceback" not in result.stderr
+    assert set(result.stdout.splitlines()) <= {b"0 of 2", b"1 of 2"} and result.stdout

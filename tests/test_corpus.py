@@ -84,7 +84,13 @@ def test_padding_and_mask_fit_the_sentences(tmp_path, load, tokenizer):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)] * 2), min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.tuples(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)] * 2),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_any_unicode_text_survives(tmp_path_factory, tokenizer, pairs):
     folder = tmp_path_factory.mktemp("any")
     pairs = [tuple(side.replace("\n", " ") for side in pair) for pair in pairs]
@@ -198,7 +204,7 @@ def test_files_of_different_length_are_refused_with_both_counts(tmp_path, load):
 
 def test_a_byte_that_is_not_utf8_is_named_by_line_and_column(tmp_path, load):
     write_both(tmp_path)
-    (tmp_path / "train.de").write_bytes("Das Haus\n".encode() + b"Ein H\xff\n" + b"gut\nja\n")
+    (tmp_path / "train.de").write_bytes(b"Das Haus\n" + b"Ein H\xff\n" + b"gut\nja\n")
     with pytest.raises(InputError, match=r"train\.de line 2: byte 0xff at column 6 is not UTF-8"):
         load()
     corpus, said = load(encoding_errors="skip")

@@ -1,5 +1,7 @@
 """`generate()` beside the search itself: caches, inputs, outputs and refusals. The search is in test_search.py."""
 
+from typing import Any
+
 import pytest
 import torch
 from conftest import ModelMaker, padded, random_sentences
@@ -138,7 +140,7 @@ def test_the_generation_config_is_the_papers_and_survives_json(lively_model: Mod
     for config in (model.generation_config, loaded):
         assert config.num_beams == 4
         assert config.length_penalty == 0.6
-        assert config.max_source_length_offset == 50
+        assert config.to_dict()["max_source_length_offset"] == 50
         assert config.early_stopping == "never"
         assert sorted(config.suppress_tokens) == [0, 1]
         assert (config.decoder_start_token_id, config.pad_token_id, config.eos_token_id) == (0, 1, 2)
@@ -152,7 +154,7 @@ def test_a_custom_processor_and_criterion_are_honoured_beside_ours(lively_model:
             return scores
 
     class AtMost3(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
             return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 4)
 
     model = lively_model(2, end_at=9.0)

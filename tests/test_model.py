@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCa
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 
 # Float32 on a CPU: the same sums in another order. Logits of the tiny models are of size 1 to 10.
-TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+TOLERANCE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 
 
 def a_batch(vocab_size: int = 30, seed: int = 0) -> dict[str, Tensor]:

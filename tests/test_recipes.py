@@ -1,14 +1,18 @@
 """training/recipe.py and the shipped recipes: what a recipe says is what runs, and what is wrong is named."""
 
+import dataclasses
 import json
 
 import pytest
+import torch
 import yaml
+from torch.utils.flop_counter import FlopCounterMode
 
 from training.__main__ import flags_of
+from training.plan import main as plan_command
+from training.plan import make_plan, training_flops
 from training.recipe import SHIPPED, load_recipe, shipped_recipes
-from vaswani_transformer import PRESETS
-from vaswani_transformer.configuration_vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer import PRESETS, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError
 
 
@@ -113,8 +117,6 @@ def test_a_wrong_file_is_named(tmp_path):
 
 
 def test_a_recipe_survives_being_written_down(tmp_path):
-    import dataclasses
-
     recipe = load_recipe("demo")
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(dataclasses.asdict(recipe)))
     assert load_recipe(str(tmp_path / "again.yaml")) == recipe
@@ -125,3 +127,39 @@ def test_longer_training_is_the_same_run_unless_the_end_shapes_the_rate():
     assert load_recipe(None, {"max_steps": "5"}).identity() == load_recipe(None, {"max_steps": "9"}).identity()
     decayed = [load_recipe(None, {"max_steps": n, "decay_share": "0.1"}).identity() for n in ("5", "9")]
     assert decayed[0] != decayed[1]
+
+
+# --- the dry run ---------------------------------------------------------------------------------------------------
+
+
+def test_the_flops_of_the_plan_are_those_that_torch_counts():
+    """Uneven sizes, so that no two terms can be mistaken for each other."""
+    config = VaswaniTransformerConfig(
+        vocab_size=64, d_model=24, encoder_layers=3, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=40, decoder_ffn_dim=56, dropout=0.0,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    model = VaswaniTransformerForConditionalGeneration(config)
+    batch, source, target = 3, 11, 7
+    ids = torch.randint(4, 64, (batch, source + target))
+    with FlopCounterMode(display=False) as counter:
+        model(ids[:, :source], labels=ids[:, source:]).loss.backward()
+    counted = counter.get_total_flops()
+    ours = training_flops(config, batch * source, batch * target, source, target)
+    assert ours == pytest.approx(counted, rel=1e-9)
+
+
+def test_the_paper_s_base_costs_9_5e17_flop():
+    plan = make_plan(load_recipe("paper_base_en_de"), seconds=0)
+    assert plan["parameters"] == 63_045_632 and plan["steps"] == 100_000
+    assert plan["flop"] == pytest.approx(9.5e17, rel=0.01)
+
+
+def test_the_plan_of_a_corpus_counts_its_steps_and_measures_the_machine(capsys):
+    plan_command(["--config", "demo", "--seconds", "0.2", "--json", "--vocab_size", "400", "--max_epochs", "2"])
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["pairs"] > 15_000 and 0 < plan["padding"] < 0.05 and plan["vocabulary"] == 400
+    assert plan["steps"] == min(load_recipe("demo").max_steps, 2 * plan["steps_per_epoch"])
+    assert plan["hours"] > 0 and 0 < plan["mfu"] < 1.5
+    plan_command(["--config", "paper_big_en_de", "--seconds", "0"])
+    assert "parameters        214,171,648" in capsys.readouterr().out

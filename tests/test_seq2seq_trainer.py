@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,12 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.tokenization import train_tokenizer
 
 # Seq2SeqTrainer asks the DataLoader for pinned memory by default; on a CPU the DataLoader says it has none.
-QUIET = {"dataloader_pin_memory": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+QUIET: dict[str, Any] = {
+    "dataloader_pin_memory": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "save_strategy": "no",
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +41,13 @@ def tokenizer(sentences: list[str]) -> PreTrainedTokenizerFast:
 
 def make_trainer(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], folder: Path, *, changes: dict | None = None, **arguments
-) -> Seq2SeqTrainer:
+) -> Any:
     """The copy task: the target is the source."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": len(tokenizer), "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    sizes: dict[str, Any] = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    sizes["vocab_size"] = len(tokenizer)
     model = VaswaniTransformerForConditionalGeneration(tiny_config(**sizes | (changes or {})))
-    data = [dict(tokenizer(text, text_target=text)) for text in sentences]
+    data: Any = [dict(tokenizer(text, text_target=text)) for text in sentences]
     return Seq2SeqTrainer(
         model=model,
         args=Seq2SeqTrainingArguments(output_dir=str(folder), **QUIET | arguments),

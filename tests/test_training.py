@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from training_child import TrainingProcess
 
 from vaswani_transformer import Translator
 
+ROOT = Path(__file__).parent.parent
 STEPS = 24
 # Five steps an epoch: every run crosses several epochs, accumulates, validates, prunes and averages.
 SMALL = {
@@ -70,6 +72,10 @@ def start(text, tmp_path):
     yield run
     for process in running:
         process.kill()
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -175,10 +181,7 @@ def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_it_used(start, 
 
 def test_another_number_of_processes_sees_the_same_data(uninterrupted):
     """Sums over processes round differently; data, dropout and rates are the same, so the losses agree."""
-    records = []
-    for processes in (1, 2):
-        lines = (uninterrupted(processes)[0] / "metrics.jsonl").read_text().splitlines()
-        records.append([json.loads(line) for line in lines])
+    records = [records_of(uninterrupted(processes)[0]) for processes in (1, 2)]
     for one, two in zip(*records, strict=True):
         assert one["step"] == two["step"]
         for key in ("loss", "validation_loss", "gradient_norm"):
@@ -208,8 +211,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(uninterrupted):
     root = folder / "checkpoints"
     best = (root / "best").read_text().strip()
     losses = {}
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in records_of(folder):
         if record.get("event") == "validation" and record["step"] in (5, 10, 15, 20, 24):
             losses[record["step"]] = record["validation_loss"]
     assert best == f"step-{min(losses, key=lambda step: losses[step])}"
@@ -234,17 +236,36 @@ def test_training_learns(start, tmp_path):
     process = start(
         max_steps=150, micro_batches=1, tokens_per_step=400, average_last=1, validate_every=150, save_every=150,
         learning_rate=3e-3, warmup_steps=40, decay_share=0.5, label_smoothing=0.0, vocab_size=262,
-        model={**SMALL["model"], "dropout": 0.0, "d_model": 64},
+        model={**SMALL["model"], "dropout": 0.0, "d_model": 64}, bleu_every=150,
     )  # fmt: skip
     assert process.wait() == 0, process.said()
-    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [r["validation_loss"] for r in records if "validation_loss" in r][-1] < 1.7
+    (validation,) = [record for record in records_of(tmp_path / "run") if "validation_loss" in record]
+    assert validation["validation_loss"] < 1.7 and 0 <= validation["validation_bleu"] <= 100
+
+
+@pytest.mark.parametrize(
+    ("limit", "last"),
+    [
+        ({"max_tokens": 2000}, range(2, 8)),
+        ({"max_cpu_seconds": 0.05}, range(1, STEPS)),
+        ({"max_epochs": 2.0}, range(6, 7)),
+        ({"patience": 1, "learning_rate": 1e-12}, range(5, STEPS)),  # Nothing improves by so little.
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_a_limit_ends_the_run_with_a_model(start, tmp_path, limit, last):
+    process = start(**limit)
+    assert process.wait() == 0, process.said()
+    newest = (tmp_path / "run/checkpoints/latest").read_text().strip()
+    assert int(newest.removeprefix("step-")) in last and (tmp_path / "run/model.safetensors").is_file()
 
 
 def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupted):
     folder, _ = uninterrupted(1)
     keys = {"initial_weights": str(folder), "tokenizer": str(folder), "max_steps": 1, "average_last": 1}
-    assert start("tuned", learning_rate=1e-9, **keys).wait() == 0
+    process = start("tuned", learning_rate=1e-9, gradient_checkpointing=True, trackers=["tensorboard"], **keys)
+    assert process.wait() == 0, process.said()
+    assert list((tmp_path / "tuned").rglob("events.out.tfevents*"))
     tuned = weights(tmp_path / "tuned")
     for name, value in weights(folder).items():
         torch.testing.assert_close(tuned[name], value, atol=1e-8, rtol=0)
@@ -254,7 +275,9 @@ def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupte
 
 
 def test_steps_that_are_not_finite_never_reach_the_weights(start, tmp_path):
-    process = start(learning_rate=1e30, warmup_steps=1, max_bad_steps=3, save_every=1, validate_every=None, validation=[])
+    process = start(
+        learning_rate=1e30, warmup_steps=1, max_bad_steps=3, save_every=1, validate_every=None, validation=[]
+    )
     assert process.wait() == 2
     assert "3 steps in a row had a loss or gradient that is not finite" in process.said()
     for path in (tmp_path / "run/checkpoints").glob("step-*/*.safetensors"):
@@ -331,23 +354,36 @@ def test_a_folder_that_is_not_ours_is_left_alone(start, tmp_path):
     assert process.wait() == 2 and "is not a folder" in process.said()
 
 
-def test_accelerate_launch_runs_two_processes_and_the_launcher_that_starts_one_is_caught(text, tmp_path, uninterrupted):
-    words = [
-        word
-        for key, value in (SMALL | {"data": str(text), "output_dir": str(tmp_path / "run")}).items()
-        for word in (f"--{key}", json.dumps(value))
-    ]
+def launch(text: Path, tmp_path: Path, *how: str) -> subprocess.CompletedProcess[str]:
+    """`accelerate launch ... -m training` with the small recipe, as a user types it."""
+    flags = SMALL | {"data": str(text), "output_dir": str(tmp_path / "run")}
+    command = [sys.executable, "-m", "accelerate.commands.launch", *how, "--num_processes", "2", "--num_machines", "1"]
+    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "training"]
+    command += [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parent.parent
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
 
-    def launch(*how: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "accelerate.commands.launch", *how, "--num_processes", "2", "--num_machines", "1"]
-        command += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "training", *words]
-        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120)
 
-    result = launch("--cpu")
-    assert result.returncode != 0
-    assert "1 process runs, 2 were asked for; without GPUs `accelerate launch --multi_gpu" in result.stderr
-    result = launch("--multi_gpu")
+def test_accelerate_launch_runs_two_processes(text, tmp_path, uninterrupted):
+    result = launch(text, tmp_path, "--multi_gpu")
     assert result.returncode == 0, result.stderr
     assert_bit_identical(uninterrupted(2)[0], tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_launcher_that_starts_one_process_of_two_is_caught(text, tmp_path):
+    result = launch(text, tmp_path, "--cpu")
+    assert result.returncode != 0
+    assert "1 process runs, 2 were asked for; without GPUs `accelerate launch --multi_gpu" in result.stderr
+
+
+def test_what_the_launcher_was_asked_for_is_read_from_its_command_line():
+    """A parent with the command line of `accelerate launch`, without the time that it takes."""
+    child = "from training.machine import refuse_too_few_processes as check; check(None, 1)"
+    parent = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
+    environment = {key: value for key, value in os.environ.items() if key != "WORLD_SIZE"}
+    for asked, code in (("2", 1), ("1", 0)):
+        command = [sys.executable, "-c", parent, "accelerate", "launch", "--cpu", "--num_processes", asked]
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+        assert result.returncode == code
+        assert ("UnavailableError: 1 process runs, 2 were asked for" in result.stderr) == (asked == "2")

@@ -91,7 +91,8 @@ def test_every_private_method_that_the_model_overrides_is_watched_here() -> None
     ],
 )
 def test_the_beam_search_still_does_what_ours_builds_on(fragment: str, advice: str) -> None:
-    assert fragment in inspect.getsource(GenerationMixin._beam_search), f"in GenerationMixin._beam_search: {advice}"
+    source = inspect.getsource(vars(GenerationMixin)["_beam_search"])
+    assert fragment in source, f"in GenerationMixin._beam_search: {advice}"
 
 
 def test_the_finished_pool_takes_what_the_mask_and_the_criterion_allow() -> None:
@@ -146,12 +147,12 @@ def test_our_own_entries_of_a_generation_config_are_kept(tmp_path) -> None:
     """`max_source_length_offset` is not transformers': it must survive copying, saving and loading."""
     config = GenerationConfig(num_beams=4, max_source_length_offset=50)
     config.save_pretrained(tmp_path)
-    assert GenerationConfig.from_pretrained(tmp_path).max_source_length_offset == 50, (
+    assert GenerationConfig.from_pretrained(tmp_path).to_dict()["max_source_length_offset"] == 50, (
         "transformers drops unknown entries of a generation config: the length limit of loaded models is lost"
     )
 
 
 def test_stopping_criteria_given_to_generate_are_asked_beside_its_own() -> None:
     """The limit of each sentence goes in as `stopping_criteria=`."""
-    source = inspect.getsource(GenerationMixin._get_stopping_criteria)
+    source = inspect.getsource(vars(GenerationMixin)["_get_stopping_criteria"])
     assert "self._merge_criteria_processor_list(criteria, stopping_criteria)" in source

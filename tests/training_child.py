@@ -1,4 +1,4 @@
-"""Training runs in processes of their own, forked from one that has imported torch already, so that tests can kill them."""
+"""Training runs in processes of their own, forked from one that has imported torch: cheap enough to kill many."""
 
 import json
 import multiprocessing
@@ -89,8 +89,9 @@ class TrainingProcess:
         for rank in range(processes):
             environment = {}
             if processes > 1:  # What torchrun sets.
-                environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
-                               "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+                environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+                environment = {key: str(value) for key, value in environment.items()}
+                environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             target = _context.Process(
                 target=child, args=(arguments, str(log), environment, fault if rank == 0 else None)
             )

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def random_words(seed: int, stream: int, count: int) -> np.ndarray:
-    """`count` random 64-bit words, a function of (seed, stream): Philox is counter-based, numpy fixes its raw output."""
+    """`count` 64-bit words, a function of (seed, stream): Philox counts, and numpy promises its raw output."""
     return np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)).random_raw(count)
 
 
@@ -41,7 +41,8 @@ class Plan:
         rows = np.diff(self.starts)
         sides = (self.source_lengths, self.target_lengths)
         padded = sum(
-            int((np.maximum.reduceat(side[self.order], self.starts[:-1]).astype(np.int64) * rows).sum()) for side in sides
+            int((np.maximum.reduceat(side[self.order], self.starts[:-1]).astype(np.int64) * rows).sum())
+            for side in sides
         )
         return 1 - sum(int(side.sum(dtype=np.int64)) for side in sides) / padded
 
@@ -107,9 +108,7 @@ class Epoch:
         """The micro-batches of one step of the epoch, each an array of pairs (indices into the corpus)."""
         size = self.plan.micro_batches_per_step
         starts = self.plan.starts
-        return [
-            self.pairs[starts[b] : starts[b + 1]] for b in self.micro_batches[index * size : (index + 1) * size]
-        ]
+        return [self.pairs[starts[b] : starts[b + 1]] for b in self.micro_batches[index * size : (index + 1) * size]]
 
 
 def _runs(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -123,13 +122,13 @@ class Order:
 
     def __init__(self, plan: Plan, seed: int):
         self.plan, self.seed = plan, seed
-        self._epoch = (-1, None)
+        self._number, self._epoch = 0, Epoch(plan, seed, 0)
 
     def step(self, step: int) -> list[np.ndarray]:
         number, index = divmod(step, self.plan.steps_per_epoch)
-        if self._epoch[0] != number:
-            self._epoch = (number, Epoch(self.plan, self.seed, number))
-        return self._epoch[1].step(index)
+        if self._number != number:
+            self._number, self._epoch = number, Epoch(self.plan, self.seed, number)
+        return self._epoch.step(index)
 
 
 def shares(micro_batches: list[np.ndarray], rank: int, processes: int) -> list[tuple[int, np.ndarray]]:

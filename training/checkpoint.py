@@ -51,7 +51,9 @@ def lock_run(output_dir: Path) -> TextIO:
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise InputError(f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or name another") from error
+        raise InputError(
+            f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or name another"
+        ) from error
     file.seek(0)
     file.truncate()
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -187,7 +189,7 @@ def verify(folder: Path) -> None:
 
 def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimizer's state by names of parameters: "exp_avg/model.shared.weight", ..."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{key}/{names[parameter]}": value.detach().cpu().contiguous()
         for parameter, state in optimizer.state.items()
@@ -234,7 +236,11 @@ def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
         # Adam's step count stays on the CPU unless the optimizer is fused on a GPU.
         device = parameters[name].device
         states[name][key] = tensor.to(device)
-    _same_names({f"exp_avg/{name}": None for name in parameters}, {k: 0 for k in tensors if k.startswith("exp_avg/")}, folder / OPTIMIZER)
+    _same_names(
+        {f"exp_avg/{name}": None for name in parameters},
+        {k: 0 for k in tensors if k.startswith("exp_avg/")},
+        folder / OPTIMIZER,
+    )
     for name, parameter in parameters.items():
         optimizer.state[parameter] = states[name]
 

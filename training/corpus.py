@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, cast
@@ -170,8 +171,7 @@ def _read_two_files(source: Path, target: Path, encoding_errors: str) -> Iterato
         if not pair[0]:
             return
         sides = [
-            _decoded(block, read + 1, path, encoding_errors)
-            for block, path in zip(pair, (source, target), strict=True)
+            _decoded(block, read + 1, path, encoding_errors) for block, path in zip(pair, (source, target), strict=True)
         ]
         yield Chunk(read + 1, *sides)
         read += len(pair[0])
@@ -240,6 +240,7 @@ def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
     """A split of a `datasets` id or of a folder made by `save_to_disk`."""
     try:
         import datasets
+        from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise UnavailableError("dataset: needs the package `datasets` (pip install datasets)") from error
     name = cast(str, recipe.dataset)
@@ -248,7 +249,7 @@ def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
             loaded: Any = datasets.load_from_disk(name)
         else:
             loaded = datasets.load_dataset(name, recipe.dataset_config)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, DatasetsError) as error:
         raise UnavailableError(f"dataset {name} cannot be loaded: {' '.join(str(error).split())}") from error
     if isinstance(loaded, dict):
         if split not in loaded:
@@ -314,9 +315,13 @@ class Corpus:
     pair_hashes: np.ndarray
     about: dict[str, Any]
 
-    def __post_init__(self):
-        object.__setattr__(self, "_source_ends", np.cumsum(self.source_lengths, dtype=np.int64))
-        object.__setattr__(self, "_target_ends", np.cumsum(self.target_lengths, dtype=np.int64))
+    @cached_property
+    def _source_ends(self) -> np.ndarray:
+        return np.cumsum(self.source_lengths, dtype=np.int64)
+
+    @cached_property
+    def _target_ends(self) -> np.ndarray:
+        return np.cumsum(self.target_lengths, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.source_lengths)
@@ -344,9 +349,7 @@ def _padded(ids, ends, all_lengths, pairs, pad):
     return padded, real
 
 
-def load_corpus(
-    texts: list[ParallelText], tokenizer: Any, recipe: Recipe, cache: Path, log: Log
-) -> Corpus:
+def load_corpus(texts: list[ParallelText], tokenizer: Any, recipe: Recipe, cache: Path, log: Log) -> Corpus:
     """The tokenised corpus of these texts, from the cache or made there now.
 
     Every row that is dropped is counted by reason and logged. Raises InputError when nothing is left.
@@ -429,7 +432,7 @@ def _tokenise(texts: list[ParallelText], tokenizer: Any, recipe: Recipe, folder:
             for what in ("ids", "lengths")
         )
         hash_file = stack.enter_context((folder / "pairs.hash").open("wb"))
-        for text, chunk in ((text, chunk) for text in texts for chunk in text.chunks()):
+        for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
             read += len(chunk.sources)
             pairs, lines = _usable_text(chunk, recipe, dropped, f"{text.name}:" if len(texts) > 1 else "")
             encoded = backend.encode_batch_fast(list(chain.from_iterable(pairs)))

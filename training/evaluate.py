@@ -159,7 +159,7 @@ def record(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam:
     new = not path.exists()
     try:
         with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            writer = csv.DictWriter(file, list[str](COLUMNS), extrasaction="ignore")
             if new:
                 writer.writeheader()
             writer.writerow(values)
@@ -215,9 +215,7 @@ def evaluate(
     alpha: Annotated[float, typer.Option(help="Length penalty of GNMT.")] = 0.6,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; default: the best there is.")] = None,
     hypotheses: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
-    record_to: Annotated[
-        Path | None, typer.Option("--record", help="Append the result to this CSV file.")
-    ] = None,
+    record_to: Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     if (source is None) != (reference is None):

@@ -31,10 +31,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         narrow_weight = weight.to(dtype)
         loss = hidden.new_zeros((), dtype=torch.float32)
         negative_log_likelihood = hidden.new_zeros((), dtype=torch.float32)
-        if needs_gradient:
-            hidden_gradient = torch.empty_like(hidden)
-            weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
-            bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        # Empty ones where no gradient is wanted.
+        hidden_gradient = torch.empty_like(hidden if needs_gradient else hidden[:0])
+        weight_gradient = torch.zeros_like(weight if needs_gradient else weight[:0], dtype=torch.float32)
+        bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(hidden), rows):
             part = hidden[start : start + rows].to(dtype)  # (rows, d_model)
             target = labels[start : start + rows, None]  # (rows, 1)
@@ -101,9 +101,7 @@ def linear_cross_entropy(
         rows = max(64, CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cpu"]) // len(weight))
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(device, enabled=False):
-        result = _LinearCrossEntropy.apply(
-            hidden, weight, bias, labels, epsilon, spread, dtype, rows, needs_gradient
-        )
+        result = _LinearCrossEntropy.apply(hidden, weight, bias, labels, epsilon, spread, dtype, rows, needs_gradient)
     return cast(tuple[torch.Tensor, torch.Tensor], result)
 
 

@@ -148,4 +148,3 @@ def versions() -> dict[str, Any]:
         "tokenizers": tokenizers.__version__,
         "threads": torch.get_num_threads(),
     }
-

@@ -6,7 +6,7 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -16,7 +16,7 @@ SHIPPED = Path(__file__).parent / "recipes"
 EMBEDDED = "embedded"  # `data: embedded` is the corpus of the demo.
 
 
-def _key(default: Any, at_least: float | None = None, below: float | None = None, choices=(), resume="same"):
+def _key(default: Any, at_least: float | None = None, below: float | None = None, choices=(), resume="same") -> Any:
     """A recipe key with its limits. resume="free": a finished or interrupted run may go on with another value."""
     metadata = {"at_least": at_least, "below": below, "choices": tuple(choices), "resume": resume}
     if isinstance(default, list | dict):
@@ -116,7 +116,6 @@ class Recipe:
     matmul_precision: str = _key("auto", choices=("auto", "highest", "medium"))
     fast_dropout: str = _key("auto", choices=("auto", "no"))
     gradient_checkpointing: bool = _key(False)
-    compile: bool = _key(False)
 
     def identity(self) -> dict[str, Any]:
         """The keys that must not change between the parts of one run (the text is compared by its content)."""
@@ -228,7 +227,7 @@ def _as_type(name: str, value: Any, hint: Any, where: str) -> Any:
     wanted = next(kind for kind in allowed if kind is not type(None))
     plain = typing.get_origin(wanted) or wanted
     if plain is list and isinstance(value, str):
-        value = [value]
+        return [value]
     if plain is list and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return value
     if plain is dict and isinstance(value, dict):
@@ -236,7 +235,7 @@ def _as_type(name: str, value: Any, hint: Any, where: str) -> Any:
     if plain is float and not isinstance(value, bool):
         # YAML 1.1 reads 1e-9 as text.
         try:
-            return float(value)
+            return float(cast(str, value))
         except (TypeError, ValueError):
             pass
     if plain is int and isinstance(value, float) and value.is_integer():

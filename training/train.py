@@ -14,12 +14,17 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, broadcast_object_list
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    LoggerType,
+    broadcast_object_list,
+)
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -113,7 +118,7 @@ def _accelerator(recipe: Recipe, output: Path) -> Accelerator:
             # Said aloud, or Accelerate starts several processes without a GPU as so many runs of one process each.
             cpu=not torch.accelerator.is_available(),
             mixed_precision=recipe.mixed_precision,
-            log_with=recipe.trackers or None,
+            log_with=[LoggerType(name) for name in recipe.trackers] or None,
             project_dir=output,
             kwargs_handlers=[
                 # The main process tokenises the corpus while the others wait.
@@ -132,8 +137,15 @@ def _claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     if recipe.overwrite and record.exists():
         for name in ("checkpoints", "corpus"):
             shutil.rmtree(output / name, ignore_errors=True)
-        for name in ("run.json", "metrics.jsonl", "model.safetensors", "config.json", "generation_config.json",
-                     "tokenizer.json", "tokenizer_config.json"):
+        for name in (
+            "run.json",
+            "metrics.jsonl",
+            "model.safetensors",
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ):
             (output / name).unlink(missing_ok=True)
     elif record.exists():
         try:
@@ -175,9 +187,7 @@ def _refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe,
 class Run:
     """One training run, from the text to the model folder."""
 
-    def __init__(
-        self, recipe: Recipe, output: Path, accelerator: Accelerator, reporter: Reporter, signals: Signals
-    ):
+    def __init__(self, recipe: Recipe, output: Path, accelerator: Accelerator, reporter: Reporter, signals: Signals):
         self.recipe, self.output, self.accelerator = recipe, output, accelerator
         self.reporter, self.signals = reporter, signals
         self.root = output / "checkpoints"
@@ -215,8 +225,6 @@ class Run:
             fused=device.type in ("cpu", "cuda"),
         )
         self.module, self.optimizer = accelerator.prepare(module, optimizer)
-        if recipe.compile:
-            self.module = torch.compile(self.module, dynamic=True)
         self.environment = {
             **machine.versions(),
             "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
@@ -235,12 +243,9 @@ class Run:
 
     def _main_process_first(self, function: Any) -> Any:
         """The main process does the work and fills the cache, then the others find it there."""
-        if self.accelerator.is_main_process:
-            result = function()
+        result = function() if self.accelerator.is_main_process else None
         self.accelerator.wait_for_everyone()
-        if not self.accelerator.is_main_process:
-            result = function()
-        return result
+        return result if self.accelerator.is_main_process else function()
 
     def _read_text(self) -> tuple[Any, Corpus, Corpus | None]:
         recipe, say = self.recipe, self.reporter.say
@@ -392,7 +397,7 @@ class Run:
 
     def _tensors(self, corpus: Corpus, pairs: np.ndarray) -> tuple[torch.Tensor | None, ...]:
         """The arguments of TrainingLoss.forward for some pairs of a corpus."""
-        pad = self.config.pad_token_id
+        pad = cast(int, self.config.pad_token_id)
         source, source_real = corpus.sources(pairs, pad)
         target, target_real = corpus.targets(pairs, pad)
         shifted = np.empty_like(target)
@@ -415,8 +420,8 @@ class Run:
 
     def _log(self) -> None:
         progress = self.progress
-        sums = self.accelerator.reduce(torch.stack((self.window_loss, self.window_negative_log_likelihood)), "sum")
-        loss, negative_log_likelihood = (sums / self.window_target_tokens).tolist()
+        sums = torch.stack((self.window_loss, self.window_negative_log_likelihood))
+        loss, negative_log_likelihood = (self._summed(sums) / self.window_target_tokens).tolist()
         seconds = time.perf_counter() - self.window_started
         record = {
             "step": progress.step,
@@ -434,6 +439,10 @@ class Run:
         }
         self.reporter.progress(record, (self.total_steps - progress.step) * progress.seconds / progress.step)
         self._clear_window()
+
+    def _summed(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes."""
+        return cast(torch.Tensor, self.accelerator.reduce(values, "sum"))
 
     def _introduce(self) -> None:
         recipe = self.recipe
@@ -466,10 +475,15 @@ class Run:
         batches = list(itertools.pairwise(plan.starts))
         for start, end in batches[accelerator.process_index :: accelerator.num_processes]:
             total += self.module(*self._tensors(corpus, plan.order[start:end]))[1]
-        loss = float(accelerator.reduce(total, "sum")) / int(corpus.target_lengths.sum(dtype=np.int64))
-        record = {"event": "validation", "step": progress.step, "validation_loss": loss,
-                  "validation_perplexity": math.exp(min(loss, 700)), "seconds": progress.seconds,
-                  "cpu_seconds": progress.cpu_seconds}
+        loss = float(self._summed(total)) / int(corpus.target_lengths.sum(dtype=np.int64))
+        record = {
+            "event": "validation",
+            "step": progress.step,
+            "validation_loss": loss,
+            "validation_perplexity": math.exp(min(loss, 700)),
+            "seconds": progress.seconds,
+            "cpu_seconds": progress.cpu_seconds,
+        }
         if progress.best_loss is None or loss < progress.best_loss:
             progress.best_loss, progress.validations_since_best = loss, 0
         else:

@@ -1,6 +1,7 @@
 """`vaswani-transformer demo`: the commands that a user would type, printed as they run."""
 
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +75,12 @@ def run(*words: str | Path) -> None:
     """Print a command as one would type it, and run it; its exit code, if not 0, becomes the demo's."""
     command = [str(word) for word in words]
     print(f"$ vaswani-transformer {shlex.join(command)}", flush=True)
-    code = subprocess.run([sys.executable, "-m", "vaswani_transformer", *command], check=False).returncode
+    # Ctrl-C reaches the command by itself and it ends in its own time: training saves first.
+    previous = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        code = subprocess.run([sys.executable, "-m", "vaswani_transformer", *command], check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, previous)
     if code == 130:
         print("\nThe same command again goes on from here.", file=sys.stderr)
     if code:

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import signal
@@ -43,8 +44,7 @@ def program(module: str) -> ModuleType:
 def launch(name: str, arguments: list[str]) -> int:
     """Run the training program, on all GPUs or as many processes as `--processes` says; its exit code.
 
-    One process needs no launcher, and `accelerate launch` would turn every exit code into 1; for several, and where
-    `accelerate config` has been used, it is `accelerate launch`.
+    One process needs no launcher; for several, and where `accelerate config` has been used, it is `accelerate launch`.
     """
     import torch
 
@@ -61,7 +61,7 @@ def launch(name: str, arguments: list[str]) -> int:
     command = [sys.executable, "-m"]
     if processes > 1 or Path(default_config_file).is_file():
         # Without --multi_gpu several processes on a CPU would silently be one.
-        command += ["accelerate.commands.launch", "--quiet"]
+        command += [__name__, "--quiet"]
         if not Path(default_config_file).is_file():
             command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
             command += ["--num_processes", str(processes), "--multi_gpu"]
@@ -102,3 +102,20 @@ def in_foreground() -> bool:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
+
+
+def accelerate_launch() -> None:
+    """`accelerate launch`, ending with the exit code of the process that failed first, which has said why."""
+    from accelerate.commands.launch import main
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.disable(logging.ERROR)  # torchrun's report on every process that has ended
+    try:
+        main()
+    except ChildFailedError as failed:
+        code = failed.get_first_failure()[1].exitcode
+        raise SystemExit(code if code >= 0 else 128 - code) from None
+
+
+if __name__ == "__main__":
+    accelerate_launch()

@@ -1,4 +1,4 @@
 """The program that writes a model as ONNX, runs what it wrote, and compares it with torch.
 
-    a model's folder -> single_graph.py -> quantize.py -> prove.py -> folder with model.onnx
+a model's folder -> single_graph.py -> quantize.py -> prove.py -> folder with model.onnx
 """

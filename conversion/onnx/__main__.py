@@ -14,7 +14,7 @@ from vaswani_transformer.lines import free_output_folder
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
-README = Path(__file__).with_name("README.template.md")
+README = Path(__file__).with_name("README.template")
 # The model's own files that the runtime reads, too.
 BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 

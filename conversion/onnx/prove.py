@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.beam_search import as_set, beam_search
 from vaswani_transformer.modeling_vaswani_transformer import (
     NO_HYPOTHESIS,
     VaswaniTransformerForConditionalGeneration,
@@ -59,7 +59,12 @@ def prove(
         middle = time.perf_counter()
         offset = model.generation_config.max_source_length_offset or 50
         expected, expected_scores = beam_search(
-            model, **batch, num_beams=beams, length_penalty=alpha, max_source_length_offset=offset, max_length=max_length
+            model,
+            **batch,
+            num_beams=beams,
+            length_penalty=alpha,
+            max_source_length_offset=offset,
+            max_length=max_length,
         )
         ended = time.perf_counter()
         exists = expected_scores.numpy() > NO_HYPOTHESIS
@@ -87,7 +92,9 @@ def prove(
         comparisons.append(comparison)
         case = f"batch {sentences}, beams {beams}, alpha {alpha}"
         if precision == "fp32" and not (equal | near | ~exists).all():
-            wrong.append(f"{case}: {int((exists & ~equal & ~near).sum())} of {comparison.hypotheses} translations differ")
+            wrong.append(
+                f"{case}: {int((exists & ~equal & ~near).sum())} of {comparison.hypotheses} translations differ"
+            )
         if precision == "fp32" and not np.array_equal(exists, found_scores > NO_HYPOTHESIS):
             wrong.append(f"{case}: other numbers of finished translations")
         if not comparison.score_difference <= TOLERANCES[precision]:
@@ -95,7 +102,9 @@ def prove(
                 f"{case}: scores differ by {comparison.score_difference:.2g}; the limit is {TOLERANCES[precision]}"
             )
         if precision == "fp32":
-            wrong += [f"{case}: {reason}" for reason in differs_alone(session, batch, found, beams, alpha, max_length, pad)]
+            wrong += [
+                f"{case}: {reason}" for reason in differs_alone(session, batch, found, beams, alpha, max_length, pad)
+            ]
     if precision == "fp32" and sum(c.equally_good for c in comparisons) > 0.02 * sum(c.hypotheses for c in comparisons):
         wrong.append("more than 2 % of the translations are other ones with the same scores")
     return comparisons, wrong
@@ -126,7 +135,8 @@ def random_batch(
 ) -> dict[str, Tensor]:
     """Sentences of 1 to `longest` random tokens and </s>, padded."""
     config, generator = model.config, torch.Generator().manual_seed(seed)
-    special = {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id, *np.atleast_1d(config.eos_token_id)}
+    ends = as_set(config.eos_token_id)
+    special = {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id} | ends
     words = torch.tensor([token for token in range(config.vocab_size) if token not in special])
     if config.max_position_embeddings is not None:
         longest = min(longest, config.max_position_embeddings - 1)
@@ -135,7 +145,7 @@ def random_batch(
     for row in range(sentences):
         length = int(torch.randint(1, longest + 1, (), generator=generator))
         input_ids[row, :length] = words[torch.randint(len(words), (length,), generator=generator)]
-        input_ids[row, length] = int(np.atleast_1d(config.eos_token_id)[0])
+        input_ids[row, length] = min(ends)
         attention_mask[row, : length + 1] = 1
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 

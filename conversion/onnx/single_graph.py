@@ -70,7 +70,9 @@ def export_single_graph(model: VaswaniTransformerForConditionalGeneration) -> Mo
     finally:
         model.set_attn_implementation(attention)
     graph = join(model, first, body, names)
-    exported = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="vaswani-transformer")
+    exported = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="vaswani-transformer"
+    )
     exported.ir_version = 10
     return exported
 
@@ -139,11 +141,12 @@ def join(
     config, generation = model.config, model.generation_config
     memory_size = 2 * config.decoder_layers + 2
     memory, search = names[:memory_size], names[memory_size:]
-    known = ["length_penalty", "min_length"]
     # Names are unique across the loop's border.
-    renamed(first, "start.", ["input_ids", "attention_mask", "beams", "max_length"], [f"first.{name}" for name in names])
+    renamed(
+        first, "start.", ["input_ids", "attention_mask", "beams", "max_length"], [f"first.{name}" for name in names]
+    )
     after = [f"after.{name}" for name in search]
-    renamed(body, "step.", [*(f"first.{name}" for name in memory), *search, *known], after)
+    renamed(body, "step.", [*(f"first.{name}" for name in memory), *search, "length_penalty", "min_length"], after)
     weights = Weights()
     start_nodes, step_nodes = weights.taken_from(first), weights.taken_from(body)
 
@@ -168,21 +171,24 @@ def join(
     )
     final = [f"final.{name}" for name in search]
     zero, one, pad = (constant(np.array(number, np.int64)) for number in (0, 1, config.pad_token_id))
+    first_axis, last_axis = (constant(np.array([axis])) for axis in (0, 2))
     nodes = [
         helper.make_node("Range", [zero, "num_beams", one], ["beams"]),
         *start_nodes,
-        helper.make_node("Loop", ["", constant(np.array(True)), *(f"first.{name}" for name in search)], final, body=loop_body),
+        helper.make_node(
+            "Loop", ["", constant(np.array(True)), *(f"first.{name}" for name in search)], final, body=loop_body
+        ),
         # A slot in which nothing finished is padding; the longest hypothesis gives the length.
         helper.make_node("Greater", ["final.pool_scores", constant(np.array(NO_HYPOTHESIS, np.float32))], ["exists"]),
-        helper.make_node("Unsqueeze", ["exists", constant(np.array([2]))], ["exists_3d"]),
+        helper.make_node("Unsqueeze", ["exists", last_axis], ["exists_3d"]),
         helper.make_node("Where", ["exists_3d", "final.pool", pad], ["all_tokens"]),
         helper.make_node("Equal", ["all_tokens", pad], ["is_padding"]),
         helper.make_node("Not", ["is_padding"], ["is_token"]),
         helper.make_node("Cast", ["is_token"], ["is_token_number"], to=TensorProto.INT64),
-        helper.make_node("ReduceSum", ["is_token_number", constant(np.array([2]))], ["lengths"], keepdims=0),
+        helper.make_node("ReduceSum", ["is_token_number", last_axis], ["lengths"], keepdims=0),
         helper.make_node("ReduceMax", ["lengths"], ["longest"], keepdims=0),
-        helper.make_node("Unsqueeze", ["longest", constant(np.array([0]))], ["end"]),
-        helper.make_node("Slice", ["all_tokens", constant(np.array([0])), "end", constant(np.array([2]))], ["sequences"]),
+        helper.make_node("Unsqueeze", ["longest", first_axis], ["end"]),
+        helper.make_node("Slice", ["all_tokens", first_axis, "end", last_axis], ["sequences"]),
         helper.make_node("Identity", ["final.pool_scores"], ["scores"]),
     ]
     defaults = {
@@ -191,12 +197,12 @@ def join(
         "length_penalty": np.array(0.6 if generation.length_penalty is None else generation.length_penalty, np.float32),
         "min_length": np.array(0, np.int64),
     }
-    ids = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "source"]) for name in ("input_ids", "attention_mask")]
+    ids = ("input_ids", "attention_mask")
     return helper.make_graph(
         nodes,
         "translation",
         [
-            *ids,
+            *(helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "source"]) for name in ids),
             *(
                 helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), [])
                 for name, value in defaults.items()
@@ -232,7 +238,9 @@ def renamed(graph: GraphProto, prefix: str, inputs: list[str], outputs: list[str
     for tensor in graph.initializer:
         tensor.name = names.setdefault(tensor.name, prefix + tensor.name)
     for node in graph.node:
-        assert not any(attribute.HasField("g") for attribute in node.attribute), "a nested graph would need renaming too"
+        assert not any(attribute.HasField("g") for attribute in node.attribute), (
+            "a nested graph would need renaming too"
+        )
         node.name = prefix + node.name
         for values in (node.input, node.output):
             values[:] = [names.get(value, prefix + value) if value else "" for value in values]
@@ -244,7 +252,6 @@ class Weights:
 
     def __init__(self):
         self.by_content: dict[tuple, TensorProto] = {}
-        self.transposed: dict[str, NodeProto] = {}
 
     def taken_from(self, graph: GraphProto) -> list[NodeProto]:
         """The graph's nodes, which now read the common tensors; those that transpose one of these come first."""
@@ -257,7 +264,9 @@ class Weights:
             elif array.ndim == 2 and array.size >= SMALLEST_WEIGHT and content_of(array.T) in self.by_content:
                 # The tied matrix: embedding (V, d_model) and output (d_model, V).
                 transposes.append(
-                    helper.make_node("Transpose", [self.by_content[content_of(array.T)].name], [tensor.name], perm=[1, 0])
+                    helper.make_node(
+                        "Transpose", [self.by_content[content_of(array.T)].name], [tensor.name], perm=[1, 0]
+                    )
                 )
             else:
                 self.by_content[content] = tensor

@@ -1,5 +1,8 @@
 """transformers' own tests of a tokenizer, run on the plain tokenizer.json that we train."""
 
+# pyright: reportMissingImports=false
+# `tests` is made by conftest.py.
+
 import shutil
 import tempfile
 import unittest

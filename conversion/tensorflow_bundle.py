@@ -1,0 +1,111 @@
+"""TensorFlow's checkpoint format (a "tensor bundle"), read without TensorFlow.
+
+`<prefix>.index` is a sorted table, as in LevelDB, from names to places; `<prefix>.data-00000-of-0000N` hold the bytes.
+https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/util/tensor_bundle/tensor_bundle.h
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vaswani_transformer.errors import BrokenFileError
+
+from .wire import fields, signed, varint
+
+FOOTER, MAGIC = 48, 0xDB4775248B80FB57
+NO_COMPRESSION = 0
+TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}  # of tensorflow.DataType
+
+
+@dataclass(frozen=True)
+class Entry:
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+
+
+class Bundle:
+    """entries: what the index says of each variable"""
+
+    def __init__(self, index: Path):
+        self.index = index
+        self.prefix = index.with_suffix("")
+        try:
+            table = dict(read_table(index.read_bytes()))
+            header = dict(fields(table.pop(b"")))
+            if header.get(2, 0):
+                raise ValueError("big-endian")
+            self.shards = int(header.get(1, 1))
+            self.entries = {name.decode("utf-8"): read_entry(value) for name, value in table.items()}
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise BrokenFileError(f"{index} is not a whole checkpoint index ({error}); copy it again") from None
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The variable, read from its shard. Raises BrokenFileError if the shard is missing or too short."""
+        entry = self.entries[name]
+        shard = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.shards:05d}")
+        if not shard.exists():
+            raise BrokenFileError(f"{shard}: no such file, but {self.index.name} names it")
+        dtype = np.dtype(TYPES[entry.dtype])
+        count = int(np.prod(entry.shape, dtype=np.int64))
+        if entry.size != count * dtype.itemsize or entry.offset + entry.size > shard.stat().st_size:
+            raise BrokenFileError(f"{shard} is too short for {name} ({shard.stat().st_size:,} bytes); copy it again")
+        return np.fromfile(shard, dtype=dtype, count=count, offset=entry.offset).reshape(entry.shape)
+
+
+def read_entry(message: bytes) -> Entry:
+    """A BundleEntryProto."""
+    found: dict[int, int] = {}
+    shape: list[int] = []
+    for number, value in fields(message):
+        if number == 2 and isinstance(value, bytes):
+            for part, dimension in fields(value):
+                if part == 2 and isinstance(dimension, bytes):
+                    shape.append(signed(dict(fields(dimension)).get(1, 0)))
+        elif number == 7:
+            raise ValueError("a partitioned variable")
+        elif isinstance(value, int):
+            found[number] = value
+    return Entry(found.get(1, 0), tuple(shape), found.get(3, 0), found.get(4, 0), found.get(5, 0))
+
+
+def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The (key, value) pairs of a LevelDB table."""
+    if len(data) < FOOTER or int.from_bytes(data[-8:], "little") != MAGIC:
+        raise ValueError("no table's end")
+    footer = data[-FOOTER:]
+    _, position = read_handle(footer, 0)  # the index of filters, which there is none of
+    index, _ = read_handle(footer, position)
+    for _, handle in read_block(data, *index):
+        place, _ = read_handle(handle, 0)
+        yield from read_block(data, *place)
+
+
+def read_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
+    """(offset, size) of a block, and the position after them."""
+    offset, position = varint(data, position)
+    size, position = varint(data, position)
+    return (offset, size), position
+
+
+def read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """A key shares its first letters with the one before; the block ends with the places where none are shared."""
+    if offset + size >= len(data):
+        raise ValueError("truncated block")
+    if data[offset + size] != NO_COMPRESSION:
+        raise ValueError("a compressed block")
+    block = data[offset : offset + size]
+    end = len(block) - 4 * (int.from_bytes(block[-4:], "little") + 1)
+    position, key = 0, b""
+    while position < end:
+        shared, position = varint(block, position)
+        unshared, position = varint(block, position)
+        length, position = varint(block, position)
+        key = key[:shared] + block[position : position + unshared]
+        position += unshared
+        yield key, block[position : position + length]
+        position += length

@@ -1,0 +1,126 @@
+"""What a newcomer types: the quick form of the demo, and then every code block of the README."""
+
+import contextlib
+import gzip
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM
+
+from training import demo_corpus
+
+pytestmark = pytest.mark.xdist_group("demo")  # its model is made once
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMAND = Path(sys.executable).with_name("vaswani-transformer")
+# Multi30k is not ours to ship: a folder of the same shape stands for it, and the run is cut short.
+STAND_IN = ["--max_steps", "2", "--vocab_size", "400", "--max_length", "100"]
+
+
+def shell(line: str, folder: Path) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PATH": f"{COMMAND.parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory) -> Path:
+    """A folder in which somebody has typed `vaswani-transformer demo --quick demo`."""
+    folder = tmp_path_factory.mktemp("a newcomer's folder, größer")
+    result = shell("vaswani-transformer demo --quick demo", folder)
+    assert result.returncode == 0, result.stderr
+    (folder / "stdout").write_text(result.stdout, encoding="utf-8")
+    return folder
+
+
+def test_the_demo_shows_its_commands_a_signed_bleu_and_eight_translations(newcomer):
+    stdout = (newcomer / "stdout").read_text(encoding="utf-8")
+    commands = [line.split()[2] for line in stdout.splitlines() if line.startswith("$ ")]
+    assert commands == ["train", "evaluate", "translate", "plot", "plot"]
+    assert re.search(r"BLEU \d+\.\d+ +nrefs:1\|case:mixed", stdout)
+    assert set(re.findall(r"^    (\w+) +\d+\.\d %$", stdout, re.MULTILINE)) == {
+        row[0] for row in demo_corpus.load("test")
+    }
+    sources = (newcomer / "demo" / "eight.en").read_text(encoding="utf-8").splitlines()
+    assert len(sources) == 8 and not {row[1] for row in demo_corpus.load("train")} & set(sources)
+    assert len((newcomer / "demo" / "eight.de").read_text(encoding="utf-8").splitlines()) == 8
+
+
+def test_the_demo_leaves_a_model_folder_and_two_pictures(newcomer):
+    model = AutoModelForSeq2SeqLM.from_pretrained(newcomer / "demo" / "model")
+    assert model.generation_config.max_source_length_offset == 50
+    for picture in ("attention.png", "positions.png"):
+        assert (newcomer / "demo" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_typed_again_does_not_train_again(newcomer):
+    metrics = newcomer / "demo" / "model" / "metrics.jsonl"
+    steps = metrics.read_text().count('"learning_rate"')
+    result = shell("vaswani-transformer demo --quick demo", newcomer)
+    assert result.returncode == 0, result.stderr
+    assert metrics.read_text().count('"learning_rate"') == steps
+
+
+def test_the_python_blocks_of_the_readme_run(newcomer, monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) >= 2
+    monkeypatch.chdir(newcomer)
+    for block in blocks:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(block, {})
+        assert printed.getvalue().strip()
+
+
+def test_the_commands_of_the_readme_run(newcomer):
+    corpus = newcomer / "data" / "multi30k"
+    corpus.mkdir(parents=True)
+    for split, name in (("train", "train"), ("validation", "val"), ("test", "test_2016_flickr")):
+        columns = list(zip(*demo_corpus.load(split)[:300], strict=True))
+        for language, lines in zip(("en", "de"), columns[1:], strict=True):
+            with gzip.open(corpus / f"{name}.{language}.gz", "wt", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines)
+    commands = re.findall(r"^\$ (.*)$", "\n".join(re.findall(r"```console\n(.*?)```", README, re.DOTALL)), re.MULTILINE)
+    assert len(commands) >= 7
+    for command in commands:
+        if " train " in command:
+            command = " ".join([command, *STAND_IN])
+        result = shell(command, newcomer)
+        assert result.returncode == 0, f"{command}\n{result.stderr}"
+
+
+def test_every_file_that_the_readme_names_exists():
+    (tree,) = re.findall(r"```\n(vaswani_transformer/ .*?)```", README, re.DOTALL)
+    folder = ROOT
+    for line in tree.splitlines():
+        names = [word for word in line[:44].split() if word.endswith((".py", "/"))]
+        assert names, line
+        if not line.startswith(" "):
+            folder = ROOT
+        for name in names:
+            assert (folder / name).exists(), f"README names {name} in {folder.name}"
+        if not line.startswith(" "):
+            folder = ROOT / names[0]
+
+
+def test_ctrl_c_in_the_demo_ends_it_with_130_and_it_goes_on_later(newcomer):
+    folder = newcomer / "interrupted"
+    script = f"exec {COMMAND} demo --quick {folder.name}"
+    process = subprocess.Popen(
+        script, shell=True, cwd=newcomer, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    while not (folder / "model" / "metrics.jsonl").exists():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the group
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "goes on" in stderr and "Traceback" not in stderr
+    result = shell(f"vaswani-transformer demo --quick {folder.name}", newcomer)
+    assert result.returncode == 0, result.stderr
+    shutil.rmtree(folder)

@@ -1,0 +1,308 @@
+"""The single graph translates as `generate()` does, whatever the configuration, and proves it before it has a name."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import ModelMaker, padded, random_sentences
+from saved_model import saved_model
+
+from conversion.onnx import prove as prove_module
+from conversion.onnx.__main__ import export_folder, main
+from conversion.onnx.single_graph import export_single_graph
+from vaswani_transformer import PRESETS, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+
+onnxruntime = pytest.importorskip("onnxruntime")
+PAD = 1
+OFFSET = 6
+
+
+def session_of(model: VaswaniTransformerForConditionalGeneration) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(export_single_graph(model).SerializeToString(), options)
+
+
+def translated(session: Any, batch: dict[str, torch.Tensor], **settings: float) -> tuple[list, np.ndarray]:
+    """For each sentence its hypotheses, without padding; and the scores, (batch, beams)."""
+    kinds = {"num_beams": np.int64, "length_penalty": np.float32, "max_length": np.int64, "min_length": np.int64}
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()}
+    sequences, scores = session.run(None, inputs | {name: np.array(v, kinds[name]) for name, v in settings.items()})
+    return [[stripped(row) for row in sentence] for sentence in sequences.tolist()], scores
+
+
+def stripped(row: list[int]) -> list[int]:
+    return [token for token in row if token != PAD]
+
+
+def compared_with_generate(model: VaswaniTransformerForConditionalGeneration, session: Any, seed: int) -> int:
+    """The number of hypotheses that graph and `generate()` have in common; AssertionError if one differs."""
+    count = 0
+    batch = padded(random_sentences(seed, count=9, vocab_size=model.config.vocab_size, longest=9))
+    for beams, alpha in ((1, 0.6), (2, 2.0), (3, 0.0), (4, 0.6), (8, 1.0)):
+        expected = model.generate(
+            **batch,
+            num_beams=beams,
+            length_penalty=alpha,
+            num_return_sequences=beams,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        found, scores = translated(session, batch, num_beams=beams, length_penalty=alpha)
+        rows = expected.sequences[:, 1:].unflatten(0, (-1, beams)).tolist()
+        assert found == [[stripped(row) for row in sentence] for sentence in rows]
+        exists = scores > NO_HYPOTHESIS
+        if beams > 1:
+            expected_scores = expected.sequences_scores.unflatten(0, (-1, beams)).numpy()
+            np.testing.assert_allclose(scores[exists], expected_scores[exists], atol=1e-4)
+        count += int(exists.sum())
+    return count
+
+
+# Every switch of the configuration, several at once where they have nothing to do with one another.
+SWITCHES = {
+    "pre-norm, learned positions, d_k and d_v, biases, two vocabularies": {
+        "norm_position": "pre",
+        "position_embedding_type": "learned",
+        "max_position_embeddings": 40,
+        "position_offset": 2,
+        "d_k": 3,
+        "d_v": 5,
+        "attention_bias": True,
+        "decoder_vocab_size": 19,
+        "share_encoder_decoder_embeddings": False,
+    },
+}
+MORE_SWITCHES = {
+    "paper": {},
+    "last norms with post-norm": {"encoder_final_norm": True, "decoder_final_norm": True},
+    "no last norms with pre-norm": {
+        "norm_position": "pre",
+        "encoder_final_norm": False,
+        "decoder_final_norm": False,
+    },
+    "another base and offset": {"position_base": 500.0, "position_offset": 2},
+    "gelu": {"activation_function": "gelu"},
+    "swish": {"activation_function": "swish"},
+    "two vocabularies, decoder's tied": {
+        "decoder_vocab_size": 19,
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": True,
+    },
+    "tied": {"tie_word_embeddings": True},
+    "starts with the token for padding": {"decoder_start_token_id": PAD},
+    "fewer tokens than candidates": {"vocab_size": 7},
+    "learned positions that end before the limit": {
+        "position_embedding_type": "learned",
+        "max_position_embeddings": 13,
+        "end_at": 9.0,
+    },
+}
+
+
+@pytest.mark.parametrize("switches", SWITCHES)
+def test_the_graph_gives_every_hypothesis_of_generate(lively_model: ModelMaker, switches: str) -> None:
+    """On models that end sentences and switch beams, in padded batches, with beams from 1 to 8."""
+    model = lively_model(1, **SWITCHES[switches])
+    model.generation_config.max_source_length_offset = OFFSET
+    session = session_of(model)
+    assert sum(compared_with_generate(model, session, seed) for seed in range(3)) >= 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switches", MORE_SWITCHES)
+def test_the_graph_gives_every_hypothesis_of_generate_for_every_switch(lively_model: ModelMaker, switches: str) -> None:
+    model = lively_model(1, **MORE_SWITCHES[switches])
+    model.generation_config.max_source_length_offset = OFFSET
+    session = session_of(model)
+    assert sum(compared_with_generate(model, session, seed) for seed in range(2)) >= 100
+
+
+def small_preset(name: str) -> dict[str, Any]:
+    """A row of Table 3 with all its sizes divided by sixteen."""
+    sizes = {"d_model": 512, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048} | PRESETS[name]
+    small = {
+        key: value // 16 for key, value in sizes.items() if key in ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")
+    }
+    return sizes | small | {"vocab_size": 23}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("D-")])
+def test_every_row_of_table_3_exports(tiny_model: ModelMaker, name: str) -> None:
+    """Rows (D) differ in dropout and label smoothing alone."""
+    model = tiny_model(2, **small_preset(name))
+    model.generation_config.max_source_length_offset = OFFSET
+    session = session_of(model)
+    batch = padded(random_sentences(2, count=5, vocab_size=23, longest=9))
+    for beams in (1, 4):
+        found, scores = translated(session, batch, num_beams=beams)
+        sequences, expected = beam_search(model, **batch, num_beams=beams, max_source_length_offset=OFFSET)
+        assert found == [[stripped(row) for row in sentence] for sentence in sequences.tolist()]
+        exists = scores > NO_HYPOTHESIS
+        np.testing.assert_allclose(scores[exists], expected.numpy()[exists], atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A trained model's folder, and the one exported from it."""
+    source = saved_model(tmp_path_factory.mktemp("model"))
+    output = tmp_path_factory.mktemp("onnx") / "exported"
+    main([str(source), str(output)])
+    return source, output
+
+
+def test_an_exported_folder_is_all_that_a_deployment_needs(folders: tuple[Path, Path]) -> None:
+    source, output = folders
+    names = {path.name for path in output.iterdir()}
+    assert names == {
+        "model.onnx",
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    for name in ("tokenizer.json", "generation_config.json"):
+        assert (output / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_the_graph_has_standard_operators_and_the_promised_inputs_alone(folders: tuple[Path, Path]) -> None:
+    graph = onnx.load(folders[1] / "model.onnx")
+    onnx.checker.check_model(graph, full_check=False)
+    assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 20)]
+    assert not graph.functions
+    names = ["input_ids", "attention_mask", "num_beams", "max_length", "length_penalty", "min_length"]
+    assert [value.name for value in graph.graph.input] == names
+    defaults = {tensor.name for tensor in graph.graph.initializer} & set(names)
+    assert defaults == set(names[2:])
+    assert [value.name for value in graph.graph.output] == ["sequences", "scores"]
+
+
+def test_every_weight_is_in_the_file_once(folders: tuple[Path, Path]) -> None:
+    """What is stored in tensors of a layer's size is as much as the model's parameters, and no two are alike."""
+    from vaswani_transformer.loading import load_model
+
+    graph = onnx.load(folders[1] / "model.onnx").graph
+    assert not any(
+        tensor for node in graph.node for attribute in node.attribute for tensor in attribute.g.initializer
+    ), "the loop has no weights of its own"
+    stored = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer]
+    matrices = [array for array in stored if array.ndim == 2 and array.size >= 1024]
+    parameters = [parameter for parameter in load_model(folders[0]).parameters() if parameter.dim() == 2]
+    parameters = [parameter for parameter in parameters if parameter.numel() >= 1024]
+    assert sum(array.size for array in matrices) == sum(parameter.numel() for parameter in parameters)
+    seen = {np.sort(array, axis=None).tobytes() for array in matrices}
+    assert len(seen) == len(matrices)
+
+
+def test_defaults_are_those_of_the_generation_config(folders: tuple[Path, Path]) -> None:
+    """Nothing but ids and mask given: beam 4, alpha 0.6, |source| + 50."""
+    from vaswani_transformer.loading import load_model
+
+    session = onnxruntime.InferenceSession(str(folders[1] / "model.onnx"))
+    batch = padded(random_sentences(3, count=4, vocab_size=300, longest=9))
+    found, scores = translated(session, batch)
+    expected, expected_scores = beam_search(load_model(folders[0]), **batch)
+    assert found == [[stripped(row) for row in sentence] for sentence in expected.tolist()]
+    assert scores.shape == (4, 4)
+
+
+def test_length_limits_are_inputs(folders: tuple[Path, Path]) -> None:
+    session = onnxruntime.InferenceSession(str(folders[1] / "model.onnx"))
+    batch = padded(random_sentences(3, count=4, vocab_size=300, longest=9))
+    short, _ = translated(session, batch, max_length=3)
+    assert max(len(row) for sentence in short for row in sentence) == 3
+    long, _ = translated(session, batch, min_length=9, max_length=12)
+    assert all(10 <= len(sentence[0]) <= 12 for sentence in long)
+
+
+def test_the_readme_translates_where_torch_and_transformers_cannot_be_imported(folders: tuple[Path, Path]) -> None:
+    """The five lines of Python as they stand in the folder's README."""
+    readme = (folders[1] / "README.md").read_text(encoding="utf-8")
+    lines = readme.split("```python\n")[1].split("```")[0]
+    assert len(lines.splitlines()) == 5
+    forbidden = "import sys\nfor name in ('torch', 'transformers', 'onnx'):\n    sys.modules[name] = None\n"
+    done = subprocess.run(
+        [sys.executable, "-c", forbidden + lines], cwd=folders[1], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Das Haus ist klein.\n"
+
+
+def test_an_export_that_translates_otherwise_leaves_nothing_behind(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph of other weights: found out, named, and removed."""
+    from conversion.onnx import single_graph
+
+    wrong = onnx.load(folders[1] / "model.onnx")
+    for tensor in wrong.graph.initializer:
+        if tensor.name.endswith("final.weight") or len(tensor.dims) == 2 and tensor.data_type == 1:
+            array = onnx.numpy_helper.to_array(tensor)
+            tensor.raw_data = (array[::-1].copy() if array.size >= 1024 else array).tobytes()
+    monkeypatch.setattr(single_graph, "export_single_graph", lambda model: wrong)
+    with pytest.raises(RuntimeError, match="does not translate as torch does"):
+        export_folder(folders[0], tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Beams that attend to another beam's past: the mistake that a cache shared by the beams invites."""
+    from vaswani_transformer.loading import load_model
+
+    graph = onnx.load(folders[1] / "model.onnx")
+    (loop,) = (node for node in graph.graph.node if node.op_type == "Loop")
+    (table,) = (node for node in loop.attribute[0].g.node if "after.ancestry" in node.output)
+    (followed,) = (node for node in loop.attribute[0].g.node if table.input[0] in node.output)
+    assert (table.op_type, followed.op_type, followed.input[0]) == ("Concat", "GatherElements", "ancestry")
+    table.input[0] = "ancestry"  # the ancestors of the beam that was in this place before
+    onnx.save(graph, tmp_path / "model.onnx")
+    _, wrong = prove_module.prove(tmp_path / "model.onnx", load_model(folders[0]))
+    assert wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["{model}", "{output}", "--precision", "int3"], 2, "int3"),
+        (["nowhere", "{output}"], 2, "no such folder"),
+        (["{model}", "{model}"], 2, "not empty"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    folders: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    words = [word.format(model=folders[0], output=tmp_path / "out") for word in arguments]
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == code
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_truncated_model_leaves_no_folder(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    source = tmp_path / "broken"
+    source.mkdir()
+    for path in folders[0].iterdir():
+        (source / path.name).write_bytes(path.read_bytes())
+    whole = (source / "model.safetensors").read_bytes()
+    (source / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SystemExit) as stop:
+        main([str(source), str(tmp_path / "out")])
+    assert stop.value.code == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]

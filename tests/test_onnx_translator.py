@@ -1,0 +1,152 @@
+"""The Translator on ONNX Runtime says what the one on torch says, and needs neither torch nor transformers."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from saved_model import ENGLISH, GERMAN, saved_model
+
+from conversion.onnx.__main__ import export_folder
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.modeling_vaswani_transformer import MAX_BEAMS
+from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.texts import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
+
+pytest.importorskip("onnxruntime")
+SENTENCES = [*ENGLISH, *GERMAN, "", " ", "a", "</s> <pad>", "日本語 🙂", " ".join(ENGLISH * 4)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model's folder as ONNX; beside it the model itself."""
+    parent = tmp_path_factory.mktemp("folders")
+    export_folder(saved_model(parent / "model"), parent / "onnx")
+    return parent / "onnx"
+
+
+@pytest.fixture(scope="module")
+def translator(folder: Path) -> OnnxTranslator:
+    return OnnxTranslator.from_pretrained(folder, device="cpu", threads=1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 1}, {"length_penalty": 0.0}, {"batch_tokens": 40}])
+def test_translations_are_those_of_torch(folder: Path, translator: OnnxTranslator, settings: dict[str, Any]) -> None:
+    """Empty texts, control tokens that somebody typed, and texts that are cut, among others."""
+    expected = Translator.from_pretrained(folder.parent / "model", device="cpu")
+    arguments = {"max_source_length": 32} | settings
+    assert translator.translate(SENTENCES, **arguments) == expected.translate(SENTENCES, **arguments)
+
+
+def test_n_best_lists_and_scores_are_those_of_torch(folder: Path, translator: OnnxTranslator) -> None:
+    expected = Translator.from_pretrained(folder.parent / "model", device="cpu").translate(ENGLISH, n_best=3)
+    found = translator.translate(ENGLISH, n_best=3)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [hypothesis.tokens for hypothesis in ours] == [hypothesis.tokens for hypothesis in theirs]
+        assert [hypothesis.text for hypothesis in ours] == [hypothesis.text for hypothesis in theirs]
+        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
+
+
+def test_it_translates_where_torch_and_transformers_cannot_be_imported(folder: Path) -> None:
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'safetensors', 'onnx'): sys.modules[name] = None\n"
+        "sys.argv = ['vaswani-transformer']\n"
+        "from vaswani_transformer.onnx_translator import OnnxTranslator\n"
+        "print(OnnxTranslator.from_pretrained(sys.stdin.read()).translate('The house is small.'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=str(folder), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "['Das Haus ist klein.']\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"input_ids": [[5, -1, 2]]}, "row 0 has ids from -1"),
+        ({"input_ids": [[5, 6, 2], [5, 300, 2]]}, "row 1 has ids from 2 to 300"),
+        ({"input_ids": [[5, 6, 2], [1, 1, 1]]}, "row 1 is empty"),
+        ({"input_ids": np.zeros((0, 3), np.int64)}, "neither 0"),
+        ({"input_ids": np.zeros((3, 0), np.int64)}, "neither 0"),
+        ({"input_ids": [5, 6, 2]}, "must be \\(batch, source\\)"),
+        ({"input_ids": [[5.0, 6.0, 2.0]]}, "integers"),
+        ({"input_ids": [[5, 6, 2]], "attention_mask": [[1, 1]]}, "must agree"),
+        ({"input_ids": [[5, 6, 2]], "attention_mask": [[1, 2, 0]]}, "1 at tokens"),
+        ({"input_ids": [[5, 6, 2]], "attention_mask": [[0.5, 1.0, 1.0]]}, "integers"),
+        ({"input_ids": [[5, 6, 2]], "num_beams": 0}, "num_beams is 0; it must lie between 1 and 1000"),
+        ({"input_ids": [[5, 6, 2]], "num_beams": 10_000}, "num_beams is 10000"),
+        ({"input_ids": [[5, 6, 2]], "max_length": 0}, "max_length is 0"),
+        ({"input_ids": [[5, 6, 2]], "min_length": -1}, "min_length is -1"),
+    ],
+)
+def test_wrong_ids_and_settings_are_named(translator: OnnxTranslator, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        translator.generate(**arguments)
+
+
+def test_narrow_integers_and_a_missing_mask_are_understood(translator: OnnxTranslator) -> None:
+    wide, _ = translator.generate(np.array([[5, 6, 2, 1]]), np.array([[1, 1, 1, 0]]))
+    narrow, _ = translator.generate(np.array([[5, 6, 2, 1]], np.int16))
+    boolean, _ = translator.generate(np.array([[5, 6, 2, 1]], np.int32), np.array([[True, True, True, False]]))
+    np.testing.assert_array_equal(wide, narrow)
+    np.testing.assert_array_equal(wide, boolean)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("model.onnx", None, "model.onnx: no such file"),
+        ("model.onnx", b"", "model.onnx is not a whole ONNX file"),
+        ("model.onnx", 0.5, "model.onnx is not a whole ONNX file"),
+        ("config.json", None, "config.json: no such file"),
+        ("config.json", 0.5, "config.json is not whole JSON"),
+        ("config.json", {"vocab_size": 299}, "tokenizer.json has ids up to 299"),
+        ("config.json", {"pad_token_id": -1}, "pad_token_id is -1"),
+        ("config.json", {"eos_token_id": 7}, "does not end a sentence"),
+        ("tokenizer.json", None, "tokenizer.json: no such file"),
+        ("tokenizer.json", 0.5, "tokenizer.json is not whole JSON"),
+        ("tokenizer.json", b"{}", "tokenizer.json is not a tokenizer"),
+    ],
+)
+def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content: Any, said: str) -> None:
+    shutil.copytree(folder, tmp_path / "broken")
+    path = tmp_path / "broken" / file
+    if content is None:
+        path.unlink()
+    elif isinstance(content, float):
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(len(whole) * content)])
+    elif isinstance(content, dict):
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | content), encoding="utf-8")
+    else:
+        path.write_bytes(content)
+    with pytest.raises(BrokenFileError, match=said):
+        OnnxTranslator.from_pretrained(tmp_path / "broken")
+
+
+def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        OnnxTranslator.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="device 'tpu'"):
+        OnnxTranslator.from_pretrained(folder, device="tpu")
+    with pytest.raises(InputError, match="threads is 0"):
+        OnnxTranslator.from_pretrained(folder, threads=0)
+
+
+def test_a_missing_gpu_is_named(folder: Path) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this machine has one")
+    with pytest.raises(UnavailableError, match="has no CUDA"):
+        OnnxTranslator.from_pretrained(folder, device="cuda:0")
+
+
+def test_the_largest_beam_is_that_of_torch() -> None:
+    assert MAX_BEAMS_OF_TEXTS == MAX_BEAMS

@@ -1,0 +1,225 @@
+"""A dry run: what a recipe will cost, before it costs it. Parameters, FLOPs, memory, steps, and the time they take."""
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import numpy as np
+import torch
+import typer
+
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import exit_cleanly
+
+from . import machine
+from .__main__ import flags_of
+from .batches import plan_batches
+from .corpus import load_corpus, parallel_texts
+from .loss import TrainingLoss
+from .recipe import Recipe, load_recipe
+from .train import load_or_train_tokenizer, make_model, model_config, total_steps
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A config's parameters: all, and those of the layers' matrices."""
+
+    total: int
+    encoder_matrices: int
+    decoder_matrices: int
+
+
+def count_parameters(config: VaswaniTransformerConfig) -> Counts:
+    """Counted on a model without memory ("meta" device), so that big costs nothing."""
+    with torch.device("meta"):
+        model = VaswaniTransformerForConditionalGeneration(config)
+    stacks = (model.model.encoder.layers, model.model.decoder.layers)
+    matrices = [sum(p.numel() for p in layers.parameters() if p.dim() > 1) for layers in stacks]
+    return Counts(sum(p.numel() for p in model.parameters()), *matrices)
+
+
+def training_flops(
+    config: VaswaniTransformerConfig, source_tokens: float, target_tokens: float, source: float, target: float
+) -> float:
+    """Floating-point operations of forward and backward pass, 2 per multiply-add, the backward pass twice the forward.
+
+    source_tokens, target_tokens: tokens in all; source, target: the mean length of the sentences they are in.
+    Products with weights (a token each) and attention scores and values (a pair of positions each); the look-up of
+    embeddings is no product, the output layer is one.
+    """
+    counts = count_parameters(config)
+    heads = config.encoder_attention_heads
+    width = heads * ((config.d_k or config.d_model // heads) + (config.d_v or config.d_model // heads))
+    # Cross attention's keys and values are made of source tokens.
+    cross = config.decoder_layers * config.d_model * width
+    weights = (counts.encoder_matrices + cross) * source_tokens
+    weights += (counts.decoder_matrices - cross) * target_tokens
+    output = config.d_model * (config.decoder_vocab_size or config.vocab_size) * target_tokens
+    attention = width * (
+        config.encoder_layers * source_tokens * source + config.decoder_layers * target_tokens * (target + source)
+    )
+    return 3 * 2 * (weights + output + attention)
+
+
+def training_memory(config: VaswaniTransformerConfig, tokens: int, vocabulary_rows: int) -> int:
+    """About how many bytes a process needs: weights, gradients and two moments in float32, and activations.
+
+    tokens: positions of a micro-batch; vocabulary_rows: rows of logits alive at a time (loss.py).
+    """
+    parameters = count_parameters(config).total
+    layers = config.encoder_layers + config.decoder_layers
+    per_position = layers * (14 * config.d_model + 2 * config.encoder_ffn_dim)  # kept for the backward pass, float32
+    vocabulary = config.decoder_vocab_size or config.vocab_size
+    return 16 * parameters + 4 * (tokens * per_position // 2 + 3 * vocabulary_rows * vocabulary)
+
+
+def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:
+    """(source + target tokens a second, matrix-product FLOP a second) of this machine.
+
+    The speed of real micro-batches of the recipe's size, of sentences of 25 tokens, with random tokens.
+    """
+    device = torch.device(torch.accelerator.current_accelerator() or "cpu")
+    if device.type == "cpu":
+        machine.keep_memory()
+    machine.choose_matmul_precision(recipe.matmul_precision, device)
+    model = make_model(recipe, config, machine.choose_attention(recipe.attention, device, 25))
+    cast(torch.nn.Module, model).to(device)
+    if device.type == "cpu" and recipe.fast_dropout == "auto":
+        machine.use_byte_dropout(model)
+    module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
+    rows = max(1, recipe.tokens_per_step // recipe.micro_batches // 50)
+    ids = torch.randint(4, config.vocab_size, (rows, 25), device=device)
+    positions = torch.arange(rows * 25, device=device)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.mixed_precision or "no")
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            loss, _ = module(ids, None, ids, positions, ids.flatten())
+        (loss / len(positions)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    took = _seconds_of(step, device, seconds)
+    left, right = (torch.randn(2048, 2048, device=device, dtype=dtype or torch.float32) for _ in range(2))
+    product = _seconds_of(lambda: left @ right, device, min(seconds / 4, 2))
+    return 2 * rows * 25 / took, 2 * 2048**3 / product
+
+
+def _seconds_of(work: Any, device: torch.device, seconds: float) -> float:
+    """The mean time of a call, over at least this many seconds."""
+    done, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds or done < 2:
+        work()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        done += 1
+    return (time.perf_counter() - started) / done
+
+
+def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
+    """Everything a dry run says, by name; without the corpus where its text is not there."""
+    has_text = recipe.data is not None or recipe.dataset is None
+    result: dict[str, Any] = {}
+    if has_text:
+        with tempfile.TemporaryDirectory() as folder:
+            texts = parallel_texts(recipe, recipe.train)
+            tokenizer = load_or_train_tokenizer(recipe, Path(folder), texts, lambda _: None)
+            corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None)
+            vocabulary = len(tokenizer)
+            plan = plan_batches(
+                corpus.source_lengths,
+                corpus.target_lengths,
+                recipe.tokens_per_step // recipe.micro_batches,
+                recipe.micro_batches,
+            )
+            source, target = (float(np.mean(side)) for side in (corpus.source_lengths, corpus.target_lengths))
+            result |= {
+                "pairs": len(corpus),
+                "steps_per_epoch": plan.steps_per_epoch,
+                "padding": plan.padding(),
+                "steps": total_steps(recipe, plan),
+            }
+    else:
+        # The paper's text: 25 tokens a side on average (about 4.5 million pairs, 25,000 + 25,000 tokens a step).
+        vocabulary, source, target = recipe.vocab_size, 25.0, 25.0
+        result |= {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": recipe.max_steps}
+    config = model_config(recipe, vocabulary)
+    share = source / (source + target)
+    tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
+    flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
+    micro_batch = recipe.tokens_per_step // recipe.micro_batches
+    result |= {
+        "parameters": count_parameters(config).total,
+        "vocabulary": vocabulary,
+        "flop_per_step": flops,
+        "flop": flops * result["steps"] if result["steps"] else None,
+        "memory_bytes": training_memory(config, micro_batch, max(64, (1 << 22) // vocabulary)),
+    }
+    if seconds:
+        speed, peak = measure(recipe, config, seconds)
+        paper = VaswaniTransformerConfig.from_preset("base")
+        rate = speed / tokens * flops
+        result |= {
+            "tokens_per_second": speed,
+            "flop_per_second": rate,
+            "matmul_flop_per_second": peak,
+            "mfu": rate / peak,
+            "hours": result["steps"] * tokens / speed / 3600 if result["steps"] else None,
+            # Section 5.2: base, 100,000 steps of 25,000 + 25,000 tokens, at the speed in FLOP/s seen here.
+            "hours_for_the_paper_s_base": 100_000 * training_flops(paper, 25_000, 25_000, 25, 25) / rate / 3600,
+        }
+    return result
+
+
+def show(plan: dict[str, Any]) -> str:
+    """The plan as people read it."""
+    lines = [f"parameters        {plan['parameters']:,} (vocabulary {plan['vocabulary']:,})"]
+    if plan["pairs"] is not None:
+        lines.append(
+            f"corpus            {plan['pairs']:,} pairs, {plan['steps_per_epoch']:,} steps an epoch, "
+            f"{plan['padding']:.1%} padding"
+        )
+    lines.append(f"FLOP per step     {plan['flop_per_step']:.3g}")
+    if plan["steps"]:
+        lines.append(f"steps             {plan['steps']:,}, {plan['flop']:.3g} FLOP in all")
+    lines.append(f"memory            about {plan['memory_bytes'] / 2**30:.1f} GiB a process")
+    if "tokens_per_second" in plan:
+        lines.append(
+            f"speed             {plan['tokens_per_second']:,.0f} source + target tokens/s, "
+            f"{plan['flop_per_second'] / 1e9:,.0f} GFLOP/s, {plan['mfu']:.0%} of the matrix products' "
+            f"{plan['matmul_flop_per_second'] / 1e9:,.0f}"
+        )
+        if plan["hours"] is not None:
+            lines.append(f"this recipe       {plan['hours']:,.2f} hours on this machine, one process")
+        lines.append(f"the paper's base  {plan['hours_for_the_paper_s_base']:,.1f} hours for its 100,000 steps, so")
+    return "\n".join(lines)
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    help="A dry run of a recipe: parameters, FLOPs, memory, steps an epoch, projected time. Flags as for training.",
+)
+def plan(
+    context: typer.Context,
+    config: Annotated[str | None, typer.Option(help="A recipe: a YAML file, or the name of a shipped one.")] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to measure the speed; 0: not at all.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    result = make_plan(load_recipe(config, flags_of(context.args)), seconds)
+    typer.echo(json.dumps(result, indent=1) if as_json else show(result))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    exit_cleanly(app, arguments, name="plan")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""The Translator on ONNX Runtime: onnxruntime, tokenizers and numpy, without torch and without transformers.
+
+>>> translator = OnnxTranslator.from_pretrained("demo-onnx")
+>>> translator.translate(["The house is small."])
+['Das Haus ist klein.']
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from .errors import BrokenFileError, InputError, UnavailableError, one_line
+from .texts import MAX_BEAMS, Hypothesis, TextTranslator, check_number
+
+GRAPH = "model.onnx"
+INPUTS = {"input_ids", "attention_mask", "num_beams", "max_length", "length_penalty", "min_length"}
+NO_HYPOTHESIS = -1e8  # a score below is that of an empty slot
+NO_MAXIMUM = 1_000_000
+
+
+class OnnxTranslator(TextTranslator):
+    """A graph with the search in it, and its tokenizer."""
+
+    def __init__(self, session: Any, tokenizer: Tokenizer, config: dict[str, Any]):
+        """session: an onnxruntime.InferenceSession;  config: the model's config.json"""
+        self.session, self.tokenizer, self.config = session, tokenizer, config
+        self.vocabulary: int = config["vocab_size"]
+        self.pad: int = config["pad_token_id"]
+        self.positions: int | None = config.get("max_position_embeddings")
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, device: str | None = None, threads: int | None = None
+    ) -> "OnnxTranslator":
+        """An OnnxTranslator from the folder that `vaswani-transformer export onnx` wrote.
+
+        device: "cpu", "cuda" or "cuda:1"; None for CUDA where ONNX Runtime has it.
+        threads: of one operator on the CPU; None for as many as there are cores.
+        Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise InputError(f"{folder}: there is no such folder")
+        config = checked_config(folder / "config.json")
+        tokenizer = checked_tokenizer(folder, config)
+        translator = cls(load_session(folder / GRAPH, device, threads), tokenizer, config)
+        if translator.session.get_providers()[0] != "CPUExecutionProvider":
+            # The first call allocates memory and chooses kernels.
+            translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
+        return translator
+
+    def generate(
+        self,
+        input_ids: np.ndarray,
+        attention_mask: np.ndarray | None = None,
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        max_length: int | None = None,
+        min_length: int = 0,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids in, token ids out.
+
+        input_ids, attention_mask: (batch, source), each sentence ending in </s> and padded on the right; without a
+            mask, what is not padding counts
+        max_length: output tokens, beside the limit that every sentence has, its source tokens + 50
+        min_length: tokens before </s>
+        returns sequences (batch, num_beams, length), best first, padded, and their scores (batch, num_beams)
+        Raises InputError naming the row of ids that the graph would misread: ONNX Runtime takes -1 for the last one.
+        """
+        input_ids = checked_ids(input_ids, self.vocabulary)
+        mask = (input_ids != self.pad) if attention_mask is None else np.asarray(attention_mask)
+        if mask.shape != input_ids.shape:
+            raise InputError(f"attention_mask has shape {mask.shape} and input_ids {input_ids.shape}; they must agree")
+        if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
+            raise InputError("attention_mask must hold integers, 1 at tokens and 0 at padding")
+        lengths = mask.sum(axis=1)
+        if not lengths.all():
+            raise InputError(f"source row {int((lengths == 0).nonzero()[0][0])} is empty: all of it is padding")
+        if self.positions is not None and input_ids.shape[1] > self.positions:
+            raise InputError(f"input_ids has {input_ids.shape[1]} columns; the model has {self.positions} positions")
+        check_number("num_beams", num_beams, 1, MAX_BEAMS)
+        check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM)
+        check_number("min_length", min_length, 0, NO_MAXIMUM)
+        inputs = {
+            "input_ids": input_ids.astype(np.int64),
+            "attention_mask": mask.astype(np.int64),
+            "num_beams": np.array(num_beams, np.int64),
+            "max_length": np.array(NO_MAXIMUM if max_length is None else max_length, np.int64),
+            "length_penalty": np.array(length_penalty, np.float32),
+            "min_length": np.array(min_length, np.int64),
+        }
+        sequences, scores = self.session.run(["sequences", "scores"], inputs)
+        return sequences, scores
+
+    def _encode(self, text: str) -> tuple[list[int], list[int]]:
+        encoding = self.tokenizer.encode(text)
+        return encoding.ids, [start for start, _ in encoding.offsets]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _search(
+        self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
+    ) -> list[list[Hypothesis]]:
+        longest = max(map(len, sources))
+        input_ids = np.array([source + [self.pad] * (longest - len(source)) for source in sources])
+        mask = np.array([[1] * len(source) + [0] * (longest - len(source)) for source in sources])
+        sequences, scores = self.generate(input_ids, mask, num_beams, length_penalty)
+        return self._hypotheses(sequences[:, :n_best].tolist(), scores[:, :n_best].tolist())
+
+
+def checked_ids(input_ids: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Integer ids (batch, source), neither 0, all of them in the vocabulary. Raises InputError naming the row."""
+    input_ids = np.asarray(input_ids)
+    if input_ids.ndim != 2 or 0 in input_ids.shape:
+        raise InputError(f"input_ids has shape {input_ids.shape}; it must be (batch, source), neither 0")
+    if input_ids.dtype.kind not in "iu":
+        raise InputError(f"input_ids holds {input_ids.dtype}; token ids are integers")
+    wrong = ((input_ids < 0) | (input_ids >= vocabulary)).any(axis=1)
+    if wrong.any():
+        row = int(wrong.nonzero()[0][0])
+        raise InputError(
+            f"input_ids row {row} has ids from {input_ids[row].min()} to {input_ids[row].max()}; "
+            f"the vocabulary goes from 0 to {vocabulary - 1}"
+        )
+    return input_ids
+
+
+def load_session(path: Path, device: str | None = None, threads: int | None = None) -> Any:
+    """The graph on a device. Raises BrokenFileError naming a file that is missing, truncated or another model's."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        raise UnavailableError('onnxruntime is not installed: pip install "vaswani-transformer[onnx]"') from None
+    if not path.is_file():
+        raise BrokenFileError(f"{path}: no such file; `vaswani-transformer export onnx MODEL {path.parent}` writes it")
+    providers = checked_providers(onnxruntime, device)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns that four inputs have defaults
+    if threads is not None:
+        check_number("threads", threads, 1, 1024)
+        options.intra_op_num_threads = threads
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    except Exception as error:  # its exceptions have no common base
+        raise BrokenFileError(
+            f"{path} is not a whole ONNX file ({path.stat().st_size:,} bytes: {one_line(str(error))[:200]}); "
+            "copy or export it again"
+        ) from None
+    missing = INPUTS - {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
+    if missing:
+        raise BrokenFileError(f"{path} is another kind of graph: it has no input {', '.join(sorted(missing))}")
+    return session
+
+
+def checked_providers(onnxruntime: Any, device: str | None) -> list[Any]:
+    """ONNX Runtime's execution providers for a device. Raises InputError or UnavailableError."""
+    has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if device is None:
+        device = "cuda" if has_cuda else "cpu"
+    kind, colon, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not index.isdecimal()):
+        raise InputError(f"device {device!r} is not one that the ONNX backend knows: cpu, cuda, cuda:1")
+    if kind == "cpu":
+        return ["CPUExecutionProvider"]
+    if not has_cuda:
+        raise UnavailableError(
+            f"device {device!r}: this onnxruntime has no CUDA; pip uninstall onnxruntime, then "
+            'pip install "vaswani-transformer[onnx-gpu]"'
+        )
+    onnxruntime.preload_dlls()
+    return [("CUDAExecutionProvider", {"device_id": int(index or 0)}), "CPUExecutionProvider"]
+
+
+def checked_config(path: Path) -> dict[str, Any]:
+    """config.json, as far as a runtime needs it. Raises BrokenFileError naming file and field."""
+    config = read_json_object(path)
+    if config.get("model_type") != "vaswani_transformer":
+        raise InputError(
+            f"{path}: model_type is {config.get('model_type')!r}; this program reads 'vaswani_transformer'"
+        )
+    vocabulary = config.get("vocab_size")
+    if type(vocabulary) is not int or not 1 <= vocabulary <= 10_000_000:
+        raise BrokenFileError(f"{path}: vocab_size is {vocabulary!r}; it must lie between 1 and 10000000")
+    target = config.get("decoder_vocab_size")
+    if target not in (None, vocabulary):
+        raise InputError(
+            f"the model has {vocabulary} source and {target} target tokens; "
+            "a Translator reads and writes with one shared tokenizer"
+        )
+    pad = config.get("pad_token_id")
+    if type(pad) is not int or not 0 <= pad < vocabulary:
+        raise BrokenFileError(f"{path}: pad_token_id is {pad!r}; ids go from 0 to {vocabulary - 1} (vocab_size)")
+    positions = config.get("max_position_embeddings")
+    if positions is not None and (type(positions) is not int or positions < 1):
+        raise BrokenFileError(f"{path}: max_position_embeddings is {positions!r}; it must be a positive number or null")
+    return config
+
+
+def checked_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
+    """tokenizer.json; its ids lie in the model's vocabulary and </s> ends a sentence. Raises BrokenFileError."""
+    path = folder / "tokenizer.json"
+    read_json_object(path)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust library raises bare Exceptions
+        raise BrokenFileError(f"{path} is not a tokenizer ({error}); copy or fetch it again") from None
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= config["vocab_size"]:
+        raise BrokenFileError(
+            f"{path} has ids up to {largest}, but config.json has vocab_size {config['vocab_size']}: "
+            "tokenizer and model do not belong together"
+        )
+    settings_path = folder / "tokenizer_config.json"
+    settings = read_json_object(settings_path) if settings_path.exists() else {}
+    # Control tokens that somebody types are text.
+    tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    end = config.get("eos_token_id")
+    ends = end if isinstance(end, list) else [end]
+    if tokenizer.encode("a").ids[-1:] not in [[token] for token in ends]:
+        raise BrokenFileError(f"{path} does not end a sentence in the token {end} (eos_token_id of config.json)")
+    return tokenizer
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object. Raises BrokenFileError naming the file, and the place if it is truncated."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BrokenFileError(f"{path}: no such file; a model's folder needs it") from None
+    except OSError as error:
+        raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        state = "is empty" if path.stat().st_size == 0 else f"is not whole JSON: {one_line(str(error))}"
+        raise BrokenFileError(f"{path} {state}; copy or fetch it again") from None
+    if not isinstance(content, dict):
+        raise BrokenFileError(f"{path} holds a {type(content).__name__}; it must hold an object")
+    return content

@@ -1,0 +1,266 @@
+"""Texts in, translations out, whatever runs the model: cut what is far too long, sort by length, fill batches, search,
+restore the order.
+
+Nothing here needs torch: `translator.py` searches with it, `onnx_translator.py` with ONNX Runtime.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, overload
+
+from .errors import InputError
+
+MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which travels alone
+
+# A text is cut when it has more tokens than this: far more than the sentences that models are trained on.
+MAX_SOURCE_LENGTH = 256
+SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
+# A longer text per allowed token is looked at in parts: a line of ten million letters costs no memory.
+CHARACTERS_PER_TOKEN = 32
+
+# After a full stop and the quotes and brackets that close with it; Chinese and Japanese put no space there.
+SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[」』）]*")
+SPACE = re.compile(r"\s+")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation, its score log P(Y | X) / ((5 + |Y|) / 6)^alpha, and its token ids, </s> included.
+
+    Of a text that was cut, scores are summed and tokens joined over its parts.
+    """
+
+    text: str
+    score: float
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is translated at once: all of a text, or a part of one that is far too long."""
+
+    text: int  # which text it belongs to
+    source: list[int]  # token ids, ending in </s>
+    joint: str  # what stands between it and the part before
+
+
+class TextTranslator:
+    """What a translator does with texts; `_search` and the tokenizer are its children's."""
+
+    positions: int | None  # learned positions of the model; None: no maximum
+    pad: int
+
+    def _encode(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids, ending in </s>, and where in the text each begins."""
+        raise NotImplementedError
+
+    def _decode(self, tokens: list[int]) -> str:
+        raise NotImplementedError
+
+    def _search(
+        self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
+    ) -> list[list[Hypothesis]]:
+        """The best hypotheses of a batch of sources, best first."""
+        raise NotImplementedError
+
+    def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
+        """(batch, n_best, length) and (batch, n_best), as a search gives them; a slot of padding is none."""
+        found = []
+        for rows, row_scores in zip(sequences, scores, strict=True):
+            stripped = [[token for token in row if token != self.pad] for row in rows]
+            found.append(
+                [
+                    Hypothesis(self._decode(row), score, row)
+                    for row, score in zip(stripped, row_scores, strict=True)
+                    if row
+                ]
+            )
+        return found
+
+    @overload
+    def translate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        n_best: Literal[1] = 1,
+        return_scores: Literal[False] = False,
+        batch_tokens: int = 8192,
+        max_source_length: int | None = None,
+        progress: bool = False,
+    ) -> list[str]: ...
+
+    @overload
+    def translate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        n_best: int = 1,
+        return_scores: Literal[True],
+        batch_tokens: int = 8192,
+        max_source_length: int | None = None,
+        progress: bool = False,
+    ) -> list[list[Hypothesis]]: ...
+
+    @overload
+    def translate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        n_best: int = 1,
+        return_scores: bool = False,
+        batch_tokens: int = 8192,
+        max_source_length: int | None = None,
+        progress: bool = False,
+    ) -> list[str] | list[list[Hypothesis]]: ...
+
+    def translate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 0.6,
+        n_best: int = 1,
+        return_scores: bool = False,
+        batch_tokens: int = 8192,
+        max_source_length: int | None = None,
+        progress: bool = False,
+    ) -> list[str] | list[list[Hypothesis]]:
+        """Translate texts by the search of section 6.1; a text of white space alone becomes an empty one.
+
+        num_beams, length_penalty: beam size and alpha of the GNMT penalty.
+        n_best, return_scores: with either, a list of at most n_best hypotheses per text, best first.
+        batch_tokens: source tokens in a batch, padding included, times beams: what memory depends on.
+        max_source_length: a text of more tokens is cut at the ends of sentences, or else at spaces, or else between
+            letters, and its translations are joined (default: 256, or the model's learned positions if fewer).
+        progress: show a bar on stderr.
+
+        Returns one translation, or one list of hypotheses, per text, in their order. Raises InputError.
+        """
+        texts = checked_texts(texts, "text")
+        limit = self._source_limit(max_source_length)
+        check_number("num_beams", num_beams, 1, MAX_BEAMS)
+        check_number("n_best", n_best, 1, num_beams)
+        check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
+        if not isinstance(length_penalty, (int, float)) or not -100 <= length_penalty <= 100:
+            raise InputError(f"length_penalty is {length_penalty!r}; it must lie between -100 and 100 (paper: 0.6)")
+        with_scores = return_scores or n_best > 1
+
+        parts = [part for number, text in enumerate(texts) for part in self._parts(number, text, limit)]
+        found: list[list[Hypothesis]] = [[] for _ in parts]
+        batches = batches_of_equal_length([len(part.source) * num_beams for part in parts], batch_tokens)
+        with shown_progress(len(parts) if progress else None) as advance:
+            for batch in batches:
+                sources = [parts[i].source for i in batch]
+                for i, hypotheses in zip(batch, self._search(sources, num_beams, length_penalty, n_best), strict=True):
+                    found[i] = hypotheses
+                advance(len(batch))
+
+        translations: list[list[Hypothesis]] = [[] for _ in texts]
+        for part, hypotheses in zip(parts, found, strict=True):
+            so_far = translations[part.text]
+            translations[part.text] = joined(so_far, part.joint, hypotheses) if so_far else hypotheses
+        empty = [Hypothesis("", 0.0, [])]
+        if with_scores:
+            return [hypotheses or empty for hypotheses in translations]
+        return [hypotheses[0].text if hypotheses else "" for hypotheses in translations]
+
+    def _source_limit(self, max_source_length: int | None) -> int:
+        if max_source_length is None:
+            return MAX_SOURCE_LENGTH if self.positions is None else min(MAX_SOURCE_LENGTH, self.positions)
+        most = 1_000_000 if self.positions is None else self.positions
+        check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
+        return max_source_length
+
+    def _parts(self, number: int, text: str, limit: int) -> Iterator[Part]:
+        """The text as one part if it has at most `limit` tokens, cut at good places if not; none if it is empty."""
+        rest, joint = text, ""
+        while rest and not rest.isspace():
+            window = rest[: limit * CHARACTERS_PER_TOKEN]
+            ids, starts = self._encode(window)
+            if len(ids) <= limit and len(window) == len(rest):
+                yield Part(number, ids, joint)
+                return
+            # The first token that has no room; </s>, the last one, has no place in the text.
+            reach = starts[limit - 1] if len(ids) > limit else len(window)
+            head = rest[: best_cut(rest, reach)]
+            yield Part(number, self._encode(head.rstrip())[0], joint)
+            tail = rest[len(head) :]
+            rest = tail.lstrip()
+            joint = " " if len(rest) < len(tail) or head[-1:].isspace() else ""
+
+
+def batches_of_equal_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of texts of similar length, longest first; a batch, padded, has at most batch_tokens, or one text."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def best_cut(text: str, reach: int) -> int:
+    """Where to cut a text within its first `reach` characters: the last end of a sentence, or else the last space."""
+    # One character more, so that the space after a full stop at the very end is seen.
+    for place in (SENTENCE_END, SPACE):
+        cuts = [
+            match.end() for match in place.finditer(text[: reach + 1]) if 0 < match.start() and match.end() <= reach
+        ]
+        if cuts:
+            return cuts[-1]
+    return reach
+
+
+def joined(first: list[Hypothesis], joint: str, second: list[Hypothesis]) -> list[Hypothesis]:
+    """The k-th best of one part with the k-th best of the next."""
+    return [
+        Hypothesis(a.text + joint + b.text, a.score + b.score, a.tokens + b.tokens)
+        for a, b in zip(first, second, strict=False)  # a part may have fewer
+    ]
+
+
+def checked_texts(texts: str | Sequence[str], kind: str) -> list[str]:
+    """The texts as a list. Raises InputError naming the first that is none, or not Unicode."""
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise InputError(f"{kind} {number} is a {type(text).__name__}, not a str")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{kind} {number}: the lone surrogate {ascii(text[error.start])} at character {error.start + 1} "
+                "is not Unicode text"
+            ) from None
+    return texts
+
+
+def check_number(name: str, value: int, least: int, most: int) -> None:
+    """Raises InputError if an integer does not lie between its limits."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{name} is {value!r}; it must lie between {least} and {most}")
+
+
+@contextmanager
+def shown_progress(total: int | None):
+    """A function that advances a bar on stderr; None: one that does nothing."""
+    if total is None:
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)
