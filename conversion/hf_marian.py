@@ -222,9 +222,9 @@ def write_back(model: VaswaniTransformerForConditionalGeneration, origin: Origin
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 (out / name).write_bytes((origin.folder / name).read_bytes())
     (out / "config.json").write_text(json.dumps(options, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    unspeakable = sorted({config.pad_token_id, config.decoder_start_token_id} - {config.eos_token_id})
+    unspeakable = {config.pad_token_id, config.decoder_start_token_id}
     generation = {
-        "bad_words_ids": [[id] for id in unspeakable],
+        "bad_words_ids": [[id] for id in sorted(id for id in unspeakable if id not in (None, config.eos_token_id))],
         "num_beams": 4,
         "max_length": 512,
         **{f"{name}_token_id": getattr(config, f"{name}_token_id") for name in ("eos", "pad", "decoder_start")},

@@ -128,7 +128,7 @@ def read(path: Path, reasons: Reasons) -> Converted:
             reasons.option(f"--{name.replace('_', '-')} {options[name]} is not --hidden-size {d_model}")
     if reasons.options:
         reasons.refuse()
-    assert isinstance(d_model, int)
+    assert isinstance(d_model, int) and isinstance(layers[0], int) and isinstance(layers[1], int)
 
     tensors = Tensors(checkpoint["model"], reasons)
     ours: dict[str, Tensor] = {}

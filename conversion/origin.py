@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer

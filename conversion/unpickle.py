@@ -22,6 +22,8 @@ from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 # A class of these packages is replaced by an empty shell; of any other, refused.
 TOOLKITS = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
 
+SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
+
 CONTAINERS: list[Callable | tuple[Callable, str]] = [
     argparse.Namespace,
     set,
@@ -30,8 +32,8 @@ CONTAINERS: list[Callable | tuple[Callable, str]] = [
     np.dtype,
     np.ndarray,
     *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "bool")),
-    (np._core.multiarray.scalar, "numpy.core.multiarray.scalar"),
-    (np._core.multiarray.scalar, "numpy._core.multiarray.scalar"),
+    (SCALAR, "numpy.core.multiarray.scalar"),
+    (SCALAR, "numpy._core.multiarray.scalar"),
     (codecs.encode, "_codecs.encode"),
 ]
 

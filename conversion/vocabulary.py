@@ -72,7 +72,7 @@ class Vocabulary:
         """Rows of the source's and of the target's table."""
         source = max(len(self.source), self.new_special_rows()) + len(self.source_aliases)
         target = max(len(self.target), self.new_special_rows()) + len(self.target_aliases)
-        return (max(source, target),) * 2 if self.is_joint else (source, target)
+        return (max(source, target), max(source, target)) if self.is_joint else (source, target)
 
     def special_tokens(self, side: str) -> dict[str, str]:
         """bos_token, eos_token, pad_token, unk_token -> the token, for one side."""
@@ -153,7 +153,7 @@ class Vocabulary:
         return self.with_template(tokenizer, side)
 
     def with_template(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
-        """The tokenizer with the symbols around a sentence: the source as the toolkit has it, the target with `</s>`."""
+        """The tokenizer with the symbols around a sentence: the target ends with `</s>`."""
         special, ids = self.special_tokens(side), self.ids(side)
         bos, eos = special["bos_token"], special["eos_token"]
         around = [bos] if self.begins and side == "source" else []

@@ -53,7 +53,9 @@ class Golden:
         """The batch of inputs.txt with our padding id."""
         mask = torch.tensor(self.expected["src_mask"])
         ids = torch.tensor(self.expected["src_ids"])
-        return {"input_ids": ids.masked_fill(mask == 0, self.model.config.pad_token_id), "attention_mask": mask}
+        pad = self.model.config.pad_token_id
+        assert pad is not None
+        return {"input_ids": ids.masked_fill(mask == 0, pad), "attention_mask": mask}
 
     def logits(self, decoder_input_ids: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -61,15 +63,14 @@ class Golden:
 
     def log_probabilities(self, rows: list[int], hypotheses: list[list[int]]) -> list[Tensor]:
         """log P of each token of hypotheses, each for the source of its row."""
-        source = self.source()
-        found = []
-        for row, hypothesis in zip(rows, hypotheses, strict=True):
-            inputs = torch.tensor([[self.model.config.decoder_start_token_id, *hypothesis[:-1]]])
-            with torch.inference_mode():
-                logits = self.model(**{k: v[row : row + 1] for k, v in source.items()}, decoder_input_ids=inputs).logits
-            chosen = torch.tensor(hypothesis)[None, :, None]
-            found.append(logits.double().log_softmax(-1).gather(-1, chosen)[0, :, 0])
-        return found
+        longest = max(map(len, hypotheses))
+        labels = torch.tensor([hypothesis + [0] * (longest - len(hypothesis)) for hypothesis in hypotheses])
+        start = torch.full((len(labels), 1), self.model.config.decoder_start_token_id)
+        source = {name: values[rows] for name, values in self.source().items()}
+        with torch.inference_mode():
+            logits = self.model(**source, decoder_input_ids=torch.cat((start, labels[:, :-1]), dim=1)).logits
+        chosen = logits.double().log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0]
+        return [words[: len(hypothesis)] for words, hypothesis in zip(chosen, hypotheses, strict=True)]
 
 
 @functools.cache

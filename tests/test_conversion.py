@@ -75,15 +75,18 @@ def hypotheses_of(checkpoint: Golden) -> tuple[list[int], list[list[int]], list[
         beams, scores = expected["greedy_ids"][:, None], expected["greedy_scores"][:, None]
     else:
         beams, scores = expected["beam_ids"], expected["beam_scores"]
-    found: tuple[list[int], list[list[int]], list[float]] = ([], [], [])
+    rows: list[int] = []
+    hypotheses: list[list[int]] = []
+    found: list[float] = []
     for row in range(len(beams)):
         for beam, score in zip(beams[row].tolist(), scores[row].tolist(), strict=True):
             if beam[0] < 0 or np.isnan(score):
                 continue  # fewer hypotheses than beams
             tokens = beam[: beam.index(eos) + 1] if eos in beam else [id for id in beam if id >= 0]
-            for values, value in zip(found, (row, tokens, score), strict=True):
-                values.append(value)
-    return found
+            rows.append(row)
+            hypotheses.append(tokens)
+            found.append(score)
+    return rows, hypotheses, found
 
 
 def test_hypotheses_have_the_toolkits_scores(checkpoint: Golden):
@@ -103,13 +106,11 @@ def test_hypotheses_have_the_toolkits_scores(checkpoint: Golden):
 def word_score_difference(checkpoint: Golden) -> float:
     """The largest difference from the log-probabilities that Marian prints for the words of its 12 best."""
     largest = 0.0
-    for row, (beams, scores) in enumerate(
-        zip(checkpoint.expected["hyp_ids"].tolist(), checkpoint.expected["hyp_word_scores"], strict=True)
-    ):
-        beams = [[id for id in beam if id >= 0] for beam in beams]
-        ours = checkpoint.log_probabilities([row] * len(beams), beams)
-        for beam, words, theirs in zip(beams, ours, scores, strict=True):
-            largest = max(largest, np.abs(words.numpy() - theirs[: len(beam)]).max(initial=0.0))
+    beams = [[id for id in beam if id >= 0] for row in checkpoint.expected["hyp_ids"].tolist() for beam in row]
+    rows = [row for row, hypotheses in enumerate(checkpoint.expected["hyp_ids"]) for _ in hypotheses]
+    printed = checkpoint.expected["hyp_word_scores"].reshape(len(beams), -1)
+    for beam, ours, theirs in zip(beams, checkpoint.log_probabilities(rows, beams), printed, strict=True):
+        largest = max(largest, np.abs(ours.numpy() - theirs[: len(beam)]).max(initial=0.0))
     return largest
 
 

@@ -243,7 +243,9 @@ def _recipe_of(model: Path, config: str | None, flags: dict[str, str]) -> Recipe
     if not (model / "run.json").is_file():
         raise InputError(f"{model} has no run.json; name a recipe (--config), or --source and --reference files")
     saved = read_json(model / "run.json").get("recipe", {})
-    return load_recipe(None, {**{key: json.dumps(value) for key, value in saved.items()}, **flags})
+    # Of a recipe that another version may have written, only what says where the text is.
+    where = ("data", "dataset", "dataset_config", "source_language", "target_language", "validation", "test")
+    return load_recipe(None, {**{key: json.dumps(saved[key]) for key in where if key in saved}, **flags})
 
 
 def main(arguments: list[str] | None = None) -> None:

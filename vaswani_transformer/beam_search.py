@@ -1,8 +1,8 @@
 """The beam search of Section 6.1 in tensors only: the same translations as `generate()`, faster.
 
 Three things make it fast. The beams of a sentence share one cache that is only appended to: an ancestry table says
-which of its slots each beam may attend to, and nothing is ever reordered. The memory's keys and values are kept once per
-sentence, with the beams as its queries. Sentences that are done leave the batch.
+which of its slots each beam may attend to, and nothing is ever reordered. The memory's keys and values are kept once
+per sentence, with the beams as its queries. Sentences that are done leave the batch.
 
 `start` and `step` have no Python in the way of their data, so that they can be exported; `beam_search` drives them.
 """
@@ -104,7 +104,7 @@ def step(
     logits, keys, values = decode(model, memory, search)  # (batch, beams, V)
     config, beams = model.config, search.live.shape[1]
     ends, pad = as_set(config.eos_token_id), config.pad_token_id
-    suppressed = (as_set(pad) | as_set(config.decoder_start_token_id)) - ends
+    suppressed = as_set(model.generation_config.suppress_tokens)
     length = search.ancestry.new_full((), search.live.shape[2])  # of what this step makes, the start token not counted
 
     # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its beams; a few more,
@@ -199,8 +199,8 @@ def attend(attention: MultiHeadAttention, states: Tensor, keys: Tensor, values: 
     return attention.out_proj(output.transpose(1, 2).flatten(2))
 
 
-def as_set(ids: int | list[int]) -> set[int]:
-    return set(ids) if isinstance(ids, list) else {ids}
+def as_set(ids: int | list[int] | None) -> set[int]:
+    return {ids} if isinstance(ids, int) else set(ids or ())
 
 
 def is_one_of(tokens: Tensor, ids: set[int]) -> Tensor:

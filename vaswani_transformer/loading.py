@@ -71,7 +71,7 @@ def load_model(
     """
     folder = Path(folder)
     config = load_config(folder)
-    blueprint = checked_blueprint(folder, config)
+    checked_blueprint(folder, config)
     check_generation_config(folder, config)
     device, dtype = checked_device(device), checked_dtype(dtype)
     bars_wanted = logging.is_progress_bar_enabled()
@@ -85,9 +85,6 @@ def load_model(
     finally:
         if bars_wanted:
             logging.enable_progress_bar()
-    if not (folder / "generation_config.json").exists():
-        # transformers would search with its own settings; the model's class brings the paper's.
-        model.generation_config = blueprint.generation_config
     return model.eval().to(device)  # pyright: ignore[reportArgumentType]
 
 

@@ -601,6 +601,13 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
     def get_decoder(self, *args, **kwargs) -> VaswaniTransformerDecoder:
         return self.model.decoder
 
+    def adjust_generation_fn(self, generation_config: GenerationConfig | None, *args, **kwargs):
+        # from_pretrained replaces the search by transformers' defaults where generation_config.json is missing.
+        paper = self.generation_config
+        super().adjust_generation_fn(generation_config, *args, **kwargs)
+        if self.generation_config._from_model_config:
+            self.generation_config = paper
+
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels shifted right by the start token, -100 as padding; (batch, target) -> (batch, target)"""
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)

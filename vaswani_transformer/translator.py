@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from .beam_search import beam_search
 from .errors import InputError
 from .loading import find_folder, load_model, load_tokenizer, target_vocabulary
 from .modeling_vaswani_transformer import (
     MAX_BEAMS,
     VaswaniTransformerForConditionalGeneration,
-    gnmt_length_penalty,
 )
 
 # A text is cut when it has more tokens than this: far more than the sentences that models are trained on.
@@ -180,9 +180,7 @@ class Translator:
         with shown_progress(len(parts) if progress else None) as advance:
             for batch in batches:
                 sources = [parts[i].source for i in batch]
-                for i, hypotheses in zip(
-                    batch, self._search(sources, num_beams, length_penalty, n_best, with_scores), strict=True
-                ):
+                for i, hypotheses in zip(batch, self._search(sources, num_beams, length_penalty, n_best), strict=True):
                     found[i] = hypotheses
                 advance(len(batch))
 
@@ -221,49 +219,29 @@ class Translator:
             rest = tail.lstrip()
             joint = " " if len(rest) < len(tail) or head[-1:].isspace() else ""
 
-    @torch.inference_mode()
     def _search(
-        self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int, with_scores: bool
+        self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
     ) -> list[list[Hypothesis]]:
-        """The best hypotheses of a batch of sources, best first; score 0 unless they are wanted."""
+        """The best hypotheses of a batch of sources, best first; fewer than n_best where fewer finished."""
         batch = self._padded(sources)
-        ids = self.model.generate(
+        offset = getattr(self.model.generation_config, "max_source_length_offset", None)
+        sequences, scores = beam_search(
+            self.model,
             batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            num_beams=num_beams,
-            num_return_sequences=n_best,
-            # Greedy search has no use for the settings of a beam, and transformers says so in a log.
-            length_penalty=length_penalty if num_beams > 1 else 1.0,
-            early_stopping=self.model.generation_config.early_stopping if num_beams > 1 else False,
-            do_sample=False,
-            return_dict_in_generate=False,
+            batch["attention_mask"],
+            num_beams,
+            length_penalty,
+            50 if offset is None else offset,
         )
-        rows = [self._without_padding(row) for row in cast(Tensor, ids)[:, 1:].tolist()]
-        # A pool that was not full has no tokens in its last places.
-        kept = [(number // n_best, tokens) for number, tokens in enumerate(rows) if tokens]
-        scores = [0.0] * len(kept)
-        if with_scores:
-            forced = self._log_probabilities([sources[i] for i, _ in kept], [tokens for _, tokens in kept])
-            scores = [
-                math.fsum(log_probabilities) / gnmt_length_penalty(len(log_probabilities), length_penalty)
-                for log_probabilities in forced
+        pad = self.model.config.pad_token_id
+        return [
+            [
+                Hypothesis(cast(str, self.tokenizer.decode(tokens, skip_special_tokens=True)), score, tokens)
+                for row, score in zip(rows[:n_best], row_scores[:n_best], strict=True)
+                if (tokens := [token for token in row if token != pad])  # never produced: all of it is padding
             ]
-        hypotheses: list[list[Hypothesis]] = [[] for _ in sources]
-        for (i, tokens), score in zip(kept, scores, strict=True):
-            text = cast(str, self.tokenizer.decode(tokens, skip_special_tokens=True))
-            hypotheses[i].append(Hypothesis(text, score, tokens))
-        return hypotheses
-
-    def _without_padding(self, tokens: list[int]) -> list[int]:
-        """The tokens up to the first </s>, or without the padding of a hypothesis that has none."""
-        ends = self.model.config.eos_token_id
-        ends = set(ends) if isinstance(ends, list) else {ends}
-        for place, token in enumerate(tokens):
-            if token in ends:
-                return tokens[: place + 1]
-        while tokens and tokens[-1] == self.model.config.pad_token_id:
-            tokens = tokens[:-1]
-        return tokens
+            for rows, row_scores in zip(sequences.tolist(), scores.tolist(), strict=True)
+        ]
 
     # ---- scoring given translations --------------------------------------------------------------------------
 

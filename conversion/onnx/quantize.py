@@ -1,5 +1,135 @@
-from onnx import ModelProto
+"""A float32 graph -> the same graph with its weights in eight bits, one copy of each.
+
+Every matrix gets one scale per output column, and the embedding, which is also the output matrix, one per token:
+lookup and projection read the same bytes. Activations are quantised while the graph runs, each row by its own
+largest value, so that a sentence does not depend on its neighbours: a scale per tensor, as onnxruntime's
+quantize_dynamic has it, lets one sentence's outlier coarsen all others.
+"""
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+PRECISIONS = ("fp32", "fp16", "int8")
 
 
-def in_precision(graph: ModelProto, precision: str) -> ModelProto:
-    return graph
+def quantized(model: ModelProto) -> ModelProto:
+    """In place: weights int8, products of uint8 rows with int8 columns, summed in int32. Standard operators."""
+    graph = model.graph
+    bodies = graphs_of(graph)
+    floats = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    # The tied matrix is an embedding whose transpose is the output matrix.
+    transposes = {
+        node.output[0]: node.input[0] for body in bodies for node in body.node
+        if node.op_type == "Transpose" and node.input[0] in floats
+    }
+    rewriting = Rewriting(graph, floats, transposes)
+    for body in bodies:
+        rewriting.rewrite(body)
+    rewriting.finish()
+    return model
+
+
+def graphs_of(graph: GraphProto) -> list[GraphProto]:
+    """The loop's body and the graph itself, in the order in which they may be rewritten: a node holds its body."""
+    (loop,) = (node for node in graph.node if node.op_type == "Loop")
+    return [next(attribute.g for attribute in loop.attribute if attribute.name == "body"), graph]
+
+
+class Rewriting:
+    def __init__(self, graph: GraphProto, floats: dict[str, TensorProto], transposes: dict[str, str]):
+        self.graph, self.floats, self.transposes = graph, floats, transposes
+        self.tables = {
+            node.input[0] for node in graph.node if node.op_type == "Gather" and node.input[0] in floats
+        } | set(transposes.values())
+        self.done: set[str] = set()
+        self.new = [
+            numpy_helper.from_array(np.array(128, np.uint8), "int8.zero_point"),
+            numpy_helper.from_array(np.array(128, np.float32), "int8.zero"),
+            numpy_helper.from_array(np.array(127, np.float32), "int8.largest"),
+            numpy_helper.from_array(np.array(1e-20, np.float32), "int8.smallest"),
+            numpy_helper.from_array(np.array([-1]), "int8.last_axis"),
+        ]
+
+    def weight(self, name: str, axis: int) -> tuple[str, str]:
+        """The names of a matrix in int8 and of its scales; axis: along which the products are summed."""
+        if name not in self.done:
+            self.done.add(name)
+            array = numpy_helper.to_array(self.floats[name])
+            scale = np.maximum(np.abs(array).max(axis=axis), 1e-20).astype(np.float32) / 127
+            rounded = np.rint(array / np.expand_dims(scale, axis)).astype(np.int8)
+            self.new += [numpy_helper.from_array(rounded, f"{name}.int8"), numpy_helper.from_array(scale, f"{name}.scale")]
+        return f"{name}.int8", f"{name}.scale"
+
+    def rewrite(self, body: GraphProto) -> None:
+        nodes: list[NodeProto] = []
+        rows: dict[str, tuple[str, str]] = {}
+        for node in body.node:
+            matrix = node.input[1] if node.op_type == "MatMul" else None
+            if matrix in self.transposes:
+                nodes += self.product(node, rows, *self.weight(self.transposes[matrix], axis=1), transposed=True)
+            elif matrix in self.floats:
+                nodes += self.product(node, rows, *self.weight(matrix, axis=0), transposed=False)
+            elif node.op_type == "Gather" and node.input[0] in self.tables and self.is_matrix(node.input[0]):
+                nodes += self.lookup(node, *self.weight(node.input[0], axis=1))
+            else:
+                nodes.append(node)
+        del body.node[:]
+        body.node.extend(nodes)
+
+    def is_matrix(self, name: str) -> bool:
+        return len(self.floats[name].dims) == 2
+
+    def product(
+        self, node: NodeProto, rows: dict[str, tuple[str, str]], matrix: str, scale: str, transposed: bool
+    ) -> list[NodeProto]:
+        """rows (..., in) in uint8 with a scale each, times the columns in int8, times both scales"""
+        nodes = []
+        source, out = node.input[0], node.output[0]
+        if source not in rows:
+            rows[source] = (f"{source}.uint8", f"{source}.scale")
+            names = [f"{source}.{part}" for part in ("absolute", "largest", "most", "scaled", "round", "shifted")]
+            absolute, largest, most, scaled, whole, shifted = names
+            nodes += [
+                helper.make_node("Abs", [source], [absolute]),
+                helper.make_node("ReduceMax", [absolute, "int8.last_axis"], [largest], keepdims=1),
+                helper.make_node("Max", [largest, "int8.smallest"], [most]),
+                helper.make_node("Div", [most, "int8.largest"], [f"{source}.scale"]),
+                helper.make_node("Div", [source, f"{source}.scale"], [scaled]),
+                helper.make_node("Round", [scaled], [whole]),
+                helper.make_node("Add", [whole, "int8.zero"], [shifted]),
+                helper.make_node("Cast", [shifted], [f"{source}.uint8"], to=TensorProto.UINT8),
+            ]
+        if transposed:
+            nodes.append(helper.make_node("Transpose", [matrix], [f"{out}.matrix"], perm=[1, 0]))
+            matrix = f"{out}.matrix"
+        quantised, row_scale = rows[source]
+        return [
+            *nodes,
+            helper.make_node("MatMulInteger", [quantised, matrix, "int8.zero_point"], [f"{out}.int32"]),
+            helper.make_node("Cast", [f"{out}.int32"], [f"{out}.float"], to=TensorProto.FLOAT),
+            helper.make_node("Mul", [f"{out}.float", row_scale], [f"{out}.by_row"]),
+            helper.make_node("Mul", [f"{out}.by_row", scale], [out]),
+        ]
+
+    def lookup(self, node: NodeProto, table: str, scale: str) -> list[NodeProto]:
+        ids, out = node.input[1], node.output[0]
+        return [
+            helper.make_node("Gather", [table, ids], [f"{out}.int8"], axis=0),
+            helper.make_node("Cast", [f"{out}.int8"], [f"{out}.float"], to=TensorProto.FLOAT),
+            helper.make_node("Gather", [scale, ids], [f"{out}.scales"], axis=0),
+            helper.make_node("Unsqueeze", [f"{out}.scales", "int8.last_axis"], [f"{out}.scale"]),
+            helper.make_node("Mul", [f"{out}.float", f"{out}.scale"], [out]),
+        ]
+
+    def finish(self) -> None:
+        """Nothing stays that nobody reads: the float matrices, and the transpose of the tied one."""
+        for body in graphs_of(self.graph):
+            read = {name for node in body.node for name in node.input}
+            kept = [node for node in body.node if node.output[0] not in self.transposes or node.output[0] in read]
+            del body.node[:]
+            body.node.extend(kept)
+        read = {name for body in graphs_of(self.graph) for node in body.node for name in node.input}
+        inputs = {value.name for value in self.graph.input}
+        tensors = [tensor for tensor in (*self.graph.initializer, *self.new) if tensor.name in read | inputs]
+        del self.graph.initializer[:]
+        self.graph.initializer.extend(tensors)

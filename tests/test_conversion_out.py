@@ -1,0 +1,140 @@
+"""Out again: what came from a toolkit goes back bit by bit, and what it cannot be is refused with all reasons."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_config
+from golden import converted
+from safetensors.torch import load_file
+from saved_model import trained_model, trained_tokenizer
+from transformers import MarianMTModel
+
+from conversion.__main__ import main
+from conversion.unpickle import load_checkpoint
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.loading import load_model
+
+
+def tensors_of(file: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint by its name."""
+    if file.suffix == ".npz":
+        with np.load(file) as archive:
+            return dict(archive)
+    content = load_file(file) if file.suffix == ".safetensors" else load_checkpoint(file)
+    found: dict[str, np.ndarray] = {}
+
+    def collect(values, path: str) -> None:
+        if torch.is_tensor(values):
+            found[path] = values.numpy()
+        elif isinstance(values, dict):
+            for name, value in values.items():
+                collect(value, f"{path}/{name}")
+
+    for part in ("model", "generator"):
+        collect(content.get(part) if part in content else content if part == "model" else None, part)
+    return found
+
+
+CHECKPOINTS = {
+    "fairseq": "checkpoint_best.pt",
+    "marian": "model.npz",
+    "marian-spm": "model.npz",
+    "marian-prenorm": "model.npz",
+    "hf-marian": "model.safetensors",
+    "opennmt-py": "model_release.pt",
+}
+TO = {"marian-spm": "marian", "marian-prenorm": "marian"}
+# fairseq's stale copies, Marian's alignment of the configuration's end, OpenNMT-py's tables of positions (5000 rows).
+NOT_WEIGHTS = ("_weight", "_bias", "version", "_float_tensor", "special:model.yml", "pe.pe")
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_there_and_back_is_bit_exact(name: str, tmp_path: Path):
+    checkpoint, out = converted(name), tmp_path / "out"
+    main(["--to", TO.get(name, name), str(checkpoint.folder), str(out)])
+    theirs = tensors_of(checkpoint.checkpoint / CHECKPOINTS[name])
+    back = tensors_of(out / CHECKPOINTS[name])
+    weights = [name for name in theirs if not name.endswith(NOT_WEIGHTS)]
+    assert len(weights) > 40
+    for weight in weights:
+        assert back[weight].dtype == theirs[weight].dtype, weight
+        assert np.array_equal(back[weight], theirs[weight]), weight
+    assert set(weights) == {weight for weight in back if not weight.endswith(NOT_WEIGHTS)}
+    for file in (checkpoint.folder / "original").iterdir():  # the vocabularies, byte for byte
+        assert (out / file.name).read_bytes() == (checkpoint.checkpoint / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_what_goes_back_computes_the_same_when_it_returns(name: str, tmp_path: Path):
+    checkpoint = converted(name)
+    main(["--to", TO.get(name, name), str(checkpoint.folder), str(tmp_path / "out")])
+    main([str(tmp_path / "out"), str(tmp_path / "again")])
+    again = load_model(tmp_path / "again", device="cpu").state_dict()
+    for weight, tensor in checkpoint.model.state_dict().items():
+        assert torch.equal(again[weight], tensor), weight
+    assert (tmp_path / "again" / "tokenizer.json").read_text() == (checkpoint.folder / "tokenizer.json").read_text()
+
+
+def test_the_configuration_of_marian_returns_word_for_word(tmp_path: Path):
+    checkpoint = converted("marian")
+    main(["--to", "marian", str(checkpoint.folder), str(tmp_path / "out")])
+    with np.load(checkpoint.checkpoint / "model.npz") as theirs, np.load(tmp_path / "out" / "model.npz") as ours:
+        assert np.array_equal(ours["special:model.yml"], theirs["special:model.yml"])
+
+
+def test_old_fairseq_goes_back_as_new(tmp_path: Path):
+    checkpoint = converted("fairseq-old")
+    main(["--to", "fairseq", str(checkpoint.folder), str(tmp_path / "out")])
+    theirs = tensors_of(checkpoint.checkpoint / "checkpoint_best.pt")
+    back = tensors_of(tmp_path / "out" / "checkpoint_best.pt")
+    assert np.array_equal(back["model/decoder.output_projection.weight"], theirs["model/decoder.embed_out"])
+    assert np.array_equal(back["model/encoder.embed_tokens.weight"], theirs["model/encoder.embed_tokens.weight"])
+
+
+def test_transformers_computes_the_same_from_a_model_of_ours(tmp_path: Path):
+    """A paper model with Hugging Face's epsilon is a MarianMTModel."""
+    torch.manual_seed(0)
+    model = VaswaniTransformerForConditionalGeneration(tiny_config(layer_norm_eps=1e-5)).eval()
+    model.save_pretrained(tmp_path / "ours")
+    main(["--to", "hf-marian", str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    theirs = MarianMTModel.from_pretrained(tmp_path / "theirs").eval()
+    batch = {
+        "input_ids": torch.tensor([[5, 9, 7, 2], [8, 2, 1, 1]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+        "decoder_input_ids": torch.tensor([[0, 5, 6, 11, 7], [0, 4, 4, 9, 20]]),
+    }
+    with torch.inference_mode():
+        difference = (model(**batch).logits - theirs(**batch, use_cache=False).logits).abs().max().item()
+    assert difference <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["marian", "fairseq", "hf-marian", "opennmt-py", "tensor2tensor", "sockeye"])
+def test_ctranslate2_computes_the_same(name: str, tmp_path: Path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    checkpoint = converted(name)
+    main(["--to", "ctranslate2", str(checkpoint.folder), str(tmp_path / "out")])
+    translator = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32", intra_threads=1)
+    tokenizer, target_tokenizer = checkpoint.tokenizer(), checkpoint.tokenizer("target")
+    sources = [tokenizer.convert_ids_to_tokens(tokenizer(source)["input_ids"]) for source, _ in checkpoint.inputs]
+    targets = [target_tokenizer(target)["input_ids"] for _, target in checkpoint.inputs]
+    eos = checkpoint.model.config.eos_token_id
+    assert all(target[-1] == eos for target in targets)
+    words = [target_tokenizer.convert_ids_to_tokens(target[:-1]) for target in targets]
+    theirs = [score.log_probs for score in translator.score_batch(sources, words)]
+    ours = checkpoint.log_probabilities(list(range(len(targets))), targets)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.tolist() == pytest.approx(b, abs=2e-4)  # its float32 kernels; a wrong table is off by 3e-3 to 5e-2
+
+
+def test_what_the_target_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture):
+    trained_model().save_pretrained(tmp_path / "ours")
+    trained_tokenizer().save_pretrained(tmp_path / "ours")
+    with pytest.raises(SystemExit) as stop:
+        main(["--to", "fairseq", str(tmp_path / "ours"), str(tmp_path / "out")])
+    message = capsys.readouterr().err
+    assert stop.value.code == 2 and message.count("\n") == 1
+    for reason in ("position_base", "position_offset 0", "layer_norm_eps 1e-06", "decoder with </s>"):
+        assert reason in message
+    assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1
