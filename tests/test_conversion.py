@@ -22,6 +22,8 @@ SCORES = {
     "opennmt-py": lambda total, length: total / ((5 + length + 1) / 6) ** 0.6,  # it counts <s> as well
     "sockeye": lambda total, length: -total / length,
 }
+# Sockeye's scores are costs.
+SMALLER_IS_BETTER = {"sockeye"}
 # Pre-norm Marian searches with another function than it trains: see test_prenorm_marian_...
 STEPWISE_IS_ANOTHER_FUNCTION = {"marian-prenorm"}
 
@@ -129,3 +131,50 @@ def test_prenorm_marian_is_the_function_that_marian_trained():
     # Its step-wise decoder is another one, as the note in the folder says.
     assert word_score_difference(checkpoint) > 0.1
     assert "two functions" in (checkpoint.folder / "CONVERSION.md").read_text()
+
+
+def generated(checkpoint: Golden, beams: int, returned: int, **settings) -> list[list[list[int]]]:
+    """Per source, our hypotheses as token ids, best first."""
+    model = checkpoint.model
+    ids = model.generate(**checkpoint.source(), num_beams=beams, num_return_sequences=returned, **settings)
+    eos, found = model.config.eos_token_id, []
+    for row in ids[:, 1:].tolist():
+        found.append(row[: row.index(eos) + 1] if eos in row else row)
+    return [found[start : start + returned] for start in range(0, len(found), returned)]
+
+
+@pytest.mark.parametrize(("name", "compared"), [("tensor2tensor", 4), ("joeynmt", 1)])
+def test_the_search_of_who_has_our_penalty_finds_the_same(name: str, compared: int):
+    """JoeyNMT leaves finished hypotheses in the beam, so that its second and later ones may be others."""
+    checkpoint = converted(name)
+    rows, hypotheses, _ = hypotheses_of(checkpoint)
+    ours = generated(checkpoint, beams=4, returned=4, length_penalty=0.6)
+    for row in range(len(ours)):
+        theirs = [hypothesis for at, hypothesis in zip(rows, hypotheses, strict=True) if at == row]
+        assert ours[row][:compared] == theirs[:compared]
+
+
+@pytest.mark.parametrize("name", ["torch-nn-transformer", "annotated-transformer"])
+def test_greedy_search_finds_the_same(name: str):
+    checkpoint = converted(name)
+    _, hypotheses, _ = hypotheses_of(checkpoint)
+    assert [
+        best[0] for best in generated(checkpoint, beams=1, returned=1, length_penalty=1.0, early_stopping=False)
+    ] == hypotheses
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name in SCORES and name not in STEPWISE_IS_ANOTHER_FUNCTION]
+)
+def test_the_search_with_another_penalty_finds_no_worse_by_its_own_ranking(name: str):
+    """Sixteen of our beams, ranked as the toolkit ranks, have nothing worse in front than the toolkit's four."""
+    checkpoint = converted(name)
+    rows, _, scores = hypotheses_of(checkpoint)
+    ours = generated(checkpoint, beams=16, returned=16, length_penalty=0.0)
+    for row, found in enumerate(ours):
+        found = [tokens for tokens in found if tokens and tokens[-1] == checkpoint.model.config.eos_token_id]
+        words = checkpoint.log_probabilities([row] * len(found), found)
+        theirs = [score for at, score in zip(rows, scores, strict=True) if at == row]
+        sign = -1 if name in SMALLER_IS_BETTER else 1
+        best = max(sign * SCORES[name](chosen.sum().item(), len(chosen)) for chosen in words)
+        assert best >= sign * theirs[0] - 1e-4

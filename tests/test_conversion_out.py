@@ -131,6 +131,7 @@ def test_ctranslate2_computes_the_same(name: str, tmp_path: Path):
 def test_what_the_target_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture):
     trained_model().save_pretrained(tmp_path / "ours")
     trained_tokenizer().save_pretrained(tmp_path / "ours")
+    capsys.readouterr()  # transformers' progress bar
     with pytest.raises(SystemExit) as stop:
         main(["--to", "fairseq", str(tmp_path / "ours"), str(tmp_path / "out")])
     message = capsys.readouterr().err

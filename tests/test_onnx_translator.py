@@ -106,7 +106,7 @@ def test_narrow_integers_and_a_missing_mask_are_understood(translator: OnnxTrans
         ("model.onnx", 0.5, "model.onnx is not a whole ONNX file"),
         ("config.json", None, "config.json: no such file"),
         ("config.json", 0.5, "config.json is not whole JSON"),
-        ("config.json", {"vocab_size": 299}, "tokenizer.json has ids up to 299"),
+        ("config.json", {"vocab_size": 299, "decoder_vocab_size": 299}, "tokenizer.json has ids up to 299"),
         ("config.json", {"pad_token_id": -1}, "pad_token_id is -1"),
         ("config.json", {"eos_token_id": 7}, "does not end a sentence"),
         ("tokenizer.json", None, "tokenizer.json: no such file"),

@@ -7,6 +7,9 @@ per sentence, with the beams as its queries. Sentences that are done leave the b
 `start` and `step` have no Python in the way of their data, so that they can be exported; `beam_search` drives them.
 """
 
+# To the type checker the layers of a ModuleList are modules of any kind.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+
 import functools
 from typing import NamedTuple
 
@@ -249,8 +252,8 @@ def beam_search(
             scores[rows[search.done]] = search.pool_scores[search.done]
             remaining = ~search.done
             rows = rows[remaining]
-            memory = Memory(*(select(field, remaining) for field in memory))
-            search = Search(*(select(field, remaining) for field in search))
+            memory = Memory._make(select(field, remaining) for field in memory)
+            search = Search._make(select(field, remaining) for field in search)
     sequences.masked_fill_((scores <= NO_HYPOTHESIS)[:, :, None], model.config.pad_token_id)
     length = int((sequences != model.config.pad_token_id).sum(dim=2).max())
     return sequences[:, :, :length], scores

@@ -4,6 +4,9 @@ The defaults are the paper's base model and nothing but the paper. Field names a
 a switch that the paper does not have names the table or the toolkit that needs it.
 """
 
+# `decoder_vocab_size` is None only until __post_init__.
+# pyright: reportArgumentType=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+
 import copy
 from typing import Any
 

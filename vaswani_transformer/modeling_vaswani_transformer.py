@@ -11,6 +11,11 @@ label smoothing (5.4), and what makes `generate()` the search of Section 6.1. Fo
 The file needs torch and transformers alone and travels to the Hub as it is.
 """
 
+# What transformers' types call optional (configuration fields, outputs, mixed-in methods) is there when it is used.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportIncompatibleMethodOverride=false
+# pyright: reportPrivateImportUsage=false, reportUnhashable=false, reportGeneralTypeIssues=false
+
 import copy
 import math
 from collections.abc import Callable
@@ -546,7 +551,7 @@ MAX_BEAMS = 1000
 _end_tokens: ContextVar[Tensor] = ContextVar("end tokens of the running beam search")
 
 
-def gnmt_length_penalty(length: int, alpha: float) -> float:
+def gnmt_length_penalty(length: int | Tensor, alpha: float | Tensor) -> float | Tensor:
     """lp(Y) = ((5 + |Y|) / 6)^alpha of Wu et al. 2016, Equation (14); |Y| counts </s> and not the start token."""
     return ((5 + length) / 6) ** alpha
 

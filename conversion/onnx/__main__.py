@@ -1,6 +1,6 @@
 """`python -m conversion.onnx MODEL OUT`: a model's folder as ONNX, compared with torch before it gets its name."""
 
-import json
+import copy
 import os
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from vaswani_transformer.lines import free_output_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
+PRECISIONS = ("fp32", "fp16", "int8")
 README = Path(__file__).with_name("README.template")
 # The model's own files that the runtime reads, too.
 BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -24,20 +24,26 @@ def export(
     model: Annotated[str, typer.Argument(help="A model's folder.")],
     output: Annotated[str, typer.Argument(help="The new folder.")],
     precision: Annotated[str, typer.Option(help=", ".join(PRECISIONS) + ".")] = "fp32",
+    no_defaults: Annotated[
+        bool, typer.Option("--no-defaults", help="Beam size and the like must be given: onnxruntime-web needs it so.")
+    ] = False,
 ) -> None:
     if precision not in PRECISIONS:
         raise InputError(f"--precision {precision!r} is not one of {', '.join(PRECISIONS)}")
     folder = free_output_folder(output)
     if not Path(model).is_dir():
         raise InputError(f"{model}: there is no such folder")
-    comparisons = export_folder(Path(model), folder, precision)
+    comparisons = export_folder(Path(model), folder, precision, defaults=not no_defaults)
     typer.echo(comparisons)
     size = (folder / "model.onnx").stat().st_size
     typer.echo(f"{folder / 'model.onnx'}: {size / 1e6:.1f} MB, {precision}")
 
 
-def export_folder(source: Path, folder: Path, precision: str = "fp32") -> str:
+def export_folder(source: Path, folder: Path, precision: str = "fp32", defaults: bool = True) -> str:
     """Write the new folder, or nothing; returns the table of what was compared.
+
+    defaults: num_beams and the other settings have values of their own, and need not be given. onnxruntime-web, unlike
+        ONNX Runtime itself, then takes no others.
 
     Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, RuntimeError if the graph does
     not do what torch does.
@@ -53,8 +59,8 @@ def export_folder(source: Path, folder: Path, precision: str = "fp32") -> str:
     from vaswani_transformer.loading import load_model, load_tokenizer
 
     from .prove import prove, table
-    from .quantize import in_precision
-    from .single_graph import export_single_graph
+    from .quantize import quantized
+    from .single_graph import SETTINGS, export_single_graph
 
     model = load_model(source, device="cpu", dtype=torch.float32)
     has_tokenizer = (source / "tokenizer.json").exists()
@@ -64,7 +70,14 @@ def export_folder(source: Path, folder: Path, precision: str = "fp32") -> str:
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
     try:
         unfinished.mkdir()
-        graph = in_precision(export_single_graph(model), precision)
+        # In float16 too, attention scores, masks, log-probabilities and the search are float32: so is the model written.
+        graph = export_single_graph(copy.deepcopy(model).half() if precision == "fp16" else model)
+        if precision == "int8":
+            graph = quantized(graph)
+        if not defaults:
+            settings = [tensor for tensor in graph.graph.initializer if tensor.name in SETTINGS]
+            for tensor in settings:
+                graph.graph.initializer.remove(tensor)
         onnx.save(graph, unfinished / "model.onnx")
         del graph
         comparisons, wrong = prove(unfinished / "model.onnx", model, precision)
@@ -76,8 +89,7 @@ def export_folder(source: Path, folder: Path, precision: str = "fp32") -> str:
             if (source / name).exists():
                 shutil.copyfile(source / name, unfinished / name)
         if not (unfinished / "generation_config.json").exists():
-            settings = model.generation_config.to_diff_dict()
-            (unfinished / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            model.generation_config.save_pretrained(unfinished)
         if has_tokenizer:
             shutil.copyfile(README, unfinished / "README.md")
         os.replace(unfinished, folder)  # over an empty folder, if there was one

@@ -9,8 +9,6 @@ quantize_dynamic has it, lets one sentence's outlier coarsen all others.
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-PRECISIONS = ("fp32", "fp16", "int8")
-
 
 def quantized(model: ModelProto) -> ModelProto:
     """In place: weights int8, products of uint8 rows with int8 columns, summed in int32. Standard operators."""
@@ -19,7 +17,9 @@ def quantized(model: ModelProto) -> ModelProto:
     floats = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
     # The tied matrix is an embedding whose transpose is the output matrix.
     transposes = {
-        node.output[0]: node.input[0] for body in bodies for node in body.node
+        node.output[0]: node.input[0]
+        for body in bodies
+        for node in body.node
         if node.op_type == "Transpose" and node.input[0] in floats
     }
     rewriting = Rewriting(graph, floats, transposes)
@@ -44,7 +44,7 @@ class Rewriting:
         self.done: set[str] = set()
         self.new = [
             numpy_helper.from_array(np.array(128, np.uint8), "int8.zero_point"),
-            numpy_helper.from_array(np.array(128, np.float32), "int8.zero"),
+            numpy_helper.from_array(np.array(128.5, np.float32), "int8.zero_and_half"),
             numpy_helper.from_array(np.array(127, np.float32), "int8.largest"),
             numpy_helper.from_array(np.array(1e-20, np.float32), "int8.smallest"),
             numpy_helper.from_array(np.array([-1]), "int8.last_axis"),
@@ -57,7 +57,10 @@ class Rewriting:
             array = numpy_helper.to_array(self.floats[name])
             scale = np.maximum(np.abs(array).max(axis=axis), 1e-20).astype(np.float32) / 127
             rounded = np.rint(array / np.expand_dims(scale, axis)).astype(np.int8)
-            self.new += [numpy_helper.from_array(rounded, f"{name}.int8"), numpy_helper.from_array(scale, f"{name}.scale")]
+            self.new += [
+                numpy_helper.from_array(rounded, f"{name}.int8"),
+                numpy_helper.from_array(scale, f"{name}.scale"),
+            ]
         return f"{name}.int8", f"{name}.scale"
 
     def rewrite(self, body: GraphProto) -> None:
@@ -87,16 +90,15 @@ class Rewriting:
         source, out = node.input[0], node.output[0]
         if source not in rows:
             rows[source] = (f"{source}.uint8", f"{source}.scale")
-            names = [f"{source}.{part}" for part in ("absolute", "largest", "most", "scaled", "round", "shifted")]
-            absolute, largest, most, scaled, whole, shifted = names
+            names = [f"{source}.{part}" for part in ("absolute", "largest", "most", "scaled", "shifted")]
+            absolute, largest, most, scaled, shifted = names
             nodes += [
                 helper.make_node("Abs", [source], [absolute]),
                 helper.make_node("ReduceMax", [absolute, "int8.last_axis"], [largest], keepdims=1),
                 helper.make_node("Max", [largest, "int8.smallest"], [most]),
                 helper.make_node("Div", [most, "int8.largest"], [f"{source}.scale"]),
                 helper.make_node("Div", [source, f"{source}.scale"], [scaled]),
-                helper.make_node("Round", [scaled], [whole]),
-                helper.make_node("Add", [whole, "int8.zero"], [shifted]),
+                helper.make_node("Add", [scaled, "int8.zero_and_half"], [shifted]),  # the cast cuts: it rounds
                 helper.make_node("Cast", [shifted], [f"{source}.uint8"], to=TensorProto.UINT8),
             ]
         if transposed:

@@ -25,6 +25,7 @@ from vaswani_transformer.modeling_vaswani_transformer import (
 )
 
 OPSET = 20
+SETTINGS = ("num_beams", "max_length", "length_penalty", "min_length")  # inputs with defaults
 NO_MAXIMUM = 1_000_000  # max_length that is none
 # Smaller tensors are constants of the operators, not weights.
 SMALLEST_WEIGHT = 1024

@@ -1,0 +1,48 @@
+"""The same file in another language: onnxruntime-web (WebAssembly) under Node, with the tokenizer in JavaScript."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from saved_model import ENGLISH, GERMAN, saved_model
+
+from conversion.onnx.__main__ import export_folder
+from vaswani_transformer.onnx_translator import OnnxTranslator
+
+NODE = Path(__file__).with_name("node")
+pytestmark = pytest.mark.skipif(
+    shutil.which("node") is None or not (NODE / "node_modules").is_dir(),
+    reason="needs Node.js and `npm ci --ignore-scripts` in tests/node",
+)
+SENTENCES = [*ENGLISH, *GERMAN, "a", "日本語 🙂"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize(("defaults", "beams"), [(True, 4), (False, 2)])
+def test_javascript_translates_as_python_does(model: Path, tmp_path: Path, defaults: bool, beams: int) -> None:
+    """A padded batch: token ids, texts and scores. Without defaults, JavaScript chooses the beam size."""
+    export_folder(model, tmp_path / "onnx", defaults=defaults)
+    done = subprocess.run(
+        ["node", "translate.mjs", str(tmp_path / "onnx")],
+        cwd=NODE,
+        input=json.dumps({"texts": SENTENCES, "num_beams": beams}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-1000:]
+    found = json.loads(done.stdout)
+    expected = OnnxTranslator.from_pretrained(tmp_path / "onnx").translate(
+        SENTENCES, num_beams=beams, return_scores=True
+    )
+    assert len(found) == len(expected)
+    for theirs, (ours,) in zip(found, expected, strict=True):
+        assert theirs["ids"] == ours.tokens
+        assert theirs["text"] == ours.text
+        assert theirs["score"] == pytest.approx(ours.score, abs=1e-4)
