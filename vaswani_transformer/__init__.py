@@ -37,7 +37,7 @@ _HOME = {
     "sinusoidal_positional_encoding": "modeling_vaswani_transformer",
     "Translator": "translator",
 }
-__all__ = [*_HOME, "register"]  # noqa: PLE0604
+__all__ = [*_HOME, "register"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):

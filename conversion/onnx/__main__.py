@@ -70,7 +70,7 @@ def export_folder(source: Path, folder: Path, precision: str = "fp32", defaults:
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
     try:
         unfinished.mkdir()
-        # In float16 too, attention scores, masks, log-probabilities and the search are float32: so is the model written.
+        # In float16 too, attention scores, masks, log-probabilities and the search are float32: so the model is written.
         graph = export_single_graph(copy.deepcopy(model).half() if precision == "fp16" else model)
         if precision == "int8":
             graph = quantized(graph)

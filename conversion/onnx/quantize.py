@@ -30,16 +30,20 @@ def quantized(model: ModelProto) -> ModelProto:
 
 
 def graphs_of(graph: GraphProto) -> list[GraphProto]:
-    """The loop's body and the graph itself, in the order in which they may be rewritten: a node holds its body."""
-    (loop,) = (node for node in graph.node if node.op_type == "Loop")
-    return [next(attribute.g for attribute in loop.attribute if attribute.name == "body"), graph]
+    """A graph and those inside it, in the order in which they may be rewritten: a node holds its own, so they come
+    first."""
+    inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    return [*(below for body in inner for below in graphs_of(body)), graph]
 
 
 class Rewriting:
     def __init__(self, graph: GraphProto, floats: dict[str, TensorProto], transposes: dict[str, str]):
         self.graph, self.floats, self.transposes = graph, floats, transposes
         self.tables = {
-            node.input[0] for node in graph.node if node.op_type == "Gather" and node.input[0] in floats
+            node.input[0]
+            for body in graphs_of(graph)
+            for node in body.node
+            if node.op_type == "Gather" and node.input[0] in floats
         } | set(transposes.values())
         self.done: set[str] = set()
         self.new = [
