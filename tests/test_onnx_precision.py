@@ -58,9 +58,9 @@ def test_int8_translates_a_trained_model_as_float32_does(model: Path, int8: Path
 def test_in_int8_a_translation_does_not_depend_on_its_batch(int8: Path) -> None:
     """Rows have scales of their own and integers have no rounding: the scores are the same, bit by bit."""
     translator = OnnxTranslator.from_pretrained(int8)
-    together = translator.translate([*ENGLISH, *GERMAN], n_best=4)
+    together = translator.translate([*ENGLISH, *GERMAN], n_best=4, return_scores=True)
     for text, hypotheses in zip([*ENGLISH, *GERMAN], together, strict=True):
-        (alone,) = translator.translate([text], n_best=4)
+        (alone,) = translator.translate([text], n_best=4, return_scores=True)
         assert [hypothesis.tokens for hypothesis in alone] == [hypothesis.tokens for hypothesis in hypotheses]
         assert [h.score for h in alone] == pytest.approx([h.score for h in hypotheses], abs=1e-5)
 

@@ -39,13 +39,15 @@ def translator(folder: Path) -> OnnxTranslator:
 def test_translations_are_those_of_torch(folder: Path, translator: OnnxTranslator, settings: dict[str, Any]) -> None:
     """Empty texts, control tokens that somebody typed, and texts that are cut, among others."""
     expected = Translator.from_pretrained(folder.parent / "model", device="cpu")
-    arguments = {"max_source_length": 32} | settings
+    arguments: dict[str, Any] = {"max_source_length": 32} | settings
     assert translator.translate(SENTENCES, **arguments) == expected.translate(SENTENCES, **arguments)
 
 
 def test_n_best_lists_and_scores_are_those_of_torch(folder: Path, translator: OnnxTranslator) -> None:
-    expected = Translator.from_pretrained(folder.parent / "model", device="cpu").translate(ENGLISH, n_best=3)
-    found = translator.translate(ENGLISH, n_best=3)
+    expected = Translator.from_pretrained(folder.parent / "model", device="cpu").translate(
+        ENGLISH, n_best=3, return_scores=True
+    )
+    found = translator.translate(ENGLISH, n_best=3, return_scores=True)
     for ours, theirs in zip(found, expected, strict=True):
         assert [hypothesis.tokens for hypothesis in ours] == [hypothesis.tokens for hypothesis in theirs]
         assert [hypothesis.text for hypothesis in ours] == [hypothesis.text for hypothesis in theirs]

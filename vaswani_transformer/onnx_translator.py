@@ -76,9 +76,9 @@ class OnnxTranslator(TextTranslator):
             raise InputError(f"attention_mask has shape {mask.shape} and input_ids {input_ids.shape}; they must agree")
         if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
             raise InputError("attention_mask must hold integers, 1 at tokens and 0 at padding")
-        lengths = mask.sum(axis=1)
-        if not lengths.all():
-            raise InputError(f"source row {int((lengths == 0).nonzero()[0][0])} is empty: all of it is padding")
+        empty = np.flatnonzero(mask.sum(axis=1) == 0)
+        if empty.size:
+            raise InputError(f"source row {empty[0]} is empty: all of it is padding")
         if self.positions is not None and input_ids.shape[1] > self.positions:
             raise InputError(f"input_ids has {input_ids.shape[1]} columns; the model has {self.positions} positions")
         check_number("num_beams", num_beams, 1, MAX_BEAMS)
@@ -119,9 +119,9 @@ def checked_ids(input_ids: np.ndarray, vocabulary: int) -> np.ndarray:
         raise InputError(f"input_ids has shape {input_ids.shape}; it must be (batch, source), neither 0")
     if input_ids.dtype.kind not in "iu":
         raise InputError(f"input_ids holds {input_ids.dtype}; token ids are integers")
-    wrong = ((input_ids < 0) | (input_ids >= vocabulary)).any(axis=1)
-    if wrong.any():
-        row = int(wrong.nonzero()[0][0])
+    wrong = np.flatnonzero(((input_ids < 0) | (input_ids >= vocabulary)).any(axis=1))
+    if wrong.size:
+        row = wrong[0]
         raise InputError(
             f"input_ids row {row} has ids from {input_ids[row].min()} to {input_ids[row].max()}; "
             f"the vocabulary goes from 0 to {vocabulary - 1}"

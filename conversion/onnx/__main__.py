@@ -14,6 +14,7 @@ from vaswani_transformer.lines import free_output_folder
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 PRECISIONS = ("fp32", "fp16", "int8")
+LAYOUTS = ("single", "split")
 README = Path(__file__).with_name("README.template")
 # The model's own files that the runtime reads, too.
 BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -24,22 +25,28 @@ def export(
     model: Annotated[str, typer.Argument(help="A model's folder.")],
     output: Annotated[str, typer.Argument(help="The new folder.")],
     precision: Annotated[str, typer.Option(help=", ".join(PRECISIONS) + ".")] = "fp32",
+    layout: Annotated[
+        str, typer.Option(help="single: the search is in the graph; split: encoder and decoders, Optimum's names.")
+    ] = "single",
     no_defaults: Annotated[
         bool, typer.Option("--no-defaults", help="Beam size and the like must be given: onnxruntime-web needs it so.")
     ] = False,
 ) -> None:
     if precision not in PRECISIONS:
         raise InputError(f"--precision {precision!r} is not one of {', '.join(PRECISIONS)}")
+    if layout not in LAYOUTS:
+        raise InputError(f"--layout {layout!r} is not one of {', '.join(LAYOUTS)}")
     folder = free_output_folder(output)
     if not Path(model).is_dir():
         raise InputError(f"{model}: there is no such folder")
-    comparisons = export_folder(Path(model), folder, precision, defaults=not no_defaults)
-    typer.echo(comparisons)
-    size = (folder / "model.onnx").stat().st_size
-    typer.echo(f"{folder / 'model.onnx'}: {size / 1e6:.1f} MB, {precision}")
+    typer.echo(export_folder(Path(model), folder, precision, layout, defaults=not no_defaults))
+    for path in sorted(folder.glob("*.onnx")):
+        typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {precision}")
 
 
-def export_folder(source: Path, folder: Path, precision: str = "fp32", defaults: bool = True) -> str:
+def export_folder(
+    source: Path, folder: Path, precision: str = "fp32", layout: str = "single", defaults: bool = True
+) -> str:
     """Write the new folder, or nothing; returns the table of what was compared.
 
     defaults: num_beams and the other settings have values of their own, and need not be given. onnxruntime-web, unlike
@@ -58,9 +65,10 @@ def export_folder(source: Path, folder: Path, precision: str = "fp32", defaults:
 
     from vaswani_transformer.loading import load_model, load_tokenizer
 
-    from .prove import prove, table
+    from .prove import prove, prove_split, split_table, table
     from .quantize import quantized
     from .single_graph import SETTINGS, export_single_graph
+    from .split import export_split
 
     model = load_model(source, device="cpu", dtype=torch.float32)
     has_tokenizer = (source / "tokenizer.json").exists()
@@ -70,17 +78,22 @@ def export_folder(source: Path, folder: Path, precision: str = "fp32", defaults:
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
     try:
         unfinished.mkdir()
-        # In float16 too, attention scores, masks, log-probabilities and the search are float32: so the model is written.
-        graph = export_single_graph(copy.deepcopy(model).half() if precision == "fp16" else model)
-        if precision == "int8":
-            graph = quantized(graph)
-        if not defaults:
-            settings = [tensor for tensor in graph.graph.initializer if tensor.name in SETTINGS]
-            for tensor in settings:
-                graph.graph.initializer.remove(tensor)
-        onnx.save(graph, unfinished / "model.onnx")
-        del graph
-        comparisons, wrong = prove(unfinished / "model.onnx", model, precision)
+        # In float16 too, attention scores, masks and the search are float32: the model's code says so.
+        exported = copy.deepcopy(model).half() if precision == "fp16" else model
+        graphs = {"model": export_single_graph(exported)} if layout == "single" else export_split(exported)
+        if not defaults and layout == "single":
+            for tensor in [tensor for tensor in graphs["model"].graph.initializer if tensor.name in SETTINGS]:
+                graphs["model"].graph.initializer.remove(tensor)
+        for name in list(graphs):
+            graph = graphs.pop(name)
+            onnx.save(quantized(graph) if precision == "int8" else graph, unfinished / f"{name}.onnx")
+            del graph
+        if layout == "single":
+            comparisons, wrong = prove(unfinished / "model.onnx", model, precision)
+            report = table(comparisons)
+        else:
+            differences, wrong = prove_split(unfinished, model, precision)
+            report = split_table(differences)
         if wrong:
             raise RuntimeError(
                 f"the exported graph does not translate as torch does ({'; '.join(wrong)}); nothing was written"
@@ -90,12 +103,12 @@ def export_folder(source: Path, folder: Path, precision: str = "fp32", defaults:
                 shutil.copyfile(source / name, unfinished / name)
         if not (unfinished / "generation_config.json").exists():
             model.generation_config.save_pretrained(unfinished)
-        if has_tokenizer:
+        if has_tokenizer and layout == "single":
             shutil.copyfile(README, unfinished / "README.md")
         os.replace(unfinished, folder)  # over an empty folder, if there was one
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return table(comparisons)
+    return report
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -16,6 +16,9 @@ from vaswani_transformer.modeling_vaswani_transformer import (
     gnmt_length_penalty,
 )
 
+from .single_graph import source_length_offset
+from .split import FILES
+
 # sentences, beams, alpha, longest source, max_length
 CASES = [(1, 1, 0.6, 8, 24), (5, 4, 0.6, 20, 24), (3, 8, 1.0, 12, 16), (8, 2, 0.0, 6, 40), (4, 5, 0.6, 1, 12)]
 
@@ -45,19 +48,14 @@ def prove(
     path: Path, model: VaswaniTransformerForConditionalGeneration, precision: str = "fp32"
 ) -> tuple[list[Comparison], list[str]]:
     """What was compared, and what is wrong; nothing wrong: an empty list."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it warns of inputs with defaults
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = open_session(path)
     comparisons, wrong = [], []
     for number, (sentences, beams, alpha, longest, max_length) in enumerate(CASES):
         batch = random_batch(model, number, sentences, longest)
         begun = time.perf_counter()
         found, found_scores = run(session, batch, beams, alpha, max_length)
         middle = time.perf_counter()
-        offset = model.generation_config.max_source_length_offset or 50
+        offset = source_length_offset(model)
         expected, expected_scores = beam_search(
             model,
             **batch,
@@ -168,6 +166,78 @@ def forced_scores(
     totals = (log_probabilities * is_token).sum(dim=1).unflatten(0, (-1, beams)).numpy()
     lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).numpy()
     return totals / gnmt_length_penalty(lengths, alpha)
+
+
+@torch.no_grad()
+def prove_split(
+    folder: Path, model: VaswaniTransformerForConditionalGeneration, precision: str = "fp32", steps: int = 6
+) -> tuple[dict[str, float], list[str]]:
+    """The largest difference of a logit from torch's, by the way it was computed, and what is wrong.
+
+    A padded batch, given tokens one at a time: by the two decoders in turn, by the merged one, and all at once.
+    """
+    batch = random_batch(model, 0, sentences=3, longest=9)
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = model.lm_head.weight.shape[0]
+    start = torch.full((3, 1), model.config.decoder_start_token_id)
+    tokens = torch.cat((start, torch.randint(vocabulary, (3, steps - 1), generator=generator)), dim=1)
+    expected = model(**batch, decoder_input_ids=tokens, use_cache=False).logits.float().numpy()
+    encoder, first, after, merged = (open_session(folder / f"{name}.onnx") for name in FILES)
+    ids, mask, fed = batch["input_ids"].numpy(), batch["attention_mask"].numpy(), tokens.numpy()
+    (memory,) = encoder.run(None, {"input_ids": ids, "attention_mask": mask})
+    source = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
+    found = {"decoder_model, all tokens at once": first.run(["logits"], source | {"input_ids": fed})[0]}
+
+    def by_name(session, inputs: dict) -> dict[str, np.ndarray]:
+        outputs = [value.name for value in session.get_outputs()]
+        return dict(zip(outputs, session.run(outputs, inputs), strict=True))
+
+    def as_past(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {n.replace("present", "past_key_values"): value for n, value in outputs.items() if n != "logits"}
+
+    outputs = by_name(first, source | {"input_ids": fed[:, :1]})
+    past, logits = as_past(outputs), [outputs["logits"]]
+    for i in range(1, steps):
+        outputs = by_name(after, past | {"input_ids": fed[:, i : i + 1], "encoder_attention_mask": mask})
+        past |= as_past(outputs)
+        logits.append(outputs["logits"])
+    found["decoder_model, then decoder_with_past_model"] = np.concatenate(logits, axis=1)
+
+    # What the first call has of a past is not looked at.
+    past = {
+        value.name: np.zeros((3, value.shape[1], 0, value.shape[3]), memory.dtype)
+        for value in merged.get_inputs()
+        if value.name.startswith("past")
+    }
+    logits = []
+    for i in range(steps):
+        inputs = {"input_ids": fed[:, i : i + 1], "use_cache_branch": np.array([i > 0])}
+        outputs = by_name(merged, source | past | inputs)
+        past = as_past(outputs)
+        logits.append(outputs["logits"])
+    found["decoder_model_merged"] = np.concatenate(logits, axis=1)
+
+    differences = {way: float(np.abs(logits - expected).max()) for way, logits in found.items()}
+    # Logits, unlike log-probabilities, have a scale of their own.
+    limit = TOLERANCES[precision] * max(1.0, float(np.abs(expected).max()))
+    wrong = [
+        f"{way}: logits differ by {d:.2g}; the limit is {limit:.2g}" for way, d in differences.items() if not d <= limit
+    ]
+    return differences, wrong
+
+
+def open_session(path: Path):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns of inputs with defaults
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def split_table(differences: dict[str, float]) -> str:
+    """A line for each way."""
+    return "\n".join(f"{way:<48} logits differ by at most {d:.1e}" for way, d in differences.items())
 
 
 def filled(sequences: np.ndarray, width: int, pad: int) -> np.ndarray:

@@ -57,6 +57,12 @@ class Step(nn.Module):
         return flat(step(self.model, known, before, alpha, min_length))
 
 
+def source_length_offset(model: VaswaniTransformerForConditionalGeneration) -> int:
+    """Output tokens beyond the source's, the paper's 50 unless the generation config has another number."""
+    offset = getattr(model.generation_config, "max_source_length_offset", None)
+    return 50 if offset is None else offset
+
+
 def flat(fields: Iterable[Tensor | list[Tensor]]) -> tuple[Tensor, ...]:
     return tuple(tensor for field in fields for tensor in (field if isinstance(field, list) else [field]))
 
@@ -84,7 +90,7 @@ def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[Grap
     # No two sizes alike, so that torch takes none for another.
     batch, source, beams = 2, 7, 3
     input_ids = torch.full((batch, source), 2)
-    first = Start(model, model.generation_config.max_source_length_offset or 50)
+    first = Start(model, source_length_offset(model))
     slots, most = torch.arange(beams), torch.tensor(NO_MAXIMUM)
     start_graph = exported_graph(
         first,

@@ -1,0 +1,113 @@
+"""The layout with encoder and decoders apart: the names that Optimum and transformers.js look for, torch's logits."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from saved_model import saved_model
+
+from conversion.onnx.__main__ import main
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    source = saved_model(tmp_path_factory.mktemp("model"))
+    output = tmp_path_factory.mktemp("onnx") / "split"
+    main([str(source), str(output), "--layout", "split"])
+    return source, output
+
+
+def inputs_and_outputs(path: Path) -> tuple[list[str], list[str]]:
+    session = onnxruntime.InferenceSession(str(path))
+    return [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
+
+
+def test_files_inputs_and_outputs_have_optimums_names(folders: tuple[Path, Path]) -> None:
+    """As ONNX.md and optimum's `ORTModelForSeq2SeqLM` have them, for a decoder of two layers."""
+    folder = folders[1]
+    assert {path.name for path in folder.iterdir()} == {
+        "encoder_model.onnx",
+        "decoder_model.onnx",
+        "decoder_with_past_model.onnx",
+        "decoder_model_merged.onnx",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+    def cache(prefix: str, parts: tuple[str, ...]) -> set[str]:
+        return {f"{prefix}.{n}.{part}.{what}" for n in range(2) for part in parts for what in ("key", "value")}
+
+    both = ("decoder", "encoder")
+    expected = {
+        "encoder_model": ({"input_ids", "attention_mask"}, {"last_hidden_state"}),
+        "decoder_model": (
+            {"input_ids", "encoder_hidden_states", "encoder_attention_mask"},
+            {"logits"} | cache("present", both),
+        ),
+        "decoder_with_past_model": (
+            {"input_ids", "encoder_attention_mask"} | cache("past_key_values", both),
+            {"logits"} | cache("present", ("decoder",)),
+        ),
+        "decoder_model_merged": (
+            {"input_ids", "encoder_hidden_states", "encoder_attention_mask", "use_cache_branch"}
+            | cache("past_key_values", both),
+            {"logits"} | cache("present", both),
+        ),
+    }
+    for name, (inputs, outputs) in expected.items():
+        found_inputs, found_outputs = inputs_and_outputs(folder / f"{name}.onnx")
+        assert (set(found_inputs), set(found_outputs)) == (inputs, outputs), name
+
+
+def test_the_merged_decoder_has_every_weight_once(folders: tuple[Path, Path]) -> None:
+    graph = onnx.load(folders[1] / "decoder_model_merged.onnx").graph
+    arrays = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer if len(tensor.dims) == 2]
+    large = [np.sort(array, axis=None).tobytes() for array in arrays if array.size >= 1024]
+    assert large and len(set(large)) == len(large)
+    branches = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    assert len(branches) == 2 and not any(branch.initializer for branch in branches)
+
+
+def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, Path]) -> None:
+    """A loop that a user would write, on a padded batch."""
+    from conftest import padded, random_sentences
+
+    from vaswani_transformer.loading import load_model
+
+    sessions = {path.stem: onnxruntime.InferenceSession(str(path)) for path in folders[1].glob("*.onnx")}
+    batch = {name: ids.numpy() for name, ids in padded(random_sentences(0, 5, 300, 9)).items()}
+    (memory,) = sessions["encoder_model"].run(None, batch)
+    mask = batch["attention_mask"]
+    first, after = sessions["decoder_model"], sessions["decoder_with_past_model"]
+    outputs = [value.name for value in first.get_outputs()]
+    tokens = np.zeros((5, 1), np.int64)
+    inputs = {"input_ids": tokens, "encoder_hidden_states": memory, "encoder_attention_mask": mask}
+    state = dict(zip(outputs, first.run(outputs, inputs), strict=True))
+    own = [value.name for value in after.get_outputs()]
+    for _ in range(11):
+        logits = state["logits"][:, -1]
+        logits[:, [0, 1]] = -np.inf
+        tokens = np.concatenate((tokens, logits.argmax(axis=1)[:, None]), axis=1)
+        past = {n.replace("present", "past_key_values"): value for n, value in state.items() if n != "logits"}
+        inputs = past | {"input_ids": tokens[:, -1:], "encoder_attention_mask": mask}
+        state |= dict(zip(own, after.run(own, inputs), strict=True))
+    source = padded(random_sentences(0, 5, 300, 9))
+    expected = load_model(folders[0]).generate(
+        source["input_ids"], attention_mask=source["attention_mask"], num_beams=1, max_new_tokens=11
+    )
+    for row, tokens_of_generate in zip(tokens.tolist(), expected.tolist(), strict=True):
+        end = tokens_of_generate.index(2) + 1 if 2 in tokens_of_generate else len(tokens_of_generate)
+        assert row[:end] == tokens_of_generate[:end]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_the_other_precisions_are_proved_too(folders: tuple[Path, Path], tmp_path: Path, precision: str) -> None:
+    main([str(folders[0]), str(tmp_path / "out"), "--layout", "split", "--precision", precision])
+    sizes = [(folder / "decoder_model.onnx").stat().st_size for folder in (tmp_path / "out", folders[1])]
+    assert sizes[0] < sizes[1]
