@@ -229,7 +229,7 @@ def read(path: Path, reasons: Reasons) -> Converted:
 def load(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a .npz file. Raises BrokenFileError if it is not whole; never opens a pickle."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
         size = path.stat().st_size

@@ -10,6 +10,7 @@ import codecs
 import collections
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ CONTAINERS: list[Callable | tuple[Callable, str]] = [
     (codecs.encode, "_codecs.encode"),
 ]
 
-UNKNOWN_NAME = re.compile(r"(?:Unsupported global: GLOBAL |Unsupported class |callable from )([\w.]+)")
+UNKNOWN_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")
 MOST_SHELLS = 1000
 
 
@@ -50,7 +51,8 @@ def load_checkpoint(path: Path) -> Any:
     for _ in range(MOST_SHELLS):
         known = [*CONTAINERS, *((shell, name) for name, shell in shells.items())]
         try:
-            with torch.serialization.safe_globals(known):
+            with torch.serialization.safe_globals(known), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of pickles by another protocol than torch's
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
         except pickle.UnpicklingError as error:
             name = unknown_name(error)
@@ -102,10 +104,12 @@ def unknown_names(path: Path) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first sentence of torch's explanation; the rest advises to switch the protection off."""
+    """The reason in torch's explanation; the rest advises to switch the protection off."""
     text = str(error)
-    if "WeightsUnpickler error:" in text:
-        text = text.split("WeightsUnpickler error:")[1]
+    if "Weights only load failed" in text:
+        _, found, text = text.partition("WeightsUnpickler error:")
+        if not found:
+            return "it is not one of weights alone"
     return one_line(text.strip().split("\n")[0][:200]) or type(error).__name__
 
 

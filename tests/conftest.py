@@ -13,6 +13,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 # pytest-xdist runs a worker per core: more threads than that only get in each other's way.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # the processes that tests start
 
 # transformers' own tests need their sdist and another set-up: `make test-hf`.
 collect_ignore = ["hf"]

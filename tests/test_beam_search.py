@@ -1,5 +1,7 @@
 """The search in tensors gives what `generate()` gives, token for token, for every switch of the configuration."""
 
+from typing import Any
+
 import pytest
 import torch
 from brute_force import beam_search as slow_beam_search
@@ -43,7 +45,7 @@ SWITCHES = {
 }
 
 
-def compared(model: VaswaniTransformerForConditionalGeneration, batch: dict, beams: int, alpha: float) -> int:
+def compared(model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Any], beams: int, alpha: float) -> int:
     """The number of hypotheses that `beam_search` and `generate()` both have; AssertionError if they differ."""
     expected = model.generate(
         **batch,
@@ -70,6 +72,10 @@ def compared(model: VaswaniTransformerForConditionalGeneration, batch: dict, bea
     return int(exists.sum())
 
 
+def as_any(sentences: list[list[int]]) -> dict[str, Any]:
+    return padded(sentences)
+
+
 def stripped(row: list[int]) -> list[int]:
     return [token for token in row if token != PAD]
 
@@ -78,7 +84,9 @@ def stripped(row: list[int]) -> list[int]:
 def test_every_hypothesis_equals_that_of_generate(lively_model: ModelMaker, switches: str) -> None:
     """A padded batch of nine sentences, beams 1 to 8, three penalties, whole n-best lists."""
     model = lively_model(len(switches), **SWITCHES[switches])
-    batch = padded(random_sentences(len(switches), count=9, vocab_size=model.config.vocab_size, longest=9))
+    batch: dict[str, Any] = padded(
+        random_sentences(len(switches), count=9, vocab_size=model.config.vocab_size, longest=9)
+    )
     count = sum(compared(model, batch, beams, alpha) for beams, alpha in ((1, 0.6), (3, 0.0), (4, 0.6), (8, 1.0)))
     # 9 x (1 + 3 + 4 + 8) = 144 where every pool fills: more than 1000 in all.
     assert count >= 72
@@ -111,16 +119,16 @@ def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, be
     for seed, end_at in ((0, 3.0), (1, 4.5), (2, 8.0)):
         model = lively_model(seed, end_at)
         sentences = random_sentences(seed, count=16, vocab_size=16, longest=12)
-        together, _ = beam_search(model, **padded(sentences), num_beams=beams, max_source_length_offset=OFFSET)
+        together, _ = beam_search(model, **as_any(sentences), num_beams=beams, max_source_length_offset=OFFSET)
         for sentence, rows in zip(sentences, together.tolist(), strict=True):
-            alone, _ = beam_search(model, **padded([sentence]), num_beams=beams, max_source_length_offset=OFFSET)
+            alone, _ = beam_search(model, **as_any([sentence]), num_beams=beams, max_source_length_offset=OFFSET)
             assert [stripped(row) for row in rows] == [stripped(row) for row in alone[0].tolist()]
 
 
 def test_a_shortest_length_keeps_the_end_away(lively_model: ModelMaker) -> None:
     """`min_length` tokens before </s>, as transformers' `min_new_tokens`."""
     model = lively_model(0, end_at=2.0)
-    batch = padded(random_sentences(0, count=7, vocab_size=16, longest=9))
+    batch: dict[str, Any] = padded(random_sentences(0, count=7, vocab_size=16, longest=9))
     free, _ = beam_search(model, **batch, max_source_length_offset=OFFSET)
     assert min(len(stripped(row)) for row in free[:, 0].tolist()) < 5
     sequences, _ = beam_search(model, **batch, max_source_length_offset=OFFSET, min_length=5)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 from conftest import ModelMaker, padded, random_sentences
 from saved_model import saved_model
 
@@ -31,7 +30,7 @@ def session_of(model: VaswaniTransformerForConditionalGeneration) -> Any:
     return onnxruntime.InferenceSession(export_single_graph(model).SerializeToString(), options)
 
 
-def translated(session: Any, batch: dict[str, torch.Tensor], **settings: float) -> tuple[list, np.ndarray]:
+def translated(session: Any, batch: dict[str, Any], **settings: float) -> tuple[list, np.ndarray]:
     """For each sentence its hypotheses, without padding; and the scores, (batch, beams)."""
     kinds = {"num_beams": np.int64, "length_penalty": np.float32, "max_length": np.int64, "min_length": np.int64}
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
@@ -46,7 +45,7 @@ def stripped(row: list[int]) -> list[int]:
 def compared_with_generate(model: VaswaniTransformerForConditionalGeneration, session: Any, seed: int) -> int:
     """The number of hypotheses that graph and `generate()` have in common; AssertionError if one differs."""
     count = 0
-    batch = padded(random_sentences(seed, count=9, vocab_size=model.config.vocab_size, longest=9))
+    batch: dict[str, Any] = padded(random_sentences(seed, count=9, vocab_size=model.config.vocab_size, longest=9))
     for beams, alpha in ((1, 0.6), (2, 2.0), (3, 0.0), (4, 0.6), (8, 1.0)):
         expected = model.generate(
             **batch,
@@ -142,7 +141,7 @@ def test_every_row_of_table_3_exports(tiny_model: ModelMaker, name: str) -> None
     model = tiny_model(2, **small_preset(name))
     model.generation_config.max_source_length_offset = OFFSET
     session = session_of(model)
-    batch = padded(random_sentences(2, count=5, vocab_size=23, longest=9))
+    batch: dict[str, Any] = padded(random_sentences(2, count=5, vocab_size=23, longest=9))
     for beams in (1, 4):
         found, scores = translated(session, batch, num_beams=beams)
         sequences, expected = beam_search(model, **batch, num_beams=beams, max_source_length_offset=OFFSET)
@@ -209,7 +208,7 @@ def test_defaults_are_those_of_the_generation_config(folders: tuple[Path, Path])
     from vaswani_transformer.loading import load_model
 
     session = onnxruntime.InferenceSession(str(folders[1] / "model.onnx"))
-    batch = padded(random_sentences(3, count=4, vocab_size=300, longest=9))
+    batch: dict[str, Any] = padded(random_sentences(3, count=4, vocab_size=300, longest=9))
     found, scores = translated(session, batch)
     expected, expected_scores = beam_search(load_model(folders[0]), **batch)
     assert found == [[stripped(row) for row in sentence] for sentence in expected.tolist()]
@@ -218,7 +217,7 @@ def test_defaults_are_those_of_the_generation_config(folders: tuple[Path, Path])
 
 def test_length_limits_are_inputs(folders: tuple[Path, Path]) -> None:
     session = onnxruntime.InferenceSession(str(folders[1] / "model.onnx"))
-    batch = padded(random_sentences(3, count=4, vocab_size=300, longest=9))
+    batch: dict[str, Any] = padded(random_sentences(3, count=4, vocab_size=300, longest=9))
     short, _ = translated(session, batch, max_length=3)
     assert max(len(row) for sentence in short for row in sentence) == 3
     long, _ = translated(session, batch, min_length=9, max_length=12)

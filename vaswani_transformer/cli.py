@@ -269,4 +269,5 @@ def save_picture(figure, output: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see training/__init__.py
     exit_cleanly(app, arguments or ["--help"], name="vaswani-transformer")

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ from vaswani_transformer.beam_search import as_set, beam_search
 from vaswani_transformer.modeling_vaswani_transformer import (
     NO_HYPOTHESIS,
     VaswaniTransformerForConditionalGeneration,
-    gnmt_length_penalty,
 )
 
 from .single_graph import source_length_offset
@@ -52,13 +52,15 @@ def prove(
     comparisons, wrong = [], []
     for number, (sentences, beams, alpha, longest, max_length) in enumerate(CASES):
         batch = random_batch(model, number, sentences, longest)
+        ids, mask = batch["input_ids"], batch["attention_mask"]
         begun = time.perf_counter()
         found, found_scores = run(session, batch, beams, alpha, max_length)
         middle = time.perf_counter()
         offset = source_length_offset(model)
         expected, expected_scores = beam_search(
             model,
-            **batch,
+            ids,
+            mask,
             num_beams=beams,
             length_penalty=alpha,
             max_source_length_offset=offset,
@@ -67,7 +69,7 @@ def prove(
         ended = time.perf_counter()
         exists = expected_scores.numpy() > NO_HYPOTHESIS
         width = max(found.shape[2], expected.shape[2])
-        pad = model.config.pad_token_id
+        pad = cast(int, model.config.pad_token_id)
         equal = (filled(found, width, pad) == filled(expected.numpy(), width, pad)).all(axis=2) & exists
         if precision == "fp32":
             differences = np.abs(found_scores - expected_scores.numpy())
@@ -76,7 +78,7 @@ def prove(
             exists = found_scores > NO_HYPOTHESIS
             differences = np.abs(found_scores - forced_scores(model, batch, found, alpha))
             lengths = (found != pad).sum(axis=2).clip(min=1)
-            differences *= gnmt_length_penalty(lengths, alpha) / lengths
+            differences *= ((5 + lengths) / 6) ** alpha / lengths
             near = np.zeros_like(equal)
         comparison = Comparison(
             sentences,
@@ -141,7 +143,7 @@ def random_batch(
     words = torch.tensor([token for token in range(config.vocab_size) if token not in special])
     if config.max_position_embeddings is not None:
         longest = min(longest, config.max_position_embeddings - 1)
-    input_ids = torch.full((sentences, longest + 1), config.pad_token_id)
+    input_ids = torch.full((sentences, longest + 1), cast(int, config.pad_token_id))
     attention_mask = torch.zeros_like(input_ids)
     for row in range(sentences):
         length = int(torch.randint(1, longest + 1, (), generator=generator))
@@ -165,7 +167,7 @@ def forced_scores(
     log_probabilities = logits.log_softmax(dim=-1).gather(-1, labels[..., None])[..., 0]
     totals = (log_probabilities * is_token).sum(dim=1).unflatten(0, (-1, beams)).numpy()
     lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).numpy()
-    return totals / gnmt_length_penalty(lengths, alpha)
+    return totals / ((5 + lengths) / 6) ** alpha
 
 
 @torch.no_grad()
@@ -184,7 +186,7 @@ def prove_split(
     expected = model(**batch, decoder_input_ids=tokens, use_cache=False).logits.float().numpy()
     encoder, first, after, merged = (open_session(folder / f"{name}.onnx") for name in FILES)
     ids, mask, fed = batch["input_ids"].numpy(), batch["attention_mask"].numpy(), tokens.numpy()
-    (memory,) = encoder.run(None, {"input_ids": ids, "attention_mask": mask})
+    memory: Any = encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
     source = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
     found = {"decoder_model, all tokens at once": first.run(["logits"], source | {"input_ids": fed})[0]}
 

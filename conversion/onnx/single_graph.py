@@ -70,7 +70,7 @@ def flat(fields: Iterable[Tensor | list[Tensor]]) -> tuple[Tensor, ...]:
 @torch.no_grad()
 def export_single_graph(model: VaswaniTransformerForConditionalGeneration) -> ModelProto:
     """The model and its search, in float32. Its generation config has the defaults of the graph's inputs."""
-    attention = model.config._attn_implementation
+    attention = model.config._attn_implementation or "eager"
     model.set_attn_implementation("eager")  # Equation (1) as it is written
     try:
         first, body, names = export_both(model)
@@ -293,4 +293,4 @@ class Weights:
 
 
 def content_of(array: np.ndarray) -> tuple:
-    return array.dtype.str, array.shape, hashlib.sha256(np.ascontiguousarray(array)).digest()
+    return array.dtype.str, array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()

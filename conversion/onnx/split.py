@@ -6,6 +6,8 @@ decoder_with_past_model.onnx   input_ids, encoder_attention_mask, past_key_value
 decoder_model_merged.onnx      both decoders and `use_cache_branch`, which says the one
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from onnx import GraphProto, ModelProto, TensorProto, helper
@@ -63,8 +65,9 @@ class Decoder(nn.Module):
             keys, values = (past[4 * i + 2], past[4 * i + 3]) if memory is None else keys_and_values(attention, memory)
             return attend(attention, states, keys, values, source_mask)
 
-        hidden = self.decoder.embed(input_ids, None, start=before)
-        for i, layer in enumerate(self.decoder.layers):
+        decoder: Any = self.decoder
+        hidden = decoder.embed(input_ids, None, start=before)
+        for i, layer in enumerate(decoder.layers):
             hidden = layer.add_and_norm(
                 hidden, layer.self_attn_norm, lambda x, layer=layer, i=i: self_attention(layer.self_attn, x, i)
             )
@@ -72,7 +75,7 @@ class Decoder(nn.Module):
                 hidden, layer.cross_attn_norm, lambda x, layer=layer, i=i: cross_attention(layer.cross_attn, x, i)
             )
             hidden = layer.add_and_norm(hidden, layer.feed_forward_norm, layer.feed_forward)
-        return self.lm_head(self.decoder.final_norm(hidden)).float(), *present
+        return self.lm_head(decoder.final_norm(hidden)).float(), *present
 
 
 class FirstDecoder(Decoder):
@@ -95,7 +98,7 @@ def keys_and_values(attention, states: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def export_split(model: VaswaniTransformerForConditionalGeneration) -> dict[str, ModelProto]:
     """The four graphs by name, without `.onnx`."""
-    attention = model.config._attn_implementation
+    attention = model.config._attn_implementation or "eager"
     model.set_attn_implementation("eager")
     try:
         encoder, first, after = export_three(model)
