@@ -86,6 +86,11 @@ class Converted:
         d_model = self.config["d_model"]
         if self.concatenated:
             tensors = interleaved(tensors, d_model)
+        seen: set[int] = set()
+        for name, tensor in tensors.items():  # one table for both stacks: each gets its own
+            if tensor.data_ptr() in seen:
+                tensors[name] = tensor.clone()
+            seen.add(tensors[name].data_ptr())
         fields = self.config | {
             "vocab_size": source_size,
             "decoder_vocab_size": target_size,

@@ -53,10 +53,10 @@ def write_back(model: VaswaniTransformerForConditionalGeneration, origin: Origin
     state = {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
     activation = getattr(common_spec.Activation, ACTIVATIONS[config.activation_function])
     pre = config.norm_position == "pre"
-    encoder = transformer_spec.TransformerEncoderSpec(
+    encoder: Any = transformer_spec.TransformerEncoderSpec(
         config.encoder_layers, config.encoder_attention_heads, pre_norm=pre, activation=activation
     )
-    decoder = transformer_spec.TransformerDecoderSpec(
+    decoder: Any = transformer_spec.TransformerDecoderSpec(
         config.decoder_layers, config.decoder_attention_heads, pre_norm=pre, activation=activation
     )
     spec = transformer_spec.TransformerSpec(encoder, decoder)
@@ -87,12 +87,13 @@ def write_back(model: VaswaniTransformerForConditionalGeneration, origin: Origin
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
     assert isinstance(config.eos_token_id, int)
-    spec.config.decoder_start_token = target[config.decoder_start_token_id]
-    spec.config.bos_token = target[config.decoder_start_token_id]
-    spec.config.eos_token = target[config.eos_token_id]
-    spec.config.unk_token = next((token for token in ("<unk>", "<UNK>") if token in target), target[0])
-    spec.config.layer_norm_epsilon = config.layer_norm_eps
-    spec.config.add_source_bos = spec.config.add_source_eos = False
+    settings: Any = spec.config
+    settings.decoder_start_token = target[config.decoder_start_token_id]
+    settings.bos_token = target[config.decoder_start_token_id]
+    settings.eos_token = target[config.eos_token_id]
+    settings.unk_token = next((token for token in ("<unk>", "<UNK>") if token in target), target[0])
+    settings.layer_norm_epsilon = config.layer_norm_eps
+    settings.add_source_bos = settings.add_source_eos = False
     spec.validate()
     spec.optimize()
     spec.save(str(out))

@@ -137,8 +137,8 @@ def read(path: Path, reasons: Reasons) -> Converted:
         tables = [tensors.take(f"{stack}.embed_positions.weight", None, d_model) for stack in ("encoder", "decoder")]
         if tables[0] is not None and tables[1] is not None:
             rows = min(len(tables[0]), len(tables[1]))  # the shorter of the two limits holds for both
-            for stack, table in zip(("encoder", "decoder"), tables, strict=True):
-                ours[f"model.{stack}.positional_encoding.table.weight"] = table[:rows]
+            ours["model.encoder.positional_encoding.table.weight"] = tables[0][:rows]
+            ours["model.decoder.positional_encoding.table.weight"] = tables[1][:rows]
             positions = {"position_embedding_type": "learned", "max_position_embeddings": rows - OFFSET}
             positions["position_offset"] = OFFSET
     tensors.rename(for_layers(ENCODER_LAYER, options["encoder_layers"]), ours)

@@ -27,7 +27,9 @@ PICKLED = (fairseq, opennmt_py, joeynmt, torch_nn, annotated)
 FOLDERS: tuple[ModuleType, ...] = (marian, hf_marian, hf_fsmt, sockeye, tensor2tensor)
 READERS: dict[str, ModuleType] = {module.NAME: module for module in (*PICKLED, *FOLDERS)}
 # write_back(model, origin, out, reasons)
-WRITERS: dict[str, ModuleType] = {module.NAME: module for module in (fairseq, marian, hf_marian, opennmt_py, ctranslate2)}
+WRITERS: dict[str, ModuleType] = {
+    module.NAME: module for module in (fairseq, marian, hf_marian, opennmt_py, ctranslate2)
+}
 
 
 def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[ModuleType, Path]:

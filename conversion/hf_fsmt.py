@@ -46,6 +46,12 @@ def read(path: Path, reasons: Reasons) -> Converted:
     tensors = Tensors(weights, reasons)
     ours: dict[str, Tensor] = {}
     tables: list[Tensor] = []
+    output = "model.decoder.output_projection.weight"
+    if options.get("tie_word_embeddings", False):  # source, target and output are one, saved under one name or more
+        names = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", output]
+        one = next((tensors.left[name] for name in names if name in tensors), None)
+        if one is not None:
+            tensors.left |= {name: one for name in names if name not in tensors}
     for stack, name in (("encoder", SOURCE), ("decoder", TARGET)):
         embedding = tensors.take(f"model.{stack}.embed_tokens.weight", None, d_model)
         if embedding is not None:
@@ -54,11 +60,7 @@ def read(path: Path, reasons: Reasons) -> Converted:
         if table is not None:
             tables.append(table)
     tensors.rename(hugging_face.rules(options["encoder_layers"], options["decoder_layers"]), ours)
-    output = "model.decoder.output_projection.weight"
-    if output in tensors or not options.get("tie_word_embeddings", False):
-        tensor = tensors.take(output, None, d_model)
-    else:
-        tensor = ours.get(TARGET)
+    tensor = tensors.take(output, None, d_model)
     if tensor is not None:
         ours[OUTPUT] = tensor
     tensors.nothing_may_be_left()

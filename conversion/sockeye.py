@@ -144,8 +144,8 @@ def read(path: Path, reasons: Reasons) -> Converted:
     if learned and tables[0] is not None and tables[1] is not None:
         rows = min(len(tables[0]), len(tables[1]))  # the shorter of the two limits holds for both
         positions = {"position_embedding_type": "learned", "max_position_embeddings": rows}
-        for stack, table in zip(("encoder", "decoder"), tables, strict=True):
-            ours[f"model.{stack}.positional_encoding.table.weight"] = table[:rows]
+        ours["model.encoder.positional_encoding.table.weight"] = tables[0][:rows]
+        ours["model.decoder.positional_encoding.table.weight"] = tables[1][:rows]
     for stack, table in zip(("encoder", "decoder"), tables, strict=True):
         if not learned and table is not None:
             if not is_table(table, concatenated_sinusoids(len(table), d_model, shifted=False)):

@@ -11,7 +11,6 @@ import collections
 import pickle
 import re
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ TOOLKITS = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "
 
 SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
 
-CONTAINERS: list[Callable | tuple[Callable, str]] = [
+CONTAINERS: list[Any] = [
     argparse.Namespace,
     set,
     collections.defaultdict,

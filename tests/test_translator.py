@@ -13,7 +13,7 @@ from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tok
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.translator import (
+from vaswani_transformer.texts import (
     CHARACTERS_PER_TOKEN,
     Hypothesis,
     batches_of_equal_length,

@@ -27,6 +27,8 @@ app = typer.Typer(
     epilog="--debug after any command shows the traceback of an error.",
 )
 plot_app = typer.Typer(rich_markup_mode=None)
+export_app = typer.Typer(rich_markup_mode=None)
+app.add_typer(export_app, name="export", help="Take a model to another runtime.")
 app.add_typer(plot_app, name="plot", help="Draw attention weights or the positional encoding.")
 
 # The programs read their arguments themselves, --help too.
@@ -175,6 +177,16 @@ def average(context: typer.Context) -> None:
 @app.command(add_help_option=False, context_settings=PASS_ON, help="What a recipe will cost: FLOPs, memory, time.")
 def plan(context: typer.Context) -> None:
     program("plan").main(context.args)
+
+
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Bring in another toolkit's checkpoint; or out.")
+def convert(context: typer.Context) -> None:
+    program("__main__", of="conversion").main(context.args)
+
+
+@export_app.command("onnx", add_help_option=False, context_settings=PASS_ON, help="One ONNX file, its search inside.")
+def export_onnx(context: typer.Context) -> None:
+    program("onnx.__main__", of="conversion").main(context.args)
 
 
 @plot_app.command("attention", help="Who attends to whom in a sentence and its translation, as a heat map.")

@@ -1,4 +1,4 @@
-"""Where the training program is, and how it is started: in this process, or in one or several of their own."""
+"""Where the programs are (training, conversion), and how training is started, in one process or in several."""
 
 import importlib
 import importlib.util
@@ -13,14 +13,17 @@ from types import ModuleType
 
 from vaswani_transformer.errors import UnavailableError
 
+# What a program needs beyond the library, as `pip install "vaswani-transformer[...]"` names it.
+EXTRAS = {"training": "train", "conversion": "onnx"}
 
-def program_name() -> str:
-    """The training program's module: inside the package in the wheel, beside it in a clone."""
-    if importlib.util.find_spec("vaswani_transformer.training") is not None:
-        return "vaswani_transformer.training"
-    if (clone() / "training" / "__main__.py").is_file():
-        return "training"
-    raise UnavailableError("the training program is not installed: pip install vaswani-transformer")
+
+def program_name(program: str = "training") -> str:
+    """A program's module: inside the package in the wheel, beside it in a clone."""
+    if importlib.util.find_spec(f"vaswani_transformer.{program}") is not None:
+        return f"vaswani_transformer.{program}"
+    if (clone() / program / "__main__.py").is_file():
+        return program
+    raise UnavailableError(f"the {program} program is not installed: pip install vaswani-transformer")
 
 
 def clone() -> Path:
@@ -28,17 +31,18 @@ def clone() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def program(module: str) -> ModuleType:
-    """A module of the training program."""
-    name = program_name()
-    if name == "training" and str(clone()) not in sys.path[:1]:
+def program(module: str, of: str = "training") -> ModuleType:
+    """A module of a program."""
+    name = program_name(of)
+    if name == of and str(clone()) not in sys.path[:1]:
         sys.path.insert(0, str(clone()))  # before any other package of that name
     try:
         return importlib.import_module(f"{name}.{module}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith(name):
             raise
-        raise UnavailableError(f'{error.name} is not installed: pip install "vaswani-transformer[train]"') from None
+        extra = f'pip install "vaswani-transformer[{EXTRAS[of]}]"'
+        raise UnavailableError(f"{error.name} is not installed: {extra}") from None
 
 
 def launch(name: str, arguments: list[str]) -> int:

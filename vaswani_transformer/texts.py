@@ -5,6 +5,7 @@ Nothing here needs torch: `translator.py` searches with it, `onnx_translator.py`
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,24 +47,25 @@ class Part:
     joint: str  # what stands between it and the part before
 
 
-class TextTranslator:
+class TextTranslator(ABC):
     """What a translator does with texts; `_search` and the tokenizer are its children's."""
 
     positions: int | None  # learned positions of the model; None: no maximum
     pad: int
 
+    @abstractmethod
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids, ending in </s>, and where in the text each begins."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _decode(self, tokens: list[int]) -> str:
-        raise NotImplementedError
+        """The text of token ids, without the control tokens."""
 
+    @abstractmethod
     def _search(
         self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
     ) -> list[list[Hypothesis]]:
-        """The best hypotheses of a batch of sources, best first."""
-        raise NotImplementedError
+        """The best hypotheses of a batch of sources, best first; fewer than n_best where fewer finished."""
 
     def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
         """(batch, n_best, length) and (batch, n_best), as a search gives them; a slot of padding is none."""

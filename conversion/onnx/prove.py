@@ -72,7 +72,9 @@ def prove(
         pad = cast(int, model.config.pad_token_id)
         equal = (filled(found, width, pad) == filled(expected.numpy(), width, pad)).all(axis=2) & exists
         if precision == "fp32":
-            differences = np.abs(found_scores - expected_scores.numpy())
+            # Beyond -100, sums of hundreds of logarithms, one part in a million.
+            scale = np.maximum(1, np.abs(expected_scores.numpy()) / 100)
+            differences = np.abs(found_scores - expected_scores.numpy()) / scale
             near = exists & ~equal & (differences < EQUALLY_GOOD)
         else:  # other rounding chooses other tokens: each has to score as torch scores those very tokens
             exists = found_scores > NO_HYPOTHESIS

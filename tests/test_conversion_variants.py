@@ -1,0 +1,162 @@
+"""Other sizes and switches than the fixtures': random models of frameworks that are installed, and their logits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import padded
+from torch import Tensor, nn
+from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+
+from conversion.__main__ import main
+from conversion.layout import interleaved_sinusoids
+from vaswani_transformer.loading import load_model
+
+SENTENCES = [[5, 9, 7, 11, 3], [8, 4, 3], [6, 10, 12, 12, 9, 5, 3]]
+TARGETS = torch.tensor([[2, 5, 6, 11, 7], [2, 4, 4, 9, 10], [2, 12, 5, 8, 4]])
+
+
+def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Every parameter random, norms and biases too, so that a swapped one shows."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape)
+                parameter.copy_(1 + 0.2 * noise if "norm" in name and name.endswith("weight") else 0.3 * noise)
+    return module.eval()
+
+
+def difference(folder: Path, batch: dict[str, Tensor], theirs: Tensor) -> float:
+    with torch.inference_mode():
+        ours = load_model(folder, device="cpu")(**batch, decoder_input_ids=TARGETS).logits
+    return (ours[..., : theirs.shape[-1]] - theirs).abs().max().item()
+
+
+def write_words(file: Path, special: list[str], count: int) -> None:
+    file.write_text("".join(f"{word}\n" for word in [*special, *(f"w{n}" for n in range(count - len(special)))]))
+
+
+class TutorialTransformer(nn.Module):
+    """The module of torch's translation tutorial."""
+
+    def __init__(self, source: int, target: int, d_model: int, tied: bool, learned: bool, **options):
+        super().__init__()
+        self.transformer = nn.Transformer(d_model, dropout=0.0, batch_first=True, **options)
+        self.src_tok_emb = nn.Embedding(source, d_model)
+        self.tgt_tok_emb = nn.Embedding(target, d_model)
+        self.generator = nn.Linear(d_model, target, bias=options.get("bias", True))
+        if tied:
+            self.tgt_tok_emb.weight = self.generator.weight
+        if learned:
+            self.positions = nn.Embedding(32, d_model)
+        else:
+            self.register_buffer("pos_embedding", interleaved_sinusoids(32, d_model).float())
+        self.scale, self.learned = d_model**0.5, learned
+
+    def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        table = self.positions.weight if self.learned else self.get_buffer("pos_embedding")
+        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        states = self.transformer(
+            self.src_tok_emb(source) * self.scale + table[: source.shape[1]],
+            self.tgt_tok_emb(target) * self.scale + table[: target.shape[1]],
+            tgt_mask=causal,
+            src_key_padding_mask=torch.zeros(mask.shape).masked_fill(mask == 0, -torch.inf),
+            memory_key_padding_mask=torch.zeros(mask.shape).masked_fill(mask == 0, -torch.inf),
+        )
+        return self.generator(states)
+
+
+# torch's own advice on a faster path that these options do not have.
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm_first": True, "activation": "gelu"},
+        {"bias": False},
+        {"tied": True, "nhead": 2},
+        {"learned": True, "num_encoder_layers": 1, "num_decoder_layers": 3},
+        {"source": 19, "target": 13, "layer_norm_eps": 1e-3},
+    ],
+    ids=str,
+)
+def test_torch_transformers_of_every_form(options: dict, tmp_path: Path):
+    sizes = {"source": 13, "target": 13, "d_model": 16, "tied": False, "learned": False, "nhead": 4}
+    sizes |= {"num_encoder_layers": 2, "num_decoder_layers": 2, "dim_feedforward": 24} | options
+    model = randomised(TutorialTransformer(**sizes))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    special = ["<unk>", "<pad>", "<bos>", "<eos>"]
+    write_words(tmp_path / "vocab.src.txt", special, sizes["source"])
+    write_words(tmp_path / "vocab.tgt.txt", special, sizes["target"])
+    main([str(tmp_path), str(tmp_path / "ours")])
+    batch = padded(SENTENCES)
+    with torch.inference_mode():
+        theirs = model(batch["input_ids"], batch["attention_mask"], TARGETS)
+    assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("activation", ["swish", "relu", "gelu"])
+def test_marian_models_of_transformers(shared: bool, activation: str, tmp_path: Path):
+    config = MarianConfig(
+        vocab_size=17,
+        decoder_vocab_size=17 if shared else 14,
+        share_encoder_decoder_embeddings=shared,
+        d_model=16,
+        encoder_layers=3,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=20,
+        decoder_ffn_dim=28,
+        activation_function=activation,
+        scale_embedding=shared,
+        max_position_embeddings=32,
+        pad_token_id=13,
+        eos_token_id=0,
+        decoder_start_token_id=13,
+        forced_eos_token_id=None,
+    )
+    model = MarianMTModel(config)
+    randomised(model)
+    model.get_buffer("final_logits_bias").normal_()
+    model.save_pretrained(tmp_path / "theirs")
+    main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    batch = padded(SENTENCES, pad=13)
+    with torch.inference_mode():
+        theirs = model(**batch, decoder_input_ids=TARGETS, use_cache=False).logits
+    assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_fsmt_models_of_transformers(tied: bool, tmp_path: Path):
+    config = FSMTConfig(
+        langs=["en", "de"],
+        src_vocab_size=17,
+        tgt_vocab_size=17 if tied else 14,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=20,
+        decoder_ffn_dim=28,
+        activation_function="relu",
+        max_position_embeddings=32,
+        tie_word_embeddings=tied,
+    )
+    model = FSMTForConditionalGeneration(config)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("embed_positions" not in name)
+    randomised(model)
+    with torch.no_grad():
+        for embedding in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens):
+            embedding.weight[1] = 0
+    model.save_pretrained(tmp_path / "theirs")
+    main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    batch = padded(SENTENCES)
+    with torch.inference_mode():
+        theirs = model(**batch, decoder_input_ids=TARGETS, use_cache=False).logits
+    assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
