@@ -190,8 +190,8 @@ def read(path: Path, reasons: Reasons) -> Converted:
     if pre:
         notes.append(
             "A pre-norm model of Marian is two functions. This is the one that it was trained as, where keys and "
-            "values of the decoder's self-attention come from the normalised input. Marian's own step-wise decoder takes "
-            "them from the un-normalised input from the second step on, which can change its translations."
+            "values of the decoder's self-attention come from the normalised input. Marian's own step-wise decoder "
+            "takes them from the un-normalised input from the second step on, which can change its translations."
         )
     rows = [len(ours[name]) if name in ours else 0 for name in (SOURCE, TARGET)]
     vocabulary, originals = read_vocabulary(path, options, rows, notes)

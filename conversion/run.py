@@ -7,6 +7,7 @@ import torch
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import load_model
 
+from .check import check as check_model
 from .folder import folder_written_whole, save
 from .formats import WRITERS, find_checkpoint
 from .origin import Origin
@@ -29,6 +30,7 @@ def convert_in(path: Path, out: Path, wanted: str | None, check: tuple[Path, Pat
         converted.vocabulary.check(file)
         model = converted.finish(reasons)
         save(converted, model, folder)
+        proof = check_model(converted, folder, model, check)
     config, default = model.config, type(model.config)()
     print(f"{toolkit.NAME}: {model.num_parameters():,} parameters")
     switches = {name: getattr(config, name) for name in SWITCHES}
@@ -36,8 +38,8 @@ def convert_in(path: Path, out: Path, wanted: str | None, check: tuple[Path, Pat
     if different.get("decoder_vocab_size") == config.vocab_size:
         del different["decoder_vocab_size"]
     print("switches: " + (", ".join(f"{name}={value}" for name, value in different.items()) or "none, as the paper"))
-    for note in converted.notes:
-        print("note: " + note)
+    for line in [*("note: " + note for note in converted.notes), *proof]:
+        print(line)
 
 
 def convert_out(path: Path, out: Path, wanted: str) -> None:

@@ -1,9 +1,13 @@
 """Checkpoints of other toolkits, converted: the same logits, the same ids, the same hypotheses as the toolkit's own."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from golden import Golden, converted, golden_folders
+from golden import Golden, converted, golden, golden_folders
+
+from conversion.__main__ import main
 
 NAMES = [folder.name for folder in golden_folders()]
 
@@ -178,3 +182,27 @@ def test_the_search_with_another_penalty_finds_no_worse_by_its_own_ranking(name:
         sign = -1 if name in SMALLER_IS_BETTER else 1
         best = max(sign * SCORES[name](chosen.sum().item(), len(chosen)) for chosen in words)
         assert best >= sign * theirs[0] - 1e-4
+
+
+@pytest.mark.parametrize("name", ["hf-marian", "hf-fsmt", "fairseq"])
+def test_convert_ends_with_a_proof(name: str, tmp_path: Path, capsys: pytest.CaptureFixture):
+    for side, file in enumerate(("source.txt", "target.txt")):
+        lines = [pair[side] + "\n" for pair in converted(name).inputs]
+        (tmp_path / file).write_text("".join(lines), encoding="utf-8")
+    capsys.readouterr()
+    files = [str(tmp_path / file) for file in ("source.txt", "target.txt")]
+    main([str(golden(name)), str(tmp_path / "out"), "--check", *files])
+    printed = capsys.readouterr().out
+    expected = converted(name).expected
+    targets = [
+        [*row[mask == 1].tolist()[1:]] for row, mask in zip(expected["tgt_in_ids"], expected["tgt_mask"], strict=True)
+    ]
+    logits = torch.tensor(expected["logits"]).double().log_softmax(-1)
+    eos = converted(name).model.config.eos_token_id
+    total = sum(logits[i, n, id].item() for i, row in enumerate(targets) for n, id in enumerate([*row, eos]))
+    shown = float(printed.split("log P of all 5 pairs: ")[1].split("\n")[0])
+    assert shown == pytest.approx(total, abs=2e-3)
+    if name == "fairseq":
+        assert "is not installed here" in printed
+    else:
+        assert float(printed.split("in log P of a token is ")[1].split("\n")[0]) <= 1e-5

@@ -44,7 +44,7 @@ def demo(
     (folder / "eight.en").write_text("".join(f"{source}\n" for _, source, _ in eight), encoding="utf-8")
 
     console.print("\n[bold]2. Tokenizer and model,[/] trained as the recipe `demo` says: 2 + 2 layers, d_model 128.")
-    limits = ["--max-steps", "100", "--validate-every", "50"] if quick else []
+    limits = ["--max-steps", "200", "--warmup-steps", "80"] if quick else []
     run("train", "--config", "demo", "--output-dir", model, *limits)
 
     console.print("\n[bold]3. How good is it?[/] Unseen sentences; BLEU with its signature, exact matches by kind.")
