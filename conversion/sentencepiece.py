@@ -95,7 +95,8 @@ class SentencePieceModel:
             steps.append(normalizers.Prepend(SPACE))
         tokenizer.normalizer = normalizers.Sequence(steps)
         # A user's `</s>` is text: SentencePiece never matches control symbols, the tokenizers library would.
-        symbols = [piece for piece in special | {p for p, _, kind in self.pieces if kind != NORMAL} if len(piece) > 1]
+        unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
+        symbols = [piece for piece in special | unmatched if len(piece) > 1]
         if symbols:
             first_letters = "|".join(f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in sorted(symbols))
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(first_letters), "isolated")

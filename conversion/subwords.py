@@ -67,7 +67,7 @@ def subword_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
             decoders.Fuse(),
             decoders.Replace("\\\\", BACKSLASH),
             *(decoders.Replace(number, letter) for letter, number in numbers),
-            decoders.Replace(Regex(f"(?<={WORD})_(?={WORD})"), " "),
+            decoders.Replace(Regex(rf"(?<={WORD})(?<!\\u)_(?={WORD})"), " "),  # `_` itself is a sign, no word
             decoders.Replace("_", ""),
             decoders.Replace("\\u", "_"),
             decoders.Replace(BACKSLASH, "\\"),

@@ -18,7 +18,6 @@ from vaswani_transformer.lines import read_lines
 
 # Source texts may be longer than what a toolkit was trained on; the sinusoidal model has no limit.
 MODEL_MAX_LENGTH = 1024
-LARGEST_VOCABULARY = 10_000_000
 
 
 @dataclass

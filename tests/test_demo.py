@@ -16,8 +16,6 @@ from transformers import AutoModelForSeq2SeqLM
 
 from training import demo_corpus
 
-pytestmark = pytest.mark.xdist_group("demo")  # its model is made once
-
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMAND = Path(sys.executable).with_name("vaswani-transformer")

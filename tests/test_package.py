@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("package")  # the wheel is built once
-
 ROOT = Path(__file__).parent.parent
 SITE_PACKAGES = sysconfig.get_paths()["purelib"]
 

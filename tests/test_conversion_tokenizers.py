@@ -1,0 +1,124 @@
+"""Tokenizers of converted models against the libraries and the algorithms that they come from."""
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+from golden import converted
+from saved_model import ENGLISH, GERMAN
+
+from conversion.sentencepiece import SentencePieceModel
+from conversion.subwords import subword_tokenizer
+from conversion.vocabulary import Vocabulary, read_codes
+
+TEXTS = [*GERMAN, *ENGLISH, "  zwei  Räume ", "ﬁne ① Ωmega 漢字 x", "", "naïve—test…", "a b"]
+
+
+@pytest.mark.parametrize("byte_fallback", [False, True])
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_sentencepiece_models_give_the_librarys_pieces(kind: str, byte_fallback: bool, tmp_path: Path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter((GERMAN + ENGLISH) * 20),
+        model_writer=model,
+        vocab_size=70 + 256 * byte_fallback,
+        model_type=kind,
+        eos_id=0,
+        unk_id=1,
+        bos_id=-1,
+        byte_fallback=byte_fallback,
+        character_coverage=0.98,
+        minloglevel=2,
+    )
+    file = tmp_path / "vocab.spm"
+    file.write_bytes(model.getvalue())
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ours = SentencePieceModel.read(file)
+    tokens = [piece for piece, _, _ in ours.pieces]
+    tokenizer = ours.tokenizer(Vocabulary(tokens, tokens, eos=0, unknown=1), "source")
+    for text in TEXTS:
+        ids = theirs.encode(text)
+        assert tokenizer.encode(text).ids == [*ids, 0], text
+        if 1 not in ids:
+            assert tokenizer.decode(ids) == theirs.decode(ids)
+
+
+def test_a_typed_control_symbol_is_text():
+    for name in ("marian", "marian-spm", "fairseq", "sockeye", "tensor2tensor", "hf-fsmt"):
+        checkpoint = converted(name)
+        eos = checkpoint.model.config.eos_token_id
+        for typed in ("</s>", "a </s> b", "<EOS>", "<pad> </s>"):
+            ids = checkpoint.tokenizer()(typed)["input_ids"]
+            assert ids.count(eos) == 1 and ids[-1] == eos, (name, typed)
+
+
+def segmented(word: str, merges: list[tuple[str, str]]) -> list[str]:
+    """Sennrich et al. 2016, Algorithm 1, as it is written: merge the pair that was learned first, everywhere."""
+    pieces = [*word[:-1], word[-1] + "</w>"]
+    ranks = {pair: rank for rank, pair in reversed(list(enumerate(merges)))}
+    while True:
+        pairs = [pair for pair in zip(pieces, pieces[1:], strict=False) if pair in ranks]
+        if not pairs:
+            return pieces
+        best, merged, at = min(pairs, key=ranks.__getitem__), [], 0
+        while at < len(pieces):
+            if tuple(pieces[at : at + 2]) == best:
+                merged.append(pieces[at] + pieces[at + 1])
+                at += 2
+            else:
+                merged.append(pieces[at])
+                at += 1
+        pieces = merged
+
+
+@pytest.mark.parametrize(("name", "codes"), [("fairseq", "bpecodes"), ("fairseq-old", "bpecodes.src")])
+def test_bpe_codes_segment_as_the_algorithm_does(name: str, codes: str):
+    checkpoint = converted(name)
+    merges = read_codes(checkpoint.checkpoint / codes)
+    tokenizer = checkpoint.tokenizer()
+    words = (checkpoint.checkpoint / "dict.src.txt").read_text(encoding="utf-8").splitlines()
+    ids = {line.split()[0]: id for id, line in enumerate(words, start=4)}
+    generator, toolkits_size = random.Random(0), 4 + len(words)
+    for _ in range(300):
+        word = "".join(generator.choice("aiklmostxenubdg") for _ in range(generator.randint(1, 9)))
+        pieces = [piece.removesuffix("</w>") if "</w>" in piece else piece + "@@" for piece in segmented(word, merges)]
+        wanted = [ids.get(piece, 3) for piece in pieces]
+        found = tokenizer(word)["input_ids"][:-1]
+        # A piece beyond the dictionary is <unk> to fairseq: a token after its own, with <unk>'s embedding.
+        assert [id if id < toolkits_size else 3 for id in found] == wanted, word
+    embeddings = checkpoint.model.state_dict()["model.encoder.embed_tokens.weight"]
+    for alias in range(toolkits_size, len(embeddings)):
+        assert embeddings[alias].equal(embeddings[3])
+
+
+def escaped_subwords(text: str, pieces: list[str]) -> list[int]:
+    """tensor2tensor's encoder, from its description: tokens at the border of letters and digits, longest match."""
+    tokens, start = [], 0
+    for at in range(1, len(text) + 1):
+        if at == len(text) or text[at].isalnum() != text[at - 1].isalnum():
+            if text[start:at] != " " or start == 0 or at == len(text):
+                tokens.append(text[start:at])
+            start = at
+    alphabet, ids = {letter for piece in pieces for letter in piece}, []
+    for token in tokens:
+        token = token.replace("\\", "\\\\").replace("_", "\\u")
+        rest = "".join(c if c in alphabet and c != "\n" else f"\\{ord(c)};" for c in token) + "_"
+        while rest:
+            longest = max((piece for piece in pieces if rest.startswith(piece)), key=len)
+            ids.append(pieces.index(longest))
+            rest = rest[len(longest) :]
+    return ids
+
+
+def test_subwords_of_tensor2tensor():
+    letters = [*"\\_u;0123456789abcdefgh ,.ü", "ab", "abc_", "he", "_", ", ", "ch"]
+    pieces = ["<pad>_", "<EOS>_", *dict.fromkeys(letters)]
+    vocabulary = Vocabulary(pieces, pieces, pad=0, eos=1, unknown=None)
+    tokenizer = subword_tokenizer(vocabulary, "source")
+    texts = ["abc abc", "ab, cd.  ef", " a", "a ", "x y_z \\ ü é", "ab\ncd", "9.5 a_b", "q", "...", "hache, beach"]
+    for text in texts:
+        found = tokenizer.encode(text).ids
+        assert found == [*escaped_subwords(text, pieces), 1], text
+        assert tokenizer.decode(found[:-1]) == text, text
