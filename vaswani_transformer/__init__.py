@@ -63,4 +63,8 @@ def register() -> None:
 
 # The console script, and `python -m vaswani_transformer`, answer --help without the seconds that torch takes.
 if Path(sys.argv[0]).stem != "vaswani-transformer" and sys.orig_argv[1:3] != ["-m", __name__]:
-    register()
+    try:
+        register()
+    except ModuleNotFoundError as error:  # a deployment of ONNX files has neither
+        if (error.name or "").partition(".")[0] not in ("torch", "transformers"):
+            raise
