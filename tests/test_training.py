@@ -14,7 +14,10 @@ import torch
 from safetensors.torch import load_file
 from training_child import TrainingProcess
 
+from training.recipe import load_recipe
+from training.train import _accelerator
 from vaswani_transformer import Translator
+from vaswani_transformer.errors import UnavailableError
 
 ROOT = Path(__file__).parent.parent
 STEPS = 24
@@ -387,3 +390,9 @@ def test_what_the_launcher_was_asked_for_is_read_from_its_command_line():
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
         assert result.returncode == code
         assert ("UnavailableError: 1 process runs, 2 were asked for" in result.stderr) == (asked == "2")
+
+
+def test_a_tracker_that_is_not_installed_is_said_and_not_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.train.get_available_trackers", lambda: [])
+    with pytest.raises(UnavailableError, match="tensorboard is not installed"):
+        _accelerator(load_recipe("demo", {"trackers": "[tensorboard]"}), tmp_path)

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
@@ -113,6 +114,9 @@ def raise_for_signal(signals: Signals) -> None:
 
 
 def _accelerator(recipe: Recipe, output: Path) -> Accelerator:
+    for name in recipe.trackers:  # Accelerate leaves a tracker out without a word when its package is missing.
+        if name in LOGGER_TYPE_TO_CLASS and name not in get_available_trackers():
+            raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
     try:
         return Accelerator(
             # Said aloud, or Accelerate starts several processes without a GPU as so many runs of one process each.
