@@ -115,7 +115,7 @@ def raise_for_signal(signals: Signals) -> None:
 
 def _accelerator(recipe: Recipe, output: Path) -> Accelerator:
     for name in recipe.trackers:  # Accelerate leaves a tracker out without a word when its package is missing.
-        if name in LOGGER_TYPE_TO_CLASS and name not in get_available_trackers():
+        if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
             raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
     try:
         return Accelerator(
