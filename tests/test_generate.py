@@ -264,3 +264,14 @@ def test_sampling_options_work_with_the_papers_defaults_beside_them(lively_model
     near_zero = model.generate(torch.tensor([[5, 6, 2]]), do_sample=True, num_beams=1, temperature=1e-4)
     greedy = model.generate(torch.tensor([[5, 6, 2]]), num_beams=1)
     assert torch.equal(near_zero, greedy)
+
+
+def test_a_folder_without_generation_config_keeps_the_paper_s_search(lively_model: ModelMaker, tmp_path) -> None:
+    """transformers takes its own defaults then: greedy, 20 tokens."""
+    model = lively_model(7)
+    batch = padded(random_sentences(7, count=6, vocab_size=16, longest=9))
+    model.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.generation_config.num_beams == 4 and loaded.generation_config.max_source_length_offset == 50
+    assert torch.equal(loaded.generate(**batch), model.generate(**batch))

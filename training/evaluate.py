@@ -123,9 +123,9 @@ def files_test_set(source: Path, reference: Path, kinds: Path | None) -> TestSet
 def show(result: dict[str, Any]) -> str:
     """The scores as people read them."""
     rows = [
-        f"BLEU {result['bleu']:.2f}   {result['bleu_signature']}",
+        f"BLEU {result['bleu']:.2f}   sacreBLEU, cased (it tokenises by mteval-v13a): {result['bleu_signature']}",
         f"BLEU {result['bleu_lowercase']:.2f}   tokenised, lower-cased: {result['bleu_lowercase_signature']}",
-        f"BLEU {result['bleu_compound_split']:.2f}   tokenised (13a), compounds split, as in the paper's Table 2",
+        f"BLEU {result['bleu_compound_split']:.2f}   tokenised (13a), compounds split: the paper's Table 2",
         f"chrF {result['chrf']:.2f}   {result['chrf_signature']}",
         f"exact match {result['exact_match']:.1f} % of {result['sentences']} sentences",
     ]
