@@ -29,7 +29,16 @@ BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"  # ids 0 to 3, not in the d
 OFFSET = 2  # padding_idx + 1
 EPSILON = 1e-5  # torch's default
 
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_accurate": "gelu_new",
+    "gelu_fast": "gelu_new",
+    "swish": "silu",
+    "tanh": "tanh",
+    "relu_squared": "relu2",
+    "linear": "linear",
+}
 
 # What the model can be; options that a version does not know are as if off.
 ALLOWED: dict[str, tuple] = {
@@ -213,6 +222,10 @@ def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for part in (checkpoint.get("args"), cfg.get("task"), cfg.get("model")):
         options |= vars(part) if hasattr(part, "__dict__") else part or {}
+    for stack in ("encoder", "decoder", "quant_noise"):  # fairseq-hydra-train nests them
+        nested = options.pop(stack, None)
+        if isinstance(nested, dict):
+            options |= {f"{stack}_{name}": value for name, value in nested.items()}
     return options
 
 

@@ -43,14 +43,19 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if file.suffix == ".bin":
             tensors = load_checkpoint(file)
         else:
-            try:
-                tensors = load_file(file)
-            except (SafetensorError, OSError) as error:
-                raise BrokenFileError(f"{file} is not a whole safetensors file ({error}); copy it again") from None
+            tensors = load_safetensors(file)
         if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
             raise BrokenFileError(f"{file} does not hold tensors alone")
         return options, tensors
     raise InputError(f"{folder}: there are no weights in it ({' or '.join(WEIGHTS)})")
+
+
+def load_safetensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file. Raises BrokenFileError if it is not whole."""
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise BrokenFileError(f"{file} is not a whole safetensors file ({error}); copy it again") from None
 
 
 def rules(encoder_layers: int, decoder_layers: int) -> list[Rule]:

@@ -4,6 +4,7 @@ The paper's sinusoids, or "SinusoidalConcat", tensor2tensor's. The source has no
 """
 
 import argparse
+import glob
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError
 
 from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
+from .hugging_face import load_safetensors
 from .layout import base_of_concatenated, concatenated, concatenated_sinusoids, interleaved_sinusoids
 from .origin import Origin
 from .refuse import Reasons
@@ -102,16 +104,16 @@ def checkpoints(folder: Path) -> list[Path]:
 def recognise(checkpoint: Any) -> bool:
     return (
         isinstance(checkpoint, dict)
-        and isinstance(checkpoint.get("generator"), dict)
-        and isinstance(checkpoint.get("model"), dict)
-        and "opt" in checkpoint
+        and {"opt", "vocab"} <= checkpoint.keys()
+        and hasattr(checkpoint["opt"], "__dict__")
+        and all(isinstance(checkpoint.get(name, {}), dict) for name in ("model", "generator"))
     )
 
 
 def read(path: Path, reasons: Reasons) -> Converted:
     checkpoint = load_checkpoint(path)
     if not recognise(checkpoint):
-        raise InputError(f"{path} is not of OpenNMT-py: it lacks `model`, `generator` or `opt`")
+        raise InputError(f"{path} is not of OpenNMT-py: it lacks `opt` or `vocab`")
     options = dict(vars(checkpoint["opt"]))
 
     reasons.only(options, ALLOWED, "--{} {!r}")
@@ -130,7 +132,9 @@ def read(path: Path, reasons: Reasons) -> Converted:
         reasons.refuse()
     assert isinstance(d_model, int) and isinstance(layers[0], int) and isinstance(layers[1], int)
 
-    tensors = Tensors(checkpoint["model"], reasons)
+    weights, generator_weights = weights_of(checkpoint, path)
+    tensors = Tensors(weights, reasons)
+    tensors.ignore(r"decoder\.transformer_layers\.\d+\.mask")  # OpenNMT-py 1
     ours: dict[str, Tensor] = {}
     is_concatenated = options.get("position_encoding_type") == "SinusoidalConcat"
     for stack, name in (("encoder", SOURCE), ("decoder", TARGET)):
@@ -148,7 +152,7 @@ def read(path: Path, reasons: Reasons) -> Converted:
     ffn_bias = "encoder.transformer.0.feed_forward.w_1.bias" in tensors
     tensors.rename(rules(layers[0], layers[1], qkv_bias, ffn_bias), ours)
     tensors.nothing_may_be_left()
-    generator = Tensors({name.removeprefix("0."): tensor for name, tensor in checkpoint["generator"].items()}, reasons)
+    generator = Tensors({name.removeprefix("0."): tensor for name, tensor in generator_weights.items()}, reasons)
     generator.rename([Rule("weight", OUTPUT), Rule("bias", OUTPUT_BIAS)], ours)
     generator.nothing_may_be_left()
     if not ffn_bias:  # the paper's feed-forward network has biases
@@ -198,6 +202,18 @@ def read(path: Path, reasons: Reasons) -> Converted:
     )
 
 
+def weights_of(checkpoint: Mapping[str, Any], path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The model's and the generator's tensors: in the checkpoint or, with --save_format safetensors, beside it."""
+    if checkpoint.get("model"):
+        return checkpoint["model"], checkpoint.get("generator") or {}
+    files = sorted(path.parent.glob(f"{glob.escape(path.stem)}*.safetensors"))
+    if not files:
+        raise InputError(f"{path} holds no weights, and there is no {path.stem}.safetensors beside it")
+    found = {name: tensor for file in files for name, tensor in load_safetensors(file).items()}
+    generator = {name.removeprefix("generator."): t for name, t in found.items() if name.startswith("generator.")}
+    return {name: t for name, t in found.items() if not name.startswith("generator.")}, generator
+
+
 def add_zero_biases(ours: dict[str, Tensor]) -> None:
     """Biases of the feed-forward networks that do nothing."""
     for name in [name for name in ours if name.endswith((".fc1.weight", ".fc2.weight"))]:
@@ -207,30 +223,48 @@ def add_zero_biases(ours: dict[str, Tensor]) -> None:
 def read_vocabulary(
     folder: Path, found: Any, options: Mapping[str, Any], rows: list[int], notes: list[str]
 ) -> tuple[Vocabulary, list[Path]]:
-    """The vocabularies inside the checkpoint."""
-    known = isinstance(found, dict) and isinstance(found.get("src"), list) and isinstance(found.get("tgt"), list)
-    if not known:
-        notes.append("There is no tokenizer: the vocabulary is of OpenNMT-py 1 or 2. Ids are the checkpoint's.")
+    """The vocabularies inside the checkpoint. Those of OpenNMT-py 1 and 2 give <s> and </s> to the target alone."""
+    found = dict(found) if isinstance(found, list) else found
+    source, target = (tokens_of(found.get(side)) if isinstance(found, dict) else None for side in ("src", "tgt"))
+    if source is None or target is None:
+        notes.append("There is no tokenizer: the checkpoint's vocabulary is of no known kind. Ids are OpenNMT-py's.")
         special = [UNK, BLANK, BOS, EOS]
         tokens = [special + [f"token{id}" for id in range(4, count)] for count in rows]
         return Vocabulary(*tokens, unknown=0, pad=1, bos=2, start=2, eos=3, ends=False), []
-    source, target = found["src"], found["tgt"]
     if source == target:
         target = source
     start = found.get("decoder_start_token", BOS)
-    for side, tokens in (("src", source), ("tgt", target)):
-        missing = [token for token in {UNK, BLANK, start, EOS} if token not in tokens]
+    for side, tokens, needed in (("src", source, {UNK, BLANK}), ("tgt", target, {UNK, BLANK, start, EOS})):
+        missing = [token for token in needed if token not in tokens]
         if missing:
             raise InputError(f"the {side} vocabulary lacks {', '.join(sorted(missing))}")
-    ids = [[tokens.index(token) for token in (EOS, UNK, start, BLANK)] for tokens in (source, target)]
-    if ids[0] != ids[1]:
-        raise InputError(f"src and tgt give </s>, <unk>, the start and <blank> different ids: {ids[0]}, {ids[1]}")
-    eos, unknown, bos, pad = ids[0]
+    shared = [[tokens.index(token) for token in (UNK, BLANK)] for tokens in (source, target)]
+    if shared[0] != shared[1]:
+        raise InputError(f"src and tgt give <unk> and <blank> different ids: {shared[0]} and {shared[1]}")
+    (unknown, pad), eos, bos = shared[0], target.index(EOS), target.index(start)
     vocabulary = Vocabulary(
-        source, target, eos=eos, unknown=unknown, bos=bos, pad=pad, start=bos, begins=False, ends=False
+        source,
+        target,
+        eos=eos,
+        unknown=unknown,
+        bos=bos,
+        pad=pad,
+        start=bos,
+        ends=False,
+        source_has_symbols=source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start],
     )
     languages = (options.get("src_lang") or None, options.get("tgt_lang") or None)
     return vocabulary, set_tokenizers(vocabulary, folder, languages, notes)
+
+
+def tokens_of(found: Any) -> list[str] | None:
+    """One side's tokens by id: a list, or the `itos` of torchtext's Vocab inside its Field; None: neither."""
+    fields = getattr(found, "fields", found)
+    if isinstance(fields, list) and len(fields) == 1 and isinstance(fields[0], tuple):  # of a TextMultiField
+        found = fields[0][-1]
+    found = getattr(found, "vocab", found)
+    tokens = getattr(found, "itos", found)
+    return tokens if isinstance(tokens, list) and tokens and all(isinstance(t, str) for t in tokens) else None
 
 
 # ---- the way back ------------------------------------------------------------------------------------------------

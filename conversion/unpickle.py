@@ -24,6 +24,18 @@ TOOLKITS = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "
 
 SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
 
+
+class Shell:
+    """Stands for an object of a toolkit: its attributes, and no code."""
+
+    def __init__(self, *arguments: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+
+
 CONTAINERS: list[Any] = [
     argparse.Namespace,
     set,
@@ -35,6 +47,7 @@ CONTAINERS: list[Any] = [
     (SCALAR, "numpy.core.multiarray.scalar"),
     (SCALAR, "numpy._core.multiarray.scalar"),
     (codecs.encode, "_codecs.encode"),
+    (Shell, "functools.partial"),  # of a tokenizer's function, in OpenNMT-py 1 and 2; never called
 ]
 
 UNKNOWN_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")
@@ -71,13 +84,6 @@ def load_checkpoint(path: Path) -> Any:
                 f"{path} is not a whole checkpoint of PyTorch ({size:,} bytes: {first_line(error)}); copy it again"
             ) from None
     raise InputError(f"{path} names more than {MOST_SHELLS} classes")
-
-
-class Shell:
-    """Stands for an object of a toolkit: its attributes, and no code."""
-
-    def __init__(self, *arguments: Any):
-        pass
 
 
 def is_zip(path: Path) -> bool:

@@ -27,6 +27,7 @@ class Vocabulary:
     source, target: the tokens by id; the same object where both sides have one vocabulary
     pad, start: None where the toolkit has none; a start that is None is a zero vector
     begins, ends: the source begins with `bos`, ends with `eos`
+    source_has_symbols: False where `bos` and `eos` are tokens of the target alone
     source_tokenizer, target_tokenizer: how text becomes ids; None: nothing in the checkpoint says it
     source_aliases, target_aliases: pieces after the toolkit's own that are `<unk>` to it
     """
@@ -40,6 +41,7 @@ class Vocabulary:
     start: int | None = None
     begins: bool = False
     ends: bool = True
+    source_has_symbols: bool = True
     source_tokenizer: Tokenizer | None = None
     target_tokenizer: Tokenizer | None = None
     source_aliases: list[str] = field(default_factory=list)
@@ -77,6 +79,9 @@ class Vocabulary:
         """bos_token, eos_token, pad_token, unk_token -> the token, for one side."""
         tokens = self.source if side == "source" else self.target
         ids = {"eos_token": self.eos, "unk_token": self.unknown, "bos_token": self.bos, "pad_token": self.pad}
+        if side == "source" and not self.source_has_symbols:
+            ids = {"unk_token": self.unknown, "pad_token": self.pad}
+            return {name: tokens[id] for name, id in ids.items() if id is not None}
         found = {name: tokens[id] for name, id in ids.items() if id is not None}
         if self.bos is None:
             found["bos_token"] = new_name("<s>", tokens) if self.start is None else tokens[self.start]
@@ -100,8 +105,10 @@ class Vocabulary:
 
     def check(self, what: str | Path) -> None:
         """Raises BrokenFileError for what no vocabulary can be."""
-        for side, tokens in (("source", self.source), ("target", self.target)):
-            for id in (self.eos, self.unknown, self.bos, self.pad, self.start):
+        symbols = (self.eos, self.bos, self.start)
+        of_source = symbols if self.source_has_symbols else ()
+        for side, tokens, ids in (("source", self.source, of_source), ("target", self.target, symbols)):
+            for id in (*ids, self.unknown, self.pad):
                 if id is not None and not 0 <= id < len(tokens):
                     raise BrokenFileError(f"{what}: the {side} vocabulary has {len(tokens)} entries, none with id {id}")
 
@@ -154,14 +161,13 @@ class Vocabulary:
     def with_template(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
         """The tokenizer with the symbols around a sentence: the target ends with `</s>`."""
         special, ids = self.special_tokens(side), self.ids(side)
-        bos, eos = special["bos_token"], special["eos_token"]
-        around = [bos] if self.begins and side == "source" else []
+        around = [special["bos_token"]] if self.begins and side == "source" else []
         around.append("$A")
         if self.ends or side == "target":
-            around.append(eos)
+            around.append(special["eos_token"])
         tokenizer.post_processor = processors.TemplateProcessing(
             single=" ".join(around) if not any(" " in token for token in around) else around,
-            special_tokens=[(token, ids[token]) for token in dict.fromkeys((bos, eos))],
+            special_tokens=[(token, ids[token]) for token in dict.fromkeys(around) if token != "$A"],
         )
         return tokenizer
 

@@ -1,11 +1,16 @@
-"""Other sizes and switches than the fixtures': random models of frameworks that are installed, and their logits."""
+"""Other sizes and switches than the fixtures': random models of each toolkit, and the logits that it computed.
+
+Those of frameworks that are installed are made here; the others' are in fixtures/variants, with what made them.
+"""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import padded
+from golden import FIXTURES
 from torch import Tensor, nn
 from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
@@ -36,6 +41,27 @@ def difference(folder: Path, batch: dict[str, Tensor], theirs: Tensor) -> float:
 
 def write_words(file: Path, special: list[str], count: int) -> None:
     file.write_text("".join(f"{word}\n" for word in [*special, *(f"w{n}" for n in range(count - len(special)))]))
+
+
+VARIANTS = sorted(file.parent.name for file in (FIXTURES / "variants").glob("*/expected.npz"))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_have_their_toolkits_logits(name: str, tmp_path: Path):
+    folder = FIXTURES / "variants" / name
+    main([str(folder), str(tmp_path / "ours")])
+    with np.load(folder / "expected.npz") as expected:
+        source, mask, target, theirs = (
+            torch.from_numpy(expected[key]) for key in ("src_ids", "src_mask", "tgt_in_ids", "logits")
+        )
+    model = load_model(tmp_path / "ours", device="cpu")
+    assert model.config.pad_token_id is not None
+    source = source.masked_fill(mask == 0, model.config.pad_token_id)
+    target[:, 0] = model.config.decoder_start_token_id  # a zero vector has no id in its toolkit
+    with torch.inference_mode():
+        ours = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits[..., : theirs.shape[-1]]
+    assert theirs.std() > 0.3
+    assert (ours - theirs).abs().max().item() <= 1e-5
 
 
 class TutorialTransformer(nn.Module):
