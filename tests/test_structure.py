@@ -10,7 +10,11 @@ ROOT = Path(__file__).parents[1]
 LIBRARY = "vaswani_transformer"
 PROGRAMS = [name for name in ("training", "conversion", "hub") if (ROOT / name).is_dir()]
 FILES = sorted(path.relative_to(ROOT) for folder in (LIBRARY, *PROGRAMS) for path in (ROOT / folder).rglob("*.py"))
-TRAVELLING = ["configuration_vaswani_transformer.py", "modeling_vaswani_transformer.py"]
+TRAVELLING = [
+    "configuration_vaswani_transformer.py",
+    "modeling_vaswani_transformer.py",
+    "pipeline_vaswani_transformer.py",
+]
 # Wanted by some users only: imported where they are used, so that the library works without them.
 OPTIONAL = {"accelerate", "datasets", "matplotlib", "onnx", "onnxruntime", "onnxscript", "sacrebleu"}
 
@@ -53,7 +57,7 @@ def test_the_library_imports_optional_packages_only_where_they_are_used(path):
 @pytest.mark.parametrize("name", TRAVELLING)
 def test_files_that_travel_to_the_hub_need_torch_and_transformers_alone(name):
     allowed = {"torch", "transformers", "huggingface_hub"}
-    standard = {"collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "math", "typing"}
+    standard = {"collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "math", "re", "typing"}
     assert roots(Path(LIBRARY) / name) <= allowed | standard
     # transformers' remote code follows `from .sibling import name` only, to a file beside it that travels as well.
     siblings = {module for level, module in imports(Path(LIBRARY) / name) if level > 0}

@@ -47,7 +47,7 @@ def __getattr__(name: str):
 
 
 def register() -> None:
-    """Make AutoConfig, AutoModel and AutoModelForSeq2SeqLM know the model."""
+    """Make AutoConfig, AutoModel, AutoModelForSeq2SeqLM and `pipeline("translation")` know the model."""
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
     from .configuration_vaswani_transformer import VaswaniTransformerConfig
@@ -55,10 +55,12 @@ def register() -> None:
         VaswaniTransformerForConditionalGeneration,
         VaswaniTransformerModel,
     )
+    from .pipeline_vaswani_transformer import register_pipeline
 
     AutoConfig.register("vaswani_transformer", VaswaniTransformerConfig, exist_ok=True)
     AutoModel.register(VaswaniTransformerConfig, VaswaniTransformerModel, exist_ok=True)
     AutoModelForSeq2SeqLM.register(VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration, exist_ok=True)
+    register_pipeline()
 
 
 # The console script, and `python -m vaswani_transformer`, answer --help without the seconds that torch takes.

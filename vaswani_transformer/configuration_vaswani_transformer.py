@@ -147,6 +147,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         for stack in ("encoder", "decoder"):
             if getattr(self, f"{stack}_final_norm") is None:
                 setattr(self, f"{stack}_final_norm", self.norm_position == "pre")
+        if not __name__.startswith("transformers_modules."):
+            # The package has registered the pipeline; transformers would ask for trust in the repository's copy of it.
+            kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
         # Here and not in `validate_...` methods: those hide the one line that matters in a second exception.
         self._check_sizes()

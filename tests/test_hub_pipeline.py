@@ -1,0 +1,169 @@
+"""`pipeline("translation", model=...)` with the package: what it gives is what the Translator gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
+from transformers import MarianConfig, MarianMTModel
+from transformers import pipeline as typed_pipeline
+
+from vaswani_transformer import Translator
+from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
+
+pipeline: Any = typed_pipeline  # its types know the tasks of transformers alone
+TEXTS = [*ENGLISH, "The cat is cold.", "Two apples"]
+LONG = " ".join(ENGLISH[:3]) + "\n" + "".join(ENGLISH[0].split())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def translate(folder) -> Any:
+    return pipeline("translation", model=str(folder), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def translator(folder) -> Translator:
+    return Translator.from_pretrained(folder, device="cpu")
+
+
+def texts(translations: list[dict[str, Any]]) -> list[str]:
+    return [translation["translation_text"] for translation in translations]
+
+
+def test_the_package_registers_the_pipeline(translate):
+    assert type(translate) is VaswaniTransformerTranslationPipeline
+
+
+def test_a_list_of_texts_gives_a_list_of_translations_in_the_old_format(translate, translator):
+    assert translate(TEXTS) == [{"translation_text": text} for text in translator.translate(TEXTS)]
+
+
+def test_one_text_gives_a_list_of_one_in_the_old_format(translate, translator):
+    assert translate(TEXTS[0]) == [{"translation_text": translator.translate([TEXTS[0]])[0]}]
+
+
+def test_batches_change_no_translation(translate):
+    batch = [TEXTS[0], LONG, *TEXTS[4:]]
+    assert translate(batch, batch_size=3, max_source_length=30) == translate(batch, max_source_length=30)
+
+
+def test_arguments_of_generate_reach_it(translate, translator):
+    assert texts(translate(TEXTS, num_beams=1)) == translator.translate(TEXTS, num_beams=1)
+
+
+def test_n_best_are_the_translators_with_their_scores(translate, translator):
+    expected = translator.translate(TEXTS, n_best=3, length_penalty=1.0)
+    found = translate(TEXTS, num_return_sequences=3, length_penalty=1.0, return_scores=True)
+    for translations, hypotheses in zip(found, expected, strict=True):
+        assert texts(translations) == [hypothesis.text for hypothesis in hypotheses]
+        scores = torch.tensor([translation["score"] for translation in translations])
+        assert torch.allclose(scores, torch.tensor([hypothesis.score for hypothesis in hypotheses]), atol=1e-4)
+
+
+def test_several_translations_of_a_text_are_a_list_of_their_own(translate):
+    found = translate(TEXTS[:2], num_return_sequences=2)
+    assert [len(translations) for translations in found] == [2, 2]
+    assert translate(TEXTS[0], num_return_sequences=2) == found[0]
+
+
+def test_scores_of_greedy_search_are_those_of_forced_decoding(translate, translator):
+    (found,) = translate(TEXTS[:1], num_beams=1, length_penalty=0.0, return_scores=True)
+    ids = translate(TEXTS[:1], num_beams=1, return_tensors=True)[0]["translation_token_ids"]
+    (forced,) = translator._log_probabilities([translator._encode(TEXTS[0])[0]], [ids.tolist()])
+    assert found["score"] == pytest.approx(sum(forced), abs=1e-4)
+
+
+def test_a_long_text_is_translated_as_the_translator_does(translate, translator):
+    found = translate(LONG, max_source_length=20, num_return_sequences=2, batch_size=3)
+    expected = translator.translate(LONG, max_source_length=20, n_best=2)[0]
+    assert texts(found) == [hypothesis.text for hypothesis in expected]
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(st.sampled_from("ab .!。»\n\U0001f600ß"), max_size=200), limit=st.integers(8, 40))
+def test_texts_are_cut_where_the_translator_cuts_them(text, limit):
+    cutter = VaswaniTransformerTranslationPipeline(trained_model(), tokenizer=trained_tokenizer(), device="cpu")
+    translator = Translator(trained_model(), trained_tokenizer())
+    expected = [(part.source, part.joint) for part in translator._parts(0, text, limit)]
+    assert [(trained_tokenizer()(part)["input_ids"], joint) for part, joint in cutter._parts(text, limit)] == expected
+
+
+def test_a_model_with_learned_positions_cuts_at_its_last_position():
+    model = untrained_model(position_embedding_type="learned", max_position_embeddings=12).eval()
+    translate = pipeline("translation", model=model, tokenizer=trained_tokenizer(), device="cpu")
+    assert texts(translate([LONG])) == Translator(model, trained_tokenizer()).translate([LONG])
+    with pytest.raises(ValueError, match="max_source_length is 13; it must lie between 8 and 12"):
+        translate(LONG, max_source_length=13)
+
+
+def test_texts_of_white_space_become_empty_ones(translate):
+    assert translate(["", TEXTS[0], " \n\t"], batch_size=2) == [
+        {"translation_text": ""},
+        *translate([TEXTS[0]]),
+        {"translation_text": ""},
+    ]
+    assert translate("") == [{"translation_text": ""}]
+    assert translate([]) == []
+
+
+def test_control_tokens_that_somebody_types_are_text(translate, translator):
+    assert texts(translate(["</s>", "<pad> a"])) == translator.translate(["</s>", "<pad> a"])
+
+
+def test_generators_are_translated_as_they_come(translate):
+    found = translate(text for text in TEXTS[4:])
+    assert [texts(translations) for translations in found] == [texts(translate(text)) for text in TEXTS[4:]]
+
+
+@pytest.mark.parametrize("wrong", [3, ["a", None], [["a"]]])
+def test_what_is_no_text_is_refused(translate, wrong):
+    with pytest.raises(ValueError, match="is a str or a list of str, not"):
+        translate(wrong)
+
+
+def test_an_argument_that_nobody_knows_is_refused(translate):
+    with pytest.raises(ValueError, match="num_beens"):
+        translate(TEXTS[0], num_beens=3)
+
+
+def test_another_kind_of_model_is_refused():
+    sizes: Any = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 300, "pad_token_id": 1}
+    other = MarianMTModel(MarianConfig(**sizes, decoder_start_token_id=1))
+    with pytest.raises(ValueError, match="not marian"):
+        pipeline("translation", model=other, tokenizer=trained_tokenizer(), device="cpu")
+
+
+def test_a_target_vocabulary_of_its_own_decodes(tmp_path):
+    """With separate vocabularies the ids that come out are the other tokenizer's."""
+    from vaswani_transformer.tokenization import train_tokenizer
+
+    target = train_tokenizer(GERMAN, 280)
+    model = untrained_model(decoder_vocab_size=280, share_encoder_decoder_embeddings=False).eval()
+    translate = pipeline(
+        "translation", model=model, tokenizer=trained_tokenizer(), target_tokenizer=target, device="cpu"
+    )
+    ids = translate(TEXTS[0], return_tensors=True)[0]["translation_token_ids"]
+    assert texts(translate(TEXTS[0])) == [target.decode(ids, skip_special_tokens=True)]
+
+    # Beside the model it is found.
+    model.save_pretrained(tmp_path)
+    trained_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="300 tokens and the model's decoder 280; pass target_tokenizer="):
+        pipeline("translation", model=str(tmp_path), device="cpu")
+    target.save_pretrained(tmp_path / "target_tokenizer")
+    loaded = pipeline("translation", model=str(tmp_path), device="cpu")
+    assert loaded(TEXTS[:1]) == translate(TEXTS[:1])
+
+
+def test_a_pipeline_saves_itself_and_loads_again_without_trust(translate, tmp_path):
+    translate.save_pretrained(tmp_path)
+    again = pipeline("translation", model=str(tmp_path), device="cpu")
+    assert again(TEXTS[:1]) == translate(TEXTS[:1])
