@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from saved_model import ENGLISH, GERMAN, saved_model
+from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
 
 from conversion.onnx.__main__ import export_folder
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.modeling_vaswani_transformer import MAX_BEAMS
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.texts import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
+from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.tokenization import train_tokenizer
 
 pytest.importorskip("onnxruntime")
 SENTENCES = [*ENGLISH, *GERMAN, "", " ", "a", "</s> <pad>", "日本語 🙂", " ".join(ENGLISH * 4)]
@@ -58,8 +61,8 @@ def test_it_translates_where_torch_and_transformers_cannot_be_imported(folder: P
     program = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'safetensors', 'onnx'): sys.modules[name] = None\n"
-        "from vaswani_transformer.onnx_translator import OnnxTranslator\n"
-        "print(OnnxTranslator.from_pretrained(sys.stdin.read()).translate('The house is small.'))\n"
+        "from vaswani_transformer import Translator\n"
+        "print(Translator.from_pretrained(sys.stdin.read(), backend='onnx').translate('The house is small.'))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], input=str(folder), capture_output=True, text=True, timeout=60
@@ -147,6 +150,72 @@ def test_a_missing_gpu_is_named(folder: Path) -> None:
         pytest.skip("this machine has one")
     with pytest.raises(UnavailableError, match="has no CUDA"):
         OnnxTranslator.from_pretrained(folder, device="cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"backend": "tensorflow"}, "backend 'tensorflow' is not one of torch, onnx"),
+        ({"backend": "onnx", "dtype": "float16"}, "no dtype"),
+        ({"threads": 2}, "threads belong to the ONNX backend"),
+    ],
+)
+def test_what_a_backend_does_not_have_is_named(folder: Path, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Translator.from_pretrained(folder, **arguments)
+
+
+@pytest.fixture(scope="module")
+def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose languages have a tokenizer each, of other sizes, as conversion writes them; beside it as ONNX."""
+    parent = tmp_path_factory.mktemp("two")
+    model = untrained_model(
+        vocab_size=275, decoder_vocab_size=270, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
+    )
+    model.generation_config.update(max_source_length_offset=3)
+    model.save_pretrained(parent / "model")
+    train_tokenizer(ENGLISH, 275).save_pretrained(parent / "model")
+    train_tokenizer(GERMAN, 270).save_pretrained(parent / "model" / TARGET_TOKENIZER)
+    export_folder(parent / "model", parent / "onnx")
+    return parent
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_a_second_tokenizer_reads_the_translations(two_vocabularies: Path, backend: Any) -> None:
+    """As transformers alone would do it: one tokenizer encodes, the other decodes."""
+    model = load_model(two_vocabularies / "model", device="cpu")
+    source = load_tokenizer(two_vocabularies / "model")
+    target = load_tokenizer(two_vocabularies / "model" / TARGET_TOKENIZER)
+    texts = [*ENGLISH, "a"]
+    expected = []
+    for text in texts:
+        (ids,) = model.generate(**source(text, return_tensors="pt"))
+        expected.append(target.decode(ids, skip_special_tokens=True))
+    assert len(set(expected)) > 2
+    folder = two_vocabularies / {"torch": "model", "onnx": "onnx"}[backend]
+    translator = Translator.from_pretrained(folder, device="cpu", backend=backend)
+    assert translator.translate(texts) == expected
+
+
+def test_given_translations_are_read_by_the_second_tokenizer(two_vocabularies: Path) -> None:
+    translator = Translator.from_pretrained(two_vocabularies / "model", device="cpu")
+    (forced,) = translator.score(ENGLISH[:1], GERMAN[:1])
+    assert forced.tokens == load_tokenizer(two_vocabularies / "model" / TARGET_TOKENIZER)(GERMAN[0])["input_ids"]
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_a_second_tokenizer_that_is_missing_or_does_not_fit_is_named(
+    two_vocabularies: Path, tmp_path: Path, backend: Any
+) -> None:
+    folder = two_vocabularies / {"torch": "model", "onnx": "onnx"}[backend]
+    shutil.copytree(folder, tmp_path / "missing")
+    shutil.rmtree(tmp_path / "missing" / TARGET_TOKENIZER)
+    with pytest.raises(InputError, match="275 source and 270 target tokens; it needs a second tokenizer"):
+        Translator.from_pretrained(tmp_path / "missing", device="cpu", backend=backend)
+    shutil.copytree(folder, tmp_path / "other")
+    train_tokenizer([*ENGLISH, *GERMAN], 300).save_pretrained(tmp_path / "other" / TARGET_TOKENIZER)
+    with pytest.raises(BrokenFileError, match="ids up to 299, but config.json has decoder_vocab_size 270"):
+        Translator.from_pretrained(tmp_path / "other", device="cpu", backend=backend)
 
 
 def test_the_largest_beam_is_that_of_torch() -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -106,12 +106,13 @@ def translate(
     progress: Annotated[bool, typer.Option("--progress", help="A bar per chunk, on stderr.")] = False,
     device: Device = None,
     dtype: Dtype = None,
+    backend: Annotated[str, typer.Option(help="torch, or onnx for a folder that `export onnx` wrote.")] = "torch",
     download: Download = False,
 ) -> None:
     if input != "-":
         existing_file(input)
     with written_whole(output) as out:
-        translator = load_translator(model, device, dtype, download)
+        translator = load_translator(model, device, dtype, download, backend)
         number = 0
         chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(input), chunk_lines)
         for lines in chunks:
@@ -162,7 +163,7 @@ def score(
             if tokens:
                 fields = {
                     "log_probability": forced.total,
-                    "tokens": token_labels(translator.tokenizer, forced.tokens),
+                    "tokens": token_labels(translator.target_tokenizer, forced.tokens),
                     "log_probabilities": forced.log_probabilities,
                 }
                 line = json.dumps(fields, ensure_ascii=False)
@@ -205,7 +206,7 @@ def plot_attention(
 
     figure_class()
     translator = load_translator(model, "cpu", "float32", download)
-    maps = attention_maps(translator.model, translator.tokenizer, source, target)
+    maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
     save_picture(attention_figure(maps, kind, layer, head), output)
 
 
@@ -236,15 +237,16 @@ def doctor(
 # ---- what the commands share -------------------------------------------------------------------------------------
 
 
-def load_translator(model: str, device: str | None, dtype: str | None, download: bool):
+def load_translator(model: str, device: str | None, dtype: str | None, download: bool, backend: Any = "torch") -> Any:
     """A Translator; the network is only asked with --download."""
     if not download and not Path(model).is_dir():
         hint = "; a repository of the Hub needs --download" if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
         raise InputError(f"--model {model}: there is no such folder{hint}")
     from vaswani_transformer.translator import Translator
 
-    quiet_transformers()
-    return Translator.from_pretrained(model, device=device, dtype=dtype)
+    if backend == "torch":
+        quiet_transformers()
+    return Translator.from_pretrained(model, device=device, dtype=dtype, backend=backend)
 
 
 def quiet_transformers() -> None:

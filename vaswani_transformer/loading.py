@@ -23,7 +23,7 @@ from .modeling_vaswani_transformer import MAX_BEAMS, VaswaniTransformerForCondit
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-MODEL_FILES = ["config.json", "generation_config.json", "*.safetensors", INDEX, "tokenizer*.json"]
+MODEL_FILES = ["config.json", "generation_config.json", "*.safetensors", INDEX, "*tokenizer*.json"]
 
 # generation_config.json: what a search could be asked for without being absurd. None is always allowed.
 GENERATION_LIMITS = {
@@ -224,9 +224,12 @@ def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> N
         raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
 
 
-def load_tokenizer(folder: str | Path, config: VaswaniTransformerConfig | None = None) -> PreTrainedTokenizerFast:
+def load_tokenizer(
+    folder: str | Path, config: VaswaniTransformerConfig | None = None, target: bool = False
+) -> PreTrainedTokenizerFast:
     """The tokenizer of a folder. With a config, its ids are checked to lie in the model's vocabulary.
 
+    target: the decoder's vocabulary, where it is not the encoder's
     Raises BrokenFileError naming tokenizer.json or tokenizer_config.json.
     """
     folder = Path(folder)
@@ -238,11 +241,13 @@ def load_tokenizer(folder: str | Path, config: VaswaniTransformerConfig | None =
     except Exception as error:  # the Rust library raises bare Exceptions
         raise BrokenFileError(f"{path} is not a tokenizer ({error}); copy or fetch it again") from None
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if config is not None and largest >= config.vocab_size:
-        raise BrokenFileError(
-            f"{path} has ids up to {largest}, but config.json has vocab_size {config.vocab_size}: "
-            "tokenizer and model do not belong together"
-        )
+    if config is not None:
+        field, size = ("decoder_vocab_size", target_vocabulary(config)) if target else ("vocab_size", config.vocab_size)
+        if largest >= size:
+            raise BrokenFileError(
+                f"{path} has ids up to {largest}, but config.json has {field} {size}: "
+                "tokenizer and model do not belong together"
+            )
     try:
         # Not AutoTokenizer: a plain tokenizer.json needs no code that the folder might name.
         loaded = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)

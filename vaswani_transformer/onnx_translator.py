@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
-from .texts import MAX_BEAMS, Hypothesis, TextTranslator, check_number
+from .texts import MAX_BEAMS, TARGET_TOKENIZER, Hypothesis, TextTranslator, check_number
 
 GRAPH = "model.onnx"
 INPUTS = {"input_ids", "attention_mask", "num_beams", "max_length", "length_penalty", "min_length"}
@@ -24,9 +24,15 @@ NO_MAXIMUM = 1_000_000
 class OnnxTranslator(TextTranslator):
     """A graph with the search in it, and its tokenizer."""
 
-    def __init__(self, session: Any, tokenizer: Tokenizer, config: dict[str, Any]):
-        """session: an onnxruntime.InferenceSession;  config: the model's config.json"""
+    def __init__(
+        self, session: Any, tokenizer: Tokenizer, config: dict[str, Any], target_tokenizer: Tokenizer | None = None
+    ):
+        """session: an onnxruntime.InferenceSession;  config: the model's config.json
+
+        target_tokenizer: of the decoder's vocabulary, where it is not the encoder's
+        """
         self.session, self.tokenizer, self.config = session, tokenizer, config
+        self.target_tokenizer = target_tokenizer or tokenizer
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
         self.positions: int | None = config.get("max_position_embeddings")
@@ -45,11 +51,20 @@ class OnnxTranslator(TextTranslator):
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
         config = checked_config(folder / "config.json")
-        tokenizer = checked_tokenizer(folder, config)
-        translator = cls(load_session(folder / GRAPH, device, threads), tokenizer, config)
-        if translator.session.get_providers()[0] != "CPUExecutionProvider":
-            # The first call allocates memory and chooses kernels.
-            translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
+        tokenizer = checked_tokenizer(folder, config["vocab_size"])
+        check_end(folder, tokenizer, config["eos_token_id"])
+        target = config.get("decoder_vocab_size") or config["vocab_size"]
+        second = None
+        if (folder / TARGET_TOKENIZER).is_dir():
+            second = checked_tokenizer(folder / TARGET_TOKENIZER, target, "decoder_vocab_size")
+        elif target != config["vocab_size"]:
+            raise InputError(
+                f"the model has {config['vocab_size']} source and {target} target tokens; it needs a second tokenizer, "
+                f"for its translations: {folder / TARGET_TOKENIZER / 'tokenizer.json'}"
+            )
+        translator = cls(load_session(folder / GRAPH, device, threads), tokenizer, config, second)
+        # The first call allocates memory and, on a GPU, chooses kernels.
+        translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
         return translator
 
     def generate(
@@ -92,7 +107,23 @@ class OnnxTranslator(TextTranslator):
             "length_penalty": np.array(length_penalty, np.float32),
             "min_length": np.array(min_length, np.int64),
         }
-        sequences, scores = self.session.run(["sequences", "scores"], inputs)
+        return self._run(inputs)
+
+    def _run(self, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """One call a batch; ids go straight to the device that the graph runs on, what shapes are made of does not."""
+        import onnxruntime
+
+        binding = self.session.io_binding()
+        on_cuda = self.session.get_providers()[0] == "CUDAExecutionProvider"
+        device = int(self.session.get_provider_options()["CUDAExecutionProvider"]["device_id"]) if on_cuda else 0
+        for name, array in inputs.items():
+            place = ("cuda", device) if on_cuda and array.ndim else ("cpu", 0)
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *place)
+            binding.bind_ortvalue_input(name, value)
+        for name in ("sequences", "scores"):
+            binding.bind_output(name, "cpu")
+        self.session.run_with_iobinding(binding)
+        sequences, scores = binding.copy_outputs_to_cpu()
         return sequences, scores
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
@@ -100,7 +131,7 @@ class OnnxTranslator(TextTranslator):
         return encoding.ids, [start for start, _ in encoding.offsets]
 
     def _decode(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return self.target_tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _search(
         self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
@@ -186,22 +217,27 @@ def checked_config(path: Path) -> dict[str, Any]:
     if type(vocabulary) is not int or not 1 <= vocabulary <= 10_000_000:
         raise BrokenFileError(f"{path}: vocab_size is {vocabulary!r}; it must lie between 1 and 10000000")
     target = config.get("decoder_vocab_size")
-    if target not in (None, vocabulary):
-        raise InputError(
-            f"the model has {vocabulary} source and {target} target tokens; "
-            "a Translator reads and writes with one shared tokenizer"
+    if target is not None and (type(target) is not int or not 1 <= target <= 10_000_000):
+        raise BrokenFileError(
+            f"{path}: decoder_vocab_size is {target!r}; it must be a positive number or null"
         )
     pad = config.get("pad_token_id")
     if type(pad) is not int or not 0 <= pad < vocabulary:
         raise BrokenFileError(f"{path}: pad_token_id is {pad!r}; ids go from 0 to {vocabulary - 1} (vocab_size)")
+    end = config.get("eos_token_id")
+    if not all(type(id) is int and 0 <= id < vocabulary for id in (end if isinstance(end, list) else [end])):
+        raise BrokenFileError(f"{path}: eos_token_id is {end!r}; ids go from 0 to {vocabulary - 1} (vocab_size)")
     positions = config.get("max_position_embeddings")
     if positions is not None and (type(positions) is not int or positions < 1):
         raise BrokenFileError(f"{path}: max_position_embeddings is {positions!r}; it must be a positive number or null")
     return config
 
 
-def checked_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
-    """tokenizer.json; its ids lie in the model's vocabulary and </s> ends a sentence. Raises BrokenFileError."""
+def checked_tokenizer(folder: Path, vocabulary: int, field: str = "vocab_size") -> Tokenizer:
+    """tokenizer.json; its ids lie in the model's vocabulary. Raises BrokenFileError.
+
+    field: of config.json, that says how large the vocabulary is
+    """
     path = folder / "tokenizer.json"
     read_json_object(path)
     try:
@@ -209,9 +245,9 @@ def checked_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
     except Exception as error:  # the Rust library raises bare Exceptions
         raise BrokenFileError(f"{path} is not a tokenizer ({error}); copy or fetch it again") from None
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= config["vocab_size"]:
+    if largest >= vocabulary:
         raise BrokenFileError(
-            f"{path} has ids up to {largest}, but config.json has vocab_size {config['vocab_size']}: "
+            f"{path} has ids up to {largest}, but config.json has {field} {vocabulary}: "
             "tokenizer and model do not belong together"
         )
     settings_path = folder / "tokenizer_config.json"
@@ -220,11 +256,16 @@ def checked_tokenizer(folder: Path, config: dict[str, Any]) -> Tokenizer:
     tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", False))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    end = config.get("eos_token_id")
+    return tokenizer
+
+
+def check_end(folder: Path, tokenizer: Tokenizer, end: int | list[int]) -> None:
+    """Raises BrokenFileError unless the tokenizer ends a sentence as the model expects it: </s>."""
     ends = end if isinstance(end, list) else [end]
     if tokenizer.encode("a").ids[-1:] not in [[token] for token in ends]:
-        raise BrokenFileError(f"{path} does not end a sentence in the token {end} (eos_token_id of config.json)")
-    return tokenizer
+        raise BrokenFileError(
+            f"{folder / 'tokenizer.json'} does not end a sentence in the token {end} (eos_token_id of config.json)"
+        )
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

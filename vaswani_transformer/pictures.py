@@ -54,13 +54,16 @@ def attention_maps(
     tokenizer: PreTrainedTokenizerFast,
     source: str,
     target: str | None = None,
+    target_tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> AttentionMaps:
     """The attention weights of a sentence and its translation; target None: the model's own.
 
+    target_tokenizer: of the decoder's vocabulary, where it is not the encoder's
     Raises InputError if a sentence is empty or has more than 120 tokens.
     """
     if not source.strip():
         raise InputError("the source is empty: there is nothing to attend to")
+    target_tokenizer = target_tokenizer or tokenizer
     encoding = tokenizer([source], return_tensors="pt", verbose=False).to(model.device)
     source_ids, source_mask = cast(Tensor, encoding["input_ids"]), cast(Tensor, encoding["attention_mask"])
     check_length("source", source_ids.shape[1])
@@ -68,7 +71,7 @@ def attention_maps(
         generated = cast(Tensor, model.generate(input_ids=source_ids, attention_mask=source_mask))
         labels = generated[:, 1:]
     else:
-        labels = cast(Tensor, tokenizer(text_target=[target], return_tensors="pt", verbose=False)["input_ids"])
+        labels = cast(Tensor, target_tokenizer(text_target=[target], return_tensors="pt", verbose=False)["input_ids"])
         labels = labels.to(model.device)
     check_length("target", labels.shape[1])
 
@@ -85,8 +88,8 @@ def attention_maps(
         )
     finally:
         model.set_attn_implementation(attention or "eager")
-    predicted = token_labels(tokenizer, labels[0].tolist())
-    start = tokenizer.convert_ids_to_tokens(model.config.decoder_start_token_id)
+    predicted = token_labels(target_tokenizer, labels[0].tolist())
+    start = target_tokenizer.convert_ids_to_tokens(model.config.decoder_start_token_id)
     return AttentionMaps(
         source=token_labels(tokenizer, source_ids[0].tolist()),
         target=[str(start), *predicted[:-1]],

@@ -14,6 +14,8 @@ from typing import Literal, overload
 from .errors import InputError
 
 MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which travels alone
+# In a model's folder: the folder of the decoder's tokenizer, where the languages share no vocabulary.
+TARGET_TOKENIZER = "target_tokenizer"
 
 # A text is cut when it has more tokens than this: far more than the sentences that models are trained on.
 MAX_SOURCE_LENGTH = 256

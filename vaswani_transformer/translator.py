@@ -1,25 +1,21 @@
-"""The Translator on torch: texts in, translations out, and the probability of given translations.
+"""The Translator: texts in, translations out, and the probability of given translations.
 
 >>> translator = Translator.from_pretrained("demo/model")
 >>> translator.translate(["The house is small."])
 ['Das Haus ist klein.']
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Literal, cast, overload
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerFast
-
-from .beam_search import beam_search
 from .errors import InputError
-from .loading import find_folder, load_model, load_tokenizer, target_vocabulary
-from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .texts import (
+    TARGET_TOKENIZER,
     Hypothesis,
     TextTranslator,
     batches_of_equal_length,
@@ -27,6 +23,16 @@ from .texts import (
     checked_texts,
     shown_progress,
 )
+
+if TYPE_CHECKING:  # imported where they are used: the ONNX backend needs neither torch nor transformers
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerFast
+
+    from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
+    from .onnx_translator import OnnxTranslator
+
+BACKENDS = ("torch", "onnx")
 
 
 @dataclass(frozen=True)
@@ -45,14 +51,45 @@ class ForcedDecoding:
 class Translator(TextTranslator):
     """A model and its tokenizer, translating texts of any number and length (`translate`, `score`)."""
 
-    def __init__(self, model: VaswaniTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerFast):
-        if target_vocabulary(model.config) != model.config.vocab_size:
+    def __init__(
+        self,
+        model: VaswaniTransformerForConditionalGeneration,
+        tokenizer: PreTrainedTokenizerFast,
+        target_tokenizer: PreTrainedTokenizerFast | None = None,
+    ):
+        """target_tokenizer: of the decoder's vocabulary, where it is not the encoder's."""
+        from .loading import target_vocabulary
+
+        if target_tokenizer is None and target_vocabulary(model.config) != model.config.vocab_size:
             raise InputError(
                 f"the model has {model.config.vocab_size} source and {target_vocabulary(model.config)} target tokens; "
-                "a Translator reads and writes with one shared tokenizer"
+                f"it needs a second tokenizer, for its translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
             )
-        self.model, self.tokenizer = model.eval(), tokenizer
+        self.model, self.tokenizer, self.target_tokenizer = model.eval(), tokenizer, target_tokenizer or tokenizer
         self.positions, self.pad = model.config.max_position_embeddings, cast(int, model.config.pad_token_id)
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder_or_repo: str | Path,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        revision: str | None = None,
+        *,
+        backend: Literal["torch"] = "torch",
+    ) -> Translator: ...
+
+    @overload
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder_or_repo: str | Path,
+        device: str | torch.device | None = None,
+        *,
+        backend: Literal["onnx"],
+        threads: int | None = None,
+    ) -> OnnxTranslator: ...
 
     @classmethod
     def from_pretrained(
@@ -61,37 +98,62 @@ class Translator(TextTranslator):
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         revision: str | None = None,
-    ) -> "Translator":
+        *,
+        backend: str = "torch",
+        threads: int | None = None,
+    ) -> Translator | OnnxTranslator:
         """A Translator from a model's folder, or from a repository `owner/name` of the Hub.
 
         device: None for the best there is.  dtype: None for the one that was saved.
+        backend: "torch", or "onnx" for a folder with model.onnx, which needs neither torch nor transformers; its
+            precision is the file's.  threads: of the ONNX backend on the CPU, None for as many as there are cores.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
+        if backend not in BACKENDS:
+            raise InputError(f"backend {backend!r} is not one of {', '.join(BACKENDS)}")
+        if backend == "onnx":
+            from .onnx_translator import OnnxTranslator
+
+            if dtype is not None or revision is not None:
+                raise InputError(
+                    "the ONNX backend reads a local folder in the precision of its file: no dtype, no revision"
+                )
+            return OnnxTranslator.from_pretrained(folder_or_repo, None if device is None else str(device), threads)
+        if threads is not None:
+            raise InputError("threads belong to the ONNX backend; on torch, call torch.set_num_threads")
+        from .loading import find_folder, load_model, load_tokenizer
+
         folder = find_folder(folder_or_repo, revision)
         model = load_model(folder, device, dtype)
-        return cls(model, load_tokenizer(folder, model.config))
+        second = folder / TARGET_TOKENIZER
+        target = load_tokenizer(second, model.config, target=True) if second.is_dir() else None
+        return cls(model, load_tokenizer(folder, model.config), target)
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
         return cast(list[int], encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]
 
     def _decode(self, tokens: list[int]) -> str:
-        return cast(str, self.tokenizer.decode(tokens, skip_special_tokens=True))
+        return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
 
-    @torch.inference_mode()
     def _search(
         self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
     ) -> list[list[Hypothesis]]:
+        import torch
+
+        from .beam_search import beam_search
+
         batch = self._padded(sources)
         offset = getattr(self.model.generation_config, "max_source_length_offset", None)
-        sequences, scores = beam_search(
-            self.model,
-            batch["input_ids"],
-            batch["attention_mask"],
-            num_beams,
-            length_penalty,
-            50 if offset is None else offset,
-        )
+        with torch.inference_mode():
+            sequences, scores = beam_search(
+                self.model,
+                batch["input_ids"],
+                batch["attention_mask"],
+                num_beams,
+                length_penalty,
+                50 if offset is None else offset,
+            )
         return self._hypotheses(sequences[:, :n_best].tolist(), scores[:, :n_best].tolist())
 
     # ---- scoring given translations --------------------------------------------------------------------------
@@ -115,7 +177,7 @@ class Translator(TextTranslator):
         if not sources:
             return []
         source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
-        target_ids = cast(list[list[int]], self.tokenizer(text_target=targets, verbose=False)["input_ids"])
+        target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
         positions = self.model.config.max_position_embeddings
         for kind, side in (("source", source_ids), ("target", target_ids)):
             for number, ids in enumerate(side, start=1):
@@ -131,20 +193,24 @@ class Translator(TextTranslator):
                 advance(len(batch))
         return [decodings[i] for i in range(len(sources))]
 
-    @torch.inference_mode()
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
         """log P of each target token given its source and the target tokens before it."""
+        import torch
+
         labels = self._padded(targets)["input_ids"]  # (batch, target)
-        logits = self.model(
-            **self._padded(sources),
-            decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels),
-            use_cache=False,
-        ).logits.float()  # (batch, target, vocab_size)
+        with torch.inference_mode():
+            logits = self.model(
+                **self._padded(sources),
+                decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels),
+                use_cache=False,
+            ).logits.float()  # (batch, target, vocab_size)
         log_probabilities = logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(-1)
         return [row[: len(target)] for row, target in zip(log_probabilities.tolist(), targets, strict=True)]
 
     def _padded(self, rows: list[list[int]]) -> dict[str, Tensor]:
         """input_ids and attention_mask, (batch, longest), on the model's device"""
+        import torch
+
         longest = max(map(len, rows))
         pad = cast(int, self.model.config.pad_token_id)
         ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], device=self.model.device)

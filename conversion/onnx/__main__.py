@@ -10,6 +10,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import free_output_folder
+from vaswani_transformer.texts import TARGET_TOKENIZER
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -98,8 +99,9 @@ def export_folder(
             raise RuntimeError(
                 f"the exported graph does not translate as torch does ({'; '.join(wrong)}); nothing was written"
             )
-        for name in BESIDE:
+        for name in (*BESIDE, *(f"{TARGET_TOKENIZER}/{name}" for name in BESIDE)):
             if (source / name).exists():
+                (unfinished / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / name, unfinished / name)
         if not (unfinished / "generation_config.json").exists():
             model.generation_config.save_pretrained(unfinished)
