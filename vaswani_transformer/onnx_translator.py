@@ -218,9 +218,7 @@ def checked_config(path: Path) -> dict[str, Any]:
         raise BrokenFileError(f"{path}: vocab_size is {vocabulary!r}; it must lie between 1 and 10000000")
     target = config.get("decoder_vocab_size")
     if target is not None and (type(target) is not int or not 1 <= target <= 10_000_000):
-        raise BrokenFileError(
-            f"{path}: decoder_vocab_size is {target!r}; it must be a positive number or null"
-        )
+        raise BrokenFileError(f"{path}: decoder_vocab_size is {target!r}; it must be a positive number or null")
     pad = config.get("pad_token_id")
     if type(pad) is not int or not 0 <= pad < vocabulary:
         raise BrokenFileError(f"{path}: pad_token_id is {pad!r}; ids go from 0 to {vocabulary - 1} (vocab_size)")
