@@ -1,0 +1,138 @@
+// Byte-level BPE from a tokenizer.json, with the ids that the tokenizers library gives, for any Unicode text.
+//
+// @huggingface/tokenizers reads more kinds, but takes a typed "</s>" for the end of the sentence and splits text at
+// U+FEFF; what this file does not do as the library does, it refuses to load.
+
+// Letters and numbers of Unicode 17: the library's tables are Unicode 16's and call them neither.
+const NEWER =
+  "\\u088F\\u0C5C\\u0CDC\\uA7CE\\uA7CF\\uA7D2\\uA7D4\\uA7F1\\u{10940}-\\u{10959}\\u{10EC5}-\\u{10EC7}\\u{11DB0}-\\u{11DDB}" +
+  "\\u{11DE0}-\\u{11DE9}\\u{16EA0}-\\u{16EB8}\\u{16EBB}-\\u{16ED3}\\u{16FF2}-\\u{16FF6}\\u{187F8}-\\u{187FF}" +
+  "\\u{18D09}-\\u{18D1E}\\u{18D80}-\\u{18DF2}\\u{1E6C0}-\\u{1E6DE}\\u{1E6E0}-\\u{1E6E2}\\u{1E6E4}\\u{1E6E5}" +
+  "\\u{1E6E7}-\\u{1E6ED}\\u{1E6F0}-\\u{1E6F4}\\u{1E6FE}\\u{1E6FF}\\u{2B73A}-\\u{2B73F}\\u{2CEA2}-\\u{2CEAD}" +
+  "\\u{323B0}-\\u{33479}";
+const LETTER = `(?:(?![${NEWER}])\\p{L})`;
+const NUMBER = `(?:(?![${NEWER}])\\p{N})`;
+// \p{White_Space} is what Rust calls white space; JavaScript's \s has U+FEFF besides and lacks U+0085.
+const OTHER = `(?:(?!${LETTER}|${NUMBER})\\P{White_Space})`;
+// GPT-2's pattern: contractions, words, numbers, the rest; white space leaves its last character to the next word.
+const WORDS = new RegExp(
+  `'s|'t|'re|'ve|'m|'ll|'d| ?${LETTER}+| ?${NUMBER}+| ?${OTHER}+` +
+    "|\\p{White_Space}+(?!\\P{White_Space})|\\p{White_Space}+",
+  "gu",
+);
+
+// GPT-2's table: printable bytes stand for themselves, the others for U+0100 and up, in their order.
+const isPrintable = (byte) =>
+  (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
+const letterOfByte = [];
+for (let byte = 0, others = 0; byte < 256; byte++) {
+  letterOfByte.push(String.fromCodePoint(isPrintable(byte) ? byte : 0x100 + others++));
+}
+const byteOfLetter = new Map(letterOfByte.map((letter, byte) => [letter, byte]));
+
+export class ByteLevelBPE {
+  /**
+   * tokenizerJson, settings: the contents of tokenizer.json and tokenizer_config.json.
+   * Throws an Error naming the part of them that is not byte-level BPE as `vaswani-transformer tokenizer` writes it.
+   */
+  constructor(tokenizerJson, settings) {
+    const { model, added_tokens: addedTokens } = tokenizerJson;
+    this.splitsDigits = checkedPreTokenizer(tokenizerJson, settings);
+    this.vocabulary = new Map(Object.entries(model.vocab));
+    this.ranks = new Map(
+      model.merges.map((pair, rank) => [Array.isArray(pair) ? pair.join(" ") : pair, rank]),
+    );
+    this.tokens = new Map(Object.entries(model.vocab).map(([token, id]) => [id, token]));
+    this.special = new Set();
+    for (const { id, content, special } of addedTokens) {
+      this.tokens.set(id, content);
+      if (special) this.special.add(id);
+    }
+    [this.before, this.after] = template(tokenizerJson.post_processor);
+    this.words = new Map(); // word -> ids
+  }
+
+  /** The token ids of a text, with those that the template puts around it, </s> at the end. */
+  encode(text) {
+    if (!text.isWellFormed()) throw new Error("the text holds half of a surrogate pair, which is not Unicode text");
+    const pieces = this.splitsDigits ? text.split(/(\p{N})/u) : [text];
+    const words = pieces.flatMap((piece) => piece.match(WORDS) ?? []);
+    return [...this.before, ...words.flatMap((word) => this.#encodeWord(word)), ...this.after];
+  }
+
+  /** The text of token ids, without the control tokens; bytes that are no UTF-8 become U+FFFD. */
+  decode(ids) {
+    const bytes = ids
+      .filter((id) => !this.special.has(id))
+      .flatMap((id) => {
+        const token = [...(this.tokens.get(id) ?? "")];
+        const isBytes = token.every((letter) => byteOfLetter.has(letter));
+        return isBytes ? token.map((letter) => byteOfLetter.get(letter)) : [...new TextEncoder().encode(token.join(""))];
+      });
+    return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes));
+  }
+
+  #encodeWord(word) {
+    const known = this.words.get(word);
+    if (known) return known;
+    const parts = Array.from(new TextEncoder().encode(word), (byte) => letterOfByte[byte]);
+    const rankAt = (place) => this.ranks.get(`${parts[place]} ${parts[place + 1]}`) ?? Infinity;
+    const ranks = parts.map((_, place) => rankAt(place)); // of the merge with the right neighbour
+    // One merge at a time, the earliest learned first and of equals the leftmost, as the library's queue does.
+    for (;;) {
+      let best = 0;
+      for (let place = 1; place < ranks.length; place++) if (ranks[place] < ranks[best]) best = place;
+      if (!(ranks[best] < Infinity)) break;
+      parts.splice(best, 2, parts[best] + parts[best + 1]);
+      ranks.splice(best, 1);
+      ranks[best] = rankAt(best);
+      if (best > 0) ranks[best - 1] = rankAt(best - 1);
+    }
+    const ids = parts.map((part) => this.vocabulary.get(part));
+    if (word.length <= 40) this.words.set(word, ids);
+    return ids;
+  }
+}
+
+/** Does the pre-tokenizer split digits? Throws an Error naming what the file asks for and this one does not do. */
+function checkedPreTokenizer(tokenizerJson, settings) {
+  const { model, normalizer, pre_tokenizer: preTokenizer, decoder } = tokenizerJson;
+  const need = (condition, what) => {
+    if (!condition) throw new Error(`tokenizer.json is not byte-level BPE that this page reads: ${what}`);
+  };
+  need(model?.type === "BPE", `model.type is ${model?.type}`);
+  for (const field of ["dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"]) {
+    need(!model[field], `model.${field} is ${JSON.stringify(model[field])}`);
+  }
+  for (const field of ["byte_fallback", "ignore_merges"]) need(!model[field], `model.${field} is true`);
+  need(!normalizer, `it has the normalizer ${normalizer?.type}`);
+  need(decoder?.type === "ByteLevel", `the decoder is ${decoder?.type}`);
+  const steps = preTokenizer?.type === "Sequence" ? preTokenizer.pretokenizers : [preTokenizer];
+  const byteLevel = steps.at(-1);
+  need(byteLevel?.type === "ByteLevel", `the pre-tokenizer ends in ${byteLevel?.type}`);
+  need(!byteLevel.add_prefix_space && byteLevel.use_regex, "ByteLevel adds a space or does not split words");
+  need(steps.length <= 2, `it has ${steps.length} pre-tokenizers`);
+  const splitsDigits = steps.length === 2;
+  need(!splitsDigits || (steps[0].type === "Digits" && steps[0].individual_digits), `${steps[0].type} comes first`);
+  need(
+    letterOfByte.every((letter) => letter in model.vocab),
+    "a byte is missing from the vocabulary",
+  );
+  need(
+    settings.split_special_tokens === true,
+    "tokenizer_config.json has no split_special_tokens: true, so typed control tokens would not be text",
+  );
+  return splitsDigits;
+}
+
+/** The ids before and after the text. */
+function template(postProcessor) {
+  if (!postProcessor) return [[], []];
+  const { type, single, special_tokens: known } = postProcessor;
+  const place = single?.findIndex((piece) => piece.Sequence?.id === "A") ?? -1;
+  if (type !== "TemplateProcessing" || place < 0) {
+    throw new Error(`tokenizer.json is not byte-level BPE that this page reads: the post-processor is ${type}`);
+  }
+  const ids = (pieces) => pieces.flatMap((piece) => known[piece.SpecialToken.id].ids);
+  return [ids(single.slice(0, place)), ids(single.slice(place + 1))];
+}

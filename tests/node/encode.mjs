@@ -1,0 +1,11 @@
+// Token ids of the page's tokenizer: `node encode.mjs FOLDER < {"texts": [...], "ids": [[...], ...]}`
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { ByteLevelBPE } from "../../hub/space-static/tokenizer.js";
+
+const json = (name) => JSON.parse(readFileSync(join(process.argv[2], name), "utf-8"));
+const tokenizer = new ByteLevelBPE(json("tokenizer.json"), json("tokenizer_config.json"));
+const { texts, ids } = JSON.parse(readFileSync(0, "utf-8"));
+process.stdout.write(
+  JSON.stringify({ ids: texts.map((text) => tokenizer.encode(text)), texts: ids.map((row) => tokenizer.decode(row)) }),
+);

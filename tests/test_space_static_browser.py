@@ -1,0 +1,196 @@
+"""hub/space-static in Chromium: what it translates, what it weighs, what it says, and to whom. `make test-browser`"""
+
+import gzip
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import DESKTOP, PHONE, chromium, complaints, served
+from saved_model import ENGLISH, GERMAN, saved_model
+from test_space_static import NODE, PAGE, odd_lines
+
+from conversion.onnx.__main__ import export_folder
+from vaswani_transformer.onnx_translator import OnnxTranslator
+
+PACKAGES = Path(__file__).with_name("node") / "node_modules"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(not PACKAGES.is_dir(), reason="needs onnxruntime-web: `make test-browser` installs it"),
+]
+CORPUS = Path(__file__).parents[1] / "training" / "demo_corpus" / "en-de.tsv.gz"
+MOST_BYTES = 15_000_000  # of the page without its model
+
+
+def demo_sentences(count: int) -> list[str]:
+    with gzip.open(CORPUS, "rt", encoding="utf-8") as lines:
+        return [line.split("\t")[0] for line, _ in zip(lines, range(count), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "onnx"
+    export_folder(saved_model(tmp_path_factory.mktemp("model")), folder, defaults=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, exported: Path) -> Path:
+    folder = tmp_path_factory.mktemp("static") / "page"
+    subprocess.run([NODE, PAGE / "assemble.mjs", exported, folder, "--packages", PACKAGES], check=True, timeout=60)
+    return folder
+
+
+@pytest.fixture
+def site(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    with served(folder) as site:
+        yield site
+
+
+@pytest.fixture
+def page(browser: Any, site: tuple[str, list[str]]) -> Iterator[Any]:
+    """The page, ready, on a desktop; at the end it has said nothing on its console."""
+    with browser.new_context(viewport=DESKTOP) as context:
+        page = context.new_page()
+        heard = complaints(page)
+        page.goto(site[0])
+        page.locator("#translate:enabled").wait_for()
+        yield page
+        assert heard == []
+
+
+def translate(page: Any, text: str) -> None:
+    page.get_by_label("Sentences").fill(text)
+    page.get_by_role("button", name="Translate").click()
+    page.locator("#results[aria-busy=false]").wait_for()
+
+
+def test_fifty_sentences_have_the_tokens_and_scores_that_python_gives_them(page: Any, exported: Path) -> None:
+    unusual = [line for line in odd_lines(40)[-20:] if line.strip() and not set(line) & set("\n\r\x85\u2028")]
+    sentences = (ENGLISH + GERMAN + unusual + demo_sentences(50))[:50]
+    translate(page, "\n".join(sentences))
+    items = page.locator("#results > li")
+    assert items.count() == len(sentences) == 50
+    expected = OnnxTranslator.from_pretrained(exported).translate(sentences, n_best=4, return_scores=True)
+    assert len({ours[0].text for ours in expected}) > 10, "they do not all come out alike"
+    for place, ours in enumerate(expected):
+        best = items.nth(place).locator(".best")
+        assert best.get_attribute("data-tokens") == " ".join(map(str, ours[0].tokens)), sentences[place]
+        assert best.text_content() == ours[0].text
+        scored = items.nth(place).locator("details li")
+        assert scored.locator("span").all_text_contents() == [hypothesis.text for hypothesis in ours]
+        scores = [float(value.get_attribute("value")) for value in scored.locator("data").all()]
+        assert scores == pytest.approx([hypothesis.score for hypothesis in ours], abs=1e-4)
+
+
+def test_the_beam_size_is_the_readers_choice(page: Any, exported: Path) -> None:
+    page.get_by_label("Beam size").fill("2")
+    translate(page, ENGLISH[1])
+    expected = OnnxTranslator.from_pretrained(exported).translate(
+        [ENGLISH[1]], num_beams=2, n_best=2, return_scores=True
+    )
+    assert page.locator("details span").all_text_contents() == [hypothesis.text for hypothesis in expected[0]]
+
+
+def test_the_page_without_the_model_weighs_at_most_fifteen_megabytes(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file() and "model" not in path.relative_to(folder).parts]
+    assert 1_000_000 < sum(path.stat().st_size for path in files) <= MOST_BYTES
+
+
+def test_it_works_without_a_network_once_it_has_been_loaded(browser: Any, folder: Path) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        with served(folder) as (address, _):
+            page.goto(address)
+            page.get_by_text("from now on without a network").wait_for()
+            translate(page, ENGLISH[0])
+            with_network = page.locator(".best").text_content()
+        # The server is gone.
+        page = context.new_page()
+        heard = complaints(page)
+        page.goto(address)
+        page.locator("#translate:enabled").wait_for()
+        translate(page, ENGLISH[0])
+        assert page.locator(".best").text_content() == with_network != ""
+        assert [text for text in heard if "ERR_CONNECTION_REFUSED" not in text] == []
+
+
+def test_nothing_that_is_typed_is_sent(page: Any, site: tuple[str, list[str]]) -> None:
+    address, requested = site
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url))
+    page.get_by_text("from now on without a network").wait_for()
+    before = len(requested)
+    translate(page, "\n".join(ENGLISH))
+    assert page.locator("#results > li").count() == len(ENGLISH)
+    assert (sent, requested[before:]) == ([], [])
+    assert all("?" not in path for path in requested)
+
+
+def test_the_browser_would_let_it_send_nothing_to_another_server(
+    browser: Any, site: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    with served(tmp_path) as (elsewhere, requested), browser.new_context() as context:
+        page = context.new_page()
+        heard = complaints(page)
+        page.goto(site[0])
+        outcome = page.evaluate("address => fetch(address).then(() => 'sent', () => 'refused')", elsewhere + "?typed")
+    assert (outcome, requested) == ("refused", [])
+    assert "Content Security Policy" in heard[0]
+
+
+def test_the_keyboard_is_enough(page: Any) -> None:
+    page.keyboard.press("Tab")  # the link to the paper
+    page.keyboard.press("Tab")
+    page.keyboard.type(ENGLISH[0])
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type(ENGLISH[1])
+    page.keyboard.press("Enter")
+    page.locator("#results[aria-busy=false]").wait_for()
+    assert page.locator(".source").all_text_contents() == ENGLISH[:2]
+    for _ in range(3):  # the button, the beam size, what else was found
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.locator("details li").first.is_visible()
+
+
+def test_what_it_cannot_translate_it_says(page: Any) -> None:
+    status = page.get_by_role("status")
+    translate_button = page.get_by_role("button", name="Translate")
+    translate_button.click()
+    assert "type a sentence" in status.text_content()
+    translate(page, ENGLISH[0] + "\n" + "word " * 300)
+    assert "Line 2: the sentence has" in status.text_content() and "256 tokens" in status.text_content()
+    translate(page, ENGLISH[0])
+    assert page.locator("#results > li").count() == 1, "it goes on after an error"
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser: Any, site: tuple[str, list[str]]) -> None:
+    with browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True) as context:
+        page = context.new_page()
+        page.goto(site[0])
+        page.locator("#translate:enabled").wait_for()
+        translate(page, "\n".join([*ENGLISH, "x" * 150]))
+        page.locator("summary").first.click()
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+        button = page.get_by_role("button", name="Translate").bounding_box()
+        assert button["height"] >= 44, "a finger finds it"
+
+
+def test_a_model_that_is_missing_is_named(browser: Any, tmp_path: Path, folder: Path) -> None:
+    shutil.copytree(folder, tmp_path / "page")
+    (tmp_path / "page" / "model" / "model.onnx").unlink()
+    with served(tmp_path / "page") as (address, _), browser.new_context() as context:
+        page = context.new_page()
+        page.goto(address)
+        page.get_by_text("The model cannot be used: /model/model.onnx: the server answers 404.").wait_for()
+        assert page.get_by_role("button", name="Translate").is_disabled()
