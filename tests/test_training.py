@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from training_child import TrainingProcess
 
 from training.recipe import load_recipe
-from training.train import _accelerator
+from training.train import make_accelerator
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import UnavailableError
 
@@ -395,4 +395,4 @@ def test_what_the_launcher_was_asked_for_is_read_from_its_command_line():
 def test_a_tracker_that_is_not_installed_is_said_and_not_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr("training.train.get_available_trackers", lambda: [])
     with pytest.raises(UnavailableError, match="tensorboard is not installed"):
-        _accelerator(load_recipe("demo", {"trackers": "[tensorboard]"}), tmp_path)
+        make_accelerator(load_recipe("demo", {"trackers": "[tensorboard]"}), tmp_path)

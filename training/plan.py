@@ -18,7 +18,7 @@ from . import machine
 from .__main__ import flags_of
 from .batches import plan_batches
 from .corpus import load_corpus, parallel_texts
-from .loss import TrainingLoss
+from .loss import CHUNK_ELEMENTS, TrainingLoss
 from .recipe import Recipe, load_recipe
 from .train import load_or_train_tokenizer, make_model, model_config, total_steps
 
@@ -158,7 +158,7 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
         "vocabulary": vocabulary,
         "flop_per_step": flops,
         "flop": flops * result["steps"] if result["steps"] else None,
-        "memory_bytes": training_memory(config, micro_batch, max(64, (1 << 22) // vocabulary)),
+        "memory_bytes": training_memory(config, micro_batch, max(64, CHUNK_ELEMENTS["cpu"] // vocabulary)),
     }
     if seconds:
         speed, peak = measure(recipe, config, seconds)

@@ -86,7 +86,7 @@ def train(recipe: Recipe) -> None:
     """
     output = Path(recipe.output_dir)
     transformers_logging.disable_progress_bar()  # one bar is enough; it is ours
-    accelerator = _accelerator(recipe, output)
+    accelerator = make_accelerator(recipe, output)
     reporter = Reporter(accelerator.is_main_process)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
@@ -113,7 +113,7 @@ def raise_for_signal(signals: Signals) -> None:
         raise SystemExit(128 + signals.received)
 
 
-def _accelerator(recipe: Recipe, output: Path) -> Accelerator:
+def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
     for name in recipe.trackers:  # Accelerate leaves a tracker out without a word when its package is missing.
         if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
             raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
@@ -278,11 +278,11 @@ class Run:
         if recipe.trackers:
             self.accelerator.init_trackers("vaswani_transformer", config=_flat(dataclasses.asdict(recipe)))
         self.reporter.start(self.output, self.accelerator, progress.step, self.total_steps)
-        self._clear_window()
+        self.start_window()
         saved = validated = progress.step
         code = self._agreed_code()
         while code == GO_ON:
-            if not self._step():
+            if not self.step():
                 code = self._agreed_code()
                 break
             step = progress.step
@@ -329,7 +329,7 @@ class Run:
             code = int(codes.item())
         return code
 
-    def _step(self) -> bool:
+    def step(self) -> bool:
         """One step of section 5: micro-batches, gradients, Adam. False when a signal came before its end."""
         recipe, progress, accelerator = self.recipe, self.progress, self.accelerator
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -415,7 +415,7 @@ class Run:
 
     # --- what is reported ---
 
-    def _clear_window(self) -> None:
+    def start_window(self) -> None:
         device = self.accelerator.device
         self.window_loss = torch.zeros((), device=device)
         self.window_negative_log_likelihood = torch.zeros((), device=device)
@@ -442,7 +442,7 @@ class Run:
             "skipped_steps": progress.skipped_steps,
         }
         self.reporter.progress(record, (self.total_steps - progress.step) * progress.seconds / progress.step)
-        self._clear_window()
+        self.start_window()
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all processes."""
@@ -500,7 +500,7 @@ class Run:
             accelerator.wait_for_everyone()
         self.reporter.write(record)
         self.reporter.say(news)
-        self._clear_window()
+        self.start_window()
 
     def _bleu(self) -> float:
         from .evaluate import corpus_bleu  # sacrebleu is needed here alone
@@ -550,7 +550,7 @@ class Run:
                     {"event": "checkpoint", "step": progress.step, "stall_seconds": time.perf_counter() - started}
                 )
         accelerator.wait_for_everyone()
-        self._clear_window()
+        self.start_window()
 
     def _resume(self) -> None:
         """Put everything back as the newest whole checkpoint has it, if there is one."""
