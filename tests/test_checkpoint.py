@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 
 import pytest
 import torch
@@ -218,3 +219,41 @@ def test_checkpoints_of_different_models_are_not_averaged(root, tmp_path):
     with pytest.raises(InputError, match="has not the tensors of .*: b"):
         write_model_folder([root / "step-10", tmp_path / "other"], tmp_path / "model")
     assert not list((tmp_path / "model").iterdir())
+
+
+# --- in the background ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_in_the_background_is_the_state_of_the_moment_it_began(tmp_path):
+    saving, may_write = checkpoint.Background(), threading.Event()
+    tensors = {name: value.clone() for name, value in TENSORS.items()}
+    copied = checkpoint.copies(tensors)
+
+    def write():
+        assert may_write.wait(60)
+        checkpoint.save_checkpoint(tmp_path, 1, lambda folder: checkpoint.save_tensors(copied, folder / "a"))
+
+    saving.start(write)
+    saving.raise_if_failed()  # Returns at once: it is still writing.
+    for tensor in tensors.values():
+        tensor.zero_()  # Training goes on.
+    may_write.set()
+    saving.wait()
+    for name, value in checkpoint.load_tensors(tmp_path / "step-1" / "a").items():
+        assert torch.equal(value, TENSORS[name])
+
+
+def test_a_failure_in_the_background_is_raised_once_and_by_the_next_save_at_the_latest(tmp_path):
+    def fail():
+        raise UnavailableError("disk full")
+
+    done = []
+    for ask in (checkpoint.Background.wait, lambda saving: saving.start(lambda: done.append(1))):
+        saving = checkpoint.Background()
+        saving.start(fail)
+        with pytest.raises(UnavailableError, match="disk full"):
+            ask(saving)
+        saving.wait()
+        saving.start(lambda: done.append(2))
+        saving.wait()
+    assert done == [2, 2]

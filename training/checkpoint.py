@@ -17,6 +17,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -112,6 +113,39 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_
     return final
 
 
+class Background:
+    """A thread that writes one thing at a time while training goes on.
+
+    What it writes must be a copy that training does not change. A process that ends by itself, by an error too, waits
+    for it; a killed one leaves what a kill inside save_checkpoint leaves.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._writing: Future[None] | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Begin to write as soon as what was begun before is done. Raises what went wrong with that."""
+        self.wait()
+        self._writing = self._thread.submit(write)
+
+    def raise_if_failed(self) -> None:
+        """Raises what went wrong since; returns at once while it is still writing."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more. Raises what went wrong."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+
+def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as they are now, in this process's own memory: what is written while training goes on."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
 def mark_best(root: Path, step: int) -> None:
     _point(root / "best", f"step-{step}")
 
@@ -191,14 +225,14 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
     """The optimizer's state by names of parameters: "exp_avg/model.shared.weight", ..."""
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{key}/{names[parameter]}": value.detach().cpu().contiguous()
+        f"{key}/{names[parameter]}": value
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
     }
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file(tensors, path, metadata={"format": "pt"})
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 """Section 5: training. One process, or one per GPU; interrupted at any instant, the same command goes on."""
 
+import copy
 import dataclasses
 import difflib
 import itertools
@@ -195,6 +196,7 @@ class Run:
         self.recipe, self.output, self.accelerator = recipe, output, accelerator
         self.reporter, self.signals = reporter, signals
         self.root = output / "checkpoints"
+        self.saving = checkpoint.Background()
         self.progress = Progress()
 
         self.tokenizer, self.corpus, self.validation = self._main_process_first(self._read_text)
@@ -282,6 +284,7 @@ class Run:
         saved = validated = progress.step
         code = self._agreed_code()
         while code == GO_ON:
+            self._written(wait=False)
             if not self.step():
                 code = self._agreed_code()
                 break
@@ -302,6 +305,8 @@ class Run:
         if code >= SIGNAL:
             if saved != progress.step:
                 self._save(is_best=False)
+            self._written()
+            self.accelerator.wait_for_everyone()
             number = code - SIGNAL
             self.signals.received = number
             self.reporter.say(
@@ -515,42 +520,46 @@ class Run:
     # --- checkpoints ---
 
     def _save(self, is_best: bool) -> None:
-        """A checkpoint of the state between two steps."""
-        accelerator, progress = self.accelerator, self.progress
-        if accelerator.is_main_process:
-            scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else None
-            state = {
-                "progress": dataclasses.asdict(progress),
-                "gradient_scaler": scaler,
-                "identity": self.identity,
-                "environment": self.environment,
-            }
+        """A checkpoint of the state between two steps: copied now, written while training goes on."""
+        accelerator, progress, recipe = self.accelerator, self.progress, self.recipe
+        if not accelerator.is_main_process:
+            return
+        started, step = time.perf_counter(), progress.step
+        self._written()  # One at a time: memory for a second copy may not be there.
+        state = {
+            "progress": dataclasses.asdict(progress),
+            "gradient_scaler": copy.deepcopy(accelerator.scaler.state_dict()) if accelerator.scaler else None,
+            "identity": self.identity,
+            "environment": self.environment,
+        }
+        weights = checkpoint.copies(dict(self.model.named_parameters()))
+        moments = checkpoint.copies(checkpoint.optimizer_tensors(self.model, self.optimizer.optimizer))
 
-            def write(folder: Path) -> None:
-                self.model.save_pretrained(folder)
-                self.tokenizer.save_pretrained(folder)
-                tensors = checkpoint.optimizer_tensors(self.model, self.optimizer.optimizer)
-                checkpoint.save_tensors(tensors, folder / checkpoint.OPTIMIZER)
-                checkpoint.write_json(folder / checkpoint.STATE, state)
+        def write(folder: Path) -> None:
+            self.model.save_pretrained(folder, state_dict=weights)
+            self.tokenizer.save_pretrained(folder)
+            checkpoint.save_tensors(moments, folder / checkpoint.OPTIMIZER)
+            checkpoint.write_json(folder / checkpoint.STATE, state)
 
-            started = time.perf_counter()
-            try:
-                checkpoint.save_checkpoint(
-                    self.root, progress.step, write, 12 * sum(p.numel() for p in self.model.parameters())
-                )
-            except UnavailableError as error:
-                if not self.recipe.keep_going:
-                    raise
-                self.reporter.say(f"{error}; going on")
-            else:
-                if is_best:
-                    checkpoint.mark_best(self.root, progress.step)
-                checkpoint.prune(self.root, self.recipe.keep, self.recipe.save_every)
-                self.reporter.write(
-                    {"event": "checkpoint", "step": progress.step, "stall_seconds": time.perf_counter() - started}
-                )
-        accelerator.wait_for_everyone()
+        def save() -> None:
+            size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
+            checkpoint.save_checkpoint(self.root, step, write, size)
+            if is_best:
+                checkpoint.mark_best(self.root, step)
+            checkpoint.prune(self.root, recipe.keep, recipe.save_every)
+
+        self.saving.start(save)
+        self.reporter.write({"event": "checkpoint", "step": step, "stall_seconds": time.perf_counter() - started})
         self.start_window()
+
+    def _written(self, wait: bool = True) -> None:
+        """Raises UnavailableError when a checkpoint could not be written, unless the run is to go on without."""
+        try:
+            self.saving.wait() if wait else self.saving.raise_if_failed()
+        except UnavailableError as error:
+            if not self.recipe.keep_going:
+                raise
+            self.reporter.say(f"{error}; going on")
 
     def _resume(self) -> None:
         """Put everything back as the newest whole checkpoint has it, if there is one."""
@@ -586,6 +595,7 @@ class Run:
 
     def _finish(self) -> None:
         """Section 6.1: the last checkpoints averaged are the model; its folder is output_dir itself."""
+        self._written()
         if self.accelerator.is_main_process:
             # Not those that a signal made: an interrupted run ends with the same model.
             folders = checkpoint.regular(self.root, self.recipe.save_every, last=self.progress.step)
