@@ -160,9 +160,10 @@ def read(path: Path, reasons: Reasons) -> Converted:
 
 def read_vocabulary(folder: Path, data: Mapping[str, Any], notes: list[str]) -> tuple[Vocabulary, list[Path]]:
     """src_vocab.txt and trg_vocab.txt; the special symbols are in the configuration."""
+    sides = {side: options_of_side(data, side) for side in ("src", "trg")}
     files = []
-    for side in ("src", "trg"):
-        named = Path(str((data.get(side) or {}).get("voc_file", "")))
+    for side, options in sides.items():
+        named = Path(str(options.get("voc_file", "")))
         file = find_file(folder, *([named.name] if named.name else []), f"{side}_vocab.txt", "vocab.txt")
         if file is None:
             raise InputError(f"{folder}: {side}_vocab.txt is missing beside the checkpoint")
@@ -182,13 +183,21 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any], notes: list[str]) -> 
     vocabulary = Vocabulary(
         source, target, eos=ids["eos"], unknown=ids["unk"], bos=ids["bos"], pad=ids["pad"], start=ids["bos"]
     )
-    languages = tuple((data.get(side) or {}).get("lang") for side in ("src", "trg"))
-    levels = {(data.get(side) or {}).get("level", "word") for side in ("src", "trg")}
-    if "char" in levels:
+    if any(options.get("level") == "char" for options in sides.values()):
         notes.append("There is no tokenizer: the vocabulary is of characters. Ids are JoeyNMT's.")
         return vocabulary, list(dict.fromkeys(files))
-    for side in ("src", "trg"):
-        if (data.get(side) or {}).get("lowercase"):
+    for side, options in sides.items():
+        if options.get("lowercase"):
             notes.append(f"data.{side}.lowercase is on: lower-case the texts before the tokenizer sees them.")
-    originals = set_tokenizers(vocabulary, folder, (languages[0], languages[1]), notes)
+    languages = (sides["src"].get("lang"), sides["trg"].get("lang"))
+    originals = set_tokenizers(vocabulary, folder, languages, notes)
     return vocabulary, [*dict.fromkeys(files), *originals]
+
+
+def options_of_side(data: Mapping[str, Any], side: str) -> dict[str, Any]:
+    """What the configuration says of one side; JoeyNMT 1 has a language there, and the rest once for both."""
+    options = data.get(side) or {}
+    if isinstance(options, dict):
+        return options
+    both = {name: data[name] for name in ("level", "lowercase") if name in data}
+    return both | {"lang": str(options), "voc_file": data.get(f"{side}_vocab", "")}

@@ -5,6 +5,7 @@ and CTranslate2's converters take 2i / d_model); the decoder starts with a zero 
 biases in the attention and the output.
 """
 
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,8 +31,7 @@ NAME = "marian"
 CONFIG = "special:model.yml"
 EPSILON = 1e-6
 
-# Marian's gelu is x * sigmoid(1.702 x).
-ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick_gelu"}
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 
 ALLOWED: dict[str, tuple] = {
     "type": ("transformer",),
@@ -50,7 +50,7 @@ ALLOWED: dict[str, tuple] = {
     "transformer-decoder-autoreg": ("self-attention",),
     "transformer-tied-layers": ([],),
     "transformer-disable-position-embeddings": (False,),
-    "transformer-attention-mask": ("default",),
+    "transformer-attention-mask": ("default", ""),
     "transformer-alibi-trainable": (False,),
     "transformer-no-bias": (False,),
     "transformer-no-affine": (False,),
@@ -58,8 +58,8 @@ ALLOWED: dict[str, tuple] = {
     "transformer-postprocess-emb": ("d", ""),
     "transformer-postprocess-top": ("", "n", "dn", "nd", "d"),
 }
-# preprocess, postprocess -> where the norm is; `d` is dropout
-NORM_POSITIONS = {("", "dan"): "post", ("", "an"): "post", ("n", "da"): "pre", ("n", "a"): "pre"}
+# preprocess, postprocess -> where the norm is; `d`, which does nothing after training, left out
+NORM_POSITIONS = {("", "an"): "post", ("n", "a"): "pre"}
 
 
 def linear(theirs: str, weight: str, bias: str, ours: str) -> list[Rule]:
@@ -128,10 +128,11 @@ def read(path: Path, reasons: Reasons) -> Converted:
     options = yaml_mapping(text if text is not None else beside.read_text(encoding="utf-8"), path)
 
     reasons.only(options, ALLOWED, "--{} {!r}")
-    order = (options.get("transformer-preprocess", ""), options.get("transformer-postprocess", ""))
+    written = [str(options.get(f"transformer-{name}", "")) for name in ("preprocess", "postprocess")]
+    order = (written[0].replace("d", ""), written[1].replace("d", ""))
     if order not in NORM_POSITIONS:
         reasons.option(
-            f"--transformer-preprocess {order[0]!r} with --transformer-postprocess {order[1]!r} "
+            f"--transformer-preprocess {written[0]!r} with --transformer-postprocess {written[1]!r} "
             "(can be converted: '' with 'dan', 'n' with 'da')"
         )
     for name in ("dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn"):
@@ -149,7 +150,8 @@ def read(path: Path, reasons: Reasons) -> Converted:
     del arrays
     ours: dict[str, Tensor] = {}
     positions: dict[str, Any] = {"position_base": base_of_concatenated(d_model)}
-    learned = bool(options.get("transformer-train-position-embeddings"))
+    # Marian 1.12 takes --transformer-train-position-embeddings, but keeps the sinusoids in a translation model.
+    learned = "Wpos" in tensors
     joint = tensors.take("Wemb", None, d_model) if "Wemb" in tensors else None
     source = joint if joint is not None else tensors.take("encoder_Wemb", None, d_model)
     target = joint if joint is not None else tensors.take("decoder_Wemb", None, d_model)
@@ -206,7 +208,7 @@ def read(path: Path, reasons: Reasons) -> Converted:
             "decoder_attention_heads": options["transformer-heads"],
             "encoder_ffn_dim": options["transformer-dim-ffn"],
             "decoder_ffn_dim": options.get("transformer-decoder-dim-ffn") or options["transformer-dim-ffn"],
-            "activation_function": ACTIVATIONS[options.get("transformer-ffn-activation", "swish")],
+            "activation_function": activation(options),
             "dropout": float(options.get("transformer-dropout", 0.0)),
             "attention_dropout": float(options.get("transformer-dropout-attention", 0.0)),
             "activation_dropout": float(options.get("transformer-dropout-ffn", 0.0)),
@@ -224,6 +226,15 @@ def read(path: Path, reasons: Reasons) -> Converted:
         originals=originals,
         options={"model_yml": text},
     )
+
+
+def activation(options: Mapping[str, Any]) -> str:
+    """Ours. The gelu of Marian before 1.12 is x * sigmoid(1.702 x)."""
+    name = ACTIVATIONS[options.get("transformer-ffn-activation", "swish")]
+    version = re.match(r"v?(\d+)\.(\d+)", str(options.get("version", "")))
+    if name == "gelu" and version and (int(version[1]), int(version[2])) < (1, 12):
+        return "quick_gelu"
+    return name
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
@@ -294,10 +305,10 @@ def read_vocabulary(
 
 def read_tokens(file: Path, rows: int) -> list[str]:
     """A vocabulary as YAML or JSON (token: id), or a token a line, cut where --dim-vocabs cut it."""
-    if file.suffix not in (".yml", ".yaml", ".json"):
-        return read_words(file)[:rows]
     if file.suffix == ".fsv":
         raise InputError(f"{file}: a factored vocabulary cannot be converted")
+    if file.suffix not in (".yml", ".yaml", ".json"):
+        return read_words(file)[:rows]
     try:
         # Every token as it is written: `null`, `1.5` and `yes` are words here.
         mapping = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CBaseLoader", yaml.BaseLoader))
@@ -335,7 +346,7 @@ def write_back(model: VaswaniTransformerForConditionalGeneration, origin: Origin
         reasons.option("encoder and decoder have different numbers of heads: Marian has one")
     if config.encoder_final_norm != config.decoder_final_norm:
         reasons.option("one stack has a final norm: Marian has both or none")
-    if config.activation_function not in ACTIVATIONS.values():
+    if config.activation_function not in (*ACTIVATIONS.values(), "quick_gelu"):
         reasons.option(f"activation_function {config.activation_function!r}: Marian has {', '.join(ACTIVATIONS)}")
     for size in ("d_k", "d_v"):
         if getattr(config, size) is not None:

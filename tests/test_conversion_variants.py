@@ -12,7 +12,7 @@ import torch
 from conftest import padded
 from golden import FIXTURES
 from torch import Tensor, nn
-from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
 from conversion.__main__ import main
 from conversion.layout import interleaved_sinusoids
@@ -62,6 +62,28 @@ def test_variants_have_their_toolkits_logits(name: str, tmp_path: Path):
         ours = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits[..., : theirs.shape[-1]]
     assert theirs.std() > 0.3
     assert (ours - theirs).abs().max().item() <= 1e-5
+
+
+@pytest.mark.parametrize("name", sorted(file.parent.name for file in (FIXTURES / "variants").glob("*/printed.npz")))
+def test_variants_of_marian_have_the_scores_that_it_prints(name: str, tmp_path: Path):
+    folder = FIXTURES / "variants" / name
+    main([str(folder), str(tmp_path / "ours")])
+    model = load_model(tmp_path / "ours", device="cpu")
+    start = model.config.decoder_start_token_id
+    own = tmp_path / "ours" / "target_tokenizer"
+    source_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    target_tokenizer = AutoTokenizer.from_pretrained(own) if own.exists() else source_tokenizer
+    with np.load(folder / "printed.npz") as printed:
+        for row, words, scores in zip(printed["rows"], printed["words"], printed["word_scores"], strict=True):
+            source = source_tokenizer(str(printed["sources"][row]), return_tensors="pt")["input_ids"]
+            scores = scores[~np.isnan(scores)]
+            # At the longest length that it was told a hypothesis ends without </s>.
+            target = target_tokenizer(str(words), return_tensors="pt")["input_ids"][:, : len(scores)]
+            decoder_input = torch.cat((torch.tensor([[start]]), target[:, :-1]), dim=1)
+            with torch.inference_mode():
+                logits = model(input_ids=source, decoder_input_ids=decoder_input).logits
+            ours = logits.double().log_softmax(-1).gather(-1, target[..., None])[0, :, 0].numpy()
+            assert np.abs(ours - scores).max() <= 2e-5, (words, ours, scores)  # five digits
 
 
 class TutorialTransformer(nn.Module):
