@@ -42,7 +42,8 @@ def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[ModuleType, 
     toolkits = [READERS[wanted]] if wanted else list(READERS.values())
     if path.is_dir():
         found = {file for toolkit in toolkits for file in toolkit.checkpoints(path)}
-        candidates = sorted(file for file in found if file.is_file())
+        named = {file.resolve(): file for file in sorted(found) if file.is_file()}  # two names of one file are one
+        candidates = sorted(named.values())
         if not candidates:
             raise InputError(
                 f"{path}: no file in this folder has the name of a checkpoint of {wanted or 'a known toolkit'}"

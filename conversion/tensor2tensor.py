@@ -27,7 +27,8 @@ NAME = "tensor2tensor"
 TARGET_SPACE = 0  # SpaceID.GENERIC, the default of text problems
 
 ALLOWED: dict[str, tuple] = {
-    "pos": ("timing",),
+    "pos": ("timing", "emb"),
+    "split_targets_chunk_length": (0,),
     "ffn_layer": ("dense_relu_dense", "conv_hidden_relu"),
     "norm_type": ("layer",),
     "self_attention_type": ("dot_product",),
@@ -162,6 +163,14 @@ def read(path: Path, reasons: Reasons) -> Converted:
             notes.append(
                 f"target_space_embedding[{TARGET_SPACE}], the default of text problems, is in the encoder's embedding."
             )
+    positions: dict[str, Any] = {"position_base": base_of_concatenated(d_model)}
+    learned = options.get("pos") == "emb"  # Table 3 (E)
+    if learned:
+        for stack, side in (("encoder", "inputs"), ("decoder", "targets")):
+            table = tensors.take(f"{side}_positional_embedding", None, d_model)
+            if table is not None:
+                ours[f"model.{stack}.positional_encoding.table.weight"] = table
+                positions = {"position_embedding_type": "learned", "max_position_embeddings": len(table)}
     tensors.rename(rules(layers[0], layers[1], pre), ours)
     tensors.nothing_may_be_left()
     reasons.refuse_if_any()
@@ -185,13 +194,13 @@ def read(path: Path, reasons: Reasons) -> Converted:
             "dropout": float(options.get("layer_prepostprocess_dropout", 0.1)),
             "attention_dropout": float(options.get("attention_dropout", 0.0)),
             "activation_dropout": float(options.get("relu_dropout", 0.0)),
-            "position_base": base_of_concatenated(d_model),
+            **positions,
             "norm_position": NORM_POSITIONS[order],
             "layer_norm_eps": float(options.get("norm_epsilon", 1e-6)),
         },
         tensors=ours,
         vocabulary=vocabulary,
-        concatenated=True,
+        concatenated=not learned,
         notes=notes,
         originals=[*originals, path.with_name("hparams.json")],
     )
