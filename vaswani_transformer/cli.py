@@ -29,7 +29,7 @@ app = typer.Typer(
 plot_app = typer.Typer(rich_markup_mode=None)
 export_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(export_app, name="export", help="Take a model to another runtime.")
-app.add_typer(plot_app, name="plot", help="Draw attention weights or the positional encoding.")
+app.add_typer(plot_app, name="plot", help="Draw attention weights, the positional encoding, or a run's curve.")
 
 # The programs read their arguments themselves, --help too.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -190,6 +190,11 @@ def export_onnx(context: typer.Context) -> None:
     program("onnx.__main__", of="conversion").main(context.args)
 
 
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Publish a model on the Hub, with its card.")
+def push(context: typer.Context) -> None:
+    program("__main__", of="hub").main(["push", *context.args])
+
+
 @plot_app.command("attention", help="Who attends to whom in a sentence and its translation, as a heat map.")
 def plot_attention(
     model: Model,
@@ -220,6 +225,18 @@ def plot_positions(
     from vaswani_transformer.pictures import positional_encoding_figure
 
     save_picture(positional_encoding_figure(length, d_model), output)
+
+
+@plot_app.command("curve", help="Loss and BLEU of a training run over its steps.")
+def plot_curve(
+    run: Annotated[str, typer.Option(help="The folder that was trained, with its metrics.jsonl.")],
+    output: Annotated[str, typer.Option(help="A .png, .svg or .pdf file.")],
+) -> None:
+    kind_of_picture(output)
+    from vaswani_transformer.pictures import curve_figure, curves_of, figure_class
+
+    figure_class()
+    save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 
 
 @app.command(help="What this machine and installation can do, and whether a model's folder loads.")

@@ -1,4 +1,4 @@
-"""Where the programs are (training, conversion), and how training is started, in one process or in several."""
+"""Where the programs are (training, conversion, hub), and how training is started, in one process or in several."""
 
 import importlib
 import importlib.util
@@ -14,7 +14,7 @@ from types import ModuleType
 from vaswani_transformer.errors import UnavailableError
 
 # What a program needs beyond the library, as `pip install "vaswani-transformer[...]"` names it.
-EXTRAS = {"training": "train", "conversion": "onnx"}
+EXTRAS = {"training": "train", "conversion": "onnx", "hub": "hub"}
 
 
 def program_name(program: str = "training") -> str:
