@@ -9,8 +9,9 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from training.__main__ import flags_of
+from training.cost import training_flops
 from training.plan import main as plan_command
-from training.plan import make_plan, training_flops
+from training.plan import make_plan
 from training.recipe import SHIPPED, load_recipe, shipped_recipes
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError

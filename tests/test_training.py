@@ -209,6 +209,16 @@ def test_the_run_leaves_a_model_folder_that_is_the_average_of_the_last_checkpoin
     assert len(translations) == 2
 
 
+def test_the_run_logs_its_speed_and_its_stalls_and_draws_its_curve(uninterrupted):
+    folder, _ = uninterrupted(1)
+    records = records_of(folder)
+    speeds = [record["mfu"] for record in records if "mfu" in record]
+    assert len(speeds) == STEPS // SMALL["log_every"] and all(0 < mfu < 1 for mfu in speeds)
+    stalls = {r["step"]: r["stall_seconds"] for r in records if r.get("event") == "checkpoint"}
+    assert sorted(stalls) == [5, 10, 15, 20, 24] and all(0 < stall < 5 for stall in stalls.values())
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_last_checkpoints_and_the_best_are_kept(uninterrupted):
     folder, _ = uninterrupted(1)
     root = folder / "checkpoints"

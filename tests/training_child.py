@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["training.train", "training.__main__", "training_child"])
+_context.set_forkserver_preload(
+    ["training.train", "training.__main__", "training_child", "matplotlib.backends.backend_agg"]
+)
 
 
 def child(arguments: list[str], log: str, environment: dict[str, str], fault: tuple[str, int] | None) -> None:

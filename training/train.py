@@ -32,6 +32,7 @@ from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.pictures import curve_figure, curves_of
 from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.translator import Translator
 
@@ -39,6 +40,7 @@ from . import checkpoint, machine
 from .average import write_model_folder
 from .batches import Order, Plan, plan_batches, shares
 from .corpus import Corpus, load_corpus, overlap, parallel_texts, text_lines, tokenizer_sha256
+from .cost import product_rate, training_flops
 from .loss import TrainingLoss
 from .recipe import Recipe
 from .report import Reporter
@@ -145,6 +147,7 @@ def _claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
         for name in (
             "run.json",
             "metrics.jsonl",
+            "curve.png",
             "model.safetensors",
             "config.json",
             "generation_config.json",
@@ -214,8 +217,12 @@ class Run:
         if device.type == "cpu":
             machine.keep_memory()
         precision = machine.choose_matmul_precision(recipe.matmul_precision, device)
-        mean_length = float(self.corpus.source_lengths.mean() + self.corpus.target_lengths.mean()) / 2
-        attention = machine.choose_attention(recipe.attention, device, mean_length)
+        lengths = [float(side.mean()) for side in (self.corpus.source_lengths, self.corpus.target_lengths)]
+        attention = machine.choose_attention(recipe.attention, device, sum(lengths) / 2)
+        # Of MFU: a token's FLOPs, of a source and of a target, and what all processes together could do at most.
+        self.flop_per_token = [training_flops(self.config, *tokens, *lengths) for tokens in ((1, 0), (0, 1))]
+        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32)
+        self.most_flop_per_second = product_rate(device, narrow, 0.05) * accelerator.num_processes
         machine.seed_everything(recipe.seed)
         self.model = make_model(recipe, self.config, attention)
         byte_dropout = recipe.fast_dropout == "auto" and device.type == "cpu"
@@ -432,6 +439,8 @@ class Run:
         sums = torch.stack((self.window_loss, self.window_negative_log_likelihood))
         loss, negative_log_likelihood = (self._summed(sums) / self.window_target_tokens).tolist()
         seconds = time.perf_counter() - self.window_started
+        source_tokens = self.window_tokens - self.window_target_tokens
+        flop = source_tokens * self.flop_per_token[0] + self.window_target_tokens * self.flop_per_token[1]
         record = {
             "step": progress.step,
             "total_steps": self.total_steps,
@@ -442,6 +451,7 @@ class Run:
             "gradient_norm": self.gradient_norm,
             "tokens": progress.tokens,
             "tokens_per_second": self.window_tokens / seconds,
+            "mfu": flop / seconds / self.most_flop_per_second,
             "seconds": progress.seconds,
             "cpu_seconds": progress.cpu_seconds,
             "skipped_steps": progress.skipped_steps,
@@ -605,7 +615,20 @@ class Run:
             write_model_folder(folders, self.output)
             what = f"the average of {', '.join(f.name for f in folders)}" if len(folders) > 1 else folders[0].name
             self.reporter.say(f"{self.output}: the model, {what}")
+            self._draw()
         self.accelerator.wait_for_everyone()
+
+    def _draw(self) -> None:
+        """curve.png beside the model, where matplotlib is installed and something has been logged."""
+        try:
+            curves = curves_of(self.output / "metrics.jsonl")
+            if any(curves.values()):
+                curve_figure(curves).savefig(self.output / f"curve.tmp-{os.getpid()}", format="png")
+                os.replace(self.output / f"curve.tmp-{os.getpid()}", self.output / "curve.png")
+        except (UnavailableError, BrokenFileError) as error:
+            self.reporter.say(f"no curve.png: {error}")
+        except OSError as error:
+            raise UnavailableError(f"{self.output / 'curve.png'} cannot be written: {error.strerror}") from error
 
 
 def total_steps(recipe: Recipe, plan: Plan) -> int:

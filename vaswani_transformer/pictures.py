@@ -1,18 +1,21 @@
-"""Heat maps: who attends to whom (Figures 3 to 5 of the paper), and the positional encoding (section 3.5).
+"""Heat maps: who attends to whom (Figures 3 to 5 of the paper), and the positional encoding (section 3.5); and the
+curve of a training run.
 
-`attention_maps` computes, `attention_figure` and `positional_encoding_figure` draw; a figure saves itself:
-`attention_figure(maps).savefig("attention.png")`. matplotlib is only needed for drawing.
+`attention_maps` computes, `attention_figure`, `positional_encoding_figure` and `curve_figure` draw; a figure saves
+itself: `attention_figure(maps).savefig("attention.png")`. matplotlib is only needed for drawing.
 """
 
+import json
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from .errors import InputError, UnavailableError
+from .errors import BrokenFileError, InputError, UnavailableError
 from .modeling_vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     sinusoidal_positional_encoding,
@@ -184,6 +187,58 @@ def positional_encoding_figure(length: int = 100, d_model: int = 128, base: floa
     axis.set_xlabel("dimension (even: sine, odd: cosine)")
     axis.set_ylabel("position")
     figure.colorbar(image, ax=axis, label="value", aspect=25, pad=0.02)
+    return figure
+
+
+# What a run's log calls it -> what the picture calls it.
+CURVES = {
+    "loss": "training, smoothed",
+    "validation_loss": "validation",
+    "validation_bleu": "BLEU of the validation text",
+}
+
+
+def curves_of(metrics: Path) -> dict[str, dict[int, float]]:
+    """The curves in a run's metrics.jsonl: {"loss": {step: value}, "validation_loss": ..., "validation_bleu": ...}
+
+    A step that was done again after an interruption counts once, the last time.
+    """
+    curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    try:
+        lines = metrics.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise InputError(f"{metrics}: no such file; a folder that was trained has one") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            record: dict[str, Any] = json.loads(line)
+            for name in CURVES:
+                if name in record:
+                    curves[name][int(record["step"])] = float(record[name])
+        except (ValueError, TypeError, KeyError) as error:
+            raise BrokenFileError(f"{metrics} line {number} is not a record of training ({error!r})") from error
+    return curves
+
+
+def curve_figure(curves: dict[str, dict[int, float]]) -> "Figure":
+    """The losses of a run, in nats a target token, and its BLEU where it was measured, over the steps."""
+    has_bleu = bool(curves["validation_bleu"])
+    if not any(curves.values()):
+        raise InputError("the run has logged no loss yet: there is no curve to draw")
+    figure = figure_class()(figsize=(9, 6 if has_bleu else 4), layout="constrained", dpi=RESOLUTION)
+    axes = figure.subplots(2 if has_bleu else 1, sharex=True, squeeze=False)[:, 0]
+    for name in ("loss", "validation_loss"):
+        if curves[name]:
+            few = {"marker": "o"} if len(curves[name]) < 40 else {}
+            axes[0].plot(*zip(*sorted(curves[name].items()), strict=True), label=CURVES[name], markersize=3, **few)
+    axes[0].set_ylabel("loss, nats a token")
+    axes[0].legend()
+    if has_bleu:
+        points = sorted(curves["validation_bleu"].items())
+        axes[1].plot(*zip(*points, strict=True), marker="o", markersize=3, color="C2")
+        axes[1].set_ylabel(CURVES["validation_bleu"])
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[-1].set_xlabel("step")
     return figure
 
 

@@ -1,0 +1,57 @@
+"""The curve of a run: what its log says, once for every step, and a picture of it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from vaswani_transformer.cli import main
+from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.pictures import curve_figure, curves_of
+
+RECORDS = [
+    {"step": 10, "loss": 5.0, "tokens_per_second": 1.0},
+    {"event": "validation", "step": 10, "validation_loss": 4.5},
+    {"step": 20, "loss": 9.0},
+    {"event": "checkpoint", "step": 10, "stall_seconds": 0.1},
+    {"event": "resume", "step": 10},
+    {"step": 20, "loss": 4.0},
+    {"event": "validation", "step": 20, "validation_loss": 3.5, "validation_bleu": 12.5},
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return tmp_path
+
+
+def test_a_step_that_was_done_again_counts_once(run):
+    assert curves_of(run / "metrics.jsonl") == {
+        "loss": {10: 5.0, 20: 4.0},
+        "validation_loss": {10: 4.5, 20: 3.5},
+        "validation_bleu": {20: 12.5},
+    }
+
+
+def test_the_picture_has_the_curves_of_the_log(run):
+    losses, bleu = curve_figure(curves_of(run / "metrics.jsonl")).axes
+    lines = [*losses.lines, *bleu.lines]
+    drawn = [list(zip(*map(np.asarray, line.get_data()), strict=True)) for line in lines]
+    assert drawn == [[(10, 5.0), (20, 4.0)], [(10, 4.5), (20, 3.5)], [(20, 12.5)]]
+
+
+def test_the_command_draws_a_png(run, capsys):
+    main(["plot", "curve", "--run", str(run), "--output", str(run / "curve.png")])
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_no_log_is_named_by_line(run):
+    with pytest.raises(InputError, match="no such file"):
+        curves_of(run / "nowhere" / "metrics.jsonl")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 30, "lo')
+    with pytest.raises(BrokenFileError, match=r"metrics\.jsonl line 8 is not a record"):
+        curves_of(run / "metrics.jsonl")
+    with pytest.raises(InputError, match="no loss yet"):
+        curve_figure({"loss": {}, "validation_loss": {}, "validation_bleu": {}})
