@@ -142,7 +142,7 @@ READS = [("GET", f"/api/models/{REPO}"), ("GET", "/revision/main"), ("GET", "/tr
 
 
 @pytest.mark.parametrize(("method", "path"), STEPS, ids=str)
-@pytest.mark.parametrize(("status", "times"), [(500, 2), (503, 1), (429, 1)])
+@pytest.mark.parametrize(("status", "times"), [(500, 2), (429, 1)])
 def test_a_step_that_fails_for_a_while_is_done_again(hub, waits, method, path, status, times):
     hub.faults.append(Fault(method, path, status=status, times=times, message="try again later"))
     pusher = Pusher(hub)

@@ -1,0 +1,172 @@
+"""What is pushed loads everywhere, with the package and without it, and translates as the local model does."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hub_server import OWNER, WRITE_TOKEN, HubServer
+from huggingface_hub import constants
+from saved_model import ENGLISH, GERMAN, trained_tokenizer, untrained_model
+from transformers import PreTrainedTokenizerFast
+
+from hub.__main__ import main
+from vaswani_transformer import Translator
+from vaswani_transformer.tokenization import train_tokenizer
+
+# huggingface_hub uploads with an argument of httpx that is about to go.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+
+ROOT = Path(__file__).parents[1]
+TEXTS = [ENGLISH[0], ENGLISH[3], "The cat is cold."]
+
+
+@dataclass
+class Published:
+    """A Hub with the three models of different architecture, their folders, and where users keep their downloads."""
+
+    hub: HubServer
+    folders: dict[str, Path]
+    home: Path
+
+    def environment(self, python_path: str) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
+        return clean | {
+            "HF_ENDPOINT": self.hub.url,
+            "HF_HOME": str(self.home / "home"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_TOKEN": WRITE_TOKEN,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": python_path,
+            "PYTHONSAFEPATH": "1",
+        }
+
+    def run(self, *command: str, package: bool, given: str = "") -> subprocess.CompletedProcess[str]:
+        # -S: without site.py no .pth file is read, and so the editable install of this clone is not there.
+        python = [sys.executable] if package else [sys.executable, "-S"]
+        places = [sysconfig.get_paths()["purelib"], *([str(ROOT)] if package else [])]
+        return subprocess.run(
+            [*python, *command],
+            input=given,
+            env=self.environment(os.pathsep.join(places)),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+        )
+
+
+def trained(target_tokenizer: PreTrainedTokenizerFast, **changes: Any) -> Any:
+    """A model that has seen four sentences for a moment: its translations differ and end."""
+    model = untrained_model(**changes)
+    batch = trained_tokenizer()(ENGLISH, return_tensors="pt", padding=True)
+    labels: Any = target_tokenizer(GERMAN, return_tensors="pt", padding=True)["input_ids"]
+    labels[labels == model.config.pad_token_id] = -100
+    adam = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(40):
+        adam.zero_grad()
+        model(**batch, labels=labels).loss.backward()
+        adam.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Iterator[Published]:
+    home = tmp_path_factory.mktemp("hub")
+    german = train_tokenizer(GERMAN, 280)
+    models: dict[str, tuple[PreTrainedTokenizerFast, dict[str, Any]]] = {
+        "base-shaped": (trained_tokenizer(), {}),
+        "learned-positions": (
+            trained_tokenizer(),
+            {"position_embedding_type": "learned", "max_position_embeddings": 64, "norm_position": "pre"},
+        ),
+        "separate-vocabularies": (
+            german,
+            {"decoder_vocab_size": 280, "share_encoder_decoder_embeddings": False, "attention_bias": True},
+        ),
+    }
+    folders = {}
+    with HubServer() as hub:
+        result = Published(hub, folders, home)
+        for name, (target, changes) in models.items():
+            folders[name] = home / name
+            trained(target, **changes).save_pretrained(folders[name])
+            trained_tokenizer().save_pretrained(folders[name])
+            if target is german:
+                target.save_pretrained(folders[name] / "target_tokenizer")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(constants, "ENDPOINT", hub.url)
+            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+            patch.setenv("HF_TOKEN", WRITE_TOKEN)
+            for name, folder in folders.items():
+                main(["push", str(folder), f"{OWNER}/{name}", "--yes", "--tag", "v1", "--no-pictures"])
+        assert set(hub.repos) == {f"{OWNER}/{name}" for name in folders}
+        yield result
+        assert not hub.unknown
+
+
+def local(folder: Path) -> dict[str, Any]:
+    translator = Translator.from_pretrained(folder, device="cpu")
+    best = translator.translate(TEXTS)
+    found: Any = translator.translate(TEXTS[0], n_best=3)[0]
+    n_best = [hypothesis.text for hypothesis in found]
+    return {"generate": best, "pipeline": best, "n_best": n_best}
+
+
+def test_the_local_translations_are_worth_comparing(published):
+    found = {name: local(folder)["generate"] for name, folder in published.folders.items()}
+    assert all(len(set(translations)) > 1 for translations in found.values())
+    assert len({tuple(translations) for translations in found.values()}) == 3
+
+
+def test_a_process_without_the_package_translates_as_the_local_model_does(published):
+    repos = [f"{OWNER}/{name}" for name in published.folders]
+    child = published.run(str(ROOT / "tests" / "hub_child.py"), *repos, package=False, given=json.dumps(TEXTS))
+    assert child.returncode == 0, child.stderr
+    found = json.loads(child.stdout)
+    for name, folder in published.folders.items():
+        assert found[f"{OWNER}/{name}"] == local(folder), name
+
+
+@pytest.mark.slow
+def test_with_the_package_no_trust_is_needed(published):
+    code = """
+import json, sys
+import vaswani_transformer
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+texts = json.load(sys.stdin)
+found = {}
+for repo in sys.argv[1:]:
+    assert type(AutoModel.from_pretrained(repo)) is vaswani_transformer.VaswaniTransformerModel
+    model = AutoModelForSeq2SeqLM.from_pretrained(repo, revision="v1").eval()
+    assert type(model) is vaswani_transformer.VaswaniTransformerForConditionalGeneration
+    AutoTokenizer.from_pretrained(repo)
+    translator = vaswani_transformer.Translator.from_pretrained(repo, device="cpu")
+    translate = pipeline("translation", model=repo, device="cpu")
+    assert type(translate).__module__ == "vaswani_transformer.pipeline_vaswani_transformer"
+    found[repo] = [[t["translation_text"] for t in translate(texts)], translator.translate(texts)]
+print(json.dumps(found))
+"""
+    repos = [f"{OWNER}/{name}" for name in published.folders]
+    child = published.run("-c", code, *repos, package=True, given=json.dumps(TEXTS))
+    assert child.returncode == 0, child.stderr
+    for name, folder in published.folders.items():
+        expected = local(folder)["generate"]
+        assert json.loads(child.stdout)[f"{OWNER}/{name}"] == [expected, expected], name
+
+
+@pytest.mark.slow
+def test_transformers_own_trainer_trains_the_remote_code(published):
+    repos = [f"{OWNER}/{name}" for name in published.folders]
+    child = published.run(
+        str(ROOT / "tests" / "hub_child.py"), "--train", *repos, package=False, given=json.dumps(TEXTS)
+    )
+    assert child.returncode == 0, child.stderr
+    losses = json.loads(child.stdout.splitlines()[-1])  # below the trainer's own lines
+    assert len(losses) == 3 and all(loss["after"] < loss["before"] for loss in losses.values())
