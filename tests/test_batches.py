@@ -1,5 +1,7 @@
 """training/batches.py: the order of training is a pure function, and wastes little."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -80,6 +82,17 @@ def test_processes_share_a_step_without_changing_it(processes):
     work = [shares(batches, rank, processes) for rank in range(processes)]
     assert {len(share) for share in work} == {8 // processes}
     assert sorted((number, int(batch[0])) for share in work for number, batch in share) == [(i, i) for i in range(8)]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 9))
+def test_any_number_of_processes_shares_a_step_and_each_has_a_part(sizes, processes):
+    starts = np.cumsum([0, *sizes])
+    batches = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
+    work = [shares(batches, rank, processes) for rank in range(processes)]
+    assert all(work)
+    assert sorted(np.concatenate([part for share in work for _, part in share])) == list(range(starts[-1]))
+    numbers = [number for share in work for number, _ in share]
+    assert len(set(numbers)) == len(numbers)  # Each part has randomness of its own.
 
 
 def test_padding_is_below_five_percent_at_4096_tokens():

@@ -195,6 +195,19 @@ def test_another_number_of_processes_sees_the_same_data(uninterrupted):
             assert one["tokens"] == two["tokens"]
 
 
+def test_more_processes_than_micro_batches_share_each_and_see_the_same_data(start, tmp_path):
+    """Nothing random in the model: whoever has the same pairs in a step has the same losses."""
+    keys = {"micro_batches": 1, "tokens_per_step": 120, "max_steps": 12, "learning_rate": 1e-3, "save_every": 12}
+    keys |= {"model": {**SMALL["model"], "dropout": 0.0}, "average_last": 1}
+    for ranks in (1, 2):
+        process = start(f"run{ranks}", ranks=ranks, **keys)
+        assert process.wait() == 0, process.said()
+    one, two = ([r for r in records_of(tmp_path / f"run{ranks}") if "loss" in r] for ranks in (1, 2))
+    assert len(one) == len(two) == 2
+    for a, b in zip(one, two, strict=True):
+        assert a["tokens"] == b["tokens"] and a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
 # --- what a run leaves ---------------------------------------------------------------------------------------------
 
 

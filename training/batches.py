@@ -132,5 +132,12 @@ class Order:
 
 
 def shares(micro_batches: list[np.ndarray], rank: int, processes: int) -> list[tuple[int, np.ndarray]]:
-    """The micro-batches (with their number in the step) that one of several processes works on, in turn."""
+    """What one of several processes works on: micro-batches in turn, each with its number in the step.
+
+    Where processes are more than micro-batches, each micro-batch is dealt out in parts, pair by pair, so that a step
+    is the same pairs for any number of processes. A part may be empty; every process has at least one part.
+    """
+    parts = -(-processes // len(micro_batches))
+    if parts > 1:
+        micro_batches = [pairs[part::parts] for pairs in micro_batches for part in range(parts)]
     return list(enumerate(micro_batches))[rank::processes]

@@ -94,11 +94,6 @@ def train(recipe: Recipe) -> None:
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         machine.refuse_too_few_processes(recipe.processes, accelerator.num_processes)
-        if recipe.micro_batches % accelerator.num_processes:
-            raise InputError(
-                f"micro_batches is {recipe.micro_batches}, which {accelerator.num_processes} processes cannot share "
-                f"evenly; set a multiple of {accelerator.num_processes}"
-            )
         if accelerator.is_main_process:
             stack.enter_context(checkpoint.lock_run(output))
             _claim_output(recipe, output, reporter)
@@ -351,14 +346,17 @@ class Run:
         mine = shares(micro_batches, accelerator.process_index, accelerator.num_processes)
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
-        for number, batch in mine:
+        for number, part in mine:
             if self.signals.received is not None and accelerator.num_processes == 1:
                 return False
             # Randomness is a function of where we are: nothing to save, the same for any number of processes.
             machine.seed_everything(recipe.seed, progress.step, number)
             last = number == mine[-1][0]
+            # More processes than sentences: one without any takes part in the sum over processes with nothing.
+            batch, weight = (part, 1.0) if len(part) else (pairs[:1], 0.0)
             with nullcontext() if last else accelerator.no_sync(self.module):
                 loss, negative_log_likelihood = self.module(*self._tensors(self.corpus, batch))
+                loss, negative_log_likelihood = loss * weight, negative_log_likelihood * weight
                 # The mean over all target tokens of the step: DDP takes the mean over processes of what is a sum.
                 accelerator.backward(loss * (accelerator.num_processes / target_tokens))
             self.window_loss += loss.detach()
