@@ -69,7 +69,7 @@ def push(
 
         if example is not None:
             files["attention.png"] = attention_picture(translator, example)
-        if curve := training_curve(record.metrics):
+        if curve := training_curve(source):
             files["training_curve.png"] = curve
     files["README.md"] = str(
         cards.write_card(repo_id, translator, record, files, example=example, license=license)

@@ -1,9 +1,10 @@
-"""The two pictures of a card: who attends to whom in the example, and the losses over the steps of the training."""
+"""The two pictures of a card: who attends to whom in the example, and the curve of the training."""
 
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vaswani_transformer.pictures import RESOLUTION, attention_figure, attention_maps, figure_class
+from vaswani_transformer.pictures import attention_figure, attention_maps, curve_figure, curves_of
 from vaswani_transformer.translator import Translator
 
 if TYPE_CHECKING:
@@ -16,24 +17,12 @@ def attention_picture(translator: Translator, example: str) -> bytes:
     return png(attention_figure(maps))
 
 
-def training_curve(metrics: list[dict[str, Any]]) -> bytes | None:
-    """Losses over steps, from the lines of metrics.jsonl, as PNG; None where there are fewer than two."""
-    curves = {
-        "training": [(line["step"], line["loss"]) for line in metrics if "loss" in line],
-        "validation": [(line["step"], line["validation_loss"]) for line in metrics if "validation_loss" in line],
-    }
-    if max(map(len, curves.values())) < 2:
+def training_curve(folder: Path) -> bytes | None:
+    """Loss over the steps of the run in the folder, and BLEU where it was measured, as PNG; None if none is logged."""
+    if not (folder / "metrics.jsonl").is_file():
         return None
-    figure = figure_class()(figsize=(8, 4), layout="constrained", dpi=RESOLUTION)
-    axis = figure.subplots()
-    for (name, points), style in zip(curves.items(), ("-", "o-"), strict=True):
-        if points:
-            axis.plot(*zip(*points, strict=True), style, label=name, markersize=3, linewidth=1.2)
-    axis.set_xlabel("step")
-    axis.set_ylabel("loss, nats per token")
-    axis.grid(alpha=0.3)
-    axis.legend()
-    return png(figure)
+    curves = curves_of(folder / "metrics.jsonl")
+    return png(curve_figure(curves)) if any(curves.values()) else None
 
 
 def png(figure: "Figure") -> bytes:
