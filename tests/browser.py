@@ -1,4 +1,5 @@
-"""A headless Chromium for the tests of pages, and what they hold of every page: it says nothing on its console."""
+"""A headless Chromium for the tests of pages, and what they ask of every page: a silent console, and that everybody can
+use it."""
 
 import functools
 import http.server
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+NODE_MODULES = Path(__file__).with_name("node") / "node_modules"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # No service of the browser's own goes to the network.
 SWITCHES = [
@@ -45,6 +47,19 @@ def complaints(page: Any) -> list[str]:
     page.on("console", lambda said: heard.append(said.text) if said.type in ("warning", "error") else None)
     page.on("pageerror", lambda error: heard.append(str(error)))
     return heard
+
+
+def barriers(page: Any) -> list[str]:
+    """What axe-core, the ecosystem's checker of accessibility, holds against the page by WCAG 2.1 A and AA: a control
+    without a name, text that is too pale, an order of headings or a role that misleads."""
+    axe = NODE_MODULES / "axe-core" / "axe.min.js"
+    if not axe.is_file():
+        pytest.skip("needs axe-core: `make test-browser` installs it")
+    page.evaluate(axe.read_text(encoding="utf-8"))
+    rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+    found = page.evaluate("rules => axe.run({runOnly: rules})", rules)
+    assert found["passes"], "it looked at something"
+    return [f"{rule['id']}: {node['html'][:200]}" for rule in found["violations"] for node in rule["nodes"]]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import DESKTOP, PHONE, chromium, complaints, served
+from browser import DESKTOP, NODE_MODULES, PHONE, barriers, chromium, complaints, served
 from saved_model import ENGLISH, GERMAN, saved_model
 from test_space_static import NODE, PAGE, odd_lines
 
 from conversion.onnx.__main__ import export_folder
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
-PACKAGES = Path(__file__).with_name("node") / "node_modules"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
-    pytest.mark.skipif(not PACKAGES.is_dir(), reason="needs onnxruntime-web: `make test-browser` installs it"),
+    pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="needs onnxruntime-web: `make test-browser` installs it"),
 ]
 CORPUS = Path(__file__).parents[1] / "training" / "demo_corpus" / "en-de.tsv.gz"
 MOST_BYTES = 15_000_000  # of the page without its model
@@ -46,7 +45,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, exported: Path) -> Path:
     folder = tmp_path_factory.mktemp("static") / "page"
-    subprocess.run([NODE, PAGE / "assemble.mjs", exported, folder, "--packages", PACKAGES], check=True, timeout=60)
+    subprocess.run([NODE, PAGE / "assemble.mjs", exported, folder, "--packages", NODE_MODULES], check=True, timeout=60)
     return folder
 
 
@@ -161,6 +160,14 @@ def test_the_keyboard_is_enough(page: Any) -> None:
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.locator("details li").first.is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(page: Any, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    translate(page, "\n".join(ENGLISH))
+    page.locator("summary").first.click()
+    assert barriers(page) == []
 
 
 def test_what_it_cannot_translate_it_says(page: Any) -> None:

@@ -1,0 +1,53 @@
+// Keys and pointer on the heat map: one cell is current; its row, its column and its weight are shown.
+// Gradio runs this once with `element`, the component's root, which stays when its content changes.
+const cellOf = (target) => target.closest?.("td[data-weight]");
+
+function show(cell) {
+  for (const marked of element.querySelectorAll(".current")) marked.classList.remove("current");
+  const table = cell.closest("table");
+  const row = cell.parentElement;
+  const column = table.tHead.rows[0].cells[cell.cellIndex];
+  for (const marked of [cell, row.cells[0], column]) marked.classList.add("current");
+  element.querySelector(".readout").textContent = cell.ariaLabel;
+}
+
+function focus(cell) {
+  for (const other of element.querySelectorAll('td[tabindex="0"]')) other.tabIndex = -1;
+  cell.tabIndex = 0;
+  cell.focus();
+}
+
+// The table is one stop of the Tab key: its darkest cell, until another has been visited.
+function begin() {
+  const cells = [...element.querySelectorAll("td[data-weight]")];
+  const darkest = cells.reduce((best, cell) => (cell.dataset.weight > best.dataset.weight ? cell : best), cells[0]);
+  if (darkest) darkest.tabIndex = 0;
+}
+
+element.addEventListener("focusin", ({ target }) => cellOf(target) && show(cellOf(target)));
+element.addEventListener("pointerover", ({ target }) => cellOf(target) && show(cellOf(target)));
+element.addEventListener("click", ({ target }) => {
+  if (cellOf(target)) focus(cellOf(target));
+  const head = target.closest("figure")?.dataset.head;
+  if (head) document.querySelectorAll("#head input")[head].click(); // the first choice is the mean
+});
+element.addEventListener("keydown", (event) => {
+  const cell = cellOf(event.target);
+  if (!cell) return;
+  const { rowIndex } = cell.parentElement;
+  const rows = cell.closest("table").rows;
+  const at = (row, column) => rows[row]?.cells[column];
+  const next = {
+    ArrowLeft: at(rowIndex, cell.cellIndex - 1),
+    ArrowRight: at(rowIndex, cell.cellIndex + 1),
+    ArrowUp: at(rowIndex - 1, cell.cellIndex),
+    ArrowDown: at(rowIndex + 1, cell.cellIndex),
+    Home: at(rowIndex, 1),
+    End: at(rowIndex, rows[rowIndex].cells.length - 1),
+  }[event.key];
+  if (!next) return;
+  event.preventDefault();
+  if (cellOf(next)) focus(next);
+});
+watch("value", begin);
+begin();

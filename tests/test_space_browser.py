@@ -1,0 +1,266 @@
+"""hub/space in Chromium, with a model of the Hub, in an environment that lacks this package. `make test-browser`"""
+
+import base64
+import io
+import os
+import re
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import DESKTOP, PHONE, barriers, chromium, complaints
+from hub_server import OWNER, HubServer
+from PIL import Image
+from saved_model import ENGLISH, saved_model
+
+from hub.contents import model_files
+from vaswani_transformer import Translator
+from vaswani_transformer.loading import load_model
+from vaswani_transformer.modeling_vaswani_transformer import sinusoidal_positional_encoding
+from vaswani_transformer.pictures import AttentionMaps, attention_maps
+
+ROOT = Path(__file__).parents[1]
+SPACE = ROOT / "hub" / "space"
+PYTHON = ROOT / ".venv-space" / "bin" / "python"
+SLOWEST = 3.0  # seconds to the first translation
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs gradio: `make test-browser` installs it"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("model"))
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Without this process's paths: what runs there sees what the Space's own environment has."""
+    return {"PATH": os.environ["PATH"], "GRADIO_ANALYTICS_ENABLED": "False", "PYTHONUTF8": "1"} | variables
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[str]:
+    """Where the Space runs, with a model that it has loaded from a Hub by its id."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    home = tmp_path_factory.mktemp("space")
+    with HubServer() as hub:
+        files = model_files(model)[0]
+        contents: dict[str, Any] = {
+            name: file.read_bytes() if isinstance(file, Path) else file for name, file in files.items()
+        }
+        hub.create(f"{OWNER}/model", **contents)
+        with (home / "log").open("w") as log:
+            running = subprocess.Popen(
+                [PYTHON, SPACE / "app.py"],
+                env=environment(
+                    MODEL_ID=f"{OWNER}/model",
+                    HF_ENDPOINT=hub.url,
+                    HF_HOME=str(home),
+                    HF_HUB_DISABLE_XET="1",
+                    GRADIO_SERVER_PORT=str(port),
+                ),
+                cwd=home,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            address = f"http://127.0.0.1:{port}/"
+            wait_for(address, running, home / "log")
+            assert hub.requests("GET", "modeling_vaswani_transformer.py"), "the code came from the Hub"
+            yield address
+        finally:
+            running.terminate()
+            running.wait(30)
+
+
+def wait_for(address: str, running: subprocess.Popen, log: Path) -> None:
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(address).read()
+            return
+        except OSError:
+            assert running.poll() is None, log.read_text()[-2000:]
+            time.sleep(0.5)
+    raise AssertionError("no page after two minutes: " + log.read_text()[-2000:])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """The page on a desktop; at the end it has said nothing on its console, and asked no other server for anything."""
+    with browser.new_context(viewport=DESKTOP) as context:
+        page = context.new_page()
+        heard, asked = complaints(page), []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        page.locator("#heat-map td[tabindex='0']").wait_for()
+        yield page
+        assert heard == []
+        assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+
+
+def translate(page: Any, sentence: str, expected: str) -> float:
+    """Seconds from the key to the translation."""
+    page.get_by_label("Sentence").fill(sentence)
+    started = time.monotonic()
+    page.get_by_label("Sentence").press("Enter")
+    page.wait_for_function("text => document.querySelector('#translation textarea').value === text", arg=expected)
+    return time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def translator(model: Path) -> Translator:
+    return Translator.from_pretrained(model)
+
+
+def test_it_shows_what_the_package_finds_with_scores_in_under_three_seconds(page: Any, translator) -> None:
+    (expected,) = translator.translate([ENGLISH[1]], n_best=4, return_scores=True)
+    assert len({hypothesis.text for hypothesis in expected}) > 1
+    assert translate(page, ENGLISH[1], expected[0].text) < SLOWEST
+    shown = page.locator("#hypotheses label").all_inner_texts()
+    assert [text.strip() for text in shown] == [
+        f"{hypothesis.text} (−{-hypothesis.score:.3f})" for hypothesis in expected
+    ]
+
+
+def test_the_heat_map_shows_every_weight_of_every_layer_and_head(page: Any, translator, model: Path) -> None:
+    (text,) = translator.translate([ENGLISH[1]])
+    translate(page, ENGLISH[1], text)
+    maps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[1])
+    for kind in ("Cross-attention", "Encoder self-attention", "Decoder self-attention"):
+        page.locator("#kind").get_by_label(kind).check()
+        weights, down, across = {
+            "Cross-attention": (maps.cross, maps.predicted, maps.source),
+            "Encoder self-attention": (maps.encoder, maps.source, maps.source),
+            "Decoder self-attention": (maps.decoder, maps.predicted, maps.target),
+        }[kind]
+        for layer in range(1, len(weights) + 1):
+            page.get_by_role("group", name="Layer").get_by_label(str(layer), exact=True).check()
+            for head in ("mean", *map(str, range(1, weights.shape[1] + 1))):
+                page.get_by_role("group", name="Head").get_by_label(head, exact=True).check()
+                name = f"{kind}, layer {layer}, {'mean of the heads' if head == 'mean' else f'head {head}'}"
+                table = page.get_by_role("grid", name=name, exact=True)
+                table.wait_for()
+                of_layer = weights[layer - 1].numpy()
+                expected = of_layer.mean(axis=0) if head == "mean" else of_layer[int(head) - 1]
+                found = table.locator("td[data-weight]").evaluate_all(
+                    "cells => cells.map(cell => +cell.dataset.weight)"
+                )
+                np.testing.assert_allclose(np.reshape(found, expected.shape), expected, atol=6e-4)
+                assert table.locator("tbody th").all_inner_texts() == down
+                assert table.locator("thead th").all_inner_texts() == across
+
+
+def test_another_hypothesis_has_its_own_picture(page: Any, translator, model: Path) -> None:
+    (expected,) = translator.translate([ENGLISH[1]], n_best=4, return_scores=True)
+    translate(page, ENGLISH[1], expected[0].text)
+    maps: AttentionMaps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[1], target=expected[3].text)
+    page.locator("#hypotheses input").nth(3).check()
+    page.wait_for_function(
+        "labels => [...document.querySelectorAll('#heat-map tbody th')].map(th => th.innerText).join() === labels",
+        arg=",".join(maps.predicted),
+    )
+
+
+def test_the_keyboard_is_enough(page: Any, translator) -> None:
+    (text,) = translator.translate([ENGLISH[0]])
+    focused = "document.activeElement"
+
+    def tab_to(selector: str) -> None:
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            if page.evaluate(f"{focused}.matches({selector!r})"):
+                return
+        raise AssertionError(f"Tab does not reach {selector}")
+
+    tab_to("#sentence textarea")
+    page.keyboard.press("Control+A")
+    page.keyboard.type(ENGLISH[0])
+    page.keyboard.press("Enter")
+    page.wait_for_function("text => document.querySelector('#translation textarea').value === text", arg=text)
+    tab_to("#hypotheses input")
+    tab_to("#kind input")
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("grid", name="Encoder self-attention").wait_for()
+    tab_to("#heat-map td")
+    page.keyboard.press("Home")
+    for key, step in {"ArrowDown": (1, 0), "ArrowRight": (0, 1), "ArrowUp": (-1, 0), "ArrowLeft": (0, -1)}.items():
+        place = f"[{focused}.parentElement.rowIndex, {focused}.cellIndex]"
+        if key in ("ArrowDown", "ArrowUp"):  # wherever the darkest cell is, there is a row on one side
+            key, step = ("ArrowUp", (-1, 0)) if page.evaluate(place)[0] > 1 else ("ArrowDown", (1, 0))
+        before = page.evaluate(place)
+        page.keyboard.press(key)
+        assert page.evaluate(place) == [before[0] + step[0], before[1] + step[1]]
+        readout = page.locator("#heat-map .readout").inner_text()
+        assert readout == page.evaluate(f"{focused}.ariaLabel") and re.search(r" reads .*: \d\.\d{3}$", readout)
+    page.keyboard.press("Tab")
+    assert not page.evaluate(f"{focused}.matches('#heat-map td')"), "the map is one stop, not hundreds"
+
+
+def test_a_click_at_a_small_map_chooses_the_head(page: Any) -> None:
+    page.locator("#heat-map figure").nth(1).click()
+    page.get_by_role("grid", name="head 2").wait_for()
+    assert page.get_by_role("group", name="Head").get_by_label("2", exact=True).is_checked()
+
+
+def test_the_positional_encoding_is_the_papers(page: Any) -> None:
+    source = page.locator("#positions img").get_attribute("src")
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))).astype(int)
+    encoding = sinusoidal_positional_encoding(60, 32).numpy()  # (positions, d_model)
+    assert pixels.shape == (*encoding.shape, 3)
+    warmth = pixels[..., 0] - pixels[..., 2]  # red above zero, blue below
+    assert np.corrcoef(warmth.ravel(), encoding.ravel())[0, 1] > 0.99
+    assert (np.sign(warmth) == np.sign(encoding))[np.abs(encoding) > 0.05].all()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "said"), [("   ", "type a sentence"), ("word " * 200, "the pictures show up to 120")]
+)
+def test_what_it_cannot_show_it_says(page: Any, sentence: str, said: str) -> None:
+    page.get_by_label("Sentence").fill(sentence)
+    page.get_by_role("button", name="Translate").click()
+    page.get_by_text(said).wait_for()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everybody_can_use_it(page: Any, address: str, theme: str) -> None:
+    page.goto(f"{address}?__theme={theme}")
+    page.locator("#heat-map td[tabindex='0']").focus()
+    assert barriers(page) == []
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser: Any, address: str) -> None:
+    with browser.new_context(viewport=PHONE, has_touch=True, is_mobile=True) as context:
+        page = context.new_page()
+        page.goto(address)
+        page.locator("#heat-map td[tabindex='0']").wait_for()
+        outside = """width => [...document.querySelectorAll('button, input, textarea, p, h1, h2, figure')]
+            .filter(e => e.checkVisibility() && e.getBoundingClientRect().right > width + 1)
+            .map(e => e.outerHTML.slice(0, 200))"""
+        assert page.evaluate(outside, PHONE["width"]) == []
+        assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+        page.locator("#heat-map td").nth(3).tap()
+        assert " reads " in page.locator("#heat-map .readout").inner_text()
+
+
+def test_it_says_in_one_line_that_no_model_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PYTHON, SPACE / "app.py"], env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: MODEL_ID is not set; [^\n]*\n", done.stderr)
