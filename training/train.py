@@ -125,7 +125,7 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
             kwargs_handlers=[
                 # The main process tokenises the corpus while the others wait.
                 InitProcessGroupKwargs(timeout=timedelta(hours=12)),
-                DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             ],
         )
     except ValueError as error:
