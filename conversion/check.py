@@ -13,7 +13,7 @@ from transformers import FSMTForConditionalGeneration, MarianMTModel, PreTrained
 from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 from vaswani_transformer.lines import read_lines
 
 from .converted import Converted
@@ -32,7 +32,10 @@ def toolkits_forward(name: str, folder: Path) -> Forward | None:
     if name not in kinds:
         return None
     logging.disable_progress_bar()
-    theirs = kinds[name].from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    try:
+        theirs = kinds[name].from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    except Exception as error:  # of the libraries that transformers reads a folder with
+        raise BrokenFileError(f"{folder}: transformers cannot load it: {one_line(str(error))[:200]}") from None
     # With its cache FSMT is not causal for several target tokens.
     return lambda ids, mask, target: (
         theirs(input_ids=ids, attention_mask=mask, decoder_input_ids=target, use_cache=False).logits

@@ -18,7 +18,7 @@ from vaswani_transformer.errors import InputError
 from .converted import OUTPUT, SOURCE, TARGET, Converted
 from .layout import base_of_concatenated, concatenated
 from .origin import Origin
-from .refuse import Reasons
+from .refuse import Reasons, shown
 from .rename import Rule, Tensors, for_layers, with_bias, write
 from .sentencepiece import SentencePieceModel
 from .unpickle import load_checkpoint
@@ -109,16 +109,14 @@ def read(path: Path, reasons: Reasons) -> Converted:
         raise InputError(f"{path} is not a Transformer of fairseq: it lacks `model` with `decoder.layers.0`, or `args`")
     options = options_of(checkpoint)
 
-    reasons.only(options, ALLOWED, "--{} {!r}")
+    reasons.only(options, ALLOWED, "--{} {}")
     sizes = ("encoder_embed_dim", "encoder_layers", "decoder_layers", "encoder_attention_heads")
     sizes += ("decoder_attention_heads", "encoder_ffn_embed_dim", "decoder_ffn_embed_dim")
-    for name in sizes:
-        if not isinstance(options.get(name), int):
-            reasons.option(f"`{name}` is {options.get(name)!r} in the checkpoint's options")
+    reasons.sizes(options, sizes, "--{} {}")
     d_model = options.get("encoder_embed_dim")
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         if options.get(name, d_model) not in (d_model, None):
-            reasons.option(f"--{name.replace('_', '-')} {options[name]} is not --encoder-embed-dim {d_model}")
+            reasons.option(f"--{name.replace('_', '-')} {shown(options[name])} is not --encoder-embed-dim {d_model}")
     for name in ("learned_pos", "normalize_before"):
         if bool(options.get(f"encoder_{name}")) != bool(options.get(f"decoder_{name}")):
             flag = name.replace("_", "-")

@@ -36,6 +36,7 @@ def recognise(path: Path) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Converted:
     options, weights = hugging_face.load(path)
+    reasons.sizes(options, hugging_face.SIZES)
     reasons.only(options, {"activation_function": ACTIVATIONS, "quantization_config": (None,)})
     if options.get("pad_token_id", 1) != 1:
         reasons.option(f"pad_token_id is {options['pad_token_id']}: positions are counted from it; only 1 is known")

@@ -53,6 +53,7 @@ def recognise(path: Path) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Converted:
     options, weights = hugging_face.load(path)
+    reasons.sizes(options, hugging_face.SIZES)
     reasons.only(options, ALLOWED)
     if reasons.options:
         reasons.refuse()

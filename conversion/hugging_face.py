@@ -17,6 +17,8 @@ from . import fairseq
 from .rename import Rule, for_layers
 from .unpickle import load_checkpoint
 
+SIZES = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
+SIZES += ("encoder_ffn_dim", "decoder_ffn_dim")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -66,10 +68,8 @@ def rules(encoder_layers: int, decoder_layers: int) -> list[Rule]:
 
 def sizes(options: dict[str, Any]) -> dict[str, Any]:
     """The fields that have the same names in the configuration of ours."""
-    names = "d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads"
-    names += " encoder_ffn_dim decoder_ffn_dim"
     rates = {name: float(options.get(name, 0.0)) for name in ("dropout", "attention_dropout", "activation_dropout")}
-    return {name: options.get(name) for name in names.split()} | rates
+    return {name: options.get(name) for name in SIZES} | rates
 
 
 def is_table(table: Tensor, expected: Tensor) -> bool:

@@ -11,8 +11,8 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 
 from .converted import OUTPUT, SOURCE, TARGET, Converted
 from .layout import interleaved_sinusoids
-from .marian import yaml_mapping
-from .refuse import Reasons
+from .marian import read_yaml
+from .refuse import Reasons, shown
 from .rename import Rule, Tensors, for_layers, with_bias
 from .segmentation import set_tokenizers
 from .unpickle import load_checkpoint
@@ -71,7 +71,7 @@ def read(path: Path, reasons: Reasons) -> Converted:
     file = find_file(path.parent, "config.yaml", "*.yaml")
     if file is None:
         raise InputError(f"{path}: no config.yaml beside it: the number of heads is not known")
-    config = yaml_mapping(file.read_text(encoding="utf-8"), file)
+    config = read_yaml(file)
     model = config.get("model")
     if not isinstance(model, dict):
         raise BrokenFileError(f"{file}: it has no `model`")
@@ -82,22 +82,20 @@ def read(path: Path, reasons: Reasons) -> Converted:
     final = {side: f"{side}.layer_norm.weight" in tensors for side in sides}
     norms = [options.get("layer_norm", "pre" if final[side] else "post") for side, options in sides.items()]
     for side, options in sides.items():
-        reasons.only(options, ALLOWED, f"{side}.{{}}: {{!r}}")
-        for name in ("num_layers", "num_heads", "hidden_size", "ff_size"):
-            if not isinstance(options.get(name), int):
-                reasons.option(f"{side}.{name} is {options.get(name)!r}")
+        reasons.only(options, ALLOWED, f"{side}.{{}}: {{}}")
+        reasons.sizes(options, ("num_layers", "num_heads", "hidden_size", "ff_size"), f"{side}.{{}}: {{}}")
         embeddings = options.get("embeddings") or {}
         if embeddings.get("embedding_dim", options.get("hidden_size")) != options.get("hidden_size"):
             reasons.option(
-                f"{side}.embeddings.embedding_dim {embeddings['embedding_dim']} is not "
-                f"{side}.hidden_size {options.get('hidden_size')}"
+                f"{side}.embeddings.embedding_dim {shown(embeddings['embedding_dim'])} is not "
+                f"{side}.hidden_size {shown(options.get('hidden_size'))}"
             )
     encoder, decoder = sides["encoder"], sides["decoder"]
     for name in ("hidden_size", "activation"):
         if encoder.get(name) != decoder.get(name):
-            reasons.option(f"encoder.{name} is {encoder.get(name)!r}, decoder.{name} {decoder.get(name)!r}")
+            reasons.option(f"encoder.{name} is {shown(encoder.get(name))}, decoder.{name} {shown(decoder.get(name))}")
     if norms[0] != norms[1]:
-        reasons.option(f"encoder.layer_norm is {norms[0]!r}, decoder.layer_norm {norms[1]!r}")
+        reasons.option(f"encoder.layer_norm is {shown(norms[0])}, decoder.layer_norm {shown(norms[1])}")
     if reasons.options:
         reasons.refuse()
     d_model = encoder["hidden_size"]

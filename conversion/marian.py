@@ -22,9 +22,10 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
 from .layout import base_of_concatenated, concatenated
 from .origin import Origin
-from .refuse import Reasons
+from .refuse import Reasons, shown
 from .rename import Rule, Tensors, for_layers, write
 from .sentencepiece import CONTROL, UNKNOWN, SentencePieceModel
+from .unpickle import check_archive
 from .vocabulary import Vocabulary, new_name, read_words
 
 NAME = "marian"
@@ -112,10 +113,14 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def recognise(path: Path) -> bool:
-    if path.suffix != ".npz" or not zipfile.is_zipfile(path):
-        return path.suffix == ".npz" and path.name != "expected.npz"  # a truncated one is named as broken by `read`
-    with zipfile.ZipFile(path) as archive:
-        return any(name.startswith(("special:", "encoder_l1_", "Wemb", "decoder_l1_")) for name in archive.namelist())
+    if path.suffix != ".npz" or not path.is_file():
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        return True  # a broken one is named by `read`
+    return any(name.startswith(("special:", "encoder_l1_", "Wemb", "decoder_l1_")) for name in names)
 
 
 def read(path: Path, reasons: Reasons) -> Converted:
@@ -125,19 +130,19 @@ def read(path: Path, reasons: Reasons) -> Converted:
     beside = path.with_name(path.name + ".yml")
     if text is None and not beside.exists():
         raise InputError(f"{path}: no {CONFIG} inside and no {beside.name} beside it: the number of heads is not known")
-    options = yaml_mapping(text if text is not None else beside.read_text(encoding="utf-8"), path)
+    options = yaml_mapping(text, path) if text is not None else read_yaml(beside)
 
-    reasons.only(options, ALLOWED, "--{} {!r}")
-    written = [str(options.get(f"transformer-{name}", "")) for name in ("preprocess", "postprocess")]
-    order = (written[0].replace("d", ""), written[1].replace("d", ""))
+    reasons.only(options, ALLOWED, "--{} {}")
+    written = [options.get(f"transformer-{name}", "") for name in ("preprocess", "postprocess")]
+    before, after = (value.replace("d", "") if isinstance(value, str) else "unknown" for value in written)
+    order = (before, after)
     if order not in NORM_POSITIONS:
         reasons.option(
-            f"--transformer-preprocess {written[0]!r} with --transformer-postprocess {written[1]!r} "
+            f"--transformer-preprocess {shown(written[0])} with --transformer-postprocess {shown(written[1])} "
             "(can be converted: '' with 'dan', 'n' with 'da')"
         )
-    for name in ("dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn"):
-        if not isinstance(options.get(name), int):
-            reasons.option(f"--{name} is {options.get(name)!r}")
+    sizes = ("dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn")
+    reasons.sizes(options, sizes, "--{} {}")
     for name, array in arrays.items():
         if array.dtype.kind != "f":
             reasons.option(f"tensor {name} is {array.dtype}: a quantised model")
@@ -239,12 +244,21 @@ def activation(options: Mapping[str, Any]) -> str:
 
 def load(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a .npz file. Raises BrokenFileError if it is not whole; never opens a pickle."""
+    check_archive(path)
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
+    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
         size = path.stat().st_size
         raise BrokenFileError(f"{path} is not a whole .npz file ({size:,} bytes: {error}); copy it again") from None
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A configuration as a mapping. Raises BrokenFileError if it is none."""
+    try:
+        return yaml_mapping(file.read_text(encoding="utf-8"), file)
+    except UnicodeDecodeError as error:
+        raise BrokenFileError(f"{file} is not UTF-8 ({error}); copy it again") from None
 
 
 def yaml_mapping(text: str, where: Path) -> dict[str, Any]:
@@ -264,7 +278,9 @@ def read_vocabulary(
     decoder = path.with_name(path.name + ".decoder.yml")
     names = options.get("vocabs") or []
     if decoder.exists():
-        names = yaml_mapping(decoder.read_text(encoding="utf-8"), decoder).get("vocabs") or names
+        names = read_yaml(decoder).get("vocabs") or names
+    if not isinstance(names, list):
+        raise BrokenFileError(f"{decoder}: `vocabs` is {shown(names)}, not a list of files")
     files = [path.parent / Path(str(name)).name for name in names]
     if len(files) == 1:
         files *= 2

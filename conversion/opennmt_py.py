@@ -19,7 +19,7 @@ from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
 from .hugging_face import load_safetensors
 from .layout import base_of_concatenated, concatenated, concatenated_sinusoids, interleaved_sinusoids
 from .origin import Origin
-from .refuse import Reasons
+from .refuse import Reasons, shown
 from .rename import Rule, Tensors, for_layers, with_bias, write
 from .segmentation import set_tokenizers
 from .unpickle import load_checkpoint
@@ -116,18 +116,15 @@ def read(path: Path, reasons: Reasons) -> Converted:
         raise InputError(f"{path} is not of OpenNMT-py: it lacks `opt` or `vocab`")
     options = dict(vars(checkpoint["opt"]))
 
-    reasons.only(options, ALLOWED, "--{} {!r}")
+    reasons.only(options, ALLOWED, "--{} {}")
     d_model = options.get("hidden_size", options.get("rnn_size", options.get("enc_rnn_size")))
     layers = [options.get(f"{stack}_layers", options.get("layers")) for stack in ("enc", "dec")]
-    for name, size in {"hidden_size": d_model, "enc_layers": layers[0], "dec_layers": layers[1]}.items():
-        if not isinstance(size, int) or size < 1:
-            reasons.option(f"--{name.replace('_', '-')} is {size!r}")
-    for name in ("heads", "transformer_ff"):
-        if not isinstance(options.get(name), int):
-            reasons.option(f"--{name.replace('_', '-')} is {options.get(name)!r}")
+    sizes = {"hidden_size": d_model, "enc_layers": layers[0], "dec_layers": layers[1]}
+    sizes |= {name: options.get(name) for name in ("heads", "transformer_ff")}
+    reasons.sizes(sizes, sizes, "--{} {}")
     for name in ("src_word_vec_size", "tgt_word_vec_size", "enc_hid_size", "dec_hid_size"):
         if options.get(name, d_model) != d_model:
-            reasons.option(f"--{name.replace('_', '-')} {options[name]} is not --hidden-size {d_model}")
+            reasons.option(f"--{name.replace('_', '-')} {shown(options[name])} is not --hidden-size {d_model}")
     if reasons.options:
         reasons.refuse()
     assert isinstance(d_model, int) and isinstance(layers[0], int) and isinstance(layers[1], int)

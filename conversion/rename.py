@@ -7,7 +7,9 @@ that a round trip is a test. What is more than a renaming (fused matrices, folds
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from .refuse import Reasons
@@ -54,10 +56,20 @@ def for_layers(rules: Iterable[Rule], layers: int, first: int = 0) -> list[Rule]
 
 
 class Tensors:
-    """A checkpoint's tensors, of which each must be taken exactly once."""
+    """A checkpoint's tensors, of which each must be taken exactly once.
 
-    def __init__(self, tensors: Mapping[str, Tensor], reasons: Reasons):
-        self.left, self.reasons = dict(tensors), reasons
+    What is no matrix of numbers in memory of its own is a fault: a file may say anything of sizes and types.
+    """
+
+    def __init__(self, tensors: Mapping[str, Any], reasons: Reasons):
+        self.left: dict[str, Tensor] = {}
+        self.reasons = reasons
+        for name, tensor in tensors.items():
+            fault = fault_of(tensor)
+            if fault is None:
+                self.left[str(name)] = tensor
+            else:
+                reasons.fault(f"tensor {name} is {fault}")
 
     def __contains__(self, name: str) -> bool:
         return name in self.left
@@ -66,7 +78,11 @@ class Tensors:
         """The tensor; where it is missing or has another shape, None, and the reason is kept. None: any size."""
         tensor = self.left.pop(name, None)
         if tensor is None:
-            self.reasons.fault(f"tensor {name} is missing")
+            if not any(fault.startswith(f"tensor {name} is ") for fault in self.reasons.faults):
+                self.reasons.fault(f"tensor {name} is missing")
+            return None
+        if not tensor.is_floating_point():
+            self.reasons.fault(f"tensor {name} has numbers of type {str(tensor.dtype).removeprefix('torch.')}")
             return None
         if shape and not (
             tensor.dim() == len(shape)
@@ -92,6 +108,17 @@ class Tensors:
     def nothing_may_be_left(self) -> None:
         for name in self.left:
             self.reasons.fault(f"tensor {name} has no place in the model")
+
+
+def fault_of(tensor: Any) -> str | None:
+    """Why something cannot be a weight; None: it can."""
+    if not torch.is_tensor(tensor):
+        return f"a {type(tensor).__name__}"
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return "sparse or quantised"
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        return f"of shape {tuple(tensor.shape)}, more than its file holds"
+    return None
 
 
 def write(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:

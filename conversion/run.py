@@ -1,13 +1,16 @@
 """The two directions, from the path to the written folder and what is printed about it."""
 
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
-from vaswani_transformer.errors import InputError
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line
 from vaswani_transformer.loading import load_model
 
 from .check import check as check_model
+from .converted import Converted
 from .folder import folder_written_whole, save
 from .formats import WRITERS, find_checkpoint
 from .origin import Origin
@@ -26,9 +29,7 @@ def convert_in(path: Path, out: Path, wanted: str | None, check: tuple[Path, Pat
     toolkit, file = find_checkpoint(path, wanted)
     reasons = Reasons(file)
     with folder_written_whole(out) as folder, torch.inference_mode():
-        converted = toolkit.read(file, reasons)
-        converted.vocabulary.check(file)
-        model = converted.finish(reasons)
+        converted, model = read(toolkit, file, reasons)
         save(converted, model, folder)
         proof = check_model(converted, folder, model, check)
     config, default = model.config, type(model.config)()
@@ -40,6 +41,24 @@ def convert_in(path: Path, out: Path, wanted: str | None, check: tuple[Path, Pat
     print("switches: " + (", ".join(f"{name}={value}" for name, value in different.items()) or "none, as the paper"))
     for line in [*("note: " + note for note in converted.notes), *proof]:
         print(line)
+
+
+def read(
+    toolkit: ModuleType, file: Path, reasons: Reasons
+) -> tuple[Converted, VaswaniTransformerForConditionalGeneration]:
+    """The checkpoint as a model. Raises InputError or BrokenFileError with all reasons why it cannot be one."""
+    try:
+        converted = toolkit.read(file, reasons)
+        converted.vocabulary.check(file)
+        return converted, converted.finish(reasons)
+    except (InputError, BrokenFileError, UnavailableError):
+        raise
+    except Exception as error:
+        # A file can hold anything anywhere: what goes wrong in reading it is the file's, and follows from what has
+        # been found out about it before. --debug shows where.
+        reasons.refuse_if_any()
+        found = f"{type(error).__name__}: {one_line(str(error))[:200]}"
+        raise BrokenFileError(f"{file} and the files beside it are not {toolkit.NAME}'s ({found})") from error
 
 
 def convert_out(path: Path, out: Path, wanted: str) -> None:

@@ -87,7 +87,12 @@ class SentencePieceModel:
             tokenizer = Tokenizer(self.unigram(ids, textual, vocabulary))
         else:
             tokenizer = Tokenizer(self.bpe(ids, textual, vocabulary.special_tokens(side).get("unk_token")))
-        steps: list = [normalizers.Precompiled(self.charsmap)] if self.charsmap else []
+        steps: list = []
+        if self.charsmap:
+            try:
+                steps.append(normalizers.Precompiled(self.charsmap))
+            except Exception as error:  # the tokenizers library raises plain Exception
+                raise BrokenFileError(f"{self.path} is not a whole SentencePiece model ({error})") from None
         if self.remove_extra_whitespaces:
             steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
         steps.append(normalizers.Replace(" ", SPACE))

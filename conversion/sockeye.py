@@ -17,7 +17,7 @@ from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
 from .hf_marian import tokens_of
 from .hugging_face import is_table
 from .layout import concatenated_sinusoids
-from .refuse import Reasons
+from .refuse import Reasons, shown
 from .rename import Rule, Tensors, for_layers, with_bias
 from .segmentation import set_tokenizers
 from .unpickle import is_pickled, load_checkpoint
@@ -98,25 +98,24 @@ def read(path: Path, reasons: Reasons) -> Converted:
     if not isinstance(weights, dict):
         raise BrokenFileError(f"{path} does not hold tensors")
 
-    reasons.only(options, ALLOWED, "{}: {!r}")
+    reasons.only(options, ALLOWED, "{}: {}")
     stacks = [options.get(f"config_{stack}") or {} for stack in ("encoder", "decoder")]
     orders = []
     for stack, config in zip(("encoder", "decoder"), stacks, strict=True):
-        reasons.only(config, ALLOWED_STACK, f"config_{stack}.{{}}: {{!r}}")
+        reasons.only(config, ALLOWED_STACK, f"config_{stack}.{{}}: {{}}")
         order = (config.get("preprocess_sequence", ""), config.get("postprocess_sequence", ""))
         orders.append(NORM_POSITIONS.get(order))
         if orders[-1] is None:
             reasons.option(
-                f"config_{stack}.preprocess_sequence {order[0]!r} with postprocess_sequence {order[1]!r} "
+                f"config_{stack}.preprocess_sequence {shown(order[0])} with postprocess_sequence {shown(order[1])} "
                 "(can be converted: 'n' with 'dr', '' with 'drn')"
             )
-        for name in ("model_size", "num_layers", "attention_heads", "feed_forward_num_hidden"):
-            if not isinstance(config.get(name), int):
-                reasons.option(f"config_{stack}.{name} is {config.get(name)!r}")
+        sizes = ("model_size", "num_layers", "attention_heads", "feed_forward_num_hidden")
+        reasons.sizes(config, sizes, f"config_{stack}.{{}}: {{}}")
     for name in ("model_size", "act_type", "positional_embedding_type"):
         if stacks[0].get(name) != stacks[1].get(name):
             reasons.option(
-                f"config_encoder.{name} is {stacks[0].get(name)!r}, config_decoder's {stacks[1].get(name)!r}"
+                f"config_encoder.{name} is {shown(stacks[0].get(name))}, config_decoder's {shown(stacks[1].get(name))}"
             )
     if orders[0] != orders[1]:
         reasons.option("encoder and decoder have their norms in different places")
@@ -125,7 +124,7 @@ def read(path: Path, reasons: Reasons) -> Converted:
         if embedding.get("num_factors", 1) != 1 or embedding.get("factor_configs"):
             reasons.option(f"config_embed_{side} has {side} factors")
         if embedding.get("num_embed", stacks[0].get("model_size")) != stacks[0].get("model_size"):
-            reasons.option(f"config_embed_{side}.num_embed {embedding['num_embed']} is not the model_size")
+            reasons.option(f"config_embed_{side}.num_embed {shown(embedding['num_embed'])} is not the model_size")
     if reasons.options:
         reasons.refuse()
     (encoder, decoder), pre = stacks, orders[0] == "pre"
@@ -160,7 +159,7 @@ def read(path: Path, reasons: Reasons) -> Converted:
         if fused is not None:
             split_by_head(fused, f"{layer}.cross_attn", heads, ours)
     tensors.rename(rules(encoder["num_layers"], decoder["num_layers"], pre), ours)
-    if "output_layer.weight" in tensors or "softmax" not in str(options.get("weight_tying_type")):
+    if "output_layer.weight" in tensors or "softmax" not in shown(options.get("weight_tying_type")):
         tensors.rename([Rule("output_layer.weight", OUTPUT)], ours)
     elif TARGET in ours:
         ours[OUTPUT] = ours[TARGET]

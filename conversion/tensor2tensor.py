@@ -116,16 +116,15 @@ def recognise(path: Path) -> bool:
 def read(path: Path, reasons: Reasons) -> Converted:
     bundle = Bundle(path)
     options = read_hparams(path.parent)
-    reasons.only(options, ALLOWED, "hparams.{} is {!r}")
+    reasons.only(options, ALLOWED, "hparams.{} is {}")
     order = (options.get("layer_preprocess_sequence", "none"), options.get("layer_postprocess_sequence", "dan"))
     if order not in NORM_POSITIONS:
         reasons.option(
             f"hparams.layer_preprocess_sequence {order[0]!r} with layer_postprocess_sequence {order[1]!r} "
             "(can be converted: 'none' with 'dan', 'n' with 'da')"
         )
-    for name in ("hidden_size", "filter_size", "num_heads", "num_hidden_layers"):
-        if not isinstance(options.get(name), int):
-            reasons.option(f"hparams.{name} is {options.get(name)!r}")
+    sizes = ("hidden_size", "filter_size", "num_heads", "num_hidden_layers")
+    reasons.sizes(options, sizes, "hparams.{} is {}")
     for name, entry in bundle.entries.items():
         if entry.dtype not in TYPES and not any(re.fullmatch(pattern, name) for pattern in NOT_WEIGHTS):
             reasons.option(f"variable {name} is of TensorFlow's type {entry.dtype}")

@@ -11,6 +11,7 @@ import collections
 import pickle
 import re
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ CONTAINERS: list[Any] = [
 
 UNKNOWN_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")
 MOST_SHELLS = 1000
+MOST_COMPRESSION = 100  # torch and Marian do not compress at all
 
 
 def load_checkpoint(path: Path) -> Any:
@@ -59,6 +61,7 @@ def load_checkpoint(path: Path) -> Any:
 
     Raises InputError naming what a pickle wanted to call, BrokenFileError if the file is not whole.
     """
+    check_archive(path)
     shells: dict[str, type] = {}
     for _ in range(MOST_SHELLS):
         known = [*CONTAINERS, *((shell, name) for name, shell in shells.items())]
@@ -84,6 +87,18 @@ def load_checkpoint(path: Path) -> Any:
                 f"{path} is not a whole checkpoint of PyTorch ({size:,} bytes: {first_line(error)}); copy it again"
             ) from None
     raise InputError(f"{path} names more than {MOST_SHELLS} classes")
+
+
+def check_archive(path: Path) -> None:
+    """Raises BrokenFileError for a zip file that is small and unpacks to what no memory holds."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+        return  # no zip file, or a broken one: who reads it says so
+    size = path.stat().st_size
+    if unpacked > MOST_COMPRESSION * size:
+        raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it is refused")
 
 
 def is_zip(path: Path) -> bool:
