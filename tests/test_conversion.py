@@ -7,6 +7,7 @@ import pytest
 import torch
 from golden import Golden, converted, golden, golden_folders
 
+from benchmarks import conversion_marian
 from conversion.__main__ import main
 
 NAMES = [folder.name for folder in golden_folders()]
@@ -123,6 +124,20 @@ def word_score_difference(checkpoint: Golden) -> float:
 @pytest.mark.parametrize("name", ["marian", "marian-spm"])
 def test_words_have_the_scores_that_marian_prints(name: str):
     assert word_score_difference(converted(name)) <= 2e-5  # five digits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["marian", "marian-spm"])
+@pytest.mark.parametrize("other", [conversion_marian.transformers, conversion_marian.ctranslate2])
+def test_words_of_marian_are_a_hundred_times_closer_than_other_conversions(name: str, other):
+    if other is conversion_marian.ctranslate2:
+        pytest.importorskip("ctranslate2")
+    largest = []
+    for scorer in (conversion_marian.ours, other):
+        with scorer(golden(name)) as score:
+            words = conversion_marian.marians_words(golden(name))
+            largest.append(max(np.abs(score(source, target) - theirs).max() for source, target, theirs in words))
+    assert largest[1] >= 100 * largest[0]
 
 
 def test_prenorm_marian_is_the_function_that_marian_trained():
