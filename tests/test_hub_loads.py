@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -170,3 +171,16 @@ def test_transformers_own_trainer_trains_the_remote_code(published):
     assert child.returncode == 0, child.stderr
     losses = json.loads(child.stdout.splitlines()[-1])  # below the trainer's own lines
     assert len(losses) == 3 and all(loss["after"] < loss["before"] for loss in losses.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["base-shaped", "separate-vocabularies"])
+def test_the_cards_examples_run_as_they_are_printed(published, name):
+    card = published.hub.files(f"{OWNER}/{name}")["README.md"].decode()
+    examples = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(examples) == 2
+    expected = Translator.from_pretrained(published.folders[name], device="cpu").translate("...")[0]
+    for example in examples:
+        child = published.run("-c", example, package=False)
+        assert child.returncode == 0, child.stderr
+        assert expected in child.stdout
