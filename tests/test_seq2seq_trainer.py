@@ -1,6 +1,8 @@
 """Plain `Seq2SeqTrainer` works with the model: nobody has to use our training loop."""
 
+import copy
 import random
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from training.loss import TrainingLoss
+from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.tokenization import train_tokenizer
 
 # Seq2SeqTrainer asks the DataLoader for pinned memory by default; on a CPU the DataLoader says it has none.
@@ -165,3 +168,59 @@ def test_the_trainers_own_label_smoothing_works(
     with torch.no_grad():
         expected = trainer.model.eval()(**batch, label_smoothing=0.1, label_smoothing_spread="all").loss
     assert found == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_its_losses_are_those_of_our_loop_on_the_same_batches(
+    tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
+) -> None:
+    """Three steps of SGD on the same sentences, from the same weights: the loss of each step is that of `TrainingLoss`,
+    the module that our loop trains, and so are the weights at the end."""
+    size, steps, rate = 16, 3, 0.1
+    trainer = make_trainer(
+        tokenizer,
+        sentences[: size * steps + 20],
+        tmp_path,
+        max_steps=steps,
+        per_device_train_batch_size=size,
+        train_sampling_strategy="sequential",
+        logging_steps=1,
+        optim="sgd",
+        learning_rate=rate,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        label_smoothing_factor=0.1,
+    )
+    ours = TrainingLoss(copy.deepcopy(trainer.model), 0.1, "all")  # the Trainer spreads over all tokens
+    batches = [
+        trainer.data_collator([dict(trainer.train_dataset[i]) for i in range(step * size, (step + 1) * size)])
+        for step in range(steps)
+    ]
+    trainer.train()
+    theirs = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    optimizer = torch.optim.SGD(ours.parameters(), lr=rate)
+    losses = []
+    for batch in batches:
+        labels = batch["labels"]
+        positions = (labels.flatten() != -100).nonzero()[:, 0]
+        shifted = ours.model.prepare_decoder_input_ids_from_labels(labels)
+        target = labels.flatten()[positions]
+        loss, _ = ours.train()(batch["input_ids"], batch["attention_mask"], shifted, positions, target)
+        optimizer.zero_grad()
+        (loss / len(positions)).backward()
+        optimizer.step()
+        losses.append(loss.item() / len(positions))
+    assert losses == pytest.approx(theirs, abs=2e-4)  # the log rounds to four decimals
+    trained = trainer.model.state_dict()
+    for name, weight in ours.model.state_dict().items():
+        torch.testing.assert_close(weight, trained[name], atol=1e-5, rtol=1e-4)
+
+
+def test_the_example_trains_a_model_that_translates(sentences: list[str], tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in sentences[:150]))
+    path = Path(__file__).parents[1] / "examples" / "seq2seq_trainer.py"
+    example = runpy.run_path(str(path))
+    text = str(tmp_path / "text")
+    trainer = example["train"](text, text, str(tmp_path / "model"), max_steps=2, vocab_size=280)
+    assert trainer.state.global_step == 2
+    assert len(Translator.from_pretrained(tmp_path / "model").translate(["one red cat"])) == 1
