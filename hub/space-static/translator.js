@@ -50,6 +50,7 @@ export class Translator {
     const integer = (value) => new ort.Tensor("int64", BigInt64Array.of(BigInt(value)), []);
     const settings = {
       num_beams: integer(beams),
+      num_return_sequences: integer(beams),
       max_length: integer(NO_MAXIMUM),
       length_penalty: new ort.Tensor("float32", Float32Array.of(0.6), []),
       min_length: integer(0),
@@ -57,7 +58,7 @@ export class Translator {
     const { sequences, scores } = await this.session.run({
       input_ids: row(ids),
       attention_mask: row(ids.map(() => 1)),
-      ...(this.hasSettings ? settings : {}),
+      ...Object.fromEntries(Object.entries(settings).filter(([name]) => this.session.inputNames.includes(name))),
     });
     const [, width, length] = sequences.dims;
     return Array.from({ length: width }, (_, slot) => {
