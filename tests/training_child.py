@@ -1,5 +1,6 @@
 """Training runs in processes of their own, forked from one that has imported torch: cheap enough to kill many."""
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -13,12 +14,14 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["training.train", "training.__main__", "training_child", "matplotlib.backends.backend_agg"]
+    ["training.train", "training.__main__", "training.translate", "training_child", "matplotlib.backends.backend_agg"]
 )
 
 
-def child(arguments: list[str], log: str, environment: dict[str, str], fault: tuple[str, int] | None) -> None:
-    """Run the training program. fault: ("kill", n): SIGKILL at the n-th call that changes the disk;
+def child(
+    arguments: list[str], log: str, environment: dict[str, str], fault: tuple[str, int] | None, program: str
+) -> None:
+    """Run a module of the training program. fault: ("kill", n): SIGKILL at the n-th call that changes the disk;
     ("term", n): SIGTERM before the n-th backward pass; ("file size", n): no file may grow beyond n bytes."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -33,7 +36,7 @@ def child(arguments: list[str], log: str, environment: dict[str, str], fault: tu
         _signal_at_backward(fault[1], signal.SIGTERM if fault[0] == "term" else signal.SIGINT)
     if fault is not None and fault[0] == "file size":
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault[1], fault[1]))
-    from training.__main__ import main
+    main = importlib.import_module(f"training.{program}").main
 
     try:
         main(arguments)
@@ -81,8 +84,17 @@ def _signal_at_backward(number: int, which: int) -> None:
 class TrainingProcess:
     """One or several ranks of a training run."""
 
-    def __init__(self, flags: dict[str, Any], log: Path, processes: int = 1, fault: tuple[str, int] | None = None):
-        arguments = [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
+    def __init__(
+        self,
+        flags: dict[str, Any] | list[str],
+        log: Path,
+        processes: int = 1,
+        fault: tuple[str, int] | None = None,
+        program: str = "__main__",
+    ):
+        arguments = flags
+        if isinstance(flags, dict):
+            arguments = [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
         self.log = log
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -95,7 +107,7 @@ class TrainingProcess:
                 environment = {key: str(value) for key, value in environment.items()}
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             target = _context.Process(
-                target=child, args=(arguments, str(log), environment, fault if rank == 0 else None)
+                target=child, args=(arguments, str(log), environment, fault if rank == 0 else None, program)
             )
             target.start()
             self.ranks.append(target)

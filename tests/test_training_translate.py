@@ -1,0 +1,79 @@
+"""training/translate.py: a corpus in shards, by several processes, interrupted, in order."""
+
+import random
+
+import pytest
+from saved_model import ENGLISH, GERMAN, saved_model
+from training_child import TrainingProcess
+
+from vaswani_transformer import Translator
+
+LINES = 47
+SHARD = 5
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A model, a text of lines that are all different, and what the model says of each alone."""
+    folder = tmp_path_factory.mktemp("translate")
+    saved_model(folder / "model")
+    choose = random.Random(0)
+    words = " ".join(ENGLISH + GERMAN).split()
+    lines = [" ".join(choose.choices(words, k=choose.randint(0, 6))) for _ in range(LINES)]
+    (folder / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    expected = Translator.from_pretrained(folder / "model", device="cpu").translate(lines)
+    assert len(set(expected)) > 5
+    return folder, expected
+
+
+@pytest.fixture
+def start(work, tmp_path):
+    running = []
+
+    def run(ranks: int = 1, fault=None, **flags) -> TrainingProcess:
+        folder, _ = work
+        values = {"input": folder / "text", "output": tmp_path / "out", "shard-lines": SHARD} | flags
+        words = [str(folder / "model"), *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+        running.append(TrainingProcess(words, tmp_path / f"{len(running)}.log", ranks, fault, "translate"))
+        return running[-1]
+
+    yield run
+    for process in running:
+        process.kill()
+
+
+def lines_of(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_output_is_every_line_s_translation_in_order(start, work, tmp_path, ranks):
+    process = start(ranks)
+    assert process.wait() == 0, process.said()
+    assert lines_of(tmp_path / "out") == work[1]
+    assert not (tmp_path / "out.shards").exists()
+
+
+def test_killed_it_goes_on_with_the_missing_shards_and_any_number_of_processes(start, work, tmp_path):
+    assert start(fault=("kill", 16)).wait() == -9
+    done = sorted(path.name for path in (tmp_path / "out.shards").glob("shard-*") if ".tmp-" not in path.name)
+    assert 0 < len(done) < LINES // SHARD and not (tmp_path / "out").exists()
+    process = start(**{"num-beams": 1})
+    assert process.wait() == 2
+    assert "shards of another translation (num_beams was 4, is 1)" in process.said()
+    process = start(ranks=2)
+    assert process.wait() == 0, process.said()
+    assert "lines 1 to 5 translated" not in process.said()
+    assert lines_of(tmp_path / "out") == work[1]
+
+
+def test_a_shard_that_is_cut_off_is_named_and_done_again(start, work, tmp_path):
+    assert start(fault=("kill", 16)).wait() == -9
+    shard = tmp_path / "out.shards/shard-0000000"
+    shard.write_text(shard.read_text()[:-3])
+    process = start()
+    assert process.wait() == 3 and "shard-0000000 is not whole" in process.said()
+    assert not (tmp_path / "out").exists()
+    shard.unlink()
+    assert start().wait() == 0
+    assert lines_of(tmp_path / "out") == work[1]

@@ -1,0 +1,157 @@
+"""A corpus of any size, translated by any number of processes: shard by shard, resumable, the order kept.
+
+    accelerate launch --multi_gpu --num_processes 8 -m training.translate MODEL --input corpus.en --output corpus.de
+
+Shard k is the k-th `--shard-lines` lines of the input. Process r of n translates shards r, r + n, ... into files of
+OUTPUT.shards, each of which appears when it is whole; when all are there the main process joins them. Killed at any
+instant, the same command goes on with the shards that are missing, with any number of processes.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from accelerate import PartialState
+
+from vaswani_transformer.cli import in_one_line
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.lines import existing_file, read_lines, written_whole
+from vaswani_transformer.translator import Translator
+
+from . import checkpoint, machine
+from .report import Reporter
+
+ABOUT = "about.json"
+# The others wait for the slowest at the end, for as long as a shard may take.
+TIMEOUT = timedelta(days=7)
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help="Translate a large text file with several processes, resumable by shard.")
+def translate(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    input: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too), one sentence a line.")],
+    output: Annotated[Path, typer.Option(help="The file of the translations, line by line.")],
+    shard_lines: Annotated[int, typer.Option(min=1, help="Lines of a shard: what a kill can cost a process.")] = 20_000,
+    num_beams: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 4,
+    length_penalty: Annotated[float, typer.Option(help="alpha of ((5 + length) / 6)^alpha.")] = 0.6,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch, times beams.")] = 8192,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
+) -> None:
+    if not model.is_dir():
+        raise InputError(f"{model}: there is no such model folder")
+    source = existing_file(input)
+    state = PartialState(cpu=not torch.accelerator.is_available(), timeout=TIMEOUT)
+    reporter = Reporter(state.is_main_process)
+    machine.refuse_too_few_processes(None, state.num_processes)
+    folder = output.with_name(f"{output.name}.shards")
+    about = {"shard_lines": shard_lines, "num_beams": num_beams, "length_penalty": length_penalty, "dtype": dtype}
+    with ExitStack() as stack:
+        if state.is_main_process:
+            stack.enter_context(checkpoint.lock_run(folder))
+            _claim(folder, {**about, "input": _sha256(source), "model": _sha256(*sorted(model.glob("*.safetensors")))})
+        state.wait_for_everyone()
+        translator = Translator.from_pretrained(model, device=state.device, dtype=dtype)
+        lines = 0
+        for number, shard in enumerate(_shards(source, shard_lines)):
+            lines += len(shard)
+            path = folder / _name(number)
+            if number % state.num_processes != state.process_index or path.is_file():
+                continue
+            found = translator.translate(
+                shard, num_beams=num_beams, length_penalty=length_penalty, batch_tokens=batch_tokens
+            )
+            _write(path, [in_one_line(translation) for translation in found])
+            reporter.say(f"lines {lines - len(shard) + 1} to {lines} translated")
+        state.wait_for_everyone()
+        if state.is_main_process:
+            _join(folder, output, -(-lines // shard_lines), lines)
+            shutil.rmtree(folder)
+            reporter.say(f"{output}: {lines} lines")
+        state.wait_for_everyone()
+
+
+def _shards(source: Path, size: int) -> Iterator[list[str]]:
+    lines = read_lines(source)
+    while shard := list(islice(lines, size)):
+        yield shard
+
+
+def _name(number: int) -> str:
+    return f"shard-{number:07}"
+
+
+def _claim(folder: Path, about: dict[str, Any]) -> None:
+    """Make the folder this translation's; what another process left unfinished goes."""
+    path = folder / ABOUT
+    if path.is_file():
+        before = checkpoint.read_json(path)
+        changes = [f"{key} was {before.get(key)}, is {about[key]}" for key in about if before.get(key) != about[key]]
+        if changes:
+            raise InputError(
+                f"{folder} holds shards of another translation ({'; '.join(changes)}); finish that one, or remove the "
+                "folder"
+            )
+    try:
+        checkpoint.remove_unfinished(folder)
+        checkpoint.write_json(path, about)
+    except OSError as error:
+        raise UnavailableError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def _write(path: Path, translations: list[str]) -> None:
+    """A shard as one JSON list, so that one that is cut off is found out; at once or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(translations, file, ensure_ascii=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UnavailableError(f"{path} cannot be written: {error.strerror}; the same command goes on") from error
+
+
+def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
+    """All shards in their order, as the lines of one file. Raises BrokenFileError if there are not as many lines."""
+    written = 0
+    with written_whole(output) as out:
+        for number in range(shards):
+            path = folder / _name(number)
+            try:
+                translations = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise BrokenFileError(
+                    f"{path} is not whole ({error}); remove it, and the same command goes on"
+                ) from error
+            written += len(translations)
+            out.write("".join(f"{line}\n" for line in translations).encode())
+        if written != lines:
+            raise BrokenFileError(f"{folder} has {written} translations of {lines} lines; remove the folder")
+
+
+def _sha256(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    exit_cleanly(app, arguments, name="translate")
+
+
+if __name__ == "__main__":
+    main()
