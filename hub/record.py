@@ -18,6 +18,7 @@ from vaswani_transformer.loading import read_json_object
 
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
+WHERE = ("--data", "--output-dir", "--output_dir", "--cache")
 NEEDED_COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "bleu",
                   "bleu_signature", "chrf", "chrf_signature")  # fmt: skip
 
@@ -71,7 +72,7 @@ def read_record(folder: Path, parameters: int, results: Sequence[Path]) -> Recor
         notes=notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else [],
     )
     rows = []
-    if run.get("command"):  # by its parameters alone a row may be another model's
+    if run.get("command") and progress:  # without both a row may be another model's
         shipped = sorted(SHIPPED_RESULTS.glob("*.csv")) if SHIPPED_RESULTS.is_dir() else []
         rows += [row for path in shipped for row in rows_of_the_model(path, record, parameters)]
     for path in results:
@@ -88,9 +89,10 @@ def read_record(folder: Path, parameters: int, results: Sequence[Path]) -> Recor
 
 def read_state(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Progress and environment: of the last checkpoint, or else of the last line of the log that counts them."""
-    states = sorted(folder.glob("checkpoints/step-*/trainer_state.json"), key=lambda path: int(path.parent.name[5:]))
+    found = folder.glob("checkpoints/step-*/trainer_state.json")
+    states = {int(path.parent.name[5:]): path for path in found if path.parent.name[5:].isdecimal()}
     if states:
-        state = read_json_object(states[-1])
+        state = read_json_object(states[max(states)])
         return state.get("progress", {}), state.get("environment", {})
     return next((line for line in reversed(metrics) if {"step", "seconds", "tokens"} <= line.keys()), {}), {}
 
@@ -107,11 +109,34 @@ def rows_of_the_model(path: Path, record: Record, parameters: int) -> list[dict[
     if missing:
         raise InputError(f"{path} is not a table of results: it has no column {', '.join(missing)}")
     progress = record.progress
-    expected = {"command": str(record.run.get("command", "")), "parameters": str(parameters)}
+    expected = {"parameters": str(parameters)}
     if progress:
         # Two runs of one command differ here.
         expected |= {"steps": str(progress["step"]), "hours": hours(progress["seconds"])}
-    return [row for row in rows if all(row.get(key) == value for key, value in expected.items())]
+        if "cpu_seconds" in progress:
+            expected["cpu_hours"] = hours(progress["cpu_seconds"])
+    ours = what_it_computes(str(record.run.get("command", "")))
+    same = [row for row in rows if what_it_computes(row["command"] or "") == ours]
+    return [row for row in same if all(row.get(key) == value for key, value in expected.items())]
+
+
+def what_it_computes(command: str) -> list[str]:
+    """The words of a training command without those that say where things are: published rows leave them out."""
+    words, left = split_words(command), []
+    while words:
+        word = words.pop(0)
+        if word in WHERE and words:
+            words.pop(0)
+        elif word.partition("=")[0] not in WHERE:
+            left.append(word)
+    return left
+
+
+def split_words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # an unclosed quote, where somebody has edited the file
+        return command.split()
 
 
 def hours(seconds: float) -> str:
@@ -136,11 +161,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def without_places(command: str) -> str:
     """A command without this machine's folders: of an absolute path its last name alone is anybody's business."""
-    try:
-        words = shlex.split(command)
-    except ValueError:  # an unclosed quote, where somebody has edited run.json
-        words = command.split()
-    return shlex.join(map(last_name, words))
+    return shlex.join(map(last_name, split_words(command)))
 
 
 def last_name(word: str) -> str:

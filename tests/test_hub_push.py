@@ -318,7 +318,16 @@ def test_every_number_of_the_card_comes_from_somewhere(trained, tmp_path):
         assert ROW[key] in one and ROW[key] not in two, key
 
 
-@pytest.mark.parametrize("change", [{"steps": "401"}, {"hours": "0.2"}, {"parameters": "9"}, {"command": "other"}])
+def test_a_published_row_may_leave_out_where_things_were(trained, tmp_path):
+    row = {"command": "python -m training --config demo --output-dir runs/one"}
+    push(trained, REPO, "--to-folder", tmp_path / "out", "--no-pictures", "--results", rows(tmp_path / "a.csv", row))
+    data: Any = card_of(tmp_path / "out").data
+    assert [result.metric_value for result in data.eval_results] == [35.43, 58.61]
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": "401"}, {"hours": "0.2"}, {"cpu_hours": "0.1"}, {"parameters": "9"}, {"command": "other"}]
+)
 def test_another_models_results_are_not_this_ones(trained, tmp_path, capsys, change):
     error = refusal(capsys, trained, REPO, "--no-pictures", "--results", rows(tmp_path / "results.csv", change))
     assert "has no row of this model" in error
