@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import os
 import re
 import socket
@@ -17,13 +18,14 @@ import pytest
 from browser import DESKTOP, PHONE, barriers, chromium, complaints
 from hub_server import OWNER, HubServer
 from PIL import Image
-from saved_model import ENGLISH, saved_model
+from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
 
 from hub.contents import model_files
 from vaswani_transformer import Translator
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.modeling_vaswani_transformer import sinusoidal_positional_encoding
-from vaswani_transformer.pictures import AttentionMaps, attention_maps
+from vaswani_transformer.pictures import AttentionMaps, attention_maps, token_labels
+from vaswani_transformer.tokenization import train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 SPACE = ROOT / "hub" / "space"
@@ -264,3 +266,62 @@ def test_it_says_in_one_line_that_no_model_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert re.fullmatch(r"error: MODEL_ID is not set; [^\n]*\n", done.stderr)
+
+
+ASK_THE_APP = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import app
+answers = {}
+for beams in (1, 4):
+    found = app.translated(sys.argv[2], beams)
+    maps = app.attended(found, 0)
+    shapes = {kind: weights.shape for kind, weights in maps.weights.items()}
+    answers[beams] = [found.targets, found.texts, found.scores, shapes, maps.across["cross"], maps.down["cross"]]
+print(json.dumps(answers))
+"""
+
+
+def test_a_model_with_two_vocabularies_learned_positions_and_unequal_stacks(tmp_path: Path) -> None:
+    """The rarer switches of the configuration; and greedy search, whose score the app works out itself."""
+    model = untrained_model(
+        vocab_size=277,
+        decoder_vocab_size=300,
+        share_encoder_decoder_embeddings=False,
+        position_embedding_type="learned",
+        max_position_embeddings=100,
+        encoder_layers=3,
+    )
+    source, target = train_tokenizer(ENGLISH, 277), train_tokenizer(GERMAN + ENGLISH, 300)
+    model.save_pretrained(tmp_path / "model")
+    source.save_pretrained(tmp_path / "model")
+    target.save_pretrained(tmp_path / "model" / "target_tokenizer")
+    for name, file in model_files(tmp_path / "model")[0].items():
+        path = tmp_path / "hub" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.read_bytes() if isinstance(file, Path) else file)
+    sentence = ENGLISH[0]
+    done = subprocess.run(
+        [PYTHON, "-c", ASK_THE_APP, SPACE, sentence],
+        env=environment(MODEL_ID=str(tmp_path / "hub"), HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    translator = Translator.from_pretrained(tmp_path / "model")
+    source_labels = token_labels(source, source(sentence)["input_ids"])
+    for beams, (targets, texts, scores, shapes, across, down) in json.loads(done.stdout.splitlines()[-1]).items():
+        (expected,) = translator.translate([sentence], num_beams=int(beams), n_best=int(beams), return_scores=True)
+        assert targets == [hypothesis.tokens for hypothesis in expected]
+        assert texts == [hypothesis.text for hypothesis in expected]
+        assert scores == pytest.approx([hypothesis.score for hypothesis in expected], abs=1e-3)
+        size, length = len(source_labels), len(targets[0])
+        assert shapes == {
+            "cross": [2, 2, length, size],
+            "encoder": [3, 4, size, size],
+            "decoder": [2, 2, length, length],
+        }
+        assert across == source_labels
+        assert down == token_labels(target, targets[0])

@@ -150,7 +150,7 @@ def labels(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
             if "\ufffd" not in text:
                 break
         else:
-            count = 1
+            count, text = 1, "\ufffd"
         count = min(count, len(tokens) - place)
         text = text.replace(" ", "▁")
         found += [text] if count == 1 else [f"{text} {part}/{count}" for part in range(1, count + 1)]
