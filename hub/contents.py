@@ -18,6 +18,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import (
     INDEX,
     PICKLES,
+    WEIGHTS,
     enumerated,
     load_config,
     read_json_object,
@@ -60,6 +61,7 @@ OURS = (
     *TOKENIZER_FILES,
     f"{TARGET_TOKENIZER}/*",
     f"{ONNX}/*",
+    f"{ONNX}/{TARGET_TOKENIZER}/*",
     "attention.png",
     "training_curve.png",
 )
@@ -96,7 +98,7 @@ def model_files(folder: Path, onnx: Path | None = None) -> tuple[Files, Translat
         files["generation_config.json"] = translator.model.generation_config.to_json_string().encode()
     for file in weight_files(folder):
         files[file.relative_to(folder).as_posix()] = file
-    if INDEX in (file.name for file in folder.iterdir()) and "model.safetensors" not in files:
+    if WEIGHTS not in files:
         files[INDEX] = folder / INDEX
     for name in CODE:
         files[name] = Path(vaswani_transformer.__file__).parent / name

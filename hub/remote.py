@@ -112,9 +112,14 @@ def plan(api: HfApi, repo_id: str, revision: str, files: Files, say: Say) -> Pla
         tree = with_retries(listing, "listing its files", say, attempts=2)  # huggingface_hub 2 retries inside as well
     there = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     changes = [Change(name, size_of(file), difference(file, there.get(name))) for name, file in sorted(files.items())]
-    stale = sorted(name for name in there if name not in files and any(fnmatch.fnmatch(name, ours) for ours in OURS))
+    stale = sorted(name for name in there if name not in files and is_ours(name))
     changes += [Change(name, 0, "deleted") for name in stale]
     return Plan(True, bool(repo.private), revision_exists, at, changes)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a push writes files of that name, in that folder."""
+    return any(name.count("/") == ours.count("/") and fnmatch.fnmatchcase(name, ours) for ours in OURS)
 
 
 def difference(file: Path | bytes, there: RepoFile | None) -> str:
@@ -216,6 +221,9 @@ def send(
         upload()  # huggingface_hub retries inside
     except RuntimeError as error:
         # A file that did not arrive as it was sent (its checksum is another) is sent once more.
+        if not any(isinstance(cause, HTTPError) for cause in chain(error)):  # of Xet's own storage
+            again = "the same command goes on where this one stopped"
+            raise UnavailableError(f"the upload failed: {one_line(str(error))[:300]}; {again}") from error
         if status_of(error) not in (400, 409, 422):
             raise
         say(f"{one_line(str(error))} {reason(error)}; sending it again")

@@ -108,9 +108,10 @@ def test_a_second_push_sends_what_has_changed_alone(hub):
 
 
 def test_files_of_an_earlier_push_go_and_those_of_others_stay(hub):
-    hub.create(REPO, **{"onnx/old.onnx": b"old", "LICENSE": b"ours", "model-00001-of-00002.safetensors": b"old"})
+    others = {"LICENSE": b"theirs", "backup/model.safetensors": b"theirs", "onnx/deeper/model.onnx": b"theirs"}
+    hub.create(REPO, **{"onnx/old.onnx": b"old", "model-00001-of-00002.safetensors": b"old"}, **others)
     Pusher(hub).push()
-    assert hub.files(REPO) == FILES | {"LICENSE": b"ours"}
+    assert hub.files(REPO) == FILES | others
     assert len(hub.repos[REPO].history()) == 2  # additions and deletions in one
 
 

@@ -146,6 +146,16 @@ def test_a_pushed_folder_can_be_pushed_again(folder, tmp_path):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
+def test_weights_in_several_files_travel_with_their_index(folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    trained_model().save_pretrained(folder, max_shard_size="60KB")
+    shards = {path.name for path in folder.glob("model-*.safetensors")}
+    assert len(shards) > 1
+    push(folder, REPO, "--to-folder", tmp_path / "out", "--no-pictures")
+    assert written(tmp_path / "out") == FILES - {"model.safetensors"} | shards | {"model.safetensors.index.json"}
+    Translator.from_pretrained(tmp_path / "out", device="cpu")
+
+
 def test_the_rest_of_the_folder_stays_here(trained, tmp_path, hub, capsys):
     push(trained, REPO, "--no-pictures")
     output = capsys.readouterr().out
