@@ -45,7 +45,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(**variables: str) -> dict[str, str]:
     """Without this process's paths: what runs there sees what the Space's own environment has."""
-    return {"PATH": os.environ["PATH"], "GRADIO_ANALYTICS_ENABLED": "False", "PYTHONUTF8": "1"} | variables
+    own = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
+    return own | {"GRADIO_ANALYTICS_ENABLED": "False"} | variables
 
 
 @pytest.fixture(scope="module")
