@@ -42,7 +42,7 @@ def test_the_demo_shows_its_commands_a_signed_bleu_and_eight_translations(newcom
     stdout = (newcomer / "stdout").read_text(encoding="utf-8")
     commands = [line.split()[2] for line in stdout.splitlines() if line.startswith("$ ")]
     assert commands == ["train", "evaluate", "translate", "plot", "plot"]
-    assert re.search(r"BLEU \d+\.\d+ +nrefs:1\|case:mixed", stdout)
+    assert re.search(r"^BLEU \d+\.\d+ .*: nrefs:1\|case:mixed", stdout, re.MULTILINE)
     assert set(re.findall(r"^    (\w+) +\d+\.\d %$", stdout, re.MULTILINE)) == {
         row[0] for row in demo_corpus.load("test")
     }
