@@ -1,14 +1,21 @@
-"""How fast is translating? Torch, ONNX Runtime and CTranslate2 on the same sentences with the same weights.
+"""How fast is translating? Torch, ONNX Runtime, Marian of transformers and CTranslate2, with the same weights.
 
-    python -m benchmarks.decode MODEL --source test.en --reference test.de --onnx ONNX_FOLDER --ctranslate2 CT2_FOLDER
+    python -m benchmarks.decode MODEL --source test.en --reference test.de --onnx ONNX_FOLDER
+        --ctranslate2 CT2_FOLDER --marian MARIAN_FOLDER
 
 Every system translates the same batches of token ids, sorted by length, in turn; the best of some rounds counts. On a
-machine shared with other work compare CPU seconds: --clock cpu --threads 1.
+machine shared with other work compare CPU seconds: --clock cpu --threads 1. `convert --to ctranslate2` and `convert
+--to hf-marian` write the other systems' folders from MODEL (Marian needs a layer_norm_eps of 1e-5).
 """
 
+import csv
+import os
+import platform
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +24,28 @@ import typer
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import read_lines
 
+from .train_throughput import without_paths
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+COLUMNS = (
+    "date",
+    "commit",
+    "command",
+    "machine",
+    "sentences",
+    "num_beams",
+    "threads",
+    "clock",
+    "batch",
+    "system",
+    "seconds",
+    "tokens_per_second",
+    "times_generate",
+    "times_marian",
+    "times_ctranslate2",
+    "bleu",
+    "megabytes",
+)
 Sources = list[list[int]]
 
 
@@ -39,12 +67,14 @@ def main_command(
     reference: Annotated[str | None, typer.Option(help="Its translation, for BLEU.")] = None,
     onnx: Annotated[list[str] | None, typer.Option(help="A folder with model.onnx; may be given again.")] = None,
     ctranslate2: Annotated[str | None, typer.Option(help="The same weights as a folder of CTranslate2.")] = None,
+    marian: Annotated[str | None, typer.Option(help="The same weights as a MarianMTModel of transformers.")] = None,
     batch_size: Annotated[list[int] | None, typer.Option(help="Sentences in a batch; may be given again.")] = None,
     sentences: Annotated[int, typer.Option(min=1, help="Lines of the source that are used.")] = 200,
     num_beams: int = 4,
     threads: Annotated[int, typer.Option(min=1)] = 1,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     clock: Annotated[str, typer.Option(help="wall or cpu.")] = "wall",
+    record: Annotated[Path | None, typer.Option(help="Append the result to this CSV file.")] = None,
 ) -> None:
     if clock not in ("wall", "cpu"):
         raise InputError(f"--clock {clock!r} is neither wall nor cpu")
@@ -62,13 +92,19 @@ def main_command(
     encoded: Any = tokenizer(lines, verbose=False)["input_ids"]
     order = sorted(range(len(lines)), key=lambda i: len(encoded[i]))
     systems = torch_systems(loaded, Path(model))
+    if marian:
+        systems.append(marian_system(Path(marian), loaded.config))
     for folder in onnx or []:
         systems.append(onnx_system(Path(folder), threads))
     if ctranslate2:
         systems += ctranslate2_systems(Path(ctranslate2), tokenizer, threads)
     now = time.process_time if clock == "cpu" else time.perf_counter
     typer.echo(f"{len(lines)} sentences, beam {num_beams}, {threads} thread(s), {clock} seconds, best of {rounds}")
-    typer.echo(f"{'batch':>6}  {'system':<28}{'seconds':>9}{'tokens/s':>10}{'ratio':>7}{'BLEU':>7}{'MB':>7}")
+    typer.echo(
+        f"{'batch':>6}  {'system':<28}{'seconds':>9}{'tokens/s':>10}{'generate':>10}{'Marian':>8}{'CTr.2':>7}"
+        f"{'BLEU':>7}{'MB':>7}   (how many times as fast as these)"
+    )
+    rows: list[dict[str, Any]] = []
     for size in batch_size or [1, 16, 64]:
         batches = [order[i : i + size] for i in range(0, len(order), size)]
         for system in systems:
@@ -81,14 +117,52 @@ def main_command(
                 for batch in batches:
                     system.translations += system.translate([encoded[i] for i in batch], num_beams)
                 system.seconds.append(now() - begun)
-        slowest = min(systems[0].seconds)
+        best = {system.name: min(system.seconds) for system in systems}
         for system in systems:
-            seconds, tokens = min(system.seconds), sum(map(len, system.translations))
+            seconds, tokens = best[system.name], sum(map(len, system.translations))
             bleu = "-" if references is None else f"{bleu_of(system.translations, references, order, tokenizer):.1f}"
+            # An int8 file is compared with CTranslate2's int8.
+            peer = f"ctranslate2 {'int8' if 'int8' in system.name else 'float32'}"
+            times = [
+                f"{best[name] / seconds:.2f}" if name in best else "-"
+                for name in ("torch generate()", "transformers Marian", peer)
+            ]
             typer.echo(
-                f"{size:>6}  {system.name:<28}{seconds:>9.2f}{tokens / seconds:>10.0f}{slowest / seconds:>7.2f}"
-                f"{bleu:>7}{system.megabytes:>7.0f}"
+                f"{size:>6}  {system.name:<28}{seconds:>9.2f}{tokens / seconds:>10.0f}{times[0]:>10}{times[1]:>8}"
+                f"{times[2]:>7}{bleu:>7}{system.megabytes:>7.1f}"
             )
+            rows.append(
+                {
+                    "batch": size,
+                    "system": system.name,
+                    "seconds": round(seconds, 3),
+                    "tokens_per_second": round(tokens / seconds),
+                    "times_generate": times[0],
+                    "times_marian": times[1],
+                    "times_ctranslate2": times[2],
+                    "bleu": bleu,
+                    "megabytes": round(system.megabytes, 1),
+                }
+            )
+    if record is not None:
+        from training.evaluate import commit
+
+        about = {
+            "date": date.today().isoformat(),
+            "commit": commit(),
+            "command": "python -m benchmarks.decode " + " ".join(without_paths(sys.argv[1:])),
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+            "sentences": len(lines),
+            "num_beams": num_beams,
+            "threads": threads,
+            "clock": clock,
+        }
+        new = not record.exists()
+        with record.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list[str](COLUMNS))
+            if new:
+                writer.writeheader()
+            writer.writerows([about | row for row in rows])
 
 
 def bleu_of(translations: Sources, references: list[str], order: list[int], tokenizer: Any) -> float:
@@ -113,10 +187,28 @@ def torch_systems(model: Any, folder: Path) -> list[System]:
         return words(model.generate(ids, attention_mask=mask, num_beams=beams)[:, 1:].tolist(), model.config)
 
     def search(sources: Sources, beams: int) -> Sources:
-        return words(beam_search(model, *padded(sources), beams)[0][:, 0].tolist(), model.config)
+        return words(
+            beam_search(model, *padded(sources), beams, num_return_sequences=1)[0][:, 0].tolist(), model.config
+        )
 
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
     return [System("torch generate()", generate, size), System("torch search in tensors", search, size)]
+
+
+def marian_system(folder: Path, config: Any) -> System:
+    """`generate()` as transformers has it: length^alpha, and it stops when it believes that nothing better comes."""
+    import torch
+    from transformers import MarianMTModel
+
+    model: Any = MarianMTModel.from_pretrained(folder, local_files_only=True).eval()
+
+    def generate(sources: Sources, beams: int) -> Sources:
+        ids, mask = (torch.from_numpy(array) for array in padded_arrays(sources, config.pad_token_id))
+        found = model.generate(ids, attention_mask=mask, num_beams=beams, length_penalty=0.6, max_length=256)
+        return words(found[:, 1:].tolist(), config)
+
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
+    return System("transformers Marian", generate, size)
 
 
 def onnx_system(folder: Path, threads: int) -> System:
@@ -125,7 +217,9 @@ def onnx_system(folder: Path, threads: int) -> System:
     translator = OnnxTranslator.from_pretrained(folder, device="cpu", threads=threads)
 
     def translate(sources: Sources, beams: int) -> Sources:
-        sequences, _ = translator.generate(*padded_arrays(sources, translator.pad), num_beams=beams)
+        sequences, _ = translator.generate(
+            *padded_arrays(sources, translator.pad), num_beams=beams, num_return_sequences=1
+        )
         ends = translator.config["eos_token_id"]
         return [[token for token in row if token not in (translator.pad, ends)] for row in sequences[:, 0].tolist()]
 

@@ -13,6 +13,7 @@ from saved_model import saved_model
 
 from conversion.onnx import prove as prove_module
 from conversion.onnx.__main__ import export_folder, main
+from conversion.onnx.quantize import graphs_of
 from conversion.onnx.single_graph import export_single_graph
 from vaswani_transformer import PRESETS, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
@@ -32,9 +33,9 @@ def session_of(model: VaswaniTransformerForConditionalGeneration) -> Any:
 
 def translated(session: Any, batch: dict[str, Any], **settings: float) -> tuple[list, np.ndarray]:
     """For each sentence its hypotheses, without padding; and the scores, (batch, beams)."""
-    kinds = {"num_beams": np.int64, "length_penalty": np.float32, "max_length": np.int64, "min_length": np.int64}
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
-    sequences, scores = session.run(None, inputs | {name: np.array(v, kinds[name]) for name, v in settings.items()})
+    given = {name: np.array(v, np.float32 if name == "length_penalty" else np.int64) for name, v in settings.items()}
+    sequences, scores = session.run(None, inputs | given)
     return [[stripped(row) for row in sentence] for sentence in sequences.tolist()], scores
 
 
@@ -179,7 +180,8 @@ def test_the_graph_has_standard_operators_and_the_promised_inputs_alone(folders:
     onnx.checker.check_model(graph, full_check=False)
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 20)]
     assert not graph.functions
-    names = ["input_ids", "attention_mask", "num_beams", "max_length", "length_penalty", "min_length"]
+    settings = ["num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences"]
+    names = ["input_ids", "attention_mask", *settings]
     assert [value.name for value in graph.graph.input] == names
     defaults = {tensor.name for tensor in graph.graph.initializer} & set(names)
     assert defaults == set(names[2:])
@@ -190,11 +192,8 @@ def test_every_weight_is_in_the_file_once(folders: tuple[Path, Path]) -> None:
     """What is stored in tensors of a layer's size is as much as the model's parameters, and no two are alike."""
     from vaswani_transformer.loading import load_model
 
-    graph = onnx.load(folders[1] / "model.onnx").graph
-    assert not any(
-        tensor for node in graph.node for attribute in node.attribute for tensor in attribute.g.initializer
-    ), "the loop has no weights of its own"
-    stored = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer]
+    bodies = graphs_of(onnx.load(folders[1] / "model.onnx").graph)
+    stored = [onnx.numpy_helper.to_array(tensor) for body in bodies for tensor in body.initializer]
     matrices = [array for array in stored if array.ndim == 2 and array.size >= 1024]
     parameters = [parameter for parameter in load_model(folders[0]).parameters() if parameter.dim() == 2]
     parameters = [parameter for parameter in parameters if parameter.numel() >= 1024]
@@ -213,6 +212,22 @@ def test_defaults_are_those_of_the_generation_config(folders: tuple[Path, Path])
     expected, expected_scores = beam_search(load_model(folders[0]), **batch)
     assert found == [[stripped(row) for row in sentence] for sentence in expected.tolist()]
     assert scores.shape == (4, 4)
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3])
+def test_the_best_hypotheses_alone_are_the_first_of_all(folders: tuple[Path, Path], wanted: int) -> None:
+    """They are certain sooner, and the same."""
+    from vaswani_transformer.loading import load_model
+
+    model = load_model(folders[0])
+    session = onnxruntime.InferenceSession(str(folders[1] / "model.onnx"))
+    batch: dict[str, Any] = padded(random_sentences(0, count=12, vocab_size=300, longest=12))
+    every, scores = translated(session, batch, num_beams=4)
+    best, best_scores = translated(session, batch, num_beams=4, num_return_sequences=wanted)
+    assert best == [sentence[:wanted] for sentence in every]
+    np.testing.assert_allclose(best_scores, scores[:, :wanted], atol=1e-5)
+    sequences, _ = beam_search(model, **batch, num_return_sequences=wanted)
+    assert [[stripped(row) for row in sentence] for sentence in sequences.tolist()] == best
 
 
 def test_length_limits_are_inputs(folders: tuple[Path, Path]) -> None:
@@ -244,7 +259,7 @@ def test_an_export_that_translates_otherwise_leaves_nothing_behind(
     from conversion.onnx import single_graph
 
     wrong = onnx.load(folders[1] / "model.onnx")
-    for tensor in wrong.graph.initializer:
+    for tensor in (tensor for body in graphs_of(wrong.graph) for tensor in body.initializer):
         if tensor.name.endswith("final.weight") or len(tensor.dims) == 2 and tensor.data_type == 1:
             array = onnx.numpy_helper.to_array(tensor)
             tensor.raw_data = (array[::-1].copy() if array.size >= 1024 else array).tobytes()
@@ -259,11 +274,12 @@ def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Pa
     from vaswani_transformer.loading import load_model
 
     graph = onnx.load(folders[1] / "model.onnx")
-    (loop,) = (node for node in graph.graph.node if node.op_type == "Loop")
-    (table,) = (node for node in loop.attribute[0].g.node if "after.ancestry" in node.output)
-    (followed,) = (node for node in loop.attribute[0].g.node if table.input[0] in node.output)
-    assert (table.op_type, followed.op_type, followed.input[0]) == ("Concat", "GatherElements", "ancestry")
-    table.input[0] = "ancestry"  # the ancestors of the beam that was in this place before
+    steps = graphs_of(graph.graph)[0]
+    (table,) = (node for node in steps.node if "after.past" in node.output)
+    (followed,) = (node for node in steps.node if table.input[1] in node.output)
+    assert (table.op_type, followed.op_type) == ("GatherND", "Unsqueeze")
+    del table.attribute[:]
+    table.op_type, table.input[:] = "Identity", table.input[:1]  # of the beam that was in this place before
     onnx.save(graph, tmp_path / "model.onnx")
     _, wrong = prove_module.prove(tmp_path / "model.onnx", load_model(folders[0]))
     assert wrong

@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize(("defaults", "beams"), [(True, 4), (False, 2)])
+@pytest.mark.parametrize(("defaults", "beams"), [(True, 4), pytest.param(False, 2, marks=pytest.mark.slow)])
 def test_javascript_translates_as_python_does(model: Path, tmp_path: Path, defaults: bool, beams: int) -> None:
     """A padded batch: token ids, texts and scores. Without defaults, JavaScript chooses the beam size."""
     export_folder(model, tmp_path / "onnx", defaults=defaults)

@@ -30,7 +30,12 @@ def int8(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_matrix_is_stored_once_in_eight_bits(int8: Path) -> None:
     """The tied one too: lookup and projection read the same bytes."""
     graph = onnx.load(int8 / "model.onnx").graph
-    large = [tensor for tensor in graph.initializer if len(tensor.dims) == 2 and np.prod(tensor.dims) >= 1024]
+    large = [
+        tensor
+        for body in graphs_of(graph)
+        for tensor in body.initializer
+        if len(tensor.dims) == 2 and np.prod(tensor.dims) >= 1024
+    ]
     assert large and {tensor.data_type for tensor in large} == {TensorProto.INT8}
     readers = [
         (node.op_type, name)
@@ -70,7 +75,12 @@ def test_float16_has_half_the_bytes_and_float32_scores(model: Path, tmp_path: Pa
 
     export_folder(model, tmp_path / "fp16", "fp16")
     graph = onnx.load(tmp_path / "fp16" / "model.onnx").graph
-    large = [tensor for tensor in graph.initializer if len(tensor.dims) == 2 and np.prod(tensor.dims) >= 1024]
+    large = [
+        tensor
+        for body in graphs_of(graph)
+        for tensor in body.initializer
+        if len(tensor.dims) == 2 and np.prod(tensor.dims) >= 1024
+    ]
     assert large and {tensor.data_type for tensor in large} == {TensorProto.FLOAT16}
     for body in graphs_of(graph):
         kinds = {name: "LogSoftmax" for node in body.node if node.op_type == "LogSoftmax" for name in node.input}
@@ -89,8 +99,12 @@ def test_quantized_weights_are_within_half_a_step_of_the_others(int8: Path, tmp_
     from vaswani_transformer.loading import load_model
 
     plain = export_single_graph(load_model(model))
-    floats = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in plain.graph.initializer}
-    small = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in quantized(plain).graph.initializer}
+
+    def weights(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+        tensors = [tensor for body in graphs_of(graph) for tensor in body.initializer]
+        return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
+
+    floats, small = weights(plain.graph), weights(quantized(plain).graph)
     checked = 0
     for name, array in small.items():
         if name.endswith(".int8"):

@@ -1,8 +1,9 @@
 """The beam search of Section 6.1 in tensors only: the same translations as `generate()`, faster.
 
-Three things make it fast. The beams of a sentence share one cache that is only appended to: an ancestry table says
-which of its slots each beam may attend to, and nothing is ever reordered. The memory's keys and values are kept once
-per sentence, with the beams as its queries. Sentences that are done leave the batch.
+Four things make it fast. The beams of a sentence share one cache that is only appended to: each beam has a bias that
+says which of its slots are its own past, and no key is ever moved. The memory's keys and values are kept once per
+sentence, with the beams as its queries. Sentences that are done leave the batch. And a step has few operations: what
+does not change from step to step is made before the first.
 
 `start` and `step` have no Python in the way of their data, so that they can be exported; `beam_search` drives them.
 """
@@ -11,11 +12,11 @@ per sentence, with the beams as its queries. Sentences that are done leave the b
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .modeling_vaswani_transformer import (
     NO_HYPOTHESIS,
@@ -26,27 +27,79 @@ from .modeling_vaswani_transformer import (
     split_heads,
 )
 
+EMPTY = 10 * NO_HYPOTHESIS  # the score of a slot without a hypothesis
+UNSEEN = torch.finfo(torch.float32).min  # added to the scores of what may not be attended to
+
 
 class Memory(NamedTuple):
-    """What is known before the first step and does not change."""
+    """What is known of each sentence before the first step."""
 
     keys: list[Tensor]  # a layer each, (batch, heads, source, d_k)
     values: list[Tensor]  # a layer each, (batch, heads, source, d_v)
-    mask: Tensor  # (batch, 1, 1, source), True at real tokens
-    limits: Tensor  # (batch,), output tokens, </s> counted
+    bias: Tensor  # (batch, 1, 1, source), 0 at real tokens, UNSEEN at padding
+    limits: Tensor  # (batch, 1), output tokens, </s> counted
+    limit_penalties: Tensor  # (batch, 1), the length penalty at the limit
+
+
+class Places(NamedTuple):
+    """What is the same for each sentence, as often as there are sentences."""
+
+    own: Tensor  # (batch, beams, beams), the bias of this step's slots: a beam sees itself
+    pool_rows: Tensor  # (batch, beams), where a sentence's tokens have those of its pool
+    padding: Tensor  # (batch, beams), the token for padding
+
+
+class Tables(NamedTuple):
+    """What is the same for all sentences."""
+
+    positions: Tensor  # (length, d_model), the positional encoding
+    penalties: Tensor  # (length,), the length penalty by length
+    forbidden: Tensor  # (2 x V,), EMPTY at suppressed tokens; in the second half, for short hypotheses, at </s> too
+    beam_of: Tensor  # (beams x width,), the beam that each of the best continuations of all beams belongs to
+    ranks: Tensor  # (width,), of the best continuations of a beam that are looked at
+    may_end: Tensor  # (1, 2 x beams), of which continuations </s> counts: beam 1 is greedy search, the best one's
+    greedy: Tensor  # (), whether there is one beam
+    falling: Tensor  # (), whether the penalty falls or stays as a hypothesis grows
 
 
 class Search(NamedTuple):
-    """Where the search stands after `steps` tokens."""
+    """Where the search stands after `length` tokens."""
 
-    keys: list[Tensor]  # a layer each, (batch, heads, steps x beams, d_k)
-    values: list[Tensor]  # a layer each, (batch, heads, steps x beams, d_v)
-    ancestry: Tensor  # (batch, beams, steps): the slot that each step of each live hypothesis lives in
-    live: Tensor  # (batch, beams, 1 + steps), token ids with the start token
+    keys: list[Tensor]  # a layer each, (batch, heads, length x beams, d_k)
+    values: list[Tensor]  # a layer each, (batch, heads, length x beams, d_v)
+    past: Tensor  # (batch, beams, length x beams), the bias of the slots: 0 at a hypothesis' own past, else UNSEEN
+    tokens: Tensor  # (batch, 2 x beams, length), the live hypotheses and then the pool's, padded
+    last: Tensor  # (batch, beams), the live hypotheses' last tokens
     live_scores: Tensor  # (batch, beams), log-probabilities, best first
-    pool: Tensor  # (batch, beams, steps), token ids of finished hypotheses, padded
-    pool_scores: Tensor  # (batch, beams), log-probability / length penalty, best first; NO_HYPOTHESIS: empty slot
-    done: Tensor  # (batch,)
+    pool_scores: Tensor  # (batch, beams), log-probability / length penalty, best first; EMPTY: none
+    length: Tensor  # (1,)
+    done: Tensor  # (batch, 1)
+    at_limit: Tensor  # (batch, 1); such a sentence has to leave before the next step
+
+
+class StepDecoder(nn.Module):
+    """The decoder with the projections of a layer's queries, keys and values as one, and what the search knows."""
+
+    def __init__(self, model: VaswaniTransformerForConditionalGeneration):
+        super().__init__()
+        self.decoder, self.lm_head, self.config = model.model.decoder, model.lm_head, model.config
+        self.projections = nn.ModuleList(
+            joined(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+            for layer in self.decoder.layers
+        )
+        self.ends = sorted(as_set(model.config.eos_token_id))
+
+
+def joined(*linears: nn.Linear) -> nn.Linear:
+    """One linear layer with the outputs of several side by side."""
+    first = linears[0]
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    with torch.device("meta"):  # its own weights are not needed
+        made = nn.Linear(first.in_features, len(weight), bias=first.bias is not None)
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if first.bias is not None:
+        made.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
+    return made
 
 
 def start(
@@ -55,15 +108,18 @@ def start(
     attention_mask: Tensor,
     offset: int,
     beams: int,
+    alpha: Tensor,
     max_length: Tensor | None = None,
-) -> tuple[Memory, Search]:
+) -> tuple[Memory, Places, Tables, Search]:
     """Encode the sentences; input_ids, attention_mask: (batch, source)
 
-    offset: output tokens beyond a sentence's source tokens;  max_length: (), output tokens of any sentence
+    offset: output tokens beyond a sentence's source tokens;  alpha: (), of the length penalty
+    max_length: (), output tokens of any sentence
     """
     config, decoder = model.config, model.model.decoder
     states = model.model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-    limits = attention_mask.sum(dim=1) + offset
+    longest = input_ids.shape[1] + offset
+    limits = attention_mask.sum(dim=1, keepdim=True) + offset
     if config.max_position_embeddings is not None:  # learned positions end there
         limits = limits.clamp(max=config.max_position_embeddings - 1)
     if max_length is not None:
@@ -72,133 +128,164 @@ def start(
     memory = Memory(
         keys=[split_heads(attention.k_proj(states), attention.d_k).contiguous() for attention in cross],
         values=[split_heads(attention.v_proj(states), attention.d_v).contiguous() for attention in cross],
-        mask=attention_mask.bool()[:, None, None],
+        bias=((1 - attention_mask).float() * UNSEEN)[:, None, None],
         limits=limits,
+        limit_penalties=gnmt_length_penalty(limits.float(), alpha),
     )
     batch, device = input_ids.shape[0], input_ids.device
+    rows, slots = torch.arange(batch, device=device)[:, None], torch.arange(beams, device=device)
+    places = Places(
+        own=((slots[:, None] != slots).float() * UNSEEN)[None].repeat(batch, 1, 1),
+        pool_rows=rows * 0 + slots + beams,
+        padding=torch.full_like(rows + slots, config.pad_token_id),
+    )
+    candidates = torch.arange(2 * beams, device=device)[None]
+    greedy = slots[-1] == 0
+    encoding = decoder.positional_encoding
+    if encoding.learned:
+        positions = encoding.table.weight[encoding.offset :]
+    else:
+        positions = encoding(0, longest + 1, device)
+    vocabulary = torch.arange(model.lm_head.weight.shape[0], device=device)
+    ends, suppressed = as_set(config.eos_token_id), as_set(model.generation_config.suppress_tokens)
+    forbidden = [is_one_of(vocabulary, ids).float() * EMPTY for ids in (suppressed, suppressed | ends)]
+    # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its beams; a few more,
+    # for those that are not allowed.
+    ranks = torch.arange(torch.sym_min(2 * beams + len(suppressed | ends), len(vocabulary)), device=device)
+    tables = Tables(
+        positions=positions,
+        penalties=gnmt_length_penalty(torch.arange(longest + 2, device=device).float(), alpha),
+        forbidden=torch.cat(forbidden),
+        beam_of=(slots[:, None] + 0 * ranks).flatten(),
+        ranks=ranks,
+        may_end=(candidates == 0) | ~greedy,
+        greedy=greedy,
+        falling=alpha <= 0,
+    )
     own = [layer.self_attn for layer in decoder.layers]
     heads = config.decoder_attention_heads
-    live_scores = torch.full((batch, beams), 10 * NO_HYPOTHESIS, device=device)
-    live_scores[:, 0] = 0.0  # one live hypothesis, the empty one
+    empty = (rows + slots).float() * 0 + EMPTY  # (batch, beams)
     search = Search(
         keys=[states.new_zeros(batch, heads, 0, attention.d_k) for attention in own],
         values=[states.new_zeros(batch, heads, 0, attention.d_v) for attention in own],
-        ancestry=torch.zeros(batch, beams, 0, dtype=torch.long, device=device),
-        live=torch.full((batch, beams, 1), config.decoder_start_token_id, device=device),
-        live_scores=live_scores,
-        pool=torch.zeros(batch, beams, 0, dtype=torch.long, device=device),
-        pool_scores=torch.full((batch, beams), 10 * NO_HYPOTHESIS, device=device),
-        done=torch.zeros(batch, dtype=torch.bool, device=device),
+        past=empty.new_zeros(batch, beams, 0),
+        tokens=torch.zeros(batch, 2 * beams, 0, dtype=torch.long, device=device),
+        last=torch.full_like(places.padding, config.decoder_start_token_id),
+        live_scores=torch.where(slots == 0, empty * 0, empty),  # one live hypothesis, the empty one
+        pool_scores=empty,
+        length=torch.zeros(1, dtype=torch.long, device=device),
+        done=torch.zeros(batch, 1, dtype=torch.bool, device=device),
+        at_limit=torch.zeros(batch, 1, dtype=torch.bool, device=device),
     )
-    return memory, search
+    return memory, places, tables, search
 
 
 def step(
-    model: VaswaniTransformerForConditionalGeneration,
+    decoder: StepDecoder,
     memory: Memory,
+    places: Places,
+    tables: Tables,
     search: Search,
-    alpha: Tensor,
     min_length: Tensor,
+    needed: Tensor,
 ) -> Search:
     """One more token for every live hypothesis; the search as tests/brute_force.py spells it out.
 
-    alpha: (), of the length penalty;  min_length: (), tokens before </s>
+    min_length: (), tokens before </s>;  needed: (1,), the last of the best hypotheses that have to be final, from 0
     """
-    logits, keys, values = decode(model, memory, search)  # (batch, beams, V)
-    config, beams = model.config, search.live.shape[1]
-    ends, pad = as_set(config.eos_token_id), config.pad_token_id
-    suppressed = as_set(model.generation_config.suppress_tokens)
-    length = search.ancestry.new_full((), search.live.shape[2])  # of what this step makes, the start token not counted
+    logits, past, keys, values = decode(decoder, memory, places, tables, search)  # (batch, beams, V)
+    beams, vocabulary = search.last.shape[1], logits.shape[-1]
+    length = search.length + 1  # of what this step makes, the start token not counted
+    penalty = tables.penalties.index_select(0, length)
 
-    # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its beams; a few more,
-    # for those that are not allowed.
-    width = torch.sym_min(2 * beams + len(suppressed | ends), logits.shape[-1])
-    best, best_tokens = logits.log_softmax(dim=-1).topk(width, dim=-1)  # (batch, beams, width)
-    scores = search.live_scores[:, :, None] + best
-    forbidden = is_one_of(best_tokens, suppressed) | (is_one_of(best_tokens, ends) & (length <= min_length))
-    scores = scores.masked_fill(forbidden, 10 * NO_HYPOTHESIS).flatten(1)
+    best, best_tokens = logits.log_softmax(dim=-1).topk(tables.ranks.shape[0], dim=-1)  # (batch, beams, width)
+    forbidden = tables.forbidden[best_tokens + (length <= min_length).long() * vocabulary]
+    scores = (best + search.live_scores[:, :, None] + forbidden).flatten(1)
     scores, chosen = scores.topk(2 * beams, dim=-1)  # (batch, candidates)
-    parents = chosen // width
+    parents = tables.beam_of[chosen]
     tokens = best_tokens.flatten(1).gather(1, chosen)
-    candidates = torch.cat((gather(search.live, parents), tokens[:, :, None]), dim=2)
 
-    # Every continuation that is </s> is a finished hypothesis. Beam 1 is greedy search: only the best one counts.
-    exists = scores > NO_HYPOTHESIS
-    is_end = is_one_of(tokens, ends)
-    candidate, slot = (torch.arange(n, device=tokens.device) for n in (2 * beams, beams))
-    greedy = slot[-1] == 0
-    ended = exists & is_end & ((candidate == 0) | ~greedy)
-    at_limit = (length >= memory.limits)[:, None]
-    pool_is_empty = ~((search.pool_scores > NO_HYPOTHESIS) | ended.any(dim=1, keepdim=True)).any(dim=1, keepdim=True)
-    finished = (ended | (exists & at_limit & pool_is_empty)) & ~search.done[:, None]
-    final = torch.where(finished, scores / gnmt_length_penalty(length, alpha), 10 * NO_HYPOTHESIS)
-    pool_scores, kept = torch.cat((search.pool_scores, final), dim=1).topk(beams, dim=-1)
-    pool = F.pad(search.pool, (0, 1), value=pad)
-    pool = gather(torch.cat((pool, candidates[:, :, 1:]), dim=1), kept)
-
+    # Every continuation that is </s> is a finished hypothesis; the best of these and of the pool are the pool.
+    is_end = functools.reduce(torch.logical_or, (tokens == end for end in decoder.ends))
+    ended = is_end & tables.may_end & (scores > NO_HYPOTHESIS) & ~search.done
+    pool_scores = torch.cat((search.pool_scores, torch.where(ended, scores / penalty, EMPTY)), dim=1)
+    pool_scores, kept = pool_scores.topk(beams, dim=-1)
     # The best `beams` of the others live on.
-    live_scores, lives = scores.masked_fill(is_end, 10 * NO_HYPOTHESIS).topk(beams, dim=-1)
-    parents = parents.gather(1, lives)
+    live_scores, lives = torch.where(is_end, EMPTY, scores).topk(beams, dim=-1)
+
+    # Of each, which row of the tables it goes on from, and its new token.
+    picked = torch.cat((lives + beams, kept), dim=1)  # (batch, 2 x beams), first the pool's places, then candidates
+    before = torch.cat((places.pool_rows, parents), dim=1).gather(1, picked)
+    added = torch.cat((places.padding, tokens), dim=1).gather(1, picked)
 
     # Log-probabilities only fall, and the penalty divides most at the sentence's limit.
-    bound = live_scores[:, 0] / gnmt_length_penalty(torch.where(alpha > 0, memory.limits, length), alpha)
-    full = (pool_scores > NO_HYPOTHESIS).all(dim=1)
-    done = search.done | at_limit[:, 0] | (live_scores[:, 0] <= NO_HYPOTHESIS)
-    done = done | (full & ((pool_scores[:, -1] >= bound) | greedy))
+    best_live = live_scores[:, :1]
+    bound = best_live / torch.where(tables.falling, penalty, memory.limit_penalties)
+    worst = pool_scores.index_select(1, needed)
+    at_limit = length >= memory.limits
+    provable = (worst > NO_HYPOTHESIS) & ((worst >= bound) | tables.greedy)
     return Search(
         keys=keys,
         values=values,
-        ancestry=torch.cat((gather(search.ancestry, parents), parents[:, :, None]), dim=2),
-        live=gather(candidates, lives),
+        past=gather(past, parents.gather(1, lives)),
+        tokens=torch.cat((gather(search.tokens, before), added[:, :, None]), dim=2),
+        last=added[:, :beams],
         live_scores=live_scores,
-        pool=pool,
         pool_scores=pool_scores,
-        done=done,
+        length=length,
+        done=search.done | provable | at_limit | (best_live <= NO_HYPOTHESIS),
+        at_limit=at_limit,
     )
 
 
 def decode(
-    model: VaswaniTransformerForConditionalGeneration, memory: Memory, search: Search
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The decoder on the last token of every live hypothesis: logits (batch, beams, V) in float32, keys, values"""
-    decoder = model.model.decoder
-    batch, beams, steps = search.ancestry.shape
-    # Of earlier steps a hypothesis sees its ancestors' slots, of this one its own.
-    own = torch.arange(beams, device=search.ancestry.device).expand(batch, beams)[:, :, None]
-    slots = torch.cat((search.ancestry, own), dim=2)[..., None] == torch.arange(beams, device=own.device)
-    may_attend = slots.flatten(2)[:, None]  # (batch, 1, beams, (steps + 1) x beams)
+    step_decoder: StepDecoder, memory: Memory, places: Places, tables: Tables, search: Search
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """The decoder on the last token of every live hypothesis.
+
+    returns the logits (batch, beams, V) in float32, and bias, keys and values with this step's slots
+    """
+    decoder = step_decoder.decoder
+    past = torch.cat((search.past, places.own), dim=2)  # (batch, beams, slots)
     all_keys, all_values = [], []
 
-    def self_attention(attention: MultiHeadAttention, states: Tensor, past_keys: Tensor, past_values: Tensor) -> Tensor:
-        keys = torch.cat((past_keys, split_heads(attention.k_proj(states), attention.d_k)), dim=2)
-        values = torch.cat((past_values, split_heads(attention.v_proj(states), attention.d_v)), dim=2)
-        all_keys.append(keys)
-        all_values.append(values)
-        return attend(attention, states, keys, values, may_attend)
+    def self_attention(i: int, states: Tensor) -> Tensor:
+        attention = decoder.layers[i].self_attn
+        query, key, value = heads_of(step_decoder.projections[i](states), attention)
+        all_keys.append(torch.cat((search.keys[i], key), dim=2))
+        all_values.append(torch.cat((search.values[i], value), dim=2))
+        return attend(attention, query, all_keys[i], all_values[i], past[:, None])
+
+    def cross_attention(i: int, states: Tensor) -> Tensor:
+        attention = decoder.layers[i].cross_attn
+        query = split_heads(attention.q_proj(states), attention.d_k)
+        return attend(attention, query, memory.keys[i], memory.values[i], memory.bias)
 
     # The beams stand where a sequence stands elsewhere, all at the same position.
-    hidden = decoder.embed(search.live[:, :, -1:].flatten(0, 1), None, start=steps).unflatten(0, (batch, beams))[
-        :, :, 0
-    ]
+    position = tables.positions.index_select(0, search.length)
+    hidden = decoder.embed_tokens(search.last) * math.sqrt(step_decoder.config.d_model)
+    hidden = hidden + position.to(hidden.dtype)
     for i, layer in enumerate(decoder.layers):
-        hidden = layer.add_and_norm(
-            hidden,
-            layer.self_attn_norm,
-            lambda x, layer=layer, i=i: self_attention(layer.self_attn, x, search.keys[i], search.values[i]),
-        )
-        hidden = layer.add_and_norm(
-            hidden,
-            layer.cross_attn_norm,
-            lambda x, layer=layer, i=i: attend(layer.cross_attn, x, memory.keys[i], memory.values[i], memory.mask),
-        )
+        hidden = layer.add_and_norm(hidden, layer.self_attn_norm, lambda x, i=i: self_attention(i, x))
+        hidden = layer.add_and_norm(hidden, layer.cross_attn_norm, lambda x, i=i: cross_attention(i, x))
         hidden = layer.add_and_norm(hidden, layer.feed_forward_norm, layer.feed_forward)
-    return model.lm_head(decoder.final_norm(hidden)).float(), all_keys, all_values
+    return step_decoder.lm_head(decoder.final_norm(hidden)).float(), past, all_keys, all_values
 
 
-def attend(attention: MultiHeadAttention, states: Tensor, keys: Tensor, values: Tensor, may_attend: Tensor) -> Tensor:
-    """(batch, beams, d_model) -> the same; keys, values: (batch, heads, slots, d_k or d_v)"""
-    query = split_heads(attention.q_proj(states), attention.d_k)
-    output, _ = scaled_dot_product_attention(query, keys, values, may_attend, scaling=attention.scaling)
+def heads_of(states: Tensor, attention: MultiHeadAttention) -> tuple[Tensor, Tensor, Tensor]:
+    """(batch, beams, all queries, keys and values) -> each (batch, heads, beams, d_k or d_v)"""
+    d_k, d_v = attention.d_k, attention.d_v
+    if d_k == d_v:
+        query, key, value = split_heads(states, d_k).chunk(3, dim=1)
+        return query, key, value
+    heads = states.shape[-1] // (2 * d_k + d_v)
+    query, key, value = states.split([heads * d_k, heads * d_k, heads * d_v], dim=-1)
+    return split_heads(query, d_k), split_heads(key, d_k), split_heads(value, d_v)
+
+
+def attend(attention: MultiHeadAttention, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """query: (batch, heads, beams, d_k), keys, values: (batch, heads, slots, d_k or d_v) -> (batch, beams, d_model)"""
+    output, _ = scaled_dot_product_attention(query, keys, values, bias, scaling=attention.scaling)
     return attention.out_proj(output.transpose(1, 2).flatten(2))
 
 
@@ -226,37 +313,58 @@ def beam_search(
     max_source_length_offset: int = 50,
     min_length: int = 0,
     max_length: int | None = None,
+    num_return_sequences: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Translate a batch, `generate(**batch)` token for token.
 
     input_ids, attention_mask: (batch, source), padded on the right
     max_source_length_offset, max_length: a sentence's limit is its source tokens plus the one, and at most the other
     min_length: tokens before </s> (transformers' `min_new_tokens`)
-    returns sequences (batch, num_beams, length), without the start token, ending in </s> and padded, best first; and
-    their scores (batch, num_beams), log P / ((5 + length) / 6)^alpha; a slot in which nothing finished is padding
-    and scores below NO_HYPOTHESIS
+    num_return_sequences: how many of the best hypotheses are wanted, None for num_beams; fewer are sooner certain
+    returns sequences (batch, num_return_sequences, length), without the start token, ending in </s> and padded, best
+    first; and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; a slot in which nothing
+    finished is padding and scores below NO_HYPOTHESIS
     """
-    alpha = torch.tensor(float(length_penalty), device=input_ids.device)
-    shortest = torch.tensor(min_length, device=input_ids.device)
-    most = None if max_length is None else torch.tensor(max_length, device=input_ids.device)
-    memory, search = start(model, input_ids, attention_mask, max_source_length_offset, num_beams, most)
-    rows = torch.arange(input_ids.shape[0], device=input_ids.device)
+    device, pad = input_ids.device, model.config.pad_token_id
+    wanted = num_beams if num_return_sequences is None else num_return_sequences
+    alpha = torch.tensor(float(length_penalty), device=device)
+    shortest, needed = torch.tensor(min_length, device=device), torch.tensor([wanted - 1], device=device)
+    most = None if max_length is None else torch.tensor(max_length, device=device)
+    memory, places, tables, search = start(
+        model, input_ids, attention_mask, max_source_length_offset, num_beams, alpha, most
+    )
+    decoder = StepDecoder(model)
+    rows = torch.arange(input_ids.shape[0], device=device)
     longest = int(memory.limits.max())
-    sequences = torch.full((len(rows), num_beams, longest), model.config.pad_token_id, device=rows.device)
-    scores = torch.full((len(rows), num_beams), 10 * NO_HYPOTHESIS, device=rows.device)
+    sequences = torch.full((len(rows), num_beams, longest), pad, device=device)
+    scores = torch.full((len(rows), num_beams), EMPTY, device=device)
     while len(rows):
-        search = step(model, memory, search, alpha, shortest)
+        search = step(decoder, memory, places, tables, search, shortest, needed)
         # Leaving costs a copy of what remains: worth it when a good part of the batch is done.
-        if search.done.sum() * 8 >= len(rows):
-            sequences[rows[search.done], :, : search.pool.shape[2]] = search.pool[search.done]
-            scores[rows[search.done]] = search.pool_scores[search.done]
-            remaining = ~search.done
+        if (search.done.sum() * 8 >= len(rows)) | search.at_limit.any():
+            gone, remaining = search.done[:, 0], ~search.done[:, 0]
+            sequences[rows[gone], :, : search.tokens.shape[2]], scores[rows[gone]] = (
+                field[gone] for field in results(search, tables)
+            )
             rows = rows[remaining]
             memory = Memory._make(select(field, remaining) for field in memory)
-            search = Search._make(select(field, remaining) for field in search)
-    sequences.masked_fill_((scores <= NO_HYPOTHESIS)[:, :, None], model.config.pad_token_id)
-    length = int((sequences != model.config.pad_token_id).sum(dim=2).max())
+            places = Places._make(field[: len(rows)] for field in places)
+            search = Search._make(field if field is search.length else select(field, remaining) for field in search)
+    sequences, scores = sequences[:, :wanted], scores[:, :wanted]
+    sequences = sequences.masked_fill((scores <= NO_HYPOTHESIS)[:, :, None], pad)
+    length = int((sequences != pad).sum(dim=2).max())
     return sequences[:, :, :length], scores
+
+
+def results(search: Search, tables: Tables) -> tuple[Tensor, Tensor]:
+    """The pool's hypotheses (batch, beams, length) and scores; where it is empty, at the limit, the live ones."""
+    beams = search.last.shape[1]
+    live, pool = search.tokens.split(beams, dim=1)
+    is_empty = search.pool_scores[:, :1] <= NO_HYPOTHESIS
+    live_scores = torch.where(
+        search.live_scores > NO_HYPOTHESIS, search.live_scores / tables.penalties[search.length], EMPTY
+    )
+    return torch.where(is_empty[:, :, None], live, pool), torch.where(is_empty, live_scores, search.pool_scores)
 
 
 def select(field: Tensor | list[Tensor], rows: Tensor) -> Tensor | list[Tensor]:

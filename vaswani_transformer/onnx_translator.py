@@ -16,7 +16,15 @@ from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .texts import MAX_BEAMS, TARGET_TOKENIZER, Hypothesis, TextTranslator, check_number
 
 GRAPH = "model.onnx"
-INPUTS = {"input_ids", "attention_mask", "num_beams", "max_length", "length_penalty", "min_length"}
+INPUTS = {
+    "input_ids",
+    "attention_mask",
+    "num_beams",
+    "max_length",
+    "length_penalty",
+    "min_length",
+    "num_return_sequences",
+}
 NO_HYPOTHESIS = -1e8  # a score below is that of an empty slot
 NO_MAXIMUM = 1_000_000
 
@@ -75,6 +83,7 @@ class OnnxTranslator(TextTranslator):
         length_penalty: float = 0.6,
         max_length: int | None = None,
         min_length: int = 0,
+        num_return_sequences: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Token ids in, token ids out.
 
@@ -82,7 +91,9 @@ class OnnxTranslator(TextTranslator):
             mask, what is not padding counts
         max_length: output tokens, beside the limit that every sentence has, its source tokens + 50
         min_length: tokens before </s>
-        returns sequences (batch, num_beams, length), best first, padded, and their scores (batch, num_beams)
+        num_return_sequences: how many of the best hypotheses are wanted, None for num_beams; fewer are sooner certain
+        returns sequences (batch, num_return_sequences, length), best first, padded, and their scores, (batch,
+            num_return_sequences)
         Raises InputError naming the row of ids that the graph would misread: ONNX Runtime takes -1 for the last one.
         """
         input_ids = checked_ids(input_ids, self.vocabulary)
@@ -99,6 +110,8 @@ class OnnxTranslator(TextTranslator):
         check_number("num_beams", num_beams, 1, MAX_BEAMS)
         check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM)
         check_number("min_length", min_length, 0, NO_MAXIMUM)
+        wanted = num_beams if num_return_sequences is None else num_return_sequences
+        check_number("num_return_sequences", wanted, 1, num_beams)
         inputs = {
             "input_ids": input_ids.astype(np.int64),
             "attention_mask": mask.astype(np.int64),
@@ -106,6 +119,7 @@ class OnnxTranslator(TextTranslator):
             "max_length": np.array(NO_MAXIMUM if max_length is None else max_length, np.int64),
             "length_penalty": np.array(length_penalty, np.float32),
             "min_length": np.array(min_length, np.int64),
+            "num_return_sequences": np.array(wanted, np.int64),
         }
         return self._run(inputs)
 
@@ -118,7 +132,7 @@ class OnnxTranslator(TextTranslator):
         device = int(self.session.get_provider_options()["CUDAExecutionProvider"]["device_id"]) if on_cuda else 0
         for name, array in inputs.items():
             place = ("cuda", device) if on_cuda and array.ndim else ("cpu", 0)
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *place)
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
             binding.bind_ortvalue_input(name, value)
         for name in ("sequences", "scores"):
             binding.bind_output(name, "cpu")
@@ -139,8 +153,8 @@ class OnnxTranslator(TextTranslator):
         longest = max(map(len, sources))
         input_ids = np.array([source + [self.pad] * (longest - len(source)) for source in sources])
         mask = np.array([[1] * len(source) + [0] * (longest - len(source)) for source in sources])
-        sequences, scores = self.generate(input_ids, mask, num_beams, length_penalty)
-        return self._hypotheses(sequences[:, :n_best].tolist(), scores[:, :n_best].tolist())
+        sequences, scores = self.generate(input_ids, mask, num_beams, length_penalty, num_return_sequences=n_best)
+        return self._hypotheses(sequences.tolist(), scores.tolist())
 
 
 def checked_ids(input_ids: np.ndarray, vocabulary: int) -> np.ndarray:

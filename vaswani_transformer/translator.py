@@ -153,8 +153,9 @@ class Translator(TextTranslator):
                 num_beams,
                 length_penalty,
                 50 if offset is None else offset,
+                num_return_sequences=n_best,
             )
-        return self._hypotheses(sequences[:, :n_best].tolist(), scores[:, :n_best].tolist())
+        return self._hypotheses(sequences.tolist(), scores.tolist())
 
     # ---- scoring given translations --------------------------------------------------------------------------
 

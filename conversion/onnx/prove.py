@@ -131,6 +131,7 @@ def run(session, batch: dict[str, Tensor], beams: int, alpha: float, max_length:
     inputs["length_penalty"] = np.array(alpha, np.float32)
     inputs["max_length"] = np.array(max_length, np.int64)
     inputs["min_length"] = np.array(0, np.int64)
+    inputs["num_return_sequences"] = np.array(0, np.int64)
     sequences, scores = session.run(["sequences", "scores"], inputs)
     return sequences, scores
 

@@ -14,7 +14,9 @@ def quantized(model: ModelProto) -> ModelProto:
     """In place: weights int8, products of uint8 rows with int8 columns, summed in int32. Standard operators."""
     graph = model.graph
     bodies = graphs_of(graph)
-    floats = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    floats = {
+        tensor.name: tensor for body in bodies for tensor in body.initializer if tensor.data_type == TensorProto.FLOAT
+    }
     # The tied matrix is an embedding whose transpose is the output matrix.
     transposes = {
         node.output[0]: node.input[0]
@@ -46,13 +48,15 @@ class Rewriting:
             if node.op_type == "Gather" and node.input[0] in floats
         } | set(transposes.values())
         self.done: set[str] = set()
-        self.new = [
-            numpy_helper.from_array(np.array(128, np.uint8), "int8.zero_point"),
-            numpy_helper.from_array(np.array(128.5, np.float32), "int8.zero_and_half"),
-            numpy_helper.from_array(np.array(127, np.float32), "int8.largest"),
-            numpy_helper.from_array(np.array(1e-20, np.float32), "int8.smallest"),
-            numpy_helper.from_array(np.array([-1]), "int8.last_axis"),
-        ]
+        graph.initializer.extend(
+            [
+                numpy_helper.from_array(np.array(128, np.uint8), "int8.zero_point"),
+                numpy_helper.from_array(np.array(1, np.float32), "int8.one"),
+                numpy_helper.from_array(np.array(127, np.float32), "int8.largest"),
+                numpy_helper.from_array(np.array(1e-20, np.float32), "int8.smallest"),
+                numpy_helper.from_array(np.array([-1]), "int8.last_axis"),
+            ]
+        )
 
     def weight(self, name: str, axis: int) -> tuple[str, str]:
         """The names of a matrix in int8 and of its scales; axis: along which the products are summed."""
@@ -61,15 +65,16 @@ class Rewriting:
             array = numpy_helper.to_array(self.floats[name])
             scale = np.maximum(np.abs(array).max(axis=axis), 1e-20).astype(np.float32) / 127
             rounded = np.rint(array / np.expand_dims(scale, axis)).astype(np.int8)
-            self.new += [
-                numpy_helper.from_array(rounded, f"{name}.int8"),
-                numpy_helper.from_array(scale, f"{name}.scale"),
-            ]
+            # Where the float matrix was: ONNX Runtime packs a loop's own.
+            owner = next(body for body in graphs_of(self.graph) if name in {tensor.name for tensor in body.initializer})
+            owner.initializer.extend(
+                [numpy_helper.from_array(rounded, f"{name}.int8"), numpy_helper.from_array(scale, f"{name}.scale")]
+            )
         return f"{name}.int8", f"{name}.scale"
 
     def rewrite(self, body: GraphProto) -> None:
         nodes: list[NodeProto] = []
-        rows: dict[str, tuple[str, str]] = {}
+        rows: dict[str, list[str]] = {}
         for node in body.node:
             matrix = node.input[1] if node.op_type == "MatMul" else None
             if matrix in self.transposes:
@@ -87,23 +92,24 @@ class Rewriting:
         return len(self.floats[name].dims) == 2
 
     def product(
-        self, node: NodeProto, rows: dict[str, tuple[str, str]], matrix: str, scale: str, transposed: bool
+        self, node: NodeProto, rows: dict[str, list[str]], matrix: str, scale: str, transposed: bool
     ) -> list[NodeProto]:
         """rows (..., in) in uint8 with a scale each, times the columns in int8, times both scales"""
         nodes = []
         source, out = node.input[0], node.output[0]
         if source not in rows:
-            rows[source] = (f"{source}.uint8", f"{source}.scale")
-            names = [f"{source}.{part}" for part in ("absolute", "largest", "most", "scaled", "shifted")]
-            absolute, largest, most, scaled, shifted = names
+            names = [
+                f"{source}.{part}" for part in ("absolute", "largest", "most", "factor", "scaled", "uint8", "scale")
+            ]
+            absolute, largest, most, factor, scaled, *rows[source] = names
             nodes += [
                 helper.make_node("Abs", [source], [absolute]),
                 helper.make_node("ReduceMax", [absolute, "int8.last_axis"], [largest], keepdims=1),
                 helper.make_node("Max", [largest, "int8.smallest"], [most]),
+                helper.make_node("Div", ["int8.largest", most], [factor]),
+                helper.make_node("Mul", [source, factor], [scaled]),
+                helper.make_node("QuantizeLinear", [scaled, "int8.one", "int8.zero_point"], [f"{source}.uint8"]),
                 helper.make_node("Div", [most, "int8.largest"], [f"{source}.scale"]),
-                helper.make_node("Div", [source, f"{source}.scale"], [scaled]),
-                helper.make_node("Add", [scaled, "int8.zero_and_half"], [shifted]),  # the cast cuts: it rounds
-                helper.make_node("Cast", [shifted], [f"{source}.uint8"], to=TensorProto.UINT8),
             ]
         if transposed:
             nodes.append(helper.make_node("Transpose", [matrix], [f"{out}.matrix"], perm=[1, 0]))
@@ -135,7 +141,8 @@ class Rewriting:
             del body.node[:]
             body.node.extend(kept)
         read = {name for body in graphs_of(self.graph) for node in body.node for name in node.input}
-        inputs = {value.name for value in self.graph.input}
-        tensors = [tensor for tensor in (*self.graph.initializer, *self.new) if tensor.name in read | inputs]
-        del self.graph.initializer[:]
-        self.graph.initializer.extend(tensors)
+        read |= {value.name for value in self.graph.input}
+        for body in graphs_of(self.graph):
+            tensors = [tensor for tensor in body.initializer if tensor.name in read]
+            del body.initializer[:]
+            body.initializer.extend(tensors)

@@ -1,9 +1,11 @@
 """Encoder, cached decoder and beam search as one ONNX graph of standard operators.
 
-    input_ids, attention_mask, num_beams, max_length, length_penalty, min_length  ->  sequences, scores
+    input_ids, attention_mask, num_beams, max_length, length_penalty, min_length, num_return_sequences
+    -> sequences, scores
 
-`start` and `step` of `vaswani_transformer.beam_search` are exported as they stand and joined by a Loop; every weight
-is stored once, outside the loop.
+`start` and `step` of `vaswani_transformer.beam_search` are exported as they stand and joined by two loops: the inner
+one takes steps until sentences are done, the outer one lets these leave the batch. Every weight is stored once:
+in the inner loop what its steps alone read.
 """
 
 import hashlib
@@ -18,14 +20,25 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from torch import Tensor, nn
 from torch.export import Dim
 
-from vaswani_transformer.beam_search import Memory, Search, start, step
+from vaswani_transformer.beam_search import (
+    EMPTY,
+    Memory,
+    Places,
+    Search,
+    StepDecoder,
+    Tables,
+    start,
+    step,
+)
 from vaswani_transformer.modeling_vaswani_transformer import (
     NO_HYPOTHESIS,
     VaswaniTransformerForConditionalGeneration,
 )
 
+from .shapes import simplify
+
 OPSET = 20
-SETTINGS = ("num_beams", "max_length", "length_penalty", "min_length")  # inputs with defaults
+SETTINGS = ("num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences")  # inputs with defaults
 NO_MAXIMUM = 1_000_000  # max_length that is none
 # Smaller tensors are constants of the operators, not weights.
 SMALLEST_WEIGHT = 1024
@@ -38,9 +51,11 @@ class Start(nn.Module):
         super().__init__()
         self.model, self.offset = model, offset
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, beams: Tensor, max_length: Tensor):
-        memory, search = start(self.model, input_ids, attention_mask, self.offset, beams.shape[0], max_length)
-        return (*flat(memory), *flat(search))
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, beams: Tensor, length_penalty: Tensor, max_length: Tensor
+    ):
+        state = start(self.model, input_ids, attention_mask, self.offset, beams.shape[0], length_penalty, max_length)
+        return tuple(tensor for part in state for tensor in flat(part))
 
 
 class Step(nn.Module):
@@ -48,13 +63,25 @@ class Step(nn.Module):
 
     def __init__(self, model: VaswaniTransformerForConditionalGeneration):
         super().__init__()
-        self.model = model
+        self.decoder, self.layers = StepDecoder(model), model.config.decoder_layers
 
-    def forward(self, memory: list[Tensor], search: list[Tensor], alpha: Tensor, min_length: Tensor):
-        layers = self.model.config.decoder_layers
-        before = Search(search[:layers], search[layers : 2 * layers], *search[2 * layers :])
-        known = Memory(memory[:layers], memory[layers : 2 * layers], *memory[2 * layers :])
-        return flat(step(self.model, known, before, alpha, min_length))
+    def forward(
+        self,
+        memory: list[Tensor],
+        places: list[Tensor],
+        tables: list[Tensor],
+        search: list[Tensor],
+        min_length: Tensor,
+        needed: Tensor,
+    ):
+        n = self.layers
+        known = Memory(memory[:n], memory[n : 2 * n], *memory[2 * n :])
+        before = Search(search[:n], search[n : 2 * n], *search[2 * n :])
+        after = step(self.decoder, known, Places(*places), Tables(*tables), before, min_length, needed)
+        # An eighth of the batch is done, or a sentence at its limit: somebody leaves.
+        batch = search[-1].shape[0]
+        go_on = (after.done.long().sum() * 8 < batch) & (after.at_limit.long().sum() == 0)
+        return (*flat(after), go_on)
 
 
 def source_length_offset(model: VaswaniTransformerForConditionalGeneration) -> int:
@@ -84,42 +111,52 @@ def export_single_graph(model: VaswaniTransformerForConditionalGeneration) -> Mo
     return exported
 
 
-def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[GraphProto, GraphProto, list[str]]:
-    """The graphs of `start` and `step`, and what the tensors between them are called."""
+def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[GraphProto, GraphProto, list[list[str]]]:
+    """The graphs of `start` and `step`, and what the tensors between them are called: a list for each part."""
     layers = model.config.decoder_layers
     # No two sizes alike, so that torch takes none for another.
     batch, source, beams = 2, 7, 3
-    input_ids = torch.full((batch, source), 2)
-    first = Start(model, source_length_offset(model))
-    slots, most = torch.arange(beams), torch.tensor(NO_MAXIMUM)
+    input_ids, slots = torch.full((batch, source), 2), torch.arange(beams)
+    alpha, most, min_length, needed = (torch.tensor(number) for number in (0.6, NO_MAXIMUM, 0, [2]))
     start_graph = exported_graph(
-        first,
-        (input_ids, torch.ones_like(input_ids), slots, most),
-        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {}),
+        Start(model, source_length_offset(model)),
+        (input_ids, torch.ones_like(input_ids), slots, alpha, most),
+        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {}, {}),
     )
-    alpha, min_length = torch.tensor(0.6), torch.tensor(0)
-    memory, search = start(model, input_ids, torch.ones_like(input_ids), 50, beams)
+    memory, places, tables, search = start(model, input_ids, torch.ones_like(input_ids), 50, beams, alpha)
+    decoder = StepDecoder(model)
     for _ in range(4):
-        search = step(model, memory, search, alpha, min_length)
+        search = step(decoder, memory, places, tables, search, min_length, needed)
+    parts = (memory, places, tables, search)
     # Views of other tensors confuse the exporter.
-    example = [[tensor.clone().contiguous() for tensor in flat(state)] for state in (memory, search)]
-    keys = {0: Dim.AUTO, 2: Dim.AUTO}  # (batch, heads, slots, d_k)
-    table = {0: Dim.AUTO, 1: Dim.AUTO, 2: Dim.AUTO}  # (batch, beams, steps)
-    scores, rows = {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}
-    step_graph = exported_graph(
-        Step(model),
-        (*example, alpha, min_length),
-        (
-            [*[keys] * 2 * layers, {0: Dim.AUTO, 3: Dim.AUTO}, rows],
-            [*[keys] * 2 * layers, table, table, scores, table, scores, rows],
-            {},
-            {},
-        ),
-    )
-    names = [f"{field}.{layer}" for field in ("memory_keys", "memory_values") for layer in range(layers)]
-    names += ["memory_mask", "limits"]
-    names += [f"{field}.{layer}" for field in ("keys", "values") for layer in range(layers)]
-    names += list(Search._fields[2:])
+    example = [[tensor.clone().contiguous() for tensor in flat(part)] for part in parts]
+    changing = {
+        "keys": (0, 2),
+        "values": (0, 2),
+        "bias": (0, 3),
+        "positions": () if model.config.position_embedding_type == "learned" else (0,),
+        "forbidden": (),
+        "may_end": (1,),
+    }
+    names, shapes = [], []
+    for part, tensors in zip(parts, example, strict=True):
+        fields = [
+            (field, f"{field}.{layer}" if isinstance(value, list) else field)
+            for field, value in zip(part._fields, part, strict=True)
+            for layer in (range(layers) if isinstance(value, list) else (0,))
+        ]
+        prefix = "memory_" if isinstance(part, Memory) else ""
+        names.append([prefix + name for _, name in fields])
+        shapes.append(
+            [
+                # An axis of length 1 is one; all others may change.
+                dict.fromkeys(
+                    (axis for axis in changing.get(field, range(tensor.ndim)) if tensor.shape[axis] > 1), Dim.AUTO
+                )
+                for (field, _), tensor in zip(fields, tensors, strict=True)
+            ]
+        )
+    step_graph = exported_graph(Step(model), (*example, min_length, needed), (*shapes, {}, {}))
     return start_graph, step_graph, names
 
 
@@ -138,71 +175,143 @@ def exported_graph(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -
     finally:
         logger.setLevel(level)
     assert program is not None
-    return program.model_proto.graph
+    graph = program.model_proto.graph
+    simplify(graph)
+    return graph
 
 
 def join(
-    model: VaswaniTransformerForConditionalGeneration, first: GraphProto, body: GraphProto, names: list[str]
+    model: VaswaniTransformerForConditionalGeneration, first: GraphProto, body: GraphProto, names: list[list[str]]
 ) -> GraphProto:
-    """`start`, then `step` in a Loop until every sentence is done, then what has finished."""
+    """`start`; then `step` in a loop until sentences are done, in a loop until the last one is."""
     config, generation = model.config, model.generation_config
-    memory_size = 2 * config.decoder_layers + 2
-    memory, search = names[:memory_size], names[memory_size:]
-    # Names are unique across the loop's border.
-    renamed(
-        first, "start.", ["input_ids", "attention_mask", "beams", "max_length"], [f"first.{name}" for name in names]
-    )
+    memory, places, tables, search = names
+    # Names are unique across the loops' borders.
+    given = ["input_ids", "attention_mask", "beams", "length_penalty", "max_length"]
+    renamed(first, "start.", given, [f"first.{name}" for part in names for name in part])
+    tables = [f"first.{name}" for name in tables]
     after = [f"after.{name}" for name in search]
-    renamed(body, "step.", [*(f"first.{name}" for name in memory), *search, "length_penalty", "min_length"], after)
+    known = [f"in.{name}" for name in (*memory, *places)]
+    renamed(body, "step.", [*known, *tables, *search, "min_length", "needed"], [*after, "go_on"])
     weights = Weights()
-    start_nodes, step_nodes = weights.taken_from(first), weights.taken_from(body)
+    constant, node = weights.constant, helper.make_node
+    start_nodes = weights.taken_from(first)
+    always = constant(np.array(True))
+    zero, one, pad = (constant(np.array(number, np.int64)) for number in (0, 1, config.pad_token_id))
+    first_axis, second_axis, last_axis = (constant(np.array([axis])) for axis in (0, 1, 2))
+    nothing, empty = (constant(np.array(number, np.float32)) for number in (NO_HYPOTHESIS, EMPTY))
+    shared = weights.tensors()
+    step_nodes = weights.taken_from(body)
 
-    constant = weights.constant
-    loop_body = helper.make_graph(
+    def boolean(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.BOOL, [])
+
+    steps = helper.make_graph(
+        step_nodes,
+        "steps",
         [
-            *step_nodes,
-            helper.make_node("Cast", ["after.done"], ["done_number"], to=TensorProto.INT32),
-            helper.make_node("ReduceMin", ["done_number"], ["all_done_number"], keepdims=0),
-            helper.make_node("Equal", ["all_done_number", constant(np.array(0, np.int32))], ["continue"]),
-        ],
-        "step",
-        [
-            helper.make_tensor_value_info("iteration", TensorProto.INT64, []),
-            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            boolean("going"),
             *(value_info(body.input, name) for name in search),
         ],
-        [
-            helper.make_tensor_value_info("continue", TensorProto.BOOL, []),
-            *(value_info(body.output, name) for name in after),
-        ],
+        [boolean("go_on"), *(value_info(body.output, name) for name in after)],
+        # ONNX Runtime packs the matrices of a loop within a loop for its products only if they are its own.
+        initializer=weights.tensors()[len(shared) :],
     )
-    final = [f"final.{name}" for name in search]
-    zero, one, pad = (constant(np.array(number, np.int64)) for number in (0, 1, config.pad_token_id))
-    first_axis, last_axis = (constant(np.array([axis])) for axis in (0, 2))
-    nodes = [
-        helper.make_node("Range", [zero, "num_beams", one], ["beams"]),
-        *start_nodes,
-        helper.make_node(
-            "Loop", ["", constant(np.array(True)), *(f"first.{name}" for name in search)], final, body=loop_body
+    by_row = [*memory, *(name for name in search if name != "length")]
+    result = ["rows", "sequences", "scores"]
+    state = [*memory, *places, *search, *result]
+    generation_nodes = [
+        node("Loop", ["", always, *(f"in.{name}" for name in search)], [f"end.{name}" for name in search], body=steps),
+        # What a sentence has found goes to its row of the result: its pool or, if that is empty, at its limit, its
+        # live hypotheses. Who goes on will be written again.
+        node("Split", ["end.tokens"], ["live", "pool"], axis=1, num_outputs=2),
+        node("Slice", ["end.pool_scores", first_axis, second_axis, second_axis], ["best_of_pool"]),
+        node("LessOrEqual", ["best_of_pool", nothing], ["pool_is_empty"]),
+        node("Gather", ["first.penalties", "end.length"], ["penalty"]),
+        node("Div", ["end.live_scores", "penalty"], ["live_divided"]),
+        node("Greater", ["end.live_scores", nothing], ["is_live"]),
+        node("Where", ["is_live", "live_divided", empty], ["live_final"]),
+        node("Where", ["pool_is_empty", "live_final", "end.pool_scores"], ["found_scores"]),
+        node("Unsqueeze", ["pool_is_empty", last_axis], ["pool_of_row_is_empty"]),
+        node("Where", ["pool_of_row_is_empty", "live", "pool"], ["found"]),
+        node("Shape", ["end.tokens"], ["length_now"], start=2),
+        node("Shape", ["in.sequences"], ["length_before"], start=2),
+        node("Sub", ["length_now", "length_before"], ["longer"]),
+        node("Concat", [first_axis, "longer"], ["pads"], axis=0),
+        node("Pad", ["in.sequences", "pads", pad, last_axis], ["widened"]),
+        node("Unsqueeze", ["in.rows", second_axis], ["row_indices"]),
+        node("ScatterND", ["widened", "row_indices", "found"], ["out.sequences"]),
+        node("ScatterND", ["in.scores", "row_indices", "found_scores"], ["out.scores"]),
+        # Who is done leaves; the others close up.
+        node("Squeeze", ["end.done", second_axis], ["is_done"]),
+        node("Not", ["is_done"], ["stays"]),
+        *(
+            node("Compress", [f"{'end' if name in search else 'in'}.{name}", "stays"], [f"out.{name}"], axis=0)
+            for name in by_row
         ),
-        # A slot in which nothing finished is padding; the longest hypothesis gives the length.
-        helper.make_node("Greater", ["final.pool_scores", constant(np.array(NO_HYPOTHESIS, np.float32))], ["exists"]),
-        helper.make_node("Unsqueeze", ["exists", last_axis], ["exists_3d"]),
-        helper.make_node("Where", ["exists_3d", "final.pool", pad], ["all_tokens"]),
-        helper.make_node("Equal", ["all_tokens", pad], ["is_padding"]),
-        helper.make_node("Not", ["is_padding"], ["is_token"]),
-        helper.make_node("Cast", ["is_token"], ["is_token_number"], to=TensorProto.INT64),
-        helper.make_node("ReduceSum", ["is_token_number", last_axis], ["lengths"], keepdims=0),
-        helper.make_node("ReduceMax", ["lengths"], ["longest"], keepdims=0),
-        helper.make_node("Unsqueeze", ["longest", first_axis], ["end"]),
-        helper.make_node("Slice", ["all_tokens", first_axis, "end", last_axis], ["sequences"]),
-        helper.make_node("Identity", ["final.pool_scores"], ["scores"]),
+        node("Compress", ["in.rows", "stays"], ["out.rows"], axis=0),
+        node("Identity", ["end.length"], ["out.length"]),
+        node("Shape", ["out.rows"], ["staying"]),
+        *(node("Slice", [f"in.{name}", first_axis, "staying", first_axis], [f"out.{name}"]) for name in places),
+        node("Squeeze", ["staying", first_axis], ["how_many_stay"]),
+        node("Greater", ["how_many_stay", zero], ["somebody_stays"]),
+    ]
+    kinds = [
+        *body.input,
+        helper.make_tensor_value_info("rows", TensorProto.INT64, [None]),
+        helper.make_tensor_value_info("sequences", TensorProto.INT64, [None] * 3),
+        helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None] * 2),
+    ]
+    generations = helper.make_graph(
+        generation_nodes,
+        "generations",
+        [
+            helper.make_tensor_value_info("generation", TensorProto.INT64, []),
+            boolean("everybody_left"),
+            *(value_info(kinds, name, "in.") for name in state),
+        ],
+        [boolean("somebody_stays"), *(value_info(kinds, name, "out.") for name in state)],
+    )
+    nodes = [
+        node("Range", [zero, "num_beams", one], ["beams"]),
+        # How many hypotheses have to be final; 0: all.
+        node("Greater", ["num_return_sequences", zero], ["some_are_wanted"]),
+        node("Where", ["some_are_wanted", "num_return_sequences", "num_beams"], ["how_many_are_wanted"]),
+        node("Unsqueeze", ["how_many_are_wanted", first_axis], ["wanted"]),
+        node("Sub", ["wanted", one], ["needed"]),
+        *start_nodes,
+        node("Shape", ["input_ids"], ["batch"], end=1),
+        node("Squeeze", ["batch", first_axis], ["batch_size"]),
+        node("Range", [zero, "batch_size", one], ["first.rows"]),
+        node("Split", ["first.tokens"], ["first.sequences", "first.pool"], axis=1, num_outputs=2),
+        node("Identity", ["first.pool_scores"], ["first.scores"]),
+        node(
+            "Loop",
+            ["", always, *(f"first.{name}" for name in state)],
+            [f"final.{name}" for name in state],
+            body=generations,
+        ),
+        # The best of them; a slot in which nothing finished is padding; the longest hypothesis gives the length.
+        node("Slice", ["final.scores", first_axis, "wanted", second_axis], ["scores"]),
+        node("Slice", ["final.sequences", first_axis, "wanted", second_axis], ["best_tokens"]),
+        node("Greater", ["scores", nothing], ["exists"]),
+        node("Unsqueeze", ["exists", last_axis], ["row_exists"]),
+        node("Where", ["row_exists", "best_tokens", pad], ["all_tokens"]),
+        node("Equal", ["all_tokens", pad], ["is_padding"]),
+        node("Not", ["is_padding"], ["is_token"]),
+        node("Cast", ["is_token"], ["is_token_number"], to=TensorProto.INT64),
+        node("ReduceSum", ["is_token_number", last_axis], ["lengths"], keepdims=0),
+        node("ReduceMax", ["lengths"], ["longest"], keepdims=0),
+        node("Unsqueeze", ["longest", first_axis], ["end"]),
+        node("Slice", ["all_tokens", first_axis, "end", last_axis], ["sequences"]),
     ]
     defaults = {
         "num_beams": np.array(generation.num_beams or 4, np.int64),
         "max_length": np.array(NO_MAXIMUM, np.int64),
         "length_penalty": np.array(0.6 if generation.length_penalty is None else generation.length_penalty, np.float32),
         "min_length": np.array(0, np.int64),
+        "num_return_sequences": np.array(0, np.int64),
     }
     ids = ("input_ids", "attention_mask")
     return helper.make_graph(
@@ -216,17 +325,17 @@ def join(
             ),
         ],
         [
-            helper.make_tensor_value_info("sequences", TensorProto.INT64, ["batch", "beams", "length"]),
-            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", "beams"]),
+            helper.make_tensor_value_info("sequences", TensorProto.INT64, ["batch", "hypotheses", "length"]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", "hypotheses"]),
         ],
-        initializer=[*weights.tensors(), *(numpy_helper.from_array(value, name) for name, value in defaults.items())],
+        initializer=[*shared, *(numpy_helper.from_array(value, name) for name, value in defaults.items())],
     )
 
 
-def value_info(values: Iterable[onnx.ValueInfoProto], name: str) -> onnx.ValueInfoProto:
+def value_info(values: Iterable[onnx.ValueInfoProto], name: str, prefix: str = "") -> onnx.ValueInfoProto:
     """The type and rank of a value; its sizes change from step to step."""
-    tensor = next(value for value in values if value.name == name).type.tensor_type
-    return helper.make_tensor_value_info(name, tensor.elem_type, [None] * len(tensor.shape.dim))
+    tensor = next(value for value in values if value.name in (name, f"in.{name}")).type.tensor_type
+    return helper.make_tensor_value_info(prefix + name, tensor.elem_type, [None] * len(tensor.shape.dim))
 
 
 def renamed(graph: GraphProto, prefix: str, inputs: list[str], outputs: list[str]) -> None:
@@ -263,10 +372,13 @@ class Weights:
     def taken_from(self, graph: GraphProto) -> list[NodeProto]:
         """The graph's nodes, which now read the common tensors; those that transpose one of these come first."""
         names, transposes = {}, []
+        outputs = {value.name for value in graph.output}
         for tensor in graph.initializer:
             array = numpy_helper.to_array(tensor)
             content = content_of(array)
-            if content in self.by_content:
+            if content in self.by_content and tensor.name in outputs:
+                transposes.append(helper.make_node("Identity", [self.by_content[content].name], [tensor.name]))
+            elif content in self.by_content:
                 names[tensor.name] = self.by_content[content].name
             elif array.ndim == 2 and array.size >= SMALLEST_WEIGHT and content_of(array.T) in self.by_content:
                 # The tied matrix: embedding (V, d_model) and output (d_model, V).

@@ -28,6 +28,7 @@ const settings = {
   max_length: integer(1000000),
   length_penalty: new ort.Tensor("float32", Float32Array.from([0.6]), []),
   min_length: integer(0),
+  num_return_sequences: integer(1),
 };
 const { sequences, scores } = await session.run({
   input_ids: new ort.Tensor("int64", rows((ids) => filled(ids, pad)), shape),
