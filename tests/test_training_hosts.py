@@ -49,13 +49,13 @@ def two_hosts():
 
 
 def launch(flags: dict, number: int, hosts: int, log: Path) -> subprocess.Popen:
-    """`accelerate launch` of two processes: on one host, or on each of two hosts its share."""
+    """`accelerate launch` by the shipped files, of two processes: on one host, or on each of two hosts its share."""
     command = ["ip", "netns", "exec", HOSTS[number]] if hosts == 2 else []
-    command += [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    command += ["--num_machines", str(hosts), "--machine_rank", str(number), "--mixed_precision", "no"]
-    command += ["--dynamo_backend", "no"]
+    config = ROOT / "training" / "accelerate" / ("two_hosts.yaml" if hosts == 2 else "one_host.yaml")
+    command += [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    command += ["--num_processes", "2", "--mixed_precision", "no"]
     if hosts == 2:
-        command += ["--main_process_ip", ADDRESSES[0], "--main_process_port", "29511"]
+        command += ["--machine_rank", str(number), "--main_process_ip", ADDRESSES[0]]
     command += ["-m", "training"]
     command += [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -11,11 +11,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.texts import TARGET_TOKENIZER
 
 from .checkpoint import checkpoints, verify
 
 WEIGHTS = "model.safetensors"
-BESIDE_WEIGHTS = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
+BESIDE_WEIGHTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+BESIDE_WEIGHTS += tuple(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)
 
 
 def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
@@ -55,9 +58,11 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
         save_file(average_weights(folders), temporary / WEIGHTS, metadata={"format": "pt"})
         for name in BESIDE_WEIGHTS:
             if (folders[-1] / name).is_file():
+                (temporary / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(folders[-1] / name, temporary / name)
         for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
             if (temporary / name).is_file():
+                (output / name).parent.mkdir(exist_ok=True)
                 os.replace(temporary / name, output / name)
     except (OSError, SafetensorError) as error:
         raise UnavailableError(f"{output} cannot be written: {getattr(error, 'strerror', None) or error}") from error

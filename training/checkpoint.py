@@ -93,10 +93,12 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         write(temporary)
-        files = sorted(path for path in temporary.iterdir() if path.is_file())
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
         for path in files:
             _sync_file(path)
-        entries = [{"name": p.name, "size": p.stat().st_size, "sha256": _sha256(p)} for p in files]
+        entries = [
+            {"name": p.relative_to(temporary).as_posix(), "size": p.stat().st_size, "sha256": _sha256(p)} for p in files
+        ]
         write_json(temporary / MANIFEST, {"step": step, "files": entries})
         if final.exists():
             shutil.rmtree(final)

@@ -349,8 +349,17 @@ def _padded(ids, ends, all_lengths, pairs, pad):
     return padded, real
 
 
-def load_corpus(texts: list[ParallelText], tokenizer: Any, recipe: Recipe, cache: Path, log: Log) -> Corpus:
+def load_corpus(
+    texts: list[ParallelText],
+    tokenizer: Any,
+    recipe: Recipe,
+    cache: Path,
+    log: Log,
+    target_tokenizer: Any = None,
+) -> Corpus:
     """The tokenised corpus of these texts, from the cache or made there now.
+
+    target_tokenizer: of the target texts, where they have a vocabulary of their own
 
     Every row that is dropped is counted by reason and logged. Raises InputError when nothing is left.
     """
@@ -362,6 +371,8 @@ def load_corpus(texts: list[ParallelText], tokenizer: Any, recipe: Recipe, cache
         "encoding_errors": recipe.encoding_errors,
         "texts": [text.fingerprint() for text in texts],
     }
+    if target_tokenizer is not None:
+        rules["target tokenizer"] = tokenizer_sha256(target_tokenizer)
     key = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
     folder = cache / key
     if folder.exists():
@@ -373,7 +384,7 @@ def load_corpus(texts: list[ParallelText], tokenizer: Any, recipe: Recipe, cache
     temporary = cache / f"{key}.tmp-{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
-        about = _tokenise(texts, tokenizer, recipe, temporary, log)
+        about = _tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, log)
         _write_json(temporary / "corpus.json", {**rules, **about})
         if not folder.exists():
             os.replace(temporary, folder)
@@ -417,11 +428,14 @@ def overlap(train: Corpus, held_out: Corpus) -> int:
     return int(np.isin(held_out.pair_hashes, train.pair_hashes).sum())
 
 
-def _tokenise(texts: list[ParallelText], tokenizer: Any, recipe: Recipe, folder: Path, log: Log) -> dict[str, Any]:
-    backend = tokenizer.backend_tokenizer
-    # Whatever looks like a control token in the text is text.
-    backend.encode_special_tokens = True
-    dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+def _tokenise(
+    texts: list[ParallelText], tokenizers: list[Any], recipe: Recipe, folder: Path, log: Log
+) -> dict[str, Any]:
+    """tokenizers: of the source and of the target"""
+    backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
+    for backend in backends:  # Whatever looks like a control token in the text is text.
+        backend.encode_special_tokens = True
+    dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
     dropped = {reason: Dropped() for reason in ("not UTF-8", "empty", "too long", "length ratio")}
     digest = hashlib.sha256()
@@ -435,8 +449,10 @@ def _tokenise(texts: list[ParallelText], tokenizer: Any, recipe: Recipe, folder:
         for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
             read += len(chunk.sources)
             pairs, lines = _usable_text(chunk, recipe, dropped, f"{text.name}:" if len(texts) > 1 else "")
-            encoded = backend.encode_batch_fast(list(chain.from_iterable(pairs)))
-            sides = [[e.ids for e in encoded[0::2]], [e.ids for e in encoded[1::2]]]
+            sides = [
+                [encoded.ids for encoded in backend.encode_batch_fast([pair[side] for pair in pairs])]
+                for side, backend in enumerate(backends)
+            ]
             lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int32)
             keep = _within_limits(lengths, lines, recipe, dropped)
             for i, side in enumerate(sides):

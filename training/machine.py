@@ -117,6 +117,20 @@ def refuse_too_few_processes(wanted: int | None, running: int) -> None:
         )
 
 
+def refuse_sharded_model() -> None:
+    """Raises UnavailableError where Accelerate was configured to split the weights over processes (FSDP, DeepSpeed).
+
+    Without GPUs Accelerate forgets such a configuration and says nothing.
+    """
+    for variable, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
+        if os.environ.get(variable, "").lower() in ("true", "1"):
+            raise UnavailableError(
+                f"Accelerate is configured for {name}, which splits the weights; here every process holds all of "
+                "them (big's, with gradients and moments, are 3.2 GiB): use training/accelerate/one_host.yaml or "
+                "two_hosts.yaml, and gradient_checkpointing where activations are too many"
+            )
+
+
 def _processes_asked_of_launcher() -> int | None:
     """How many processes the launcher that started this one was asked for; None without one."""
     if os.environ.get("WORLD_SIZE", "").isdigit():

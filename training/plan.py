@@ -19,7 +19,7 @@ from .corpus import load_corpus, parallel_texts
 from .cost import count_parameters, product_rate, seconds_of, training_flops, training_memory
 from .loss import CHUNK_ELEMENTS, TrainingLoss
 from .recipe import Recipe, load_recipe
-from .train import load_or_train_tokenizer, make_model, model_config, total_steps
+from .train import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config, total_steps
 
 
 def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:
@@ -61,8 +61,9 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             texts = parallel_texts(recipe, recipe.train)
             tokenizer = load_or_train_tokenizer(recipe, Path(folder), texts, lambda _: None)
-            corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None)
-            vocabulary = len(tokenizer)
+            targets_own = load_target_tokenizer(recipe, Path(folder))
+            corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None, targets_own)
+            vocabulary, target_vocabulary = len(tokenizer), targets_own and len(targets_own)
             plan = plan_batches(
                 corpus.source_lengths,
                 corpus.target_lengths,
@@ -78,9 +79,9 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
             }
     else:
         # The paper's text: 25 tokens a side on average (about 4.5 million pairs, 25,000 + 25,000 tokens a step).
-        vocabulary, source, target = recipe.vocab_size, 25.0, 25.0
+        vocabulary, target_vocabulary, source, target = recipe.vocab_size, None, 25.0, 25.0
         result |= {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": recipe.max_steps}
-    config = model_config(recipe, vocabulary)
+    config = model_config(recipe, vocabulary, target_vocabulary)
     share = source / (source + target)
     tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)

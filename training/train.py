@@ -27,12 +27,14 @@ from accelerate.utils import (
     LoggerType,
     broadcast_object_list,
 )
-from transformers import AutoTokenizer
+from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.loading import check_generation_config, find_folder, load_config, load_tokenizer
 from vaswani_transformer.pictures import curve_figure, curves_of
+from vaswani_transformer.texts import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.translator import Translator
 
@@ -93,6 +95,7 @@ def train(recipe: Recipe) -> None:
     reporter = Reporter(accelerator.is_main_process)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
+        machine.refuse_sharded_model()
         machine.refuse_too_few_processes(recipe.processes, accelerator.num_processes)
         if accelerator.is_main_process:
             stack.enter_context(checkpoint.lock_run(output))
@@ -137,7 +140,7 @@ def _claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     record = output / "run.json"
     foreign = [path.name for path in output.iterdir() if not path.name.startswith((".lock", "run.json.tmp-"))]
     if recipe.overwrite and record.exists():
-        for name in ("checkpoints", "corpus"):
+        for name in ("checkpoints", "corpus", TARGET_TOKENIZER):
             shutil.rmtree(output / name, ignore_errors=True)
         for name in (
             "run.json",
@@ -197,8 +200,8 @@ class Run:
         self.saving = checkpoint.Background()
         self.progress = Progress()
 
-        self.tokenizer, self.corpus, self.validation = self._main_process_first(self._read_text)
-        self.config = model_config(recipe, len(self.tokenizer))
+        self.tokenizer, self.target_tokenizer, self.corpus, self.validation = self._main_process_first(self._read_text)
+        self.config = model_config(recipe, len(self.tokenizer), self.target_tokenizer and len(self.target_tokenizer))
         self.plan = plan_batches(
             self.corpus.source_lengths,
             self.corpus.target_lengths,
@@ -246,6 +249,8 @@ class Run:
             "tokenizer sha256": tokenizer_sha256(self.tokenizer),
             "processes": accelerator.num_processes,
         }
+        if self.target_tokenizer is not None:
+            self.identity["target tokenizer sha256"] = tokenizer_sha256(self.target_tokenizer)
 
     # --- what is trained on what ---
 
@@ -255,22 +260,23 @@ class Run:
         self.accelerator.wait_for_everyone()
         return result if self.accelerator.is_main_process else function()
 
-    def _read_text(self) -> tuple[Any, Corpus, Corpus | None]:
+    def _read_text(self) -> tuple[Any, Any, Corpus, Corpus | None]:
         recipe, say = self.recipe, self.reporter.say
         texts = parallel_texts(recipe, recipe.train)
         held_out = parallel_texts(recipe, recipe.validation)
         test = parallel_texts(recipe, recipe.test)
         tokenizer = load_or_train_tokenizer(recipe, self.output, texts, say)
+        targets_own = load_target_tokenizer(recipe, self.output)
         cache = Path(recipe.cache) if recipe.cache else self.output / "corpus"
-        corpus = load_corpus(texts, tokenizer, recipe, cache, say)
-        validation = load_corpus(held_out, tokenizer, recipe, cache, say) if held_out else None
-        for name, other in (
-            ("validation", validation),
-            ("test", load_corpus(test, tokenizer, recipe, cache, say) if test else None),
-        ):
+        corpus, validation, in_test = (
+            load_corpus(each, tokenizer, recipe, cache, say, targets_own) if each else None
+            for each in (texts, held_out, test)
+        )
+        assert corpus is not None
+        for name, other in (("validation", validation), ("test", in_test)):
             if other is not None and (common := overlap(corpus, other)):
                 say(f"warning: {common} of {len(other)} {name} pairs are in the training text as well")
-        return tokenizer, corpus, validation
+        return tokenizer, targets_own, corpus, validation
 
     # --- the loop ---
 
@@ -522,7 +528,7 @@ class Run:
         chunks = [chunk for text in texts for chunk in text.chunks()]
         sources = [line or "" for chunk in chunks for line in chunk.sources]
         references = [line or "" for chunk in chunks for line in chunk.targets]
-        translations = Translator(self.model, self.tokenizer).translate(sources)
+        translations = Translator(self.model, self.tokenizer, self.target_tokenizer).translate(sources)
         return corpus_bleu(translations, references)
 
     # --- checkpoints ---
@@ -546,6 +552,8 @@ class Run:
         def write(folder: Path) -> None:
             self.model.save_pretrained(folder, state_dict=weights)
             self.tokenizer.save_pretrained(folder)
+            if self.target_tokenizer is not None:
+                self.target_tokenizer.save_pretrained(folder / TARGET_TOKENIZER)
             checkpoint.save_tensors(moments, folder / checkpoint.OPTIMIZER)
             checkpoint.write_json(folder / checkpoint.STATE, state)
 
@@ -638,9 +646,10 @@ def total_steps(recipe: Recipe, plan: Plan) -> int:
 
 
 def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any) -> Any:
-    """The recipe's tokenizer, the one in output_dir, or one trained now on the training text and written there."""
-    folder = Path(recipe.tokenizer) if recipe.tokenizer is not None else output
-    if recipe.tokenizer is None and not (output / "tokenizer.json").is_file():
+    """The recipe's tokenizer, that of initial_weights, the one in output_dir, or one trained now on the training text
+    and written there."""
+    folder = tokenizer_folder(recipe, output)
+    if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
         tokenizer = train_tokenizer(text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits)
         temporary = output / f"tokenizer.tmp-{os.getpid()}"
@@ -651,27 +660,50 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
         temporary.rmdir()
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # The tokenizers library raises plain Exception for a file that is cut off.
-        raise BrokenFileError(f"{folder / 'tokenizer.json'} cannot be read: {' '.join(str(error).split())}") from error
-    return tokenizer
+    return load_tokenizer(folder)
 
 
-def model_config(recipe: Recipe, vocabulary: int) -> VaswaniTransformerConfig:
-    """The config of preset and overrides for a tokenizer of that size. Raises InputError by field."""
+def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
+    """The second tokenizer, in the same place as the first, where the languages share no vocabulary; else None."""
+    folder = tokenizer_folder(recipe, output) / TARGET_TOKENIZER
+    return load_tokenizer(folder) if folder.is_dir() and folder.parent != output else None
+
+
+def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
+    if recipe.tokenizer is not None:
+        return Path(recipe.tokenizer)
+    return output if recipe.initial_weights is None else find_folder(recipe.initial_weights)
+
+
+def model_config(recipe: Recipe, vocabulary: int, target_vocabulary: int | None = None) -> VaswaniTransformerConfig:
+    """The config of preset, or of initial_weights, and overrides, for tokenizers of that size.
+
+    target_vocabulary: None where both languages share one tokenizer
+    Raises InputError by field.
+    """
     known = {f.name for f in dataclasses.fields(VaswaniTransformerConfig)}
     for key in recipe.model:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             raise InputError(f"model: unknown config field {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    overrides = {"vocab_size": vocabulary, **recipe.model}
+    sizes: dict[str, Any] = {"vocab_size": vocabulary}
+    if target_vocabulary is not None:
+        sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
     try:
-        config = VaswaniTransformerConfig.from_preset(recipe.preset, **overrides)
+        if recipe.initial_weights is not None:
+            # Its embedding may have more rows than the tokenizer has tokens.
+            before = load_config(find_folder(recipe.initial_weights)).to_dict()
+            config = VaswaniTransformerConfig.from_dict(before | recipe.model)
+        else:
+            config = VaswaniTransformerConfig.from_preset(recipe.preset, **(sizes | recipe.model))
     except (ValueError, TypeError) as error:
         raise InputError(f"model: {' '.join(str(error).split())}") from error
-    if config.vocab_size < vocabulary:
-        raise InputError(f"model: vocab_size is {config.vocab_size}, the tokenizer has {vocabulary} tokens")
+    for field, size, wanted in (
+        ("vocab_size", config.vocab_size, vocabulary),
+        ("decoder_vocab_size", config.decoder_vocab_size or config.vocab_size, target_vocabulary or vocabulary),
+    ):
+        if size < wanted:
+            raise InputError(f"model: {field} is {size}, the tokenizer has {wanted} tokens")
     return config
 
 
@@ -682,7 +714,11 @@ def make_model(
     config._attn_implementation = attention
     model = VaswaniTransformerForConditionalGeneration(config)
     if recipe.initial_weights is not None:
-        checkpoint.restore_model(model, Path(recipe.initial_weights))
+        folder = find_folder(recipe.initial_weights)
+        checkpoint.restore_model(model, folder)
+        if (folder / "generation_config.json").is_file():
+            check_generation_config(folder, config)
+            model.generation_config = GenerationConfig.from_pretrained(folder)
     if recipe.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model

@@ -1,0 +1,99 @@
+"""What comes after converting: fine-tuning, ONNX, the Translator; with one vocabulary and with two."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from golden import FIXTURES, Golden, converted
+from safetensors.torch import load_file
+from training_child import TrainingProcess
+
+from conversion.__main__ import main
+from vaswani_transformer import Translator
+from vaswani_transformer.loading import load_config
+
+# fairseq: a joint vocabulary; the others have one for each side, OpenNMT-py's source without </s>.
+NAMES = ["fairseq", "marian-prenorm", "opennmt-py"]
+
+
+def fine_tuned(checkpoint: Golden, tmp_path: Path, **keys: Any) -> Path:
+    """The model's folder after training on the sentences that its toolkit was trained on."""
+    for language, side in (("en", 0), ("de", 1)):
+        lines = "".join(pair[side] + "\n" for pair in checkpoint.inputs[:-1])
+        (tmp_path / f"train.{language}").write_text(lines, encoding="utf-8")
+    flags = {
+        "data": str(tmp_path),
+        "validation": ["train"],
+        "output_dir": str(tmp_path / "tuned"),
+        "initial_weights": str(checkpoint.folder),
+        "tokens_per_step": 400,
+        "micro_batches": 1,
+        "max_length": 60,
+        "warmup_steps": 1,
+        "average_last": 1,
+        "mixed_precision": "no",
+    }
+    process = TrainingProcess(flags | keys, tmp_path / "log")
+    assert process.wait() == 0, process.said()
+    return tmp_path / "tuned"
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[:2]), NAMES[2]])
+def test_fine_tuning_begins_with_the_converted_model(name: str, tmp_path: Path):
+    """Configuration, both tokenizers and every weight are the converted folder's; nothing need be said twice."""
+    checkpoint = converted(name)
+    tuned = fine_tuned(checkpoint, tmp_path, learning_rate=1e-12, max_steps=1, validate_every=None, validation=[])
+    before, after = load_config(checkpoint.folder).to_dict(), load_config(tuned).to_dict()
+    assert {**after, "_attn_implementation": None} == {**before, "_attn_implementation": None}
+    ours, theirs = load_file(checkpoint.folder / "model.safetensors"), load_file(tuned / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    for weight in ours:
+        torch.testing.assert_close(theirs[weight], ours[weight], atol=1e-9, rtol=0)
+    for side in ("source", "target"):
+        own = Golden(name, checkpoint.checkpoint, tuned, {}, []).tokenizer(side)
+        assert own.backend_tokenizer.to_str() == checkpoint.tokenizer(side).backend_tokenizer.to_str()
+    texts = [source for source, _ in checkpoint.inputs]
+    translators = [Translator.from_pretrained(folder, device="cpu") for folder in (checkpoint.folder, tuned)]
+    assert translators[0].translate(texts) == translators[1].translate(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_fine_tuning_learns_what_it_is_given(name: str, tmp_path: Path):
+    checkpoint = converted(name)
+    keys = {"learning_rate": 1e-3, "max_steps": 20, "validate_every": 10, "model": {"dropout": 0.0}}
+    tuned = fine_tuned(checkpoint, tmp_path, label_smoothing=0.0, **keys)
+    records = [json.loads(line) for line in (tuned / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["validation_loss"] for record in records if "validation_loss" in record]
+    sources, targets = ([pair[side] for pair in checkpoint.inputs[:-1]] for side in (0, 1))
+    before, after = (
+        sum(score.total for score in Translator.from_pretrained(folder, device="cpu").score(sources, targets))
+        for folder in (checkpoint.folder, tuned)
+    )
+    assert after > before and losses[-1] < losses[0]
+
+
+def exported(folder: Path, out: Path) -> Path:
+    from conversion.onnx.__main__ import export_folder
+
+    export_folder(folder, out)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*NAMES, "variants/fairseq-learned", "variants/fairseq-relu-squared", "tensor2tensor"])
+def test_the_onnx_graph_of_a_converted_model_translates_as_torch_does(name: str, tmp_path: Path):
+    pytest.importorskip("onnxruntime")
+    main([str(FIXTURES / name), str(tmp_path / "model")])
+    exported(tmp_path / "model", tmp_path / "onnx")
+    torchs = Translator.from_pretrained(tmp_path / "model", device="cpu")
+    graphs = Translator.from_pretrained(tmp_path / "onnx", device="cpu", backend="onnx", threads=1)
+    words = [token for token in torchs.tokenizer.get_vocab() if token.isalnum()][:8]
+    texts = [" ".join(words[:length]) for length in (1, 3, 8)] + ["unheard-of </s>"]
+    found = graphs.translate(texts, n_best=2, return_scores=True)
+    for ours, theirs in zip(found, torchs.translate(texts, n_best=2, return_scores=True), strict=True):
+        assert [hypothesis.tokens for hypothesis in ours] == [hypothesis.tokens for hypothesis in theirs]
+        assert [hypothesis.text for hypothesis in ours] == [hypothesis.text for hypothesis in theirs]
+        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
