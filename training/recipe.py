@@ -89,7 +89,8 @@ class Recipe:
     # Stop after this many validations without a lower loss.
     patience: int | None = _key(None, at_least=1)
 
-    # Validation: every so many steps the loss, and if asked BLEU (beam 4 translation of the validation text).
+    # Validation: every so many steps (null: at every checkpoint) and at the end the loss; if asked, BLEU (beam 4).
+    # The best so far is always kept as a checkpoint.
     validate_every: int | None = _key(1000, at_least=1)
     bleu_every: int | None = _key(None, at_least=1, resume="free")
 

@@ -289,7 +289,7 @@ class Run:
             self.accelerator.init_trackers("vaswani_transformer", config=_flat(dataclasses.asdict(recipe)))
         self.reporter.start(self.output, self.accelerator, progress.step, self.total_steps)
         self.start_window()
-        saved = validated = progress.step
+        saved = progress.step
         code = self._agreed_code()
         while code == GO_ON:
             self._written(wait=False)
@@ -302,13 +302,14 @@ class Run:
             self.reporter.advance(step)
             code = self._agreed_code()
             save_due = step % recipe.save_every == 0 or code == LIMIT_REACHED
-            validate_due = recipe.validate_every is not None and step % recipe.validate_every == 0
-            if self.validation is not None and (validate_due or save_due) and code < SIGNAL:
+            validate_due = step % (recipe.validate_every or recipe.save_every) == 0 or code == LIMIT_REACHED
+            is_best = False
+            if self.validation is not None and validate_due and code < SIGNAL:
                 self._validate()
-                validated = step
+                is_best = progress.validations_since_best == 0
                 code = max(code, self._agreed_code())
-            if code != GO_ON or save_due:
-                self._save(is_best=validated == step and progress.validations_since_best == 0)
+            if code != GO_ON or save_due or is_best:
+                self._save(is_best)
                 saved = step
         if code >= SIGNAL:
             if saved != progress.step:
