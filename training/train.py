@@ -538,6 +538,7 @@ class Run:
         """A checkpoint of the state between two steps: copied now, written while training goes on."""
         accelerator, progress, recipe = self.accelerator, self.progress, self.recipe
         if not accelerator.is_main_process:
+            self.start_window()
             return
         started, step = time.perf_counter(), progress.step
         self._written()  # One at a time: memory for a second copy may not be there.
