@@ -8,10 +8,10 @@ import typer
 
 from vaswani_transformer.errors import InputError, exit_cleanly
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(help="Convert a checkpoint of another toolkit to a model folder, or with --to a model folder to one.")
+@app.command(help="Convert a checkpoint of another toolkit to a model folder or, with --to, a model folder to one.")
 def convert(
     words: Annotated[
         list[str],

@@ -6,7 +6,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, exit_cleanly
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(

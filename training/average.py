@@ -70,7 +70,7 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(help="Average the weights of checkpoints into a model folder.")

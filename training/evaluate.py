@@ -197,7 +197,7 @@ def hardware() -> str:
     return f"{len(os.sched_getaffinity(0))} cores of {name}"
 
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(help="Translate a test set and score it: BLEU three ways, chrF, exact matches.")

@@ -133,7 +133,7 @@ def show(plan: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(

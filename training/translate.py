@@ -34,7 +34,7 @@ ABOUT = "about.json"
 # The others wait for the slowest at the end, for as long as a shard may take.
 TIMEOUT = timedelta(days=7)
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(help="Translate a large text file with several processes, resumable by shard.")

@@ -13,7 +13,7 @@ from vaswani_transformer.errors import InputError, exit_cleanly
 
 from . import SPLITS, load
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def write_parallel_text(folder: Path) -> list[Path]:
