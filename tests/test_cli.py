@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -75,13 +74,14 @@ def test_help_names_every_command(start):
 
 
 @pytest.mark.parametrize("start", [SCRIPT, ["-m", "vaswani_transformer"]], ids=["console script", "module"])
-def test_help_is_there_within_half_a_second(start):
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        subprocess.run([sys.executable, *start, "--help"], env=ENVIRONMENT, capture_output=True, check=True)
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.5
+def test_help_is_there_at_once_since_nothing_heavy_is_imported(start):
+    """Seconds would depend on what else the machine does: measured alone, 0.1 to 0.2."""
+    command = [sys.executable, "-X", "importtime", *start, "--help"]
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    imported = {line.rsplit("|", 1)[1].strip() for line in result.stderr.splitlines() if "|" in line}
+    assert "typer" in imported
+    heavy = {"torch", "transformers", "tokenizers", "numpy", "accelerate", "huggingface_hub", "onnxruntime"}
+    assert not imported & heavy
 
 
 def test_no_arguments_are_a_question_for_help(capsys):

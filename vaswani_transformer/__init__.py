@@ -9,6 +9,7 @@ Importing the package registers the model with transformers' Auto classes:
 
 import sys
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ def register() -> None:
 
 
 # The console script, and `python -m vaswani_transformer`, answer --help without the seconds that torch takes.
-if Path(sys.argv[0]).stem != "vaswani-transformer" and sys.orig_argv[1:3] != ["-m", __name__]:
+if Path(sys.argv[0]).stem != "vaswani-transformer" and ("-m", __name__) not in pairwise(sys.orig_argv):
     try:
         register()
     except ModuleNotFoundError as error:  # a deployment of ONNX files has neither
