@@ -85,11 +85,11 @@ def test_processes_share_a_step_without_changing_it(processes):
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 9))
-def test_any_number_of_processes_shares_a_step_and_each_has_a_part(sizes, processes):
+def test_any_number_of_processes_shares_a_step_and_each_has_as_many_parts(sizes, processes):
     starts = np.cumsum([0, *sizes])
     batches = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
     work = [shares(batches, rank, processes) for rank in range(processes)]
-    assert all(work)
+    assert len({len(share) for share in work}) == 1 and all(work)
     assert sorted(np.concatenate([part for share in work for _, part in share])) == list(range(starts[-1]))
     numbers = [number for share in work for number, _ in share]
     assert len(set(numbers)) == len(numbers)  # Each part has randomness of its own.

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from training_child import TrainingProcess
 
+from training import fsdp
 from training.recipe import load_recipe
 from training.train import make_accelerator
 from vaswani_transformer import Translator
@@ -63,12 +64,12 @@ def text(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def start(text, tmp_path):
-    """start(output=..., ranks=1, fault=None, **keys) -> a running TrainingProcess"""
+    """start(output=..., ranks=1, fault=None, variables=None, **keys) -> a running TrainingProcess"""
     running = []
 
-    def run(output: str = "run", ranks: int = 1, fault=None, **keys) -> TrainingProcess:
+    def run(output: str = "run", ranks: int = 1, fault=None, variables=None, **keys) -> TrainingProcess:
         flags = SMALL | {"data": str(text), "output_dir": str(tmp_path / output)} | keys
-        process = TrainingProcess(flags, tmp_path / f"{output}.log", ranks, fault)
+        process = TrainingProcess(flags, tmp_path / f"{output}.log", ranks, fault, variables=variables)
         running.append(process)
         return process
 
@@ -102,16 +103,17 @@ def uninterrupted(text, tmp_path_factory):
     """uninterrupted(processes) -> the folder of a run that nothing disturbed, and the seconds it took."""
     made = {}
 
-    def run(processes: int) -> tuple[Path, float]:
-        if processes not in made:
+    def run(processes: int, variables: tuple[tuple[str, str], ...] = ()) -> tuple[Path, float]:
+        key = (processes, variables)
+        if key not in made:
             folder = tmp_path_factory.mktemp(f"uninterrupted-{processes}")
             flags = SMALL | {"data": str(text), "output_dir": str(folder / "run")}
             TrainingProcess({"max_steps": 0}, folder / "imports").wait()  # The first one waits for the imports.
             started = time.monotonic()
-            process = TrainingProcess(flags, folder / "log", processes)
+            process = TrainingProcess(flags, folder / "log", processes, variables=dict(variables))
             assert process.wait() == 0, process.said()
-            made[processes] = folder / "run", time.monotonic() - started
-        return made[processes]
+            made[key] = folder / "run", time.monotonic() - started
+        return made[key]
 
     return run
 
@@ -119,21 +121,23 @@ def uninterrupted(text, tmp_path_factory):
 # --- killed at any instant ---------------------------------------------------------------------------------------
 
 
-def kill_and_go_on(start, tmp_path, reference: Path, seconds: float, kills: int, seed: int, processes: int) -> int:
+def kill_and_go_on(
+    start, tmp_path, reference: Path, seconds: float, kills: int, seed: int, processes: int, variables=None
+) -> int:
     """Kill a run `kills` times, by turns at a random instant and inside a random change to the disk, go on each
     time, and compare. Returns how many kills hit."""
     generator = random.Random(seed)
     hits = 0
     for i in range(kills):
         fault = ("kill", generator.randint(1, 150)) if i % 2 else None
-        process = start(ranks=processes, fault=fault)
+        process = start(ranks=processes, fault=fault, variables=variables)
         if fault is None:
             time.sleep(generator.uniform(0.1, 0.5 * seconds))
             process.kill()
             hits += process.ranks[0].exitcode == -9
         else:
             hits += process.wait() == -9
-    process = start(ranks=processes)
+    process = start(ranks=processes, variables=variables)
     assert process.wait() == 0, process.said()
     assert_bit_identical(reference, tmp_path / "run")
     leftovers = [p.name for p in (tmp_path / "run").rglob("*") if ".tmp-" in p.name]
@@ -182,17 +186,20 @@ def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_it_used(start, 
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
+def assert_same_losses(one: Path, other: Path, tolerance: float = 1e-3) -> None:
+    records = [records_of(folder) for folder in (one, other)]
+    assert any("validation_loss" in record for record in records[0])
+    for a, b in zip(*records, strict=True):
+        assert a["step"] == b["step"] and a.get("tokens") == b.get("tokens")
+        for key in ("loss", "validation_loss", "gradient_norm"):
+            assert (key in a) == (key in b)
+            if key in a:
+                assert a[key] == pytest.approx(b[key], rel=tolerance)
+
+
 def test_another_number_of_processes_sees_the_same_data(uninterrupted):
     """Sums over processes round differently; data, dropout and rates are the same, so the losses agree."""
-    records = [records_of(uninterrupted(processes)[0]) for processes in (1, 2)]
-    for one, two in zip(*records, strict=True):
-        assert one["step"] == two["step"]
-        for key in ("loss", "validation_loss", "gradient_norm"):
-            assert (key in one) == (key in two)
-            if key in one:
-                assert one[key] == pytest.approx(two[key], rel=1e-3)
-        if "tokens" in one:
-            assert one["tokens"] == two["tokens"]
+    assert_same_losses(uninterrupted(1)[0], uninterrupted(2)[0])
 
 
 def test_more_processes_than_micro_batches_share_each_and_see_the_same_data(start, tmp_path):
@@ -206,6 +213,86 @@ def test_more_processes_than_micro_batches_share_each_and_see_the_same_data(star
     assert len(one) == len(two) == 2
     for a, b in zip(one, two, strict=True):
         assert a["tokens"] == b["tokens"] and a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+# --- FSDP ----------------------------------------------------------------------------------------------------------
+
+FSDP = (("ACCELERATE_USE_FSDP", "true"),)  # What `accelerate launch` sets by training/accelerate/fsdp.yaml.
+
+
+def test_fsdp_has_the_losses_of_ddp_and_writes_the_same_files(uninterrupted):
+    split, copied = uninterrupted(2, FSDP)[0], uninterrupted(2)[0]
+    assert "weights split by FSDP" in (split.parent / "log").read_text()
+    assert_same_losses(split, copied, 1e-5)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (load_file(folder / f"checkpoints/step-{STEPS}" / name) for folder in (split, copied))
+        assert {key: value.shape for key, value in one.items()} == {key: value.shape for key, value in other.items()}
+    assert {path.name for path in split.iterdir()} == {path.name for path in copied.iterdir()}
+
+
+@pytest.mark.slow
+def test_fsdp_killed_ends_with_the_same_bits(start, tmp_path, uninterrupted):
+    reference, seconds = uninterrupted(2, FSDP)
+    hits = kill_and_go_on(start, tmp_path, reference, seconds, kills=6, seed=2, processes=2, variables=dict(FSDP))
+    assert hits >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "keys"),
+    [
+        (2, {"micro_batches": 3, "max_gradient_norm": 0.5, "bleu_every": STEPS}),  # One has two, the other one.
+        (3, {"tokens_per_step": 799, "micro_batches": 1, "model": {**SMALL["model"], "d_model": 18}}),  # Uneven parts.
+        (2, {"gradient_checkpointing": True, "mixed_precision": "bf16"}),
+        (2, {"model": {**SMALL["model"], "tie_word_embeddings": False, "position_embedding_type": "learned"}}),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
+)
+def test_fsdp_has_the_losses_of_ddp_whatever_the_recipe(start, tmp_path, ranks, keys):
+    for name, variables in (("ddp", None), ("fsdp", dict(FSDP))):
+        process = start(name, ranks=ranks, variables=variables, **keys)
+        assert process.wait() == 0, process.said()
+    tolerance = 1e-2 if "mixed_precision" in keys else 1e-4
+    assert_same_losses(tmp_path / "ddp", tmp_path / "fsdp", tolerance)
+    ddp, fsdp = ([r.get("validation_bleu") for r in records_of(tmp_path / name)] for name in ("ddp", "fsdp"))
+    assert ddp == fsdp and any(bleu is not None for bleu in ddp) == ("bleu_every" in keys)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_fsdp_without_it_and_in_one_process(start, tmp_path, uninterrupted):
+    for step, ranks, variables in ((5, 2, None), (10, 2, dict(FSDP)), (15, 2, None), (20, 2, dict(FSDP))):
+        process = start(ranks=ranks, variables=variables, fault=("term", 9))  # In the fifth step from there.
+        assert process.wait() == 143 and f"saved step {step}" in process.said(), process.said()
+    assert "weights was split by FSDP, is None" in process.said()
+    process = start(allow_changed=True)
+    assert process.wait() == 0 and "going on from step-20" in process.said(), process.said()
+    folders = (uninterrupted(2)[0], tmp_path / "run")
+    one, other = (next(r for r in reversed(records_of(folder)) if "validation_loss" in r) for folder in folders)
+    assert one["step"] == other["step"] == STEPS
+    assert one["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-3)
+    assert Translator.from_pretrained(tmp_path / "run").translate(["abc"])
+
+
+def test_what_fsdp_does_not_do_is_refused_by_name(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    with pytest.raises(UnavailableError, match="fsdp_offload_params is not offered"):
+        fsdp.take_request()
+    assert not fsdp.take_request()  # Accelerate must not see it, so it is taken away.
+
+
+def test_deepspeed_is_refused_by_name(start, tmp_path):
+    process = start(variables={"ACCELERATE_USE_DEEPSPEED": "true"})
+    assert process.wait() == 4 and "DeepSpeed, which is not offered" in process.said()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_shipped_file_for_fsdp_runs_two_processes(text, tmp_path, uninterrupted):
+    result = launch(text, tmp_path, "--config_file", str(ROOT / "training/accelerate/fsdp.yaml"))
+    assert result.returncode == 0, result.stderr
+    assert "2 processes on cpu" in result.stdout + result.stderr
+    assert_bit_identical(uninterrupted(2, FSDP)[0], tmp_path / "run")
 
 
 # --- what a run leaves ---------------------------------------------------------------------------------------------

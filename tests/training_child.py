@@ -91,6 +91,7 @@ class TrainingProcess:
         processes: int = 1,
         fault: tuple[str, int] | None = None,
         program: str = "__main__",
+        variables: dict[str, str] | None = None,
     ):
         arguments = flags
         if isinstance(flags, dict):
@@ -106,6 +107,7 @@ class TrainingProcess:
                 environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
                 environment = {key: str(value) for key, value in environment.items()}
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            environment |= variables or {}
             target = _context.Process(
                 target=child, args=(arguments, str(log), environment, fault if rank == 0 else None, program)
             )

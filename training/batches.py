@@ -135,9 +135,11 @@ def shares(micro_batches: list[np.ndarray], rank: int, processes: int) -> list[t
     """What one of several processes works on: micro-batches in turn, each with its number in the step.
 
     Where processes are more than micro-batches, each micro-batch is dealt out in parts, pair by pair, so that a step
-    is the same pairs for any number of processes. A part may be empty; every process has at least one part.
+    is the same pairs for any number of processes. Every process has as many parts as the others (with FSDP all compute
+    together); a part may be empty.
     """
     parts = -(-processes // len(micro_batches))
     if parts > 1:
         micro_batches = [pairs[part::parts] for pairs in micro_batches for part in range(parts)]
-    return list(enumerate(micro_batches))[rank::processes]
+    missing = -len(micro_batches) % processes
+    return list(enumerate([*micro_batches, *[micro_batches[0][:0]] * missing]))[rank::processes]

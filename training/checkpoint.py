@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,6 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+
+from . import fsdp
 
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
@@ -143,9 +145,17 @@ class Background:
             writing.result()
 
 
-def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors as they are now, in this process's own memory: what is written while training goes on."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+def copies(tensors: Mapping[str, torch.Tensor], keep: bool = True) -> dict[str, torch.Tensor]:
+    """The tensors as they are now, whole, in this process's own memory: what is written while training goes on.
+
+    keep=False: nothing, on a process that only has to give the others its parts (FSDP)
+    """
+    kept = {}
+    for name, tensor in tensors.items():
+        whole = fsdp.whole(tensor.detach())  # One at a time: a GPU need not hold all of them.
+        if keep:
+            kept[name] = whole.to("cpu", copy=True).contiguous()
+    return kept
 
 
 def mark_best(root: Path, step: int) -> None:
@@ -257,7 +267,7 @@ def restore_model(model: torch.nn.Module, folder: Path) -> None:
                     f"{folder / 'model.safetensors'}: {name} is {tuple(tensors[name].shape)}, the model's is "
                     f"{tuple(parameter.shape)}"
                 )
-            parameter.copy_(tensors[name])
+            parameter.copy_(fsdp.like(tensors[name], parameter))
 
 
 def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
@@ -269,9 +279,8 @@ def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
         key, _, name = full_name.partition("/")
         if name not in states:
             raise BrokenFileError(f"{folder / OPTIMIZER}: {full_name} belongs to no parameter of the model")
-        # Adam's step count stays on the CPU unless the optimizer is fused on a GPU.
-        device = parameters[name].device
-        states[name][key] = tensor.to(device)
+        # Adam's step count as well: the optimizer is fused on a GPU.
+        states[name][key] = fsdp.like(tensor, parameters[name])
     _same_names(
         {f"exp_avg/{name}": None for name in parameters},
         {k: 0 for k in tensors if k.startswith("exp_avg/")},

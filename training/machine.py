@@ -117,18 +117,13 @@ def refuse_too_few_processes(wanted: int | None, running: int) -> None:
         )
 
 
-def refuse_sharded_model() -> None:
-    """Raises UnavailableError where Accelerate was configured to split the weights over processes (FSDP, DeepSpeed).
-
-    Without GPUs Accelerate forgets such a configuration and says nothing.
-    """
-    for variable, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
-        if os.environ.get(variable, "").lower() in ("true", "1"):
-            raise UnavailableError(
-                f"Accelerate is configured for {name}, which splits the weights; here every process holds all of "
-                "them (big's, with gradients and moments, are 3.2 GiB): use training/accelerate/one_host.yaml or "
-                "two_hosts.yaml, and gradient_checkpointing where activations are too many"
-            )
+def refuse_deepspeed() -> None:
+    """Raises UnavailableError where Accelerate was configured for DeepSpeed: without GPUs it forgets that silently."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("true", "1"):
+        raise UnavailableError(
+            "Accelerate is configured for DeepSpeed, which is not offered; training/accelerate/fsdp.yaml splits the "
+            "weights over processes"
+        )
 
 
 def _processes_asked_of_launcher() -> int | None:

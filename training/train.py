@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
@@ -38,7 +39,7 @@ from vaswani_transformer.texts import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.translator import Translator
 
-from . import checkpoint, machine
+from . import checkpoint, fsdp, machine
 from .average import write_model_folder
 from .batches import Order, Plan, plan_batches, shares
 from .corpus import Corpus, load_corpus, overlap, parallel_texts, text_lines, tokenizer_sha256
@@ -91,17 +92,18 @@ def train(recipe: Recipe) -> None:
     """
     output = Path(recipe.output_dir)
     transformers_logging.disable_progress_bar()  # one bar is enough; it is ours
+    machine.refuse_deepspeed()
+    split_weights = fsdp.take_request()
     accelerator = make_accelerator(recipe, output)
     reporter = Reporter(accelerator.is_main_process)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        machine.refuse_sharded_model()
         machine.refuse_too_few_processes(recipe.processes, accelerator.num_processes)
         if accelerator.is_main_process:
             stack.enter_context(checkpoint.lock_run(output))
             _claim_output(recipe, output, reporter)
         accelerator.wait_for_everyone()
-        run = Run(recipe, output, accelerator, reporter, signals)
+        run = Run(recipe, output, accelerator, reporter, signals, split_weights)
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
         run.train()
@@ -193,7 +195,16 @@ def _refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe,
 class Run:
     """One training run, from the text to the model folder."""
 
-    def __init__(self, recipe: Recipe, output: Path, accelerator: Accelerator, reporter: Reporter, signals: Signals):
+    def __init__(
+        self,
+        recipe: Recipe,
+        output: Path,
+        accelerator: Accelerator,
+        reporter: Reporter,
+        signals: Signals,
+        split_weights: bool = False,
+    ):
+        """split_weights: FSDP instead of DDP, where there are several processes"""
         self.recipe, self.output, self.accelerator = recipe, output, accelerator
         self.reporter, self.signals = reporter, signals
         self.root = output / "checkpoints"
@@ -227,6 +238,9 @@ class Run:
         if byte_dropout:
             machine.use_byte_dropout(self.model)
         module = TrainingLoss(self.model, recipe.label_smoothing, recipe.label_smoothing_spread)
+        split_weights = split_weights and accelerator.num_processes > 1
+        if split_weights:
+            fsdp.split(module, device, accelerator.num_processes)
         # Section 5.3: Adam with beta1 0.9, beta2 0.98, epsilon 1e-9.
         optimizer = torch.optim.Adam(
             self.model.parameters(),
@@ -235,7 +249,9 @@ class Run:
             eps=recipe.adam_epsilon,
             fused=device.type in ("cpu", "cuda"),
         )
-        self.module, self.optimizer = accelerator.prepare(module, optimizer)
+        # For "evaluation" Accelerate leaves out DDP, and keeps the autocast of mixed precision.
+        self.module = accelerator.prepare_model(module, not split_weights, evaluation_mode=split_weights)
+        self.optimizer = cast(AcceleratedOptimizer, accelerator.prepare_optimizer(optimizer))
         self.environment = {
             **machine.versions(),
             "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
@@ -244,6 +260,8 @@ class Run:
             "attention": attention,
             "byte_dropout": byte_dropout,
         }
+        if split_weights:
+            self.environment["weights"] = "split by FSDP"
         self.identity = {
             "corpus sha256": self.corpus.sha256,
             "tokenizer sha256": tokenizer_sha256(self.tokenizer),
@@ -361,6 +379,7 @@ class Run:
             last = number == mine[-1][0]
             # More processes than sentences: one without any takes part in the sum over processes with nothing.
             batch, weight = (part, 1.0) if len(part) else (pairs[:1], 0.0)
+            fsdp.sum_in_backward(self.module, last)
             with nullcontext() if last else accelerator.no_sync(self.module):
                 loss, negative_log_likelihood = self.module(*self._tensors(self.corpus, batch))
                 loss, negative_log_likelihood = loss * weight, negative_log_likelihood * weight
@@ -371,7 +390,7 @@ class Run:
         if accelerator.mixed_precision == "fp16":
             accelerator.unscale_gradients()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = fsdp.whole(torch.nn.utils.get_total_norm(gradients))
         self.gradient_norm = float(norm)
         rate = learning_rate(
             progress.step + 1,
@@ -477,9 +496,10 @@ class Run:
             f"{recipe.tokens_per_step:,} tokens ({self.plan.padding():.1%} padding), {self.total_steps:,} steps"
         )
         environment = self.environment
+        weights = f", weights {environment['weights']}" if "weights" in environment else ""
         self.reporter.say(
             f"{processes} process{'es' if processes > 1 else ''} on {environment['device']}, "
-            f"{environment['threads']} threads; precision {environment['mixed_precision']}, float32 products "
+            f"{environment['threads']} threads{weights}; precision {environment['mixed_precision']}, float32 products "
             f"{environment['matmul_precision']}, attention {environment['attention']}"
         )
 
@@ -496,9 +516,11 @@ class Run:
         )
         self.module.eval()
         total = torch.zeros((), device=accelerator.device)
-        batches = list(itertools.pairwise(plan.starts))
-        for start, end in batches[accelerator.process_index :: accelerator.num_processes]:
-            total += self.module(*self._tensors(corpus, plan.order[start:end]))[1]
+        batches = [plan.order[start:end] for start, end in itertools.pairwise(plan.starts)]
+        for _, part in shares(batches, accelerator.process_index, accelerator.num_processes):
+            batch, weight = (part, 1.0) if len(part) else (plan.order[:1], 0.0)
+            total += self.module(*self._tensors(corpus, batch))[1] * weight
+        fsdp.split_again(self.module)
         loss = float(self._summed(total)) / int(corpus.target_lengths.sum(dtype=np.int64))
         record = {
             "event": "validation",
@@ -514,22 +536,36 @@ class Run:
             progress.validations_since_best += 1
         news = f"step {progress.step}: validation loss {loss:.4f}, perplexity {record['validation_perplexity']:.2f}"
         if recipe.bleu_every is not None and progress.step % recipe.bleu_every == 0:
+            model = self._whole_model()
             if accelerator.is_main_process:
-                record["validation_bleu"] = self._bleu()
+                record["validation_bleu"] = self._bleu(model)
                 news += f", BLEU {record['validation_bleu']:.1f}"
             accelerator.wait_for_everyone()
         self.reporter.write(record)
         self.reporter.say(news)
         self.start_window()
 
-    def _bleu(self) -> float:
+    def _whole_model(self) -> VaswaniTransformerForConditionalGeneration:
+        """The model, to translate with; with FSDP a copy of it on the main process, for which all send their parts."""
+        if not fsdp.is_split(self.module):
+            return self.model
+        weights = checkpoint.copies(dict(self.model.named_parameters()), keep=self.accelerator.is_main_process)
+        if not self.accelerator.is_main_process:
+            return self.model
+        model = VaswaniTransformerForConditionalGeneration(self.config)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+        model.generation_config = self.model.generation_config
+        return model.to(self.accelerator.device).eval()
+
+    def _bleu(self, model: VaswaniTransformerForConditionalGeneration) -> float:
         from .evaluate import corpus_bleu  # sacrebleu is needed here alone
 
         texts = parallel_texts(self.recipe, self.recipe.validation)
         chunks = [chunk for text in texts for chunk in text.chunks()]
         sources = [line or "" for chunk in chunks for line in chunk.sources]
         references = [line or "" for chunk in chunks for line in chunk.targets]
-        translations = Translator(self.model, self.tokenizer, self.target_tokenizer).translate(sources)
+        translations = Translator(model, self.tokenizer, self.target_tokenizer).translate(sources)
         return corpus_bleu(translations, references)
 
     # --- checkpoints ---
@@ -537,7 +573,10 @@ class Run:
     def _save(self, is_best: bool) -> None:
         """A checkpoint of the state between two steps: copied now, written while training goes on."""
         accelerator, progress, recipe = self.accelerator, self.progress, self.recipe
+        parameters = dict(self.model.named_parameters())
+        moments = checkpoint.optimizer_tensors(self.model, self.optimizer.optimizer)
         if not accelerator.is_main_process:
+            checkpoint.copies(parameters | moments, keep=False)
             self.start_window()
             return
         started, step = time.perf_counter(), progress.step
@@ -548,8 +587,7 @@ class Run:
             "identity": self.identity,
             "environment": self.environment,
         }
-        weights = checkpoint.copies(dict(self.model.named_parameters()))
-        moments = checkpoint.copies(checkpoint.optimizer_tensors(self.model, self.optimizer.optimizer))
+        weights, moments = checkpoint.copies(parameters), checkpoint.copies(moments)
 
         def write(folder: Path) -> None:
             self.model.save_pretrained(folder, state_dict=weights)
