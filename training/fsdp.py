@@ -54,6 +54,11 @@ def is_split(module: torch.nn.Module) -> bool:
     return isinstance(module, FSDPModule)
 
 
+def held(module: torch.nn.Module) -> int:
+    """How many of the module's parameters lie in this process."""
+    return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in module.parameters())
+
+
 def sum_in_backward(module: torch.nn.Module, wanted: bool) -> None:
     """Whether the next backward pass sums over processes; until then each gathers its own gradients."""
     if isinstance(module, FSDPModule):

@@ -496,11 +496,13 @@ class Run:
             f"{recipe.tokens_per_step:,} tokens ({self.plan.padding():.1%} padding), {self.total_steps:,} steps"
         )
         environment = self.environment
-        weights = f", weights {environment['weights']}" if "weights" in environment else ""
+        weights = ""
+        if fsdp.is_split(self.module):
+            weights = f", weights split by FSDP ({fsdp.held(self.model):,} here)"
         self.reporter.say(
             f"{processes} process{'es' if processes > 1 else ''} on {environment['device']}, "
-            f"{environment['threads']} threads{weights}; precision {environment['mixed_precision']}, float32 products "
-            f"{environment['matmul_precision']}, attention {environment['attention']}"
+            f"{environment['threads']} threads{weights}; precision {environment['mixed_precision']}, "
+            f"float32 products {environment['matmul_precision']}, attention {environment['attention']}"
         )
 
     # --- validation ---
