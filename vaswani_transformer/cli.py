@@ -180,7 +180,7 @@ def plan(context: typer.Context) -> None:
     program("plan").main(context.args)
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Another toolkit's checkpoint in; or, with --to, out.")
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Another toolkit's checkpoint in; with --to, out.")
 def convert(context: typer.Context) -> None:
     program("__main__", of="conversion").main(context.args)
 
