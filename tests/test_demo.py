@@ -41,7 +41,7 @@ def newcomer(tmp_path_factory) -> Path:
 def test_the_demo_shows_its_commands_a_signed_bleu_and_eight_translations(newcomer):
     stdout = (newcomer / "stdout").read_text(encoding="utf-8")
     commands = [line.split()[2] for line in stdout.splitlines() if line.startswith("$ ")]
-    assert commands == ["train", "evaluate", "translate", "plot", "plot"]
+    assert commands == ["train", "evaluate", "translate", "plot", "plot", "export"]
     assert re.search(r"^BLEU \d+\.\d+ .*: nrefs:1\|case:mixed", stdout, re.MULTILINE)
     assert set(re.findall(r"^    (\w+) +\d+\.\d %$", stdout, re.MULTILINE)) == {
         row[0] for row in demo_corpus.load("test")
@@ -56,6 +56,42 @@ def test_the_demo_leaves_a_model_folder_and_two_pictures(newcomer):
     assert model.generation_config.max_source_length_offset == 50
     for picture in ("attention.png", "positions.png"):
         assert (newcomer / "demo" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_exports_proves_and_times_the_model_on_sentences_of_the_test_set(newcomer):
+    """And the line that it ends with translates with the file alone."""
+    stdout = (newcomer / "stdout").read_text(encoding="utf-8")
+    seconds = re.search(
+        r"^24 sentences, .*: generate\(\) ([\d.]+) s, our search in torch [\d.]+ s, model.onnx ([\d.]+) s: "
+        r"([\d.]+) times as fast as generate\(\); 24 of 24 translations are the same$",
+        stdout,
+        re.MULTILINE,
+    )
+    assert seconds is not None
+    by_generate, by_file, times = map(float, seconds.groups())
+    assert times == pytest.approx(by_generate / by_file, rel=0.2)
+    assert (newcomer / "demo" / "timed.en").read_text(encoding="utf-8").splitlines() == [
+        row[1] for row in demo_corpus.load("test")[:24]
+    ]
+    (line,) = (line for line in stdout.splitlines() if line.startswith("  echo") and "--backend onnx" in line)
+    on_onnx = shell(line.strip(), newcomer)
+    assert on_onnx.returncode == 0, on_onnx.stderr
+    on_torch = shell(line.strip().replace(" --backend onnx", "").replace("demo/onnx", "demo/model"), newcomer)
+    assert on_onnx.stdout == on_torch.stdout and on_onnx.stdout.strip()
+
+
+def test_the_demo_without_onnxruntime_says_what_to_install(capsys, monkeypatch, tmp_path):
+    """The commands themselves are left out here: they have run once already."""
+    from vaswani_transformer import demo
+
+    commands = []
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr(demo, "run", lambda *words: commands.append(words[0]))
+    (tmp_path / "eight.de").write_text("\n" * 8, encoding="utf-8")
+    demo.main([str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "export" not in commands and "--backend onnx" not in said
+    assert 'onnxruntime not installed; pip install "vaswani-transformer[onnx]"' in said
 
 
 def typed(newcomer: Path, command: str) -> str:

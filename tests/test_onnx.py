@@ -1,5 +1,6 @@
 """The single graph translates as `generate()` does, whatever the configuration, and proves it before it has a name."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +9,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from conftest import ModelMaker, padded, random_sentences
-from saved_model import saved_model
+from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer
 
 from conversion.onnx import prove as prove_module
 from conversion.onnx.__main__ import export_folder, main
 from conversion.onnx.quantize import graphs_of
+from conversion.onnx.sentences import encoded_sentences, race
 from conversion.onnx.single_graph import export_single_graph
 from vaswani_transformer import PRESETS, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -291,6 +295,9 @@ def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Pa
         (["{model}", "{output}", "--precision", "int3"], 2, "int3"),
         (["nowhere", "{output}"], 2, "no such folder"),
         (["{model}", "{model}"], 2, "not empty"),
+        (["{model}", "{output}", "--sentences", "nowhere.en"], 2, "nowhere.en: no such file"),
+        (["{model}", "{output}", "--sentences", os.devnull], 2, "has no sentence: every line is blank"),
+        (["{model}", "{output}", "--sentences", os.devnull, "--layout", "split"], 2, "--layout single"),
     ],
 )
 def test_wrong_arguments_are_named(
@@ -308,6 +315,30 @@ def test_wrong_arguments_are_named(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_real_sentences_are_translated_by_all_three_alike_and_timed(folders: tuple[Path, Path]) -> None:
+    from vaswani_transformer.loading import load_model, load_tokenizer
+
+    model = load_model(folders[0])
+    sentences = encoded_sentences([*ENGLISH, " ", "", *GERMAN, "a"], load_tokenizer(folders[0]), model, "some.en")
+    assert [len(ids) for ids in sentences] == sorted(len(ids) for ids in sentences) and len(sentences) == 9
+    result, wrong = race(folders[1] / "model.onnx", model, sentences)
+    assert not wrong
+    assert (result.sentences, result.as_generate) == (9, 9)
+    assert min(result.generate_seconds, result.search_seconds, result.file_seconds) > 0
+    times = result.generate_seconds / result.file_seconds
+    assert f": {times:.1f} times as fast as generate(); 9 of 9" in result.line()
+    with torch.no_grad():
+        model.lm_head.weight[5] += 1
+    _, wrong = race(folders[1] / "model.onnx", model, sentences)
+    assert "another translation" in wrong[0] or "scores of sentences differ" in wrong[0]
+
+
+def test_a_sentence_longer_than_the_model_has_positions_is_named(lively_model: ModelMaker) -> None:
+    model = lively_model(1, position_embedding_type="learned", max_position_embeddings=20)
+    with pytest.raises(InputError, match="some.en line 2 has 66 tokens; the model has 20 positions"):
+        encoded_sentences(["a", "€" * 21 + "so"], trained_tokenizer(), model, "some.en")
 
 
 def test_a_truncated_model_leaves_no_folder(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """`vaswani-transformer demo`: the commands that a user would type, printed as they run."""
 
+import importlib.util
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from vaswani_transformer.lines import read_lines
 from vaswani_transformer.programs import program
 
 EIGHT = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
+EXPORTED_WITH = ("onnx", "onnxruntime", "onnxscript")
 PICTURED = "Tomorrow the old man is buying a red apple."
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -61,9 +64,23 @@ def demo(
     run("plot", "attention", "--model", model, "--source", PICTURED, "--output", folder / "attention.png")
     run("plot", "positions", "--output", folder / "positions.png")
 
+    console.print("\n[bold]6. One ONNX file[/] that holds the search, proved against torch and timed beside it.")
+    exported = folder / "onnx"
+    missing = [package for package in EXPORTED_WITH if importlib.util.find_spec(package) is None]
+    if missing:
+        print(f'left out: {", ".join(missing)} not installed; pip install "vaswani-transformer[onnx]"')
+    else:
+        if (exported / "model.onnx").is_file():  # of the demo before this one
+            shutil.rmtree(exported)
+        timed = folder / "timed.en"
+        timed.write_text("".join(f"{source}\n" for source in test[1][: 24 if quick else 200]), encoding="utf-8")
+        run("export", "onnx", model, exported, "--sentences", timed)
+
     console.print(f"\n[bold]{model}[/] is an ordinary model folder of transformers. What to type next:")
+    on_onnx = [f'echo "{PICTURED}" | vaswani-transformer translate --model {exported} --backend onnx']
     for line in (
         f'echo "{PICTURED}" | vaswani-transformer translate --model {model} --n-best 4',
+        *(on_onnx if not missing else []),
         f"vaswani-transformer score --model {model} --source {folder / 'eight.en'} --target {folder / 'eight.de'}",
         "vaswani-transformer plan --config paper_base_en_de",
         "vaswani-transformer train --config multi30k_en_de --data FOLDER",

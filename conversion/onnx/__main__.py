@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
-from vaswani_transformer.lines import free_output_folder
+from vaswani_transformer.lines import free_output_folder, read_lines
 from vaswani_transformer.texts import TARGET_TOKENIZER
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -29,6 +29,10 @@ def export(
     layout: Annotated[
         str, typer.Option(help="single: the search is in the graph; split: encoder and decoders, Optimum's names.")
     ] = "single",
+    sentences: Annotated[
+        str | None,
+        typer.Option(help="A UTF-8 text file (.gz too), a few hundred lines: prove the file on these, and time it."),
+    ] = None,
     no_defaults: Annotated[
         bool, typer.Option("--no-defaults", help="Beam size and the like must be given: onnxruntime-web needs it so.")
     ] = False,
@@ -37,21 +41,35 @@ def export(
         raise InputError(f"--precision {precision!r} is not one of {', '.join(PRECISIONS)}")
     if layout not in LAYOUTS:
         raise InputError(f"--layout {layout!r} is not one of {', '.join(LAYOUTS)}")
+    if sentences is not None and layout != "single":
+        raise InputError("--sentences needs the search in the graph: --layout single")
     folder = free_output_folder(output)
     if not Path(model).is_dir():
         raise InputError(f"{model}: there is no such folder")
-    typer.echo(export_folder(Path(model), folder, precision, layout, defaults=not no_defaults))
+    lines = None if sentences is None else list(read_lines(sentences))
+    typer.echo(
+        export_folder(
+            Path(model), folder, precision, layout, defaults=not no_defaults, sentences=lines, name=sentences or ""
+        )
+    )
     for path in sorted(folder.glob("*.onnx")):
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {precision}")
 
 
 def export_folder(
-    source: Path, folder: Path, precision: str = "fp32", layout: str = "single", defaults: bool = True
+    source: Path,
+    folder: Path,
+    precision: str = "fp32",
+    layout: str = "single",
+    defaults: bool = True,
+    sentences: list[str] | None = None,
+    name: str = "sentences",
 ) -> str:
     """Write the new folder, or nothing; returns the table of what was compared.
 
     defaults: num_beams and the other settings have values of their own, and need not be given. onnxruntime-web, unlike
         ONNX Runtime itself, then takes no others.
+    sentences: of the single graph, texts that it is proved on, too, and timed with; name: what an error calls them
 
     Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, RuntimeError if the graph does
     not do what torch does.
@@ -68,13 +86,14 @@ def export_folder(
 
     from .prove import prove, prove_split, split_table, table
     from .quantize import quantized
+    from .sentences import encoded_sentences, race
     from .single_graph import SETTINGS, export_single_graph
     from .split import export_split
 
     model = load_model(source, device="cpu", dtype=torch.float32)
     has_tokenizer = (source / "tokenizer.json").exists()
-    if has_tokenizer:
-        load_tokenizer(source, model.config)
+    tokenizer = load_tokenizer(source, model.config) if has_tokenizer or sentences is not None else None
+    real = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
     try:
@@ -85,13 +104,16 @@ def export_folder(
         if not defaults and layout == "single":
             for tensor in [tensor for tensor in graphs["model"].graph.initializer if tensor.name in SETTINGS]:
                 graphs["model"].graph.initializer.remove(tensor)
-        for name in list(graphs):
-            graph = graphs.pop(name)
-            onnx.save(quantized(graph) if precision == "int8" else graph, unfinished / f"{name}.onnx")
+        for part in list(graphs):
+            graph = graphs.pop(part)
+            onnx.save(quantized(graph) if precision == "int8" else graph, unfinished / f"{part}.onnx")
             del graph
         if layout == "single":
             comparisons, wrong = prove(unfinished / "model.onnx", model, precision)
             report = table(comparisons)
+            if real is not None and not wrong:
+                raced, wrong = race(unfinished / "model.onnx", model, real, precision)
+                report += f"\n{raced.line()}"
         else:
             differences, wrong = prove_split(unfinished, model, precision)
             report = split_table(differences)
@@ -99,10 +121,10 @@ def export_folder(
             raise RuntimeError(
                 f"the exported graph does not translate as torch does ({'; '.join(wrong)}); nothing was written"
             )
-        for name in (*BESIDE, *(f"{TARGET_TOKENIZER}/{name}" for name in BESIDE)):
-            if (source / name).exists():
-                (unfinished / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(source / name, unfinished / name)
+        for file in (*BESIDE, *(f"{TARGET_TOKENIZER}/{file}" for file in BESIDE)):
+            if (source / file).exists():
+                (unfinished / file).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / file, unfinished / file)
         if not (unfinished / "generation_config.json").exists():
             model.generation_config.save_pretrained(unfinished)
         if has_tokenizer and layout == "single":

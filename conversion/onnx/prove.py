@@ -78,9 +78,7 @@ def prove(
             near = exists & ~equal & (differences < EQUALLY_GOOD)
         else:  # other rounding chooses other tokens: each has to score as torch scores those very tokens
             exists = found_scores > NO_HYPOTHESIS
-            differences = np.abs(found_scores - forced_scores(model, batch, found, alpha))
-            lengths = (found != pad).sum(axis=2).clip(min=1)
-            differences *= ((5 + lengths) / 6) ** alpha / lengths
+            differences = difference_by_token(model, batch, found, found_scores, alpha)
             near = np.zeros_like(equal)
         comparison = Comparison(
             sentences,
@@ -125,13 +123,16 @@ def differs_alone(
         yield "a sentence alone has another translation than in its batch"
 
 
-def run(session, batch: dict[str, Tensor], beams: int, alpha: float, max_length: int) -> tuple[np.ndarray, np.ndarray]:
+def run(
+    session, batch: dict[str, Tensor], beams: int, alpha: float, max_length: int, wanted: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """wanted: how many of the best hypotheses, 0 for all"""
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
     inputs["num_beams"] = np.array(beams, np.int64)
     inputs["length_penalty"] = np.array(alpha, np.float32)
     inputs["max_length"] = np.array(max_length, np.int64)
     inputs["min_length"] = np.array(0, np.int64)
-    inputs["num_return_sequences"] = np.array(0, np.int64)
+    inputs["num_return_sequences"] = np.array(wanted, np.int64)
     sequences, scores = session.run(["sequences", "scores"], inputs)
     return sequences, scores
 
@@ -154,6 +155,18 @@ def random_batch(
         input_ids[row, length] = min(ends)
         attention_mask[row, : length + 1] = 1
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def difference_by_token(
+    model: VaswaniTransformerForConditionalGeneration,
+    batch: dict[str, Tensor],
+    found: np.ndarray,
+    scores: np.ndarray,
+    alpha: float,
+) -> np.ndarray:
+    """(batch, beams): how far these translations' scores lie from those of torch, as log-probability by token."""
+    lengths = (found != model.config.pad_token_id).sum(axis=2).clip(min=1)
+    return np.abs(scores - forced_scores(model, batch, found, alpha)) * ((5 + lengths) / 6) ** alpha / lengths
 
 
 @torch.no_grad()

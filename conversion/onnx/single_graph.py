@@ -40,6 +40,7 @@ from .shapes import simplify
 OPSET = 20
 SETTINGS = ("num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences")  # inputs with defaults
 NO_MAXIMUM = 1_000_000  # max_length that is none
+TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication")
 # Smaller tensors are constants of the operators, not weights.
 SMALLEST_WEIGHT = 1024
 
@@ -161,10 +162,12 @@ def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[Grap
 
 
 def exported_graph(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> GraphProto:
-    # It logs that torchvision is not installed, and warns of what torch 2.13 itself still uses.
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    # They log that torchvision is not installed and which constants stay twice, and warn of what torch 2.13 itself
+    # still uses.
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -173,7 +176,8 @@ def exported_graph(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -
                 module.eval(), arguments, dynamo=True, dynamic_shapes=dynamic_shapes, opset_version=OPSET, verbose=False
             )
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
     assert program is not None
     graph = program.model_proto.graph
     simplify(graph)
