@@ -4,12 +4,10 @@ A tokenised corpus is a folder `<key>/` with source.ids, target.ids (all tokens 
 target.lengths, pairs.hash and corpus.json. The key is a hash of the text, the tokenizer and the filters.
 """
 
-import gzip
 import hashlib
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,8 +19,10 @@ from typing import Any, cast
 import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, opened
 
 from . import demo_corpus
+from .checkpoint import write_json
 from .recipe import EMBEDDED, Recipe
 
 Log = Callable[[str], None]
@@ -73,7 +73,7 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
     if plain.endswith((".tsv", ".jsonl")):
         path = _existing(folder, name)
         read = _read_tsv if plain.endswith(".tsv") else _read_jsonl
-        return ParallelText(name, lambda: read(path, languages, recipe.encoding_errors), lambda: _hash_files(path))
+        return ParallelText(name, lambda: read(path, languages, recipe.encoding_errors), lambda: files_sha256(path))
     if "," in name:
         stems = [part.strip() for part in name.split(",")]
         if len(stems) != 2:
@@ -84,7 +84,7 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
     return ParallelText(
         name,
         lambda: _read_two_files(source, target, recipe.encoding_errors),
-        lambda: _hash_files(source, target),
+        lambda: files_sha256(source, target),
     )
 
 
@@ -97,7 +97,7 @@ def _from_embedded(split: str) -> ParallelText:
         rows = demo_corpus.load(split)
         yield Chunk(1, [english for _, english, _ in rows], [german for *_, german in rows])
 
-    return ParallelText(split, chunks, lambda: f"{split} {_hash_files(demo_corpus.PATH)}")
+    return ParallelText(split, chunks, lambda: f"{split} {files_sha256(demo_corpus.PATH)}")
 
 
 def _existing(folder: Path, name: str) -> Path:
@@ -107,7 +107,8 @@ def _existing(folder: Path, name: str) -> Path:
     raise InputError(f"{folder / name}: no such file (nor {name}.gz)")
 
 
-def _hash_files(*paths: Path) -> str:
+def files_sha256(*paths: Path) -> str:
+    """Of the files' own hashes, in this order."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -117,23 +118,17 @@ def _hash_files(*paths: Path) -> str:
 
 def _line_blocks(path: Path) -> Iterator[list[bytes]]:
     """The file's lines as bytes, CHUNK at a time, byte order mark removed."""
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    try:
-        with opened as file:
-            first = True
-            while block := list(islice(file, CHUNK)):
-                if first:
-                    if block[0].startswith((b"\xff\xfe", b"\xfe\xff")) or block[0].count(0) > len(block[0]) // 4:
-                        raise InputError(f"{path} line 1: not UTF-8, looks like UTF-16; convert it with iconv")
-                    block[0] = block[0].removeprefix(b"\xef\xbb\xbf")
-                    first = False
-                yield block
+    with opened(path) as file:
+        first = True
+        while block := list(islice(file, CHUNK)):
             if first:
-                raise InputError(f"{path} is empty")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise BrokenFileError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
-    except PermissionError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+                if block[0].startswith(UTF_16_MARKS) or block[0].count(0) > len(block[0]) // 4:
+                    raise InputError(f"{path} line 1: not UTF-8, looks like UTF-16; convert it with iconv")
+                block[0] = block[0].removeprefix(BYTE_ORDER_MARK)
+                first = False
+            yield block
+        if first:
+            raise InputError(f"{path} is empty")
 
 
 def _decoded(block: list[bytes], first_line: int, path: Path, encoding_errors: str) -> list[str | None]:
@@ -147,14 +142,11 @@ def _decoded(block: list[bytes], first_line: int, path: Path, encoding_errors: s
 
 def _decoded_line(raw: bytes, line: int, path: Path, encoding_errors: str) -> str | None:
     try:
-        return raw.removesuffix(b"\n").decode("utf-8")
-    except UnicodeDecodeError as error:
+        return decode_line(raw, str(path), line)
+    except InputError as error:
         if encoding_errors == "skip":
             return None
-        raise InputError(
-            f"{path} line {line}: byte 0x{raw[error.start]:02x} at column {error.start + 1} is not UTF-8; "
-            f"repair the file, or drop such pairs with --encoding-errors skip"
-        ) from error
+        raise InputError(f"{error}; --encoding-errors skip drops such pairs") from None
 
 
 def _read_two_files(source: Path, target: Path, encoding_errors: str) -> Iterator[Chunk]:
@@ -385,7 +377,7 @@ def load_corpus(
     try:
         temporary.mkdir(parents=True)
         about = _tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, log)
-        _write_json(temporary / "corpus.json", {**rules, **about})
+        write_json(temporary / "corpus.json", {**rules, **about})
         if not folder.exists():
             os.replace(temporary, folder)
     except OSError as error:
@@ -527,10 +519,3 @@ def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, droppe
             dropped["length ratio"].add(lines[i])
         keep &= ~lopsided
     return keep
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())

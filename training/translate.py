@@ -7,7 +7,6 @@ OUTPUT.shards, each of which appears when it is whole; when all are there the ma
 instant, the same command goes on with the shards that are missing, with any number of processes.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from vaswani_transformer.lines import existing_file, read_lines, written_whole
 from vaswani_transformer.translator import Translator
 
 from . import checkpoint, machine
+from .corpus import files_sha256
 from .report import Reporter
 
 ABOUT = "about.json"
@@ -59,7 +59,10 @@ def translate(
     with ExitStack() as stack:
         if state.is_main_process:
             stack.enter_context(checkpoint.lock_run(folder))
-            _claim(folder, {**about, "input": _sha256(source), "model": _sha256(*sorted(model.glob("*.safetensors")))})
+            _claim(
+                folder,
+                {**about, "input": files_sha256(source), "model": files_sha256(*sorted(model.glob("*.safetensors")))},
+            )
         state.wait_for_everyone()
         translator = Translator.from_pretrained(model, device=state.device, dtype=dtype)
         lines = 0
@@ -139,14 +142,6 @@ def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
             out.write("".join(f"{line}\n" for line in translations).encode())
         if written != lines:
             raise BrokenFileError(f"{folder} has {written} translations of {lines} lines; remove the folder")
-
-
-def _sha256(*paths: Path) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def main(arguments: list[str] | None = None) -> None:

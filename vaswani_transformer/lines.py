@@ -51,21 +51,26 @@ def existing_file(path: str | Path) -> Path:
     return path
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked where its name ends in .gz. BrokenFileError where that is not whole."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            yield cast(BinaryIO, stream)
+    except PermissionError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BrokenFileError(f"{path} is not a whole gzip file ({error}); fetch it again") from None
+
+
 def read_lines(path: str | Path) -> Iterator[str]:
     """The lines of a text file (.gz too), or of stdin for "-", one at a time. InputError if it cannot be read."""
     if str(path) == "-":
         yield from decode_lines(sys.stdin.buffer, "stdin")
         return
     path = existing_file(path)
-    if path.suffix != ".gz":
-        with path.open("rb") as stream:
-            yield from decode_lines(stream, str(path))
-        return
-    try:
-        with gzip.open(path, "rb") as stream:
-            yield from decode_lines(cast(BinaryIO, stream), str(path))
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BrokenFileError(f"{path} is not a whole gzip file ({error}); fetch it again") from None
+    with opened(path) as stream:
+        yield from decode_lines(stream, str(path))
 
 
 def arriving_lines(most: int) -> Iterator[list[str]]:
