@@ -1,5 +1,6 @@
 """int8 and fp16 graphs: smaller, close to float32, and a sentence still does not depend on its neighbours."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,15 @@ import pytest
 from onnx import TensorProto
 from saved_model import ENGLISH, GERMAN, saved_model
 
-from conversion.onnx.__main__ import export_folder
+from conversion.onnx.__main__ import main
+from conversion.onnx.prove import prove
 from conversion.onnx.quantize import graphs_of, quantized
+from conversion.onnx.single_graph import export_single_graph
+from vaswani_transformer.loading import load_model
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
 pytest.importorskip("onnxruntime")
+EIGHT_BITS = ("int8", "int8-weights")
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +26,48 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def int8(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("onnx") / "int8"
-    export_folder(model, folder, "int8")
-    return folder
+def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What `export onnx` leaves in each precision; float32 is exported once, for all three."""
+    plain = export_single_graph(load_model(model)).SerializeToString()
+    found = {}
+    for precision in ("fp32", *EIGHT_BITS):
+        found[precision] = shutil.copytree(model, tmp_path_factory.mktemp("onnx") / precision)
+        graph = onnx.load_from_string(plain)
+        if precision != "fp32":
+            graph = quantized(graph, activations=precision == "int8")
+        onnx.save(graph, found[precision] / "model.onnx")
+    return found
 
 
-def test_every_matrix_is_stored_once_in_eight_bits(int8: Path) -> None:
+def initializers(folder: Path) -> dict[str, np.ndarray]:
+    tensors = [tensor for body in graphs_of(onnx.load(folder / "model.onnx").graph) for tensor in body.initializer]
+    assert len({tensor.name for tensor in tensors}) == len(tensors)
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
+
+
+@pytest.mark.parametrize("precision", EIGHT_BITS)
+def test_the_proof_of_an_export_accepts_it(folders: dict[str, Path], model: Path, precision: str) -> None:
+    _, wrong = prove(folders[precision] / "model.onnx", load_model(model), precision)
+    assert not wrong
+
+
+@pytest.mark.parametrize("precision", EIGHT_BITS)
+def test_the_proof_sees_a_scale_that_is_wrong(
+    folders: dict[str, Path], model: Path, tmp_path: Path, precision: str
+) -> None:
+    graph = onnx.load(folders[precision] / "model.onnx")
+    scales = [t for body in graphs_of(graph.graph) for t in body.initializer if t.name.endswith(".scale")]
+    largest = max(scales, key=lambda tensor: tensor.dims[0])  # of the tied matrix
+    largest.raw_data = (onnx.numpy_helper.to_array(largest) * np.float32(1.3)).tobytes()
+    onnx.save(graph, tmp_path / "model.onnx")
+    _, wrong = prove(tmp_path / "model.onnx", load_model(model), precision)
+    assert wrong
+
+
+@pytest.mark.parametrize("precision", EIGHT_BITS)
+def test_every_matrix_is_stored_once_in_eight_bits(folders: dict[str, Path], precision: str) -> None:
     """The tied one too: lookup and projection read the same bytes."""
-    graph = onnx.load(int8 / "model.onnx").graph
+    graph = onnx.load(folders[precision] / "model.onnx").graph
     large = [
         tensor
         for body in graphs_of(graph)
@@ -49,20 +87,24 @@ def test_every_matrix_is_stored_once_in_eight_bits(int8: Path) -> None:
     assert not [node for body in graphs_of(graph) for node in body.node if node.op_type == "Gemm"]
 
 
-def test_int8_translates_a_trained_model_as_float32_does(model: Path, int8: Path) -> None:
+@pytest.mark.parametrize("precision", EIGHT_BITS)
+def test_eight_bits_translate_a_trained_model_as_float32_does(
+    model: Path, folders: dict[str, Path], precision: str
+) -> None:
     from vaswani_transformer import Translator
 
     expected = Translator.from_pretrained(model, device="cpu").translate([*ENGLISH, *GERMAN], return_scores=True)
-    found = OnnxTranslator.from_pretrained(int8).translate([*ENGLISH, *GERMAN], return_scores=True)
+    found = OnnxTranslator.from_pretrained(folders[precision]).translate([*ENGLISH, *GERMAN], return_scores=True)
     same = [ours[0].text == theirs[0].text for ours, theirs in zip(found, expected, strict=True)]
     assert sum(same) >= 6
     for ours, theirs in zip(found, expected, strict=True):
         assert ours[0].score == pytest.approx(theirs[0].score, abs=0.1)
 
 
-def test_in_int8_a_translation_does_not_depend_on_its_batch(int8: Path) -> None:
-    """Rows have scales of their own and integers have no rounding: the scores are the same, bit by bit."""
-    translator = OnnxTranslator.from_pretrained(int8)
+@pytest.mark.parametrize("precision", EIGHT_BITS)
+def test_in_eight_bits_a_translation_does_not_depend_on_its_batch(folders: dict[str, Path], precision: str) -> None:
+    """In int8 rows have scales of their own, and sums of integers are exact."""
+    translator = OnnxTranslator.from_pretrained(folders[precision])
     together = translator.translate([*ENGLISH, *GERMAN], n_best=4, return_scores=True)
     for text, hypotheses in zip([*ENGLISH, *GERMAN], together, strict=True):
         (alone,) = translator.translate([text], n_best=4, return_scores=True)
@@ -70,10 +112,22 @@ def test_in_int8_a_translation_does_not_depend_on_its_batch(int8: Path) -> None:
         assert [h.score for h in alone] == pytest.approx([h.score for h in hypotheses], abs=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", EIGHT_BITS)
+def test_the_command_writes_that_very_graph(
+    model: Path, folders: dict[str, Path], tmp_path: Path, precision: str
+) -> None:
+    main([str(model), str(tmp_path / "out"), "--precision", precision])
+    ours, theirs = initializers(tmp_path / "out"), initializers(folders[precision])
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
+
+
+@pytest.mark.slow
 def test_float16_has_half_the_bytes_and_float32_scores(model: Path, tmp_path: Path) -> None:
     from vaswani_transformer import Translator
 
-    export_folder(model, tmp_path / "fp16", "fp16")
+    main([str(model), str(tmp_path / "fp16"), "--precision", "fp16"])
     graph = onnx.load(tmp_path / "fp16" / "model.onnx").graph
     large = [
         tensor
@@ -93,21 +147,14 @@ def test_float16_has_half_the_bytes_and_float32_scores(model: Path, tmp_path: Pa
         assert ours[0].score == pytest.approx(theirs[0].score, abs=0.01)
 
 
-def test_quantized_weights_are_within_half_a_step_of_the_others(int8: Path, tmp_path: Path, model: Path) -> None:
+def test_quantized_weights_are_within_half_a_step_of_the_others(folders: dict[str, Path]) -> None:
     """One step is a 127th of the largest value of the column, or of the token's row in the embedding."""
-    from conversion.onnx.single_graph import export_single_graph
-    from vaswani_transformer.loading import load_model
-
-    plain = export_single_graph(load_model(model))
-
-    def weights(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
-        tensors = [tensor for body in graphs_of(graph) for tensor in body.initializer]
-        return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
-
-    floats, small = weights(plain.graph), weights(quantized(plain).graph)
+    floats, small = initializers(folders["fp32"]), initializers(folders["int8"])
+    weights_alone = initializers(folders["int8-weights"])
     checked = 0
     for name, array in small.items():
         if name.endswith(".int8"):
+            np.testing.assert_array_equal(weights_alone[name], array)
             name = name.removesuffix(".int8")
             whole, scale = floats[name], small[f"{name}.scale"]
             axis = 1 if scale.shape[0] == whole.shape[0] and np.allclose(scale, np.abs(whole).max(axis=1) / 127) else 0
@@ -115,3 +162,26 @@ def test_quantized_weights_are_within_half_a_step_of_the_others(int8: Path, tmp_
             assert (np.abs(restored - whole) <= np.expand_dims(scale, axis) * 0.5001).all()
             checked += whole.size
     assert checked >= 30_000
+
+
+def test_with_weights_alone_in_eight_bits_the_arithmetic_is_float32s(folders: dict[str, Path], tmp_path: Path) -> None:
+    """The float32 graph with the rounded weights in the place of its own gives the same scores."""
+    small, rounded = initializers(folders["int8-weights"]), onnx.load(folders["fp32"] / "model.onnx")
+    replaced = 0
+    for tensor in (tensor for body in graphs_of(rounded.graph) for tensor in body.initializer):
+        if f"{tensor.name}.int8" in small:
+            matrix, scale = small[f"{tensor.name}.int8"].astype(np.float32), small[f"{tensor.name}.scale"]
+            whole = onnx.numpy_helper.to_array(tensor)
+            by_row = np.allclose(scale * 127, np.abs(whole).max(axis=1)) if len(scale) == len(whole) else False
+            tensor.raw_data = (matrix * (scale[:, None] if by_row else scale)).tobytes()
+            replaced += 1
+    assert replaced >= 10
+    shutil.copytree(folders["fp32"], tmp_path / "rounded")
+    onnx.save(rounded, tmp_path / "rounded" / "model.onnx")
+    expected, found = (
+        OnnxTranslator.from_pretrained(folder).translate([*ENGLISH, *GERMAN, "a"], n_best=4, return_scores=True)
+        for folder in (tmp_path / "rounded", folders["int8-weights"])
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [h.tokens for h in ours] == [h.tokens for h in theirs]
+        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-5)

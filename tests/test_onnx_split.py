@@ -106,7 +106,7 @@ def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-weights"])
 def test_the_other_precisions_are_proved_too(folders: tuple[Path, Path], tmp_path: Path, precision: str) -> None:
     main([str(folders[0]), str(tmp_path / "out"), "--layout", "split", "--precision", precision])
     sizes = [(folder / "decoder_model.onnx").stat().st_size for folder in (tmp_path / "out", folders[1])]

@@ -14,7 +14,7 @@ from vaswani_transformer.texts import TARGET_TOKENIZER
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-PRECISIONS = ("fp32", "fp16", "int8")
+PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
 LAYOUTS = ("single", "split")
 README = Path(__file__).with_name("README.template")
 # The model's own files that the runtime reads, too.
@@ -106,7 +106,9 @@ def export_folder(
                 graphs["model"].graph.initializer.remove(tensor)
         for part in list(graphs):
             graph = graphs.pop(part)
-            onnx.save(quantized(graph) if precision == "int8" else graph, unfinished / f"{part}.onnx")
+            if precision.startswith("int8"):
+                graph = quantized(graph, activations=precision == "int8")
+            onnx.save(graph, unfinished / f"{part}.onnx")
             del graph
         if layout == "single":
             comparisons, wrong = prove(unfinished / "model.onnx", model, precision)

@@ -4,14 +4,22 @@ Every matrix gets one scale per output column, and the embedding, which is also 
 lookup and projection read the same bytes. Activations are quantised while the graph runs, each row by its own
 largest value, so that a sentence does not depend on its neighbours: a scale per tensor, as onnxruntime's
 quantize_dynamic has it, lets one sentence's outlier coarsen all others.
+
+Or they stay float32, and the weights become float32 again before the products: a small file, float32's speed and
+almost its translations. That is spelt Cast and Mul, which ONNX Runtime computes once, when it loads the file.
+DequantizeLinear would say the same, but ONNX Runtime 1.31 computes it in every call (base, one sentence: 3 times as
+slow) and, within a loop, fuses it into an operator whose weights it then does not find.
 """
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 
-def quantized(model: ModelProto) -> ModelProto:
-    """In place: weights int8, products of uint8 rows with int8 columns, summed in int32. Standard operators."""
+def quantized(model: ModelProto, activations: bool = True) -> ModelProto:
+    """In place: weights int8, products of uint8 rows with int8 columns, summed in int32. Standard operators.
+
+    activations: False for float32 rows and products
+    """
     graph = model.graph
     bodies = graphs_of(graph)
     floats = {
@@ -24,7 +32,7 @@ def quantized(model: ModelProto) -> ModelProto:
         for node in body.node
         if node.op_type == "Transpose" and node.input[0] in floats
     }
-    rewriting = Rewriting(graph, floats, transposes)
+    rewriting = Rewriting(graph, floats, transposes, activations)
     for body in bodies:
         rewriting.rewrite(body)
     rewriting.finish()
@@ -39,8 +47,10 @@ def graphs_of(graph: GraphProto) -> list[GraphProto]:
 
 
 class Rewriting:
-    def __init__(self, graph: GraphProto, floats: dict[str, TensorProto], transposes: dict[str, str]):
-        self.graph, self.floats, self.transposes = graph, floats, transposes
+    def __init__(
+        self, graph: GraphProto, floats: dict[str, TensorProto], transposes: dict[str, str], activations: bool
+    ):
+        self.graph, self.floats, self.transposes, self.activations = graph, floats, transposes, activations
         self.tables = {
             node.input[0]
             for body in graphs_of(graph)
@@ -94,9 +104,19 @@ class Rewriting:
     def product(
         self, node: NodeProto, rows: dict[str, list[str]], matrix: str, scale: str, transposed: bool
     ) -> list[NodeProto]:
-        """rows (..., in) in uint8 with a scale each, times the columns in int8, times both scales"""
+        """rows (..., in) in uint8 with a scale each, times the columns in int8, times both scales; or in float32"""
         nodes = []
         source, out = node.input[0], node.output[0]
+        if transposed:
+            nodes.append(helper.make_node("Transpose", [matrix], [f"{out}.matrix"], perm=[1, 0]))
+            matrix = f"{out}.matrix"
+        if not self.activations:
+            return [
+                *nodes,
+                helper.make_node("Cast", [matrix], [f"{out}.rounded"], to=TensorProto.FLOAT),
+                helper.make_node("Mul", [f"{out}.rounded", scale], [f"{out}.columns"]),
+                helper.make_node("MatMul", [source, f"{out}.columns"], [out]),
+            ]
         if source not in rows:
             names = [
                 f"{source}.{part}" for part in ("absolute", "largest", "most", "factor", "scaled", "uint8", "scale")
@@ -111,9 +131,6 @@ class Rewriting:
                 helper.make_node("QuantizeLinear", [scaled, "int8.one", "int8.zero_point"], [f"{source}.uint8"]),
                 helper.make_node("Div", [most, "int8.largest"], [f"{source}.scale"]),
             ]
-        if transposed:
-            nodes.append(helper.make_node("Transpose", [matrix], [f"{out}.matrix"], perm=[1, 0]))
-            matrix = f"{out}.matrix"
         quantised, row_scale = rows[source]
         return [
             *nodes,
