@@ -220,4 +220,4 @@ def test_convert_ends_with_a_proof(name: str, tmp_path: Path, capsys: pytest.Cap
     if name == "fairseq":
         assert "is not installed here" in printed
     else:
-        assert float(printed.split("in log P of a token is ")[1].split("\n")[0]) <= 1e-5
+        assert float(printed.split(" tokens is ")[1].split("\n")[0]) <= 1e-5

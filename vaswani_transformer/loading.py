@@ -20,6 +20,7 @@ from transformers.utils import logging
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .modeling_vaswani_transformer import MAX_BEAMS, VaswaniTransformerForConditionalGeneration
+from .texts import TARGET_TOKENIZER
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -255,6 +256,8 @@ def load_tokenizer(
         raise BrokenFileError(f"{settings_path}: {type(error).__name__}: {one_line(str(error))}") from error
     for field in ("pad_token_id", "eos_token_id"):
         id = getattr(loaded, field)
+        if id is None and field == "eos_token_id" and (folder / TARGET_TOKENIZER).is_dir():
+            continue  # OpenNMT-py's sources have no </s>; the other tokenizer's translations have
         wanted = getattr(config, field, id)
         if id is None or id not in (wanted if isinstance(wanted, list) else [wanted]):
             raise BrokenFileError(

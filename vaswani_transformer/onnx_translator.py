@@ -60,7 +60,6 @@ class OnnxTranslator(TextTranslator):
             raise InputError(f"{folder}: there is no such folder")
         config = checked_config(folder / "config.json")
         tokenizer = checked_tokenizer(folder, config["vocab_size"])
-        check_end(folder, tokenizer, config["eos_token_id"])
         target = config.get("decoder_vocab_size") or config["vocab_size"]
         second = None
         if (folder / TARGET_TOKENIZER).is_dir():
@@ -70,6 +69,10 @@ class OnnxTranslator(TextTranslator):
                 f"the model has {config['vocab_size']} source and {target} target tokens; it needs a second tokenizer, "
                 f"for its translations: {folder / TARGET_TOKENIZER / 'tokenizer.json'}"
             )
+        if second is None:
+            check_end(folder, tokenizer, config["eos_token_id"])
+        else:  # OpenNMT-py's sources have no </s>
+            check_end(folder / TARGET_TOKENIZER, second, config["eos_token_id"])
         translator = cls(load_session(folder / GRAPH, device, threads), tokenizer, config, second)
         # The first call allocates memory and, on a GPU, chooses kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)

@@ -1,0 +1,117 @@
+"""The proof at the end of a conversion: what the toolkit itself computes, wherever it can be imported."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from golden import FIXTURES, converted, golden
+from test_conversion_variants import TutorialTransformer, randomised, write_words
+
+from conversion import torch_nn
+from conversion.__main__ import main
+from conversion.refuse import Reasons
+from conversion.toolkits import NotComparable, scored
+from vaswani_transformer import Translator
+
+PACKAGE = {
+    "fairseq": "fairseq",
+    "joeynmt": "joeynmt",
+    "marian": "_pymarian",
+    "opennmt-py": "onmt",
+    "sockeye": "sockeye",
+}
+
+
+def said(capsys: pytest.CaptureFixture, *arguments: str | Path) -> str:
+    """The line of the proof."""
+    capsys.readouterr()
+    main([str(argument) for argument in arguments])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("check: ")]
+    return line
+
+
+@pytest.mark.parametrize("name", ["torch-nn-transformer", "hf-marian", "hf-fsmt"])
+def test_toolkits_that_are_always_there_are_always_compared(name: str, tmp_path: Path, capsys):
+    line = said(capsys, golden(name), tmp_path / "out")
+    tokens, difference = re.fullmatch(r".* in log P of (\d+) tokens is (\S+)", line).groups()  # pyright: ignore
+    assert float(difference) <= 1e-5 and int(tokens) == 40
+
+
+@pytest.mark.parametrize("name", PACKAGE)
+def test_a_toolkit_that_is_installed_is_compared_and_another_is_named(name: str, tmp_path: Path, capsys):
+    line = said(capsys, golden(name), tmp_path / "out")
+    if importlib.util.find_spec(PACKAGE[name]) is None:
+        assert f"{name} " in line and "is not installed here; --check SRC TGT prints log-probabilities" in line
+    else:
+        assert float(line.split(" tokens is ")[1]) <= 1e-4
+
+
+def test_a_toolkit_that_does_not_run_here_costs_nothing(tmp_path: Path, capsys, monkeypatch):
+    """Whatever an installed toolkit does, the converted model is written, and the line says what went wrong."""
+    (tmp_path / "site" / "sockeye").mkdir(parents=True)
+    (tmp_path / "site" / "sockeye" / "__init__.py").write_text("")
+    (tmp_path / "site" / "sockeye" / "model.py").write_text("raise ValueError('of another time\\nand place')")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    line = said(capsys, golden("sockeye"), tmp_path / "out")
+    assert "sockeye is installed here, but does not run (ValueError: of another time)" in line
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    for name in [name for name in sys.modules if name.startswith("sockeye")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_conversion_that_is_another_function_is_refused(tmp_path: Path, capsys, monkeypatch):
+    """nn.Transformer itself has the last word: here its LayerNorms have another epsilon than the model's."""
+    read = torch_nn.read
+
+    def wrongly(path: Path, reasons: Reasons):
+        found = read(path, reasons)
+        for name in ("model.encoder.final_norm.weight", "model.encoder.final_norm.bias"):
+            found.tensors[name] = found.tensors[name] * 1.1
+        return found
+
+    monkeypatch.setattr(torch_nn, "read", wrongly)
+    with pytest.raises(SystemExit) as stopped:
+        main([str(golden("torch-nn-transformer")), str(tmp_path / "out")])
+    assert stopped.value.code == 3
+    assert "the converted model differs from torch-nn-transformer by" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_the_converter_misses_would_show(tmp_path: Path):
+    """The comparison is of the toolkit's own module: pre-norm tensors that are taken for post-norm differ."""
+    sizes = {"source": 13, "target": 13, "d_model": 16, "tied": False, "learned": False, "nhead": 4}
+    model = randomised(TutorialTransformer(**sizes, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    (tmp_path / "config.json").write_text('{"nhead": 4}')
+    for side in ("src", "tgt"):
+        write_words(tmp_path / f"vocab.{side}.txt", ["<unk>", "<pad>", "<bos>", "<eos>"], 13)
+    found = torch_nn.read(tmp_path / "model.pt", Reasons(tmp_path))
+    pairs = [([4, 5, 6], [7, 8, 3])]
+    with torch.inference_mode():
+        (right,) = scored(found, pairs)
+        found.config["norm_position"] = "pre"
+        (wrong,) = scored(found, pairs)
+    assert (right[2] - wrong[2]).abs().max() > 0.01
+
+
+def test_prenorm_marian_is_not_compared_with_its_other_function():
+    if importlib.util.find_spec("_pymarian") is None:
+        pytest.skip("needs pymarian")
+    with pytest.raises(NotComparable, match="another function"):
+        checkpoint = converted("marian-prenorm").checkpoint
+        from conversion import marian
+
+        scored(marian.read(checkpoint / "model.npz", Reasons(checkpoint)), [([2, 0], [2, 0])])
+
+
+def test_a_source_vocabulary_without_an_end_loads(tmp_path: Path):
+    """OpenNMT-py 1 and 2 give <s> and </s> to the target alone."""
+    main([str(FIXTURES / "variants" / "opennmt-py-2-separate"), str(tmp_path / "out")])
+    translator = Translator.from_pretrained(tmp_path / "out", device="cpu")
+    assert translator.tokenizer.eos_token is None
+    (score,) = translator.score("src0 src1", "tgt0")
+    assert len(score.tokens) == 2  # the word and </s>
+    assert isinstance(translator.translate("src0 src1"), str | list)
