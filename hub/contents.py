@@ -4,9 +4,12 @@ Names are those in the repository; a file is a path on this disk, or bytes where
 folder holds (checkpoints, the tokenised corpus, logs) stays where it is.
 """
 
+import fnmatch
 import json
 import math
+import os
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from vaswani_transformer.loading import (
     enumerated,
     load_config,
     read_json_object,
+    tensor_shapes,
     weight_files,
 )
 from vaswani_transformer.texts import TARGET_TOKENIZER
@@ -47,6 +51,7 @@ CUSTOM_PIPELINES = {
         "type": "text",
     }
 }
+PICKLE_NAMES = (*PICKLES, "*.pickle", "*.joblib", "*.dill")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 ONNX = "onnx"  # where transformers.js and Optimum look
 ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "*.json", "README.md")
@@ -111,13 +116,8 @@ def model_files(folder: Path, onnx: Path | None = None) -> tuple[Files, Translat
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raises InputError naming the files, wherever they lie in the folder."""
-    found = sorted(
-        path.relative_to(folder).as_posix()
-        for pattern in (*PICKLES, "*.pickle")
-        for path in folder.rglob(pattern)
-        if path.is_file()
-    )
+    """Raises InputError naming the files, wherever they lie in the folder and whatever they are called."""
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if is_pickle(path))
     if found:
         raise InputError(
             f"{folder} holds pickles ({enumerated(found)}), which can run any code when they are opened; "
@@ -125,10 +125,31 @@ def refuse_pickles(folder: Path) -> None:
         )
 
 
+def is_pickle(path: Path) -> bool:
+    """By its name, or by its content: protocol 2 and later, bare or in the archive that torch.save writes."""
+    if not path.is_file():
+        return False
+    if any(fnmatch.fnmatchcase(path.name.lower(), pattern) for pattern in PICKLE_NAMES):
+        return True
+    with path.open("rb") as stream:
+        start = stream.read(2)
+        if start == b"PK":
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    return any(name.endswith(".pkl") for name in archive.namelist())
+            except (zipfile.BadZipFile, NotImplementedError, ValueError):
+                return False
+        if start[:1] != b"\x80" or start[1:2] not in b"\x02\x03\x04\x05":
+            return False
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) == b"."  # STOP
+
+
 def refuse_weights_that_are_not_finite(file: Path) -> None:
-    """Raises BrokenFileError naming the first tensor with a NaN or an infinity."""
+    """Raises BrokenFileError naming the first tensor with a NaN or an infinity, or a file that is not whole."""
+    names = tensor_shapes(file)
     with safe_open(file, framework="pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118
+        for name in names:
             tensor = tensors.get_tensor(name)
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 wrong = tensor[~torch.isfinite(tensor)].flatten()

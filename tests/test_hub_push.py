@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -202,12 +203,26 @@ def test_weights_that_are_not_finite_are_refused_by_the_tensors_name(folder, cap
 
 
 @pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "model.pt", "optimizer.pkl", "last.ckpt", "a.pth", "deep/er/training_args.bin"]
-)
+    "name",
+    ["pytorch_model.bin", "model.pt", "optimizer.pkl", "last.ckpt", "a.pth", "deep/er/training_args.bin", "OLD.BIN",
+     "scaler.joblib", "weights.dat", "no-suffix", "onnx/model.onnx_data"],
+)  # fmt: skip
 def test_a_folder_with_pickles_is_refused_by_their_names(folder, capsys, name):
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     torch.save({}, folder / name)
     assert f"holds pickles ({name})" in refusal(capsys, folder, REPO)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_under_another_name_is_known_by_its_content(folder, capsys, protocol):
+    (folder / "model.safetensors").write_bytes(pickle.dumps({"weights": [1.0, 2.0]}, protocol))
+    assert "holds pickles (model.safetensors)" in refusal(capsys, folder, REPO)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80", b"\x80\x02 no pickle", b"PK\x03\x04 no archive", b"\0" * 100])
+def test_weights_that_are_none_are_named(folder, capsys, content):
+    (folder / "model.safetensors").write_bytes(content)
+    assert "model.safetensors is not a whole safetensors file" in refusal(capsys, folder, REPO, code=3)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path, capsys):
