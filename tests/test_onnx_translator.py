@@ -1,6 +1,7 @@
 """The Translator on ONNX Runtime says what the one on torch says, and needs neither torch nor transformers."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
 
@@ -80,11 +82,15 @@ def test_it_translates_where_torch_and_transformers_cannot_be_imported(folder: P
         ({"input_ids": np.zeros((3, 0), np.int64)}, "neither 0"),
         ({"input_ids": [5, 6, 2]}, "must be \\(batch, source\\)"),
         ({"input_ids": [[5.0, 6.0, 2.0]]}, "integers"),
+        ({"input_ids": [[5, 2], [5, 6, 2]]}, "input_ids has rows of unequal length"),
+        ({"input_ids": [[5, 2]], "attention_mask": [[1, 1], [1]]}, "attention_mask has rows of unequal length"),
         ({"input_ids": [[5, 6, 2]], "attention_mask": [[1, 1]]}, "must agree"),
         ({"input_ids": [[5, 6, 2]], "attention_mask": [[1, 2, 0]]}, "1 at tokens"),
         ({"input_ids": [[5, 6, 2]], "attention_mask": [[0.5, 1.0, 1.0]]}, "integers"),
         ({"input_ids": [[5, 6, 2]], "num_beams": 0}, "num_beams is 0; it must lie between 1 and 1000"),
         ({"input_ids": [[5, 6, 2]], "num_beams": 10_000}, "num_beams is 10000"),
+        ({"input_ids": [[5, 6, 2]], "length_penalty": float("nan")}, "length_penalty is nan; it must lie between -100"),
+        ({"input_ids": [[5, 6, 2]], "length_penalty": "0.6"}, "length_penalty is '0.6'"),
         ({"input_ids": [[5, 6, 2]], "max_length": 0}, "max_length is 0"),
         ({"input_ids": [[5, 6, 2]], "min_length": -1}, "min_length is -1"),
     ],
@@ -132,6 +138,30 @@ def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content
         path.write_bytes(content)
     with pytest.raises(BrokenFileError, match=said):
         OnnxTranslator.from_pretrained(tmp_path / "broken")
+
+
+@pytest.mark.parametrize("state", ["whole", "missing", "truncated"])
+def test_weights_in_a_file_beside_the_graph_are_read_or_that_file_is_named(
+    folder: Path, translator: OnnxTranslator, tmp_path: Path, capfd: pytest.CaptureFixture[str], state: str
+) -> None:
+    """As onnx itself divides a model."""
+    shutil.copytree(folder, tmp_path / "divided")
+    data = tmp_path / "divided" / "weights.bin"
+    graph = onnx.load(folder / "model.onnx")
+    onnx.save(graph, data.with_name("model.onnx"), save_as_external_data=True, location=data.name, size_threshold=1024)
+    whole = data.stat().st_size
+    if state == "whole":
+        divided = OnnxTranslator.from_pretrained(data.parent, device="cpu")
+        assert divided.translate(ENGLISH) == translator.translate(ENGLISH)
+        return
+    if state == "missing":
+        data.unlink()
+    else:
+        os.truncate(data, whole // 2)
+    said = {"missing": "weights.bin: no such file", "truncated": f"weights.bin has {whole // 2:,} of {whole:,} bytes"}
+    with pytest.raises(BrokenFileError, match=said[state]):
+        OnnxTranslator.from_pretrained(data.parent, device="cpu")
+    assert not capfd.readouterr().err
 
 
 def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@
 """
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
-from .texts import MAX_BEAMS, TARGET_TOKENIZER, Hypothesis, TextTranslator, check_number
+from .texts import MAX_BEAMS, TARGET_TOKENIZER, Hypothesis, TextTranslator, check_length_penalty, check_number
 
 GRAPH = "model.onnx"
 INPUTS = {
@@ -100,7 +102,7 @@ class OnnxTranslator(TextTranslator):
         Raises InputError naming the row of ids that the graph would misread: ONNX Runtime takes -1 for the last one.
         """
         input_ids = checked_ids(input_ids, self.vocabulary)
-        mask = (input_ids != self.pad) if attention_mask is None else np.asarray(attention_mask)
+        mask = (input_ids != self.pad) if attention_mask is None else as_array(attention_mask, "attention_mask")
         if mask.shape != input_ids.shape:
             raise InputError(f"attention_mask has shape {mask.shape} and input_ids {input_ids.shape}; they must agree")
         if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
@@ -111,6 +113,7 @@ class OnnxTranslator(TextTranslator):
         if self.positions is not None and input_ids.shape[1] > self.positions:
             raise InputError(f"input_ids has {input_ids.shape[1]} columns; the model has {self.positions} positions")
         check_number("num_beams", num_beams, 1, MAX_BEAMS)
+        check_length_penalty(length_penalty)
         check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM)
         check_number("min_length", min_length, 0, NO_MAXIMUM)
         wanted = num_beams if num_return_sequences is None else num_return_sequences
@@ -160,9 +163,17 @@ class OnnxTranslator(TextTranslator):
         return self._hypotheses(sequences.tolist(), scores.tolist())
 
 
+def as_array(rows: np.ndarray, name: str) -> np.ndarray:
+    """Raises InputError if the rows are lists of unequal length."""
+    try:
+        return np.asarray(rows)
+    except ValueError:
+        raise InputError(f"{name} has rows of unequal length; they must be padded on the right") from None
+
+
 def checked_ids(input_ids: np.ndarray, vocabulary: int) -> np.ndarray:
     """Integer ids (batch, source), neither 0, all of them in the vocabulary. Raises InputError naming the row."""
-    input_ids = np.asarray(input_ids)
+    input_ids = as_array(input_ids, "input_ids")
     if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise InputError(f"input_ids has shape {input_ids.shape}; it must be (batch, source), neither 0")
     if input_ids.dtype.kind not in "iu":
@@ -187,13 +198,14 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
         raise BrokenFileError(f"{path}: no such file; `vaswani-transformer export onnx MODEL {path.parent}` writes it")
     providers = checked_providers(onnxruntime, device)
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it warns that four inputs have defaults
+    options.log_severity_level = 4  # it warns of inputs with defaults, and prints what is raised below
     if threads is not None:
         check_number("threads", threads, 1, 1024)
         options.intra_op_num_threads = threads
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # its exceptions have no common base
+        check_external_data(path)
         raise BrokenFileError(
             f"{path} is not a whole ONNX file ({path.stat().st_size:,} bytes: {one_line(str(error))[:200]}); "
             "copy or export it again"
@@ -202,6 +214,33 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
     if missing:
         raise BrokenFileError(f"{path} is another kind of graph: it has no input {', '.join(sorted(missing))}")
     return session
+
+
+def check_external_data(path: Path) -> None:
+    """Raises BrokenFileError naming a file of weights beside a graph that is missing or shorter than the graph says.
+
+    What we export is one file; other tools divide it. ONNX names such a file in entries (key, value) of a tensor.
+    """
+    content = path.read_bytes()
+
+    def value(key: bytes, start: int, end: int) -> bytes:
+        found = content.find(b"\x0a" + bytes([len(key)]) + key + b"\x12", start, end) + len(key) + 3
+        return content[found + 1 : found + 1 + content[found]] if found >= start + len(key) + 3 else b"0"
+
+    needed: dict[bytes, int] = {}
+    for entry in re.finditer(rb"\x0a\x08location\x12", content):
+        name = value(b"location", entry.start(), entry.end())
+        end = entry.end() + len(name) + 80
+        size = int(value(b"offset", entry.end(), end)) + int(value(b"length", entry.end(), end))
+        needed[name] = max(needed.get(name, 0), size)
+    for name, size in needed.items():
+        data = path.with_name(os.fsdecode(name))
+        if not data.is_file():
+            raise BrokenFileError(f"{data}: no such file; {path} keeps weights in it: copy it, too, or export again")
+        if data.stat().st_size < size:
+            raise BrokenFileError(
+                f"{data} has {data.stat().st_size:,} of {size:,} bytes; copy it again, or export again"
+            )
 
 
 def checked_providers(onnxruntime: Any, device: str | None) -> list[Any]:

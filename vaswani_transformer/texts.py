@@ -153,8 +153,7 @@ class TextTranslator(ABC):
         check_number("num_beams", num_beams, 1, MAX_BEAMS)
         check_number("n_best", n_best, 1, num_beams)
         check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
-        if not isinstance(length_penalty, (int, float)) or not -100 <= length_penalty <= 100:
-            raise InputError(f"length_penalty is {length_penalty!r}; it must lie between -100 and 100 (paper: 0.6)")
+        check_length_penalty(length_penalty)
         with_scores = return_scores or n_best > 1
 
         parts = [part for number, text in enumerate(texts) for part in self._parts(number, text, limit)]
@@ -253,6 +252,12 @@ def check_number(name: str, value: int, least: int, most: int) -> None:
     """Raises InputError if an integer does not lie between its limits."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InputError(f"{name} is {value!r}; it must lie between {least} and {most}")
+
+
+def check_length_penalty(alpha: float) -> None:
+    """Raises InputError if alpha is no number, or one whose powers are none."""
+    if not isinstance(alpha, (int, float)) or not -100 <= alpha <= 100:
+        raise InputError(f"length_penalty is {alpha!r}; it must lie between -100 and 100 (paper: 0.6)")
 
 
 @contextmanager

@@ -108,7 +108,10 @@ def export_folder(
             graph = graphs.pop(part)
             if precision.startswith("int8"):
                 graph = quantized(graph, activations=precision == "int8")
-            onnx.save(graph, unfinished / f"{part}.onnx")
+            try:
+                onnx.save(graph, unfinished / f"{part}.onnx")
+            except OSError as error:  # onnx does not say which file
+                raise OSError(error.errno, error.strerror, str(folder / f"{part}.onnx")) from None
             del graph
         if layout == "single":
             comparisons, wrong = prove(unfinished / "model.onnx", model, precision)
