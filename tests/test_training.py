@@ -1,10 +1,12 @@
 """The training program as it is used: whole runs in processes of their own, interrupted, killed, resumed."""
 
+import hashlib
 import json
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -172,6 +174,13 @@ def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(start, tmp_path,
     process = start()
     assert process.wait() == 0 and "going on from step-7" in process.said()
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_the_run_at_once_and_nothing_is_lost(start, tmp_path):
+    process = start(fault=("term twice", 4 * 6 + 2))
+    assert process.wait() == 143 and "saved" not in process.said()
+    assert (tmp_path / "run/checkpoints/latest").read_text() in ("step-5\n", "step-6\n")  # 6, where it was the best.
 
 
 def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_it_used(start, tmp_path, uninterrupted):
@@ -400,6 +409,42 @@ def test_steps_that_are_not_finite_never_reach_the_weights(start, tmp_path):
         assert all(tensor.isfinite().all() for tensor in load_file(path).values())
 
 
+def test_one_step_that_is_not_finite_is_skipped_and_counted(start, tmp_path):
+    process = start(fault=("nan", 4 * 2 + 1), max_steps=6, validation=[], validate_every=None)
+    assert process.wait() == 0 and "step 3: the gradient is not finite, step skipped" in process.said()
+    (record,) = [record for record in records_of(tmp_path / "run") if "skipped_steps" in record]
+    assert record["skipped_steps"] == 1
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+@pytest.mark.slow
+def test_a_state_that_is_not_whole_is_no_ground_for_going_on(start, tmp_path):
+    """Also where its manifest has been made to fit: nothing is guessed."""
+    assert start(fault=("term", 4 * 4 + 2)).wait() == 143
+    folder = tmp_path / "run/checkpoints/step-4"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    del state["progress"]
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        raw = (folder / entry["name"]).read_bytes()
+        entry |= {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    process = start()
+    assert process.wait() == 3 and "lacks 'progress'; it cannot be resumed exactly" in process.said()
+
+
+@pytest.mark.slow
+def test_a_changed_tokenizer_is_refused_by_name(start, tmp_path):
+    assert start(fault=("term", 4 * 4 + 2)).wait() == 143
+    path = tmp_path / "run/tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["merges"].pop()
+    path.write_text(json.dumps(tokenizer))
+    process = start()
+    assert process.wait() == 2 and "tokenizer sha256 was" in process.said()
+
+
 def test_a_changed_recipe_corpus_or_world_is_refused_by_name(start, text, tmp_path):
     assert start(fault=("term", 4 * 4 + 2)).wait() == 143
     process = start(seed=2, warmup_steps=6)
@@ -426,6 +471,23 @@ def test_the_disk_that_is_full_leaves_the_previous_checkpoint_and_names_the_file
     assert start().wait() == 0
     # The stop at step 4 has moved no other checkpoint: the same bits as without any of it.
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_may_go_on_without_a_checkpoint_that_could_not_be_written(start, tmp_path, uninterrupted):
+    process = start(fault=("disk full", 1), keep_going=True)
+    assert process.wait() == 0
+    assert re.search(r"step-5 cannot be written: No space left on device \(about \d+ bytes.*; going on", process.said())
+    assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+    process = start("none", fault=("file size", 20_000), keep_going=True, max_steps=6)
+    assert process.wait() == 4 and "no checkpoint could be written, so there is no model" in process.said()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(start, tmp_path):
+    (tmp_path / "run").mkdir()
+    process = start(fault=("read-only", str(tmp_path / "run")))
+    assert process.wait() == 4, process.said()
+    assert f"output_dir {tmp_path / 'run'} cannot be written: " in process.said() and "step" not in process.said()
 
 
 def test_a_second_run_on_the_same_folder_is_refused_by_name(start):
@@ -470,14 +532,70 @@ def test_a_folder_that_is_not_ours_is_left_alone(start, tmp_path):
     assert process.wait() == 2 and "is not a folder" in process.said()
 
 
-def launch(text: Path, tmp_path: Path, *how: str) -> subprocess.CompletedProcess[str]:
+def launch_command(text: Path, tmp_path: Path, *how: str, **keys) -> list[str]:
     """`accelerate launch ... -m training` with the small recipe, as a user types it."""
-    flags = SMALL | {"data": str(text), "output_dir": str(tmp_path / "run")}
+    flags = SMALL | {"data": str(text), "output_dir": str(tmp_path / "run")} | keys
     command = [sys.executable, "-m", "accelerate.commands.launch", *how, "--num_processes", "2", "--num_machines", "1"]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "training"]
-    command += [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
+    return command + [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
+
+
+def launch(text: Path, tmp_path: Path, *how: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = launch_command(text, tmp_path, *how)
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+
+
+def children(process: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_dies_takes_all_down_within_a_minute_and_is_named(text, tmp_path, rank):
+    command = launch_command(text, tmp_path, "--multi_gpu", max_steps=100_000, validation=[], validate_every=None)
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        launcher = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + 150
+        while "step 6/" not in log.read_text():
+            assert time.monotonic() < deadline and launcher.poll() is None, log.read_text()
+            time.sleep(0.1)
+        ranks = {}
+        for process in children(launcher.pid):
+            if found := re.search(r"\0RANK=(\d+)", Path(f"/proc/{process}/environ").read_text()):
+                ranks[int(found[1])] = process
+        assert sorted(ranks) == [0, 1]
+        os.kill(ranks[rank], signal.SIGKILL)
+        assert launcher.wait(60) != 0
+    finally:
+        launcher.kill()
+    assert f"rank      : {rank}" in log.read_text() and "Signal 9 (SIGKILL)" in log.read_text(), log.read_text()
+    assert not any(Path(f"/proc/{process}").exists() for process in ranks.values())
+
+
+@pytest.mark.slow
+def test_clock_locale_time_zone_and_place_change_nothing(text, tmp_path, uninterrupted):
+    """A clock that jumps by years, the C locale, another time zone, blanks and letters in paths, no home folder."""
+    folder = tmp_path / "ein Ordner für 語"
+    folder.mkdir()
+    shutil.copytree(text, folder / "text ü")
+    flags = SMALL | {"data": "text ü", "output_dir": "run ß"}
+    jumps = (
+        "import itertools, sys, time; real, years = time.time, itertools.cycle((0, 30, -20)); "
+        "time.time = lambda: real() + next(years) * 3e7; "
+        "from training.__main__ import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", jumps]
+    command += [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value, ensure_ascii=False))]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": "/proc/nowhere", "TZ": "Asia/Kathmandu"}
+    environment |= {"LC_ALL": "C", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=200)
+    assert result.returncode == 0, result.stderr.decode()
+    assert_bit_identical(uninterrupted(1)[0], folder / "run ß")
 
 
 def test_accelerate_launch_runs_two_processes(text, tmp_path, uninterrupted):

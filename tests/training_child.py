@@ -1,14 +1,18 @@
 """Training runs in processes of their own, forked from one that has imported torch: cheap enough to kill many."""
 
+import ctypes
 import importlib
 import json
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +23,12 @@ _context.set_forkserver_preload(
 
 
 def child(
-    arguments: list[str], log: str, environment: dict[str, str], fault: tuple[str, int] | None, program: str
+    arguments: list[str], log: str, environment: dict[str, str], fault: tuple[str, Any] | None, program: str
 ) -> None:
     """Run a module of the training program. fault: ("kill", n): SIGKILL at the n-th call that changes the disk;
-    ("term", n): SIGTERM before the n-th backward pass; ("file size", n): no file may grow beyond n bytes."""
+    ("term", n), ("int", n), ("term twice", n): SIGTERM or SIGINT before the n-th backward pass; ("nan", n): its loss is
+    not a number; ("file size", n): no file may grow beyond n bytes; ("disk full", n): at the n-th look at the free
+    space there is none; ("read-only", folder): nothing can be written there."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -32,10 +38,17 @@ def child(
     torch.set_num_threads(1)
     if fault is not None and fault[0] == "kill":
         _kill_at_disk_call(fault[1])
-    if fault is not None and fault[0] in ("term", "int"):
-        _signal_at_backward(fault[1], signal.SIGTERM if fault[0] == "term" else signal.SIGINT)
+    if fault is not None and fault[0] in ("term", "int", "term twice"):
+        which = signal.SIGINT if fault[0] == "int" else signal.SIGTERM
+        _at_backward(fault[1], lambda loss: _send(which, 2 if "twice" in fault[0] else 1) or loss)
+    if fault is not None and fault[0] == "nan":
+        _at_backward(fault[1], lambda loss: loss * torch.nan)
     if fault is not None and fault[0] == "file size":
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault[1], fault[1]))
+    if fault is not None and fault[0] == "disk full":
+        _no_space_at_look(fault[1])
+    if fault is not None and fault[0] == "read-only":
+        _make_read_only(fault[1])
     main = importlib.import_module(f"training.{program}").main
 
     try:
@@ -65,20 +78,48 @@ def _kill_at_disk_call(number: int) -> None:
         setattr(os, name, wrapped(getattr(os, name)))
 
 
-def _signal_at_backward(number: int, which: int) -> None:
+def _at_backward(number: int, change: Callable[[Any], Any]) -> None:
     import torch
 
     calls = 0
     backward = torch.Tensor.backward
 
-    def run(*arguments: Any, **keywords: Any) -> Any:
+    def run(loss: Any, *arguments: Any, **keywords: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == number:
-            os.kill(os.getpid(), which)
-        return backward(*arguments, **keywords)
+        return backward(change(loss) if calls == number else loss, *arguments, **keywords)
 
     torch.Tensor.backward = run  # type: ignore[method-assign]
+
+
+def _send(which: int, times: int) -> None:
+    for _ in range(times):
+        os.kill(os.getpid(), which)
+
+
+def _no_space_at_look(number: int) -> None:
+    calls = 0
+    disk_usage = shutil.disk_usage
+
+    def run(path: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        usage = disk_usage(path)
+        return usage._replace(free=0) if calls == number else usage
+
+    shutil.disk_usage = run
+
+
+def _make_read_only(folder: str) -> None:
+    """By permissions, or for root, whom they do not stop, by a mount that this process alone sees."""
+    if os.geteuid() != 0:
+        os.chmod(folder, 0o500)
+        return
+    new_namespace = 0x00020000  # CLONE_NEWNS
+    if ctypes.CDLL(None, use_errno=True).unshare(new_namespace) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    for words in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "ro", "tmpfs", folder]):
+        subprocess.run(["mount", *words], check=True)
 
 
 class TrainingProcess:
@@ -89,7 +130,7 @@ class TrainingProcess:
         flags: dict[str, Any] | list[str],
         log: Path,
         processes: int = 1,
-        fault: tuple[str, int] | None = None,
+        fault: tuple[str, Any] | None = None,
         program: str = "__main__",
         variables: dict[str, str] | None = None,
     ):

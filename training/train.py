@@ -658,6 +658,10 @@ class Run:
             # Not those that a signal made: an interrupted run ends with the same model.
             folders = checkpoint.regular(self.root, self.recipe.save_every, last=self.progress.step)
             folders = folders[: self.recipe.average_last][::-1]
+            if not folders:
+                raise UnavailableError(
+                    f"{self.root}: no checkpoint could be written, so there is no model; make room and run it again"
+                )
             for folder in folders:
                 checkpoint.verify(folder)
             write_model_folder(folders, self.output)
