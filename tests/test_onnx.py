@@ -295,6 +295,7 @@ def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Pa
         (["{model}", "{output}", "--precision", "int3"], 2, "int3"),
         (["nowhere", "{output}"], 2, "no such folder"),
         (["{model}", "{model}"], 2, "not empty"),
+        (["{model}", "{output}", "--attention"], 2, "--attention needs --layout split"),
         (["{model}", "{output}", "--sentences", "nowhere.en"], 2, "nowhere.en: no such file"),
         (["{model}", "{output}", "--sentences", os.devnull], 2, "has no sentence: every line is blank"),
         (["{model}", "{output}", "--sentences", os.devnull, "--layout", "split"], 2, "--layout single"),

@@ -1,13 +1,19 @@
 """The layout with encoder and decoders apart: the names that Optimum and transformers.js look for, torch's logits."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import torch
+from conftest import ModelMaker, padded, random_sentences
 from saved_model import saved_model
 
 from conversion.onnx.__main__ import main
+from conversion.onnx.prove import cross_attentions
+from conversion.onnx.split import FirstDecoder
+from vaswani_transformer.loading import load_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -75,10 +81,6 @@ def test_the_merged_decoder_has_every_weight_once(folders: tuple[Path, Path]) ->
 
 def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, Path]) -> None:
     """A loop that a user would write, on a padded batch."""
-    from conftest import padded, random_sentences
-
-    from vaswani_transformer.loading import load_model
-
     sessions = {path.stem: onnxruntime.InferenceSession(str(path)) for path in folders[1].glob("*.onnx")}
     batch = {name: ids.numpy() for name, ids in padded(random_sentences(0, 5, 300, 9)).items()}
     (memory,) = sessions["encoder_model"].run(None, batch)
@@ -103,6 +105,43 @@ def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, P
     for row, tokens_of_generate in zip(tokens.tolist(), expected.tolist(), strict=True):
         end = tokens_of_generate.index(2) + 1 if 2 in tokens_of_generate else len(tokens_of_generate)
         assert row[:end] == tokens_of_generate[:end]
+
+
+def test_the_decoder_gives_the_weights_of_its_attention_to_a_padded_source(tiny_model: ModelMaker) -> None:
+    """Those of transformers' `output_attentions`, which go through other code."""
+    model = tiny_model(3, d_k=3, d_v=5)
+    batch: Any = padded(random_sentences(0, count=4, vocab_size=30, longest=9))
+    tokens = torch.tensor([[0, 5, 6, 7]]).repeat(4, 1)
+    memory = model.model.encoder(**batch).last_hidden_state
+    found = FirstDecoder(model, attention=True)(tokens, memory, batch["attention_mask"])[-3:]
+    for ours, theirs in zip(found, cross_attentions(model, batch, tokens), strict=True):
+        assert ours.shape == (4, 2, 4, batch["input_ids"].shape[1])
+        np.testing.assert_allclose(ours.detach().numpy(), theirs, atol=1e-6)
+        assert not ours[batch["attention_mask"][:, None, None].expand_as(ours) == 0].any()
+
+
+@pytest.mark.slow
+def test_with_attention_the_first_decoder_alone_has_more_outputs(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    main([str(folders[0]), str(tmp_path / "out"), "--layout", "split", "--attention"])
+    for path in folders[1].glob("*.onnx"):
+        inputs, outputs = inputs_and_outputs(path)
+        more = ["cross_attentions.0", "cross_attentions.1"] if path.stem == "decoder_model" else []
+        assert inputs_and_outputs(tmp_path / "out" / path.name) == (inputs, outputs + more)
+    # A translation that was found elsewhere: the weights of each of its tokens sum to 1.
+    sessions = [
+        onnxruntime.InferenceSession(tmp_path / "out" / f"{name}_model.onnx") for name in ("encoder", "decoder")
+    ]
+    batch = {name: ids.numpy() for name, ids in padded(random_sentences(1, 3, 300, 9)).items()}
+    (memory,) = sessions[0].run(None, batch)
+    tokens = np.array([[0, 40, 50, 60, 70]] * 3)
+    inputs = {"input_ids": tokens, "encoder_hidden_states": memory, "encoder_attention_mask": batch["attention_mask"]}
+    found = sessions[1].run(["cross_attentions.0", "cross_attentions.1"], inputs)
+    expected = cross_attentions(
+        load_model(folders[0]), {name: torch.from_numpy(ids) for name, ids in batch.items()}, torch.from_numpy(tokens)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        np.testing.assert_allclose(ours.sum(axis=-1), 1, atol=1e-5)
 
 
 @pytest.mark.slow

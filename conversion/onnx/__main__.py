@@ -29,6 +29,10 @@ def export(
     layout: Annotated[
         str, typer.Option(help="single: the search is in the graph; split: encoder and decoders, Optimum's names.")
     ] = "single",
+    attention: Annotated[
+        bool,
+        typer.Option("--attention", help="Of the split layout: decoder_model also says what each token attends to."),
+    ] = False,
     sentences: Annotated[
         str | None,
         typer.Option(help="A UTF-8 text file (.gz too), a few hundred lines: prove the file on these, and time it."),
@@ -43,13 +47,24 @@ def export(
         raise InputError(f"--layout {layout!r} is not one of {', '.join(LAYOUTS)}")
     if sentences is not None and layout != "single":
         raise InputError("--sentences needs the search in the graph: --layout single")
+    if attention and layout != "split":
+        raise InputError(
+            "--attention needs --layout split: its decoder_model, given a translation, says what each token attends to"
+        )
     folder = free_output_folder(output)
     if not Path(model).is_dir():
         raise InputError(f"{model}: there is no such folder")
     lines = None if sentences is None else list(read_lines(sentences))
     typer.echo(
         export_folder(
-            Path(model), folder, precision, layout, defaults=not no_defaults, sentences=lines, name=sentences or ""
+            Path(model),
+            folder,
+            precision,
+            layout,
+            defaults=not no_defaults,
+            attention=attention,
+            sentences=lines,
+            name=sentences or "",
         )
     )
     for path in sorted(folder.glob("*.onnx")):
@@ -62,6 +77,7 @@ def export_folder(
     precision: str = "fp32",
     layout: str = "single",
     defaults: bool = True,
+    attention: bool = False,
     sentences: list[str] | None = None,
     name: str = "sentences",
 ) -> str:
@@ -69,6 +85,7 @@ def export_folder(
 
     defaults: num_beams and the other settings have values of their own, and need not be given. onnxruntime-web, unlike
         ONNX Runtime itself, then takes no others.
+    attention: of the split layout, decoder_model has the outputs cross_attentions.0, ...
     sentences: of the single graph, texts that it is proved on, too, and timed with; name: what an error calls them
 
     Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, RuntimeError if the graph does
@@ -100,7 +117,7 @@ def export_folder(
         unfinished.mkdir()
         # In float16 too, attention scores, masks and the search are float32: the model's code says so.
         exported = copy.deepcopy(model).half() if precision == "fp16" else model
-        graphs = {"model": export_single_graph(exported)} if layout == "single" else export_split(exported)
+        graphs = {"model": export_single_graph(exported)} if layout == "single" else export_split(exported, attention)
         if not defaults and layout == "single":
             for tensor in [tensor for tensor in graphs["model"].graph.initializer if tensor.name in SETTINGS]:
                 graphs["model"].graph.initializer.remove(tensor)

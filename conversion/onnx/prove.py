@@ -25,6 +25,7 @@ CASES = [(1, 1, 0.6, 8, 24), (5, 4, 0.6, 20, 24), (3, 8, 1.0, 12, 16), (8, 2, 0.
 # How far a score may lie from torch's for the same tokens; fp32: another order of the same sums. The others: each
 # token's log-probability, on average, may be off by so much. What that does to BLEU a model's owner has to measure.
 TOLERANCES = {"fp32": 1e-4, "fp16": 0.02, "int8": 0.2, "int8-weights": 0.1}
+ATTENTION = "decoder_model's weights of attention"
 # Two translations whose scores differ by less are equally good, in float32.
 EQUALLY_GOOD = 1e-5
 
@@ -192,7 +193,8 @@ def prove_split(
 ) -> tuple[dict[str, float], list[str]]:
     """The largest difference of a logit from torch's, by the way it was computed, and what is wrong.
 
-    A padded batch, given tokens one at a time: by the two decoders in turn, by the merged one, and all at once.
+    A padded batch, given tokens one at a time: by the two decoders in turn, by the merged one, and all at once; and,
+    where decoder_model has them, the weights of its attention to the source.
     """
     batch = random_batch(model, 0, sentences=3, longest=9)
     generator = torch.Generator().manual_seed(0)
@@ -211,7 +213,11 @@ def prove_split(
         return dict(zip(outputs, session.run(outputs, inputs), strict=True))
 
     def as_past(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {n.replace("present", "past_key_values"): value for n, value in outputs.items() if n != "logits"}
+        return {
+            name.replace("present", "past_key_values"): value
+            for name, value in outputs.items()
+            if name.startswith("present")
+        }
 
     outputs = by_name(first, source | {"input_ids": fed[:, :1]})
     past, logits = as_past(outputs), [outputs["logits"]]
@@ -236,12 +242,34 @@ def prove_split(
     found["decoder_model_merged"] = np.concatenate(logits, axis=1)
 
     differences = {way: float(np.abs(logits - expected).max()) for way, logits in found.items()}
+    names = [value.name for value in first.get_outputs() if value.name.startswith("cross_attentions")]
     # Logits, unlike log-probabilities, have a scale of their own.
     limit = TOLERANCES[precision] * max(1.0, float(np.abs(expected).max()))
     wrong = [
         f"{way}: logits differ by {d:.2g}; the limit is {limit:.2g}" for way, d in differences.items() if not d <= limit
     ]
+    if names:
+        attended = cross_attentions(model, batch, tokens)
+        weights = first.run(names, source | {"input_ids": fed})
+        furthest = max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(weights, attended, strict=True))
+        differences[ATTENTION] = furthest
+        if not furthest <= TOLERANCES[precision]:
+            wrong.append(f"{ATTENTION} differ by {furthest:.2g}; the limit is {TOLERANCES[precision]}")
     return differences, wrong
+
+
+@torch.no_grad()
+def cross_attentions(
+    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Tensor], tokens: Tensor
+) -> list[np.ndarray]:
+    """What torch gives each target token's attention to the source, a layer each, (batch, heads, target, source)."""
+    implementation = model.config._attn_implementation or "eager"
+    model.set_attn_implementation("eager")
+    try:
+        output = model(**batch, decoder_input_ids=tokens, use_cache=False, output_attentions=True)
+    finally:
+        model.set_attn_implementation(implementation)
+    return [weights.float().numpy() for weights in output.cross_attentions]
 
 
 def open_session(path: Path):
@@ -255,7 +283,9 @@ def open_session(path: Path):
 
 def split_table(differences: dict[str, float]) -> str:
     """A line for each way."""
-    return "\n".join(f"{way:<48} logits differ by at most {d:.1e}" for way, d in differences.items())
+    return "\n".join(
+        f"{way:<48} {'' if way == ATTENTION else 'logits '}differ by at most {d:.1e}" for way, d in differences.items()
+    )
 
 
 def filled(sequences: np.ndarray, width: int, pad: int) -> np.ndarray:

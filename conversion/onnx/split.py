@@ -4,6 +4,10 @@ encoder_model.onnx             input_ids, attention_mask -> last_hidden_state
 decoder_model.onnx             input_ids, encoder_hidden_states, encoder_attention_mask -> logits, present.*
 decoder_with_past_model.onnx   input_ids, encoder_attention_mask, past_key_values.* -> logits, present.*.decoder.*
 decoder_model_merged.onnx      both decoders and `use_cache_branch`, which says the one
+
+On demand decoder_model.onnx gives cross_attentions.* as well: given a whole translation, whoever found it, one call
+says which source tokens each of its tokens attended to. In the graph with the search every step would carry the
+weights of every hypothesis along, for the one in dozens that is returned.
 """
 
 from typing import Any
@@ -20,6 +24,7 @@ from vaswani_transformer.modeling_vaswani_transformer import (
     split_heads,
 )
 
+from .shapes import remove_unread
 from .single_graph import OPSET, Weights, exported_graph, renamed
 
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
@@ -41,18 +46,25 @@ class Decoder(nn.Module):
         super().__init__()
         self.decoder, self.lm_head = model.model.decoder, model.lm_head
 
-    def decode(self, input_ids: Tensor, mask: Tensor, memory: Tensor | None, past: list[Tensor]) -> tuple[Tensor, ...]:
-        """input_ids: (batch, target), the first of them after the past's; memory: for the first call"""
+    def decode(self, input_ids: Tensor, mask: Tensor, memory: Tensor | None, past: list[Tensor]):
+        """input_ids: (batch, target), the first of them after the past's;  memory: for the first call
+
+        returns the logits, the cache, and the weights of the attention to the memory, a layer each, (batch, heads,
+            target, source)
+        """
         before = past[0].shape[2] if past else 0
         position = torch.arange(input_ids.shape[1]) + before
         may_attend = torch.arange(input_ids.shape[1] + before)[None, :] <= position[:, None]  # (target, past + target)
         source_mask = mask.bool()[:, None, None]
         present: list[Tensor] = []
+        attended: list[Tensor] = []
 
         def attend(attention, states: Tensor, keys: Tensor, values: Tensor, allowed: Tensor) -> Tensor:
             present.extend((keys, values))
             query = split_heads(attention.q_proj(states), attention.d_k)
-            output, _ = scaled_dot_product_attention(query, keys, values, allowed, scaling=attention.scaling)
+            output, weights = scaled_dot_product_attention(query, keys, values, allowed, scaling=attention.scaling)
+            if allowed is source_mask:
+                attended.append(weights.float())
             return attention.out_proj(output.transpose(1, 2).flatten(2))
 
         def self_attention(attention, states: Tensor, i: int) -> Tensor:
@@ -75,19 +87,26 @@ class Decoder(nn.Module):
                 hidden, layer.cross_attn_norm, lambda x, layer=layer, i=i: cross_attention(layer.cross_attn, x, i)
             )
             hidden = layer.add_and_norm(hidden, layer.feed_forward_norm, layer.feed_forward)
-        return self.lm_head(decoder.final_norm(hidden)).float(), *present
+        return self.lm_head(decoder.final_norm(hidden)).float(), present, attended
 
 
 class FirstDecoder(Decoder):
+    """attention: the weights of the attention to the memory, too"""
+
+    def __init__(self, model: VaswaniTransformerForConditionalGeneration, attention: bool = False):
+        super().__init__(model)
+        self.attention = attention
+
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor):
-        return self.decode(input_ids, encoder_attention_mask, encoder_hidden_states, [])
+        logits, present, attended = self.decode(input_ids, encoder_attention_mask, encoder_hidden_states, [])
+        return logits, *present, *(attended if self.attention else [])
 
 
 class NextDecoder(Decoder):
     """Gives back its own keys and values only: those of the memory do not change."""
 
     def forward(self, input_ids: Tensor, encoder_attention_mask: Tensor, past: list[Tensor]):
-        logits, *present = self.decode(input_ids, encoder_attention_mask, None, past)
+        logits, present, _ = self.decode(input_ids, encoder_attention_mask, None, past)
         return logits, *(tensor for i, tensor in enumerate(present) if i % 4 < 2)
 
 
@@ -96,14 +115,17 @@ def keys_and_values(attention, states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def export_split(model: VaswaniTransformerForConditionalGeneration) -> dict[str, ModelProto]:
-    """The four graphs by name, without `.onnx`."""
-    attention = model.config._attn_implementation or "eager"
+def export_split(model: VaswaniTransformerForConditionalGeneration, attention: bool = False) -> dict[str, ModelProto]:
+    """The four graphs by name, without `.onnx`.
+
+    attention: decoder_model has the outputs cross_attentions.0, ..., a layer each, (batch, heads, target, source)
+    """
+    implementation = model.config._attn_implementation or "eager"
     model.set_attn_implementation("eager")
     try:
-        encoder, first, after = export_three(model)
+        encoder, first, after = export_three(model, attention)
     finally:
-        model.set_attn_implementation(attention)
+        model.set_attn_implementation(implementation)
     layers, kind = model.config.decoder_layers, model.dtype
     states = {"last_hidden_state": ("batch", "source", "d_model")}
     named = "input_ids", "attention_mask"
@@ -116,8 +138,11 @@ def export_split(model: VaswaniTransformerForConditionalGeneration) -> dict[str,
     # The merged graph takes both apart: it comes from copies.
     merged_first, merged_next = GraphProto(), GraphProto()
     merged_first.CopyFrom(first)
+    weights = [f"cross_attentions.{layer}" for layer in range(layers)] if attention else []
+    del merged_first.output[1 + len(present) :]
+    remove_unread(merged_first)
     merged_next.CopyFrom(after)
-    graphs["decoder_model"] = alone(first, "decoder", first_inputs, ["logits", *present])
+    graphs["decoder_model"] = alone(first, "decoder", first_inputs, ["logits", *present, *weights])
     graphs["decoder_with_past_model"] = alone(after, "decoder_with_past", next_inputs, ["logits", *own])
     graphs["decoder_model_merged"] = merged(merged_first, merged_next, first_inputs, past, present, kind)
     return graphs
@@ -132,14 +157,16 @@ def names(prefix: str, layers: int) -> list[str]:
     ]
 
 
-def export_three(model: VaswaniTransformerForConditionalGeneration) -> tuple[GraphProto, GraphProto, GraphProto]:
+def export_three(
+    model: VaswaniTransformerForConditionalGeneration, attention: bool
+) -> tuple[GraphProto, GraphProto, GraphProto]:
     batch, source, target = 2, 7, 3
     ids, mask = torch.full((batch, source), 2), torch.ones(batch, source, dtype=torch.long)
     both = {0: Dim.AUTO, 1: Dim.AUTO}
     encoder = exported_graph(Encoder(model), (ids, mask), (both, both))
     memory = Encoder(model)(ids, mask).clone()
     tokens = torch.full((batch, target), 2)
-    first = exported_graph(FirstDecoder(model), (tokens, memory, mask), (both, both, both))
+    first = exported_graph(FirstDecoder(model, attention), (tokens, memory, mask), (both, both, both))
     past = [tensor.clone().contiguous() for tensor in FirstDecoder(model)(torch.full((batch, 5), 2), memory, mask)[1:]]
     after = exported_graph(
         NextDecoder(model), (tokens, mask, past), (both, both, [{0: Dim.AUTO, 2: Dim.AUTO}] * len(past))
