@@ -39,7 +39,9 @@ def push(
         list[str] | None, typer.Option(help="A CSV file of `evaluate --record`, beside the shipped ones.")
     ] = None,
     license: Annotated[str | None, typer.Option(help="Of the weights, such as apache-2.0 or cc-by-4.0.")] = None,
-    example: Annotated[str | None, typer.Option(help="A sentence for the card; default: a short one.")] = None,
+    example: Annotated[
+        str | None, typer.Option(help="A sentence for the card; default: a short one of the validation text.")
+    ] = None,
     keep_card: Annotated[bool, typer.Option("--keep-card", help="Leave the README.md that is on the Hub.")] = False,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Attention and training curve.")] = True,
 ) -> None:

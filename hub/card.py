@@ -4,6 +4,7 @@
 the results files and the environment. Where nothing is known, the card says so.
 """
 
+import itertools
 import json
 import re
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
+from vaswani_transformer.lines import read_lines
 from vaswani_transformer.onnx_translator import GRAPH, NO_MAXIMUM
 from vaswani_transformer.texts import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
@@ -27,6 +29,7 @@ TEMPLATE = Path(__file__).with_name("card.template")
 NAMES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian",
          "ja": "Japanese", "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian",
          "uk": "Ukrainian", "zh": "Chinese"}  # fmt: skip
+LEAST_LETTERS, MOST_LETTERS, MOST_LINES = 15, 60, 1000  # of an example, and where it is looked for
 EXAMPLES = {"en": "The house is small.", "de": "Das Haus ist klein.", "fr": "La maison est petite."}
 
 SIZES = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
@@ -38,8 +41,20 @@ SWITCHES = ("position_embedding_type", "position_base", "position_offset", "norm
 
 
 def default_example(record: Record) -> str | None:
-    """A sentence in the model's source language, if that is known and one of three."""
-    return EXAMPLES.get(record.languages[0]) if record.languages else None
+    """The first short sentence of the run's validation text, where that is on this disk: of the kind that the model knows,
+    and not seen in training. Else a sentence in the source language, if that is known and one of three."""
+    if not record.languages:
+        return None
+    recipe, source = record.recipe, record.languages[0]
+    for name in recipe.get("validation") or ():
+        for suffix in ("", ".gz"):
+            path = Path(str(recipe.get("data"))) / f"{name}.{source}{suffix}"
+            if path.is_file():
+                sentences = (line.strip() for line in itertools.islice(read_lines(path), MOST_LINES))
+                short = next((line for line in sentences if LEAST_LETTERS <= len(line) <= MOST_LETTERS), None)
+                if short is not None:
+                    return short
+    return EXAMPLES.get(source)
 
 
 def write_card(

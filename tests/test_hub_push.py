@@ -1,6 +1,7 @@
 """`push`: what it refuses, what it writes, what the card says, and that nothing secret gets out."""
 
 import csv
+import gzip
 import json
 import os
 import pickle
@@ -327,6 +328,23 @@ def test_the_card_says_what_the_records_say(hub, trained, tmp_path):
     assert "/home/somebody" not in card.content
     assert {"attention.png", "training_curve.png"} <= written(tmp_path / "out")
     assert "](attention.png)" in card.text and "](training_curve.png)" in card.text
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_example_is_a_short_sentence_of_the_validation_text(trained, tmp_path, packed):
+    text = "This has many more words than anybody would like to see in a table of two columns.\nA short one here.\n"
+    (tmp_path / "data").mkdir()
+    if packed:
+        (tmp_path / "data" / "held-out.en.gz").write_bytes(gzip.compress(text.encode()))
+    else:
+        (tmp_path / "data" / "held-out.en").write_text(text)
+    run = json.loads((trained / "run.json").read_text())
+    run["recipe"] |= {"data": str(tmp_path / "data"), "validation": ["held-out"]}
+    (trained / "run.json").write_text(json.dumps(run))
+    push(trained, REPO, "--to-folder", tmp_path / "out", "--no-pictures")
+    translation = Translator.from_pretrained(trained, device="cpu").translate("A short one here.")[0]
+    assert f"| A short one here. | {translation}" in card_of(tmp_path / "out").text
+    assert str(tmp_path) not in card_of(tmp_path / "out").content
 
 
 def test_every_number_of_the_card_comes_from_somewhere(trained, tmp_path):
