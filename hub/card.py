@@ -41,8 +41,8 @@ SWITCHES = ("position_embedding_type", "position_base", "position_offset", "norm
 
 
 def default_example(record: Record) -> str | None:
-    """The first short sentence of the run's validation text, where that is on this disk: of the kind that the model knows,
-    and not seen in training. Else a sentence in the source language, if that is known and one of three."""
+    """The first short sentence of the run's validation text, where that is on this disk: of the kind that the model
+    knows, and not seen in training. Else a sentence in the source language, if that is known and one of three."""
     if not record.languages:
         return None
     recipe, source = record.recipe, record.languages[0]
