@@ -578,6 +578,15 @@ def test_a_process_that_dies_takes_all_down_within_a_minute_and_is_named(text, t
 
 
 @pytest.mark.slow
+def test_ddp_is_not_the_last_to_hold_the_group_of_processes(start):
+    """Freed by it, the group waits for a thread of its own, which at times waits for Python: for ever."""
+    process = start(ranks=2, fault=("threads", 0), max_steps=6)
+    assert process.wait() == 0
+    (threads,) = [line for line in process.said().splitlines() if line.startswith("threads:")]
+    assert "python" in threads and "gloo" not in threads
+
+
+@pytest.mark.slow
 def test_clock_locale_time_zone_and_place_change_nothing(text, tmp_path, uninterrupted):
     """A clock that jumps by years, the C locale, another time zone, blanks and letters in paths, no home folder."""
     folder = tmp_path / "ein Ordner für 語"

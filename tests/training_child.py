@@ -28,7 +28,8 @@ def child(
     """Run a module of the training program. fault: ("kill", n): SIGKILL at the n-th call that changes the disk;
     ("term", n), ("int", n), ("term twice", n): SIGTERM or SIGINT before the n-th backward pass; ("nan", n): its loss is
     not a number; ("file size", n): no file may grow beyond n bytes; ("disk full", n): at the n-th look at the free
-    space there is none; ("read-only", folder): nothing can be written there."""
+    space there is none; ("read-only", folder): nothing can be written there; ("threads", 0): none, but the threads
+    are named that are left when the processes have parted."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -47,6 +48,8 @@ def child(
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault[1], fault[1]))
     if fault is not None and fault[0] == "disk full":
         _no_space_at_look(fault[1])
+    if fault is not None and fault[0] == "threads":
+        _name_threads_at_end()
     if fault is not None and fault[0] == "read-only":
         _make_read_only(fault[1])
     main = importlib.import_module(f"training.{program}").main
@@ -108,6 +111,18 @@ def _no_space_at_look(number: int) -> None:
         return usage._replace(free=0) if calls == number else usage
 
     shutil.disk_usage = run
+
+
+def _name_threads_at_end() -> None:
+    from accelerate import Accelerator
+
+    end_training = Accelerator.end_training
+
+    def run(accelerator: Accelerator) -> None:
+        end_training(accelerator)
+        print("threads:", *(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")), flush=True)
+
+    Accelerator.end_training = run  # type: ignore[method-assign]
 
 
 def _make_read_only(folder: str) -> None:

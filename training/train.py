@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import difflib
+import gc
 import itertools
 import math
 import os
@@ -106,6 +107,7 @@ def train(recipe: Recipe) -> None:
         run = Run(recipe, output, accelerator, reporter, signals, split_weights)
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
+        stack.callback(run.let_go)
         run.train()
     raise_for_signal(signals)
 
@@ -341,6 +343,16 @@ class Run:
             )
             return
         self._finish()
+
+    def let_go(self) -> None:
+        """Give up the model, before the processes part.
+
+        DDP holds the group of processes. Were it the last that does, Python would free the group and, without letting
+        its other threads run, wait for one of the group's own, which may be waiting for Python: for ever.
+        """
+        self.accelerator.free_memory()
+        del self.module, self.optimizer
+        gc.collect()
 
     def _agreed_code(self) -> int:
         """GO_ON or why to stop, the same on every process."""
