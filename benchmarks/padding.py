@@ -55,8 +55,8 @@ def main_command(
 def lengths_of(data: Path, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of each source and target, </s> counted."""
     from training.corpus import load_corpus, parallel_texts
+    from training.model import load_or_train_tokenizer
     from training.recipe import load_recipe
-    from training.train import load_or_train_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:
         recipe = load_recipe(None, {"data": str(data), "vocab_size": str(vocab_size)})

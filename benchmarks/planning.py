@@ -70,8 +70,8 @@ def measure(
 ) -> dict[str, Any]:
     from training.batches import Epoch, plan_batches
     from training.corpus import CHUNK, load_corpus, parallel_texts, text_lines
+    from training.model import load_or_train_tokenizer
     from training.recipe import load_recipe
-    from training.train import load_or_train_tokenizer
 
     for language in ("en", "de"):
         name = f"train.{language}"

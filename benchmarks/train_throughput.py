@@ -229,8 +229,8 @@ def recipe_flags(
 ) -> dict[str, str]:
     """The recipe of a size as flags; its text and tokenizer are made in `folder`, once for all systems."""
     from training.corpus import load_corpus, parallel_texts
+    from training.model import load_or_train_tokenizer
     from training.recipe import load_recipe
-    from training.train import load_or_train_tokenizer
 
     layers, d_model, d_ff, heads, outputs, entries, joined, budget = SIZES[size]
     for language in ("en", "de"):

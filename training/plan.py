@@ -18,8 +18,9 @@ from .batches import plan_batches
 from .corpus import load_corpus, parallel_texts
 from .cost import count_parameters, product_rate, seconds_of, training_flops, training_memory
 from .loss import CHUNK_ELEMENTS, TrainingLoss
+from .model import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
 from .recipe import Recipe, load_recipe
-from .train import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config, total_steps
+from .train import total_steps
 
 
 def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:

@@ -2,15 +2,11 @@
 
 import copy
 import dataclasses
-import difflib
 import gc
 import itertools
 import math
 import os
-import shlex
-import shutil
 import signal
-import sys
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -29,23 +25,22 @@ from accelerate.utils import (
     LoggerType,
     broadcast_object_list,
 )
-from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.loading import check_generation_config, find_folder, load_config, load_tokenizer
 from vaswani_transformer.pictures import curve_figure, curves_of
 from vaswani_transformer.texts import TARGET_TOKENIZER
-from vaswani_transformer.tokenization import train_tokenizer
 from vaswani_transformer.translator import Translator
 
 from . import checkpoint, fsdp, machine
 from .average import write_model_folder
 from .batches import Order, Plan, plan_batches, shares
-from .corpus import Corpus, load_corpus, overlap, parallel_texts, text_lines, tokenizer_sha256
+from .corpus import Corpus, load_corpus, overlap, parallel_texts, tokenizer_sha256
 from .cost import product_rate, training_flops
 from .loss import TrainingLoss
+from .model import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
+from .output import claim_output, refuse_changes
 from .recipe import Recipe
 from .report import Reporter
 from .schedule import learning_rate
@@ -102,7 +97,7 @@ def train(recipe: Recipe) -> None:
         machine.refuse_too_few_processes(recipe.processes, accelerator.num_processes)
         if accelerator.is_main_process:
             stack.enter_context(checkpoint.lock_run(output))
-            _claim_output(recipe, output, reporter)
+            claim_output(recipe, output, reporter)
         accelerator.wait_for_everyone()
         run = Run(recipe, output, accelerator, reporter, signals, split_weights)
         stack.callback(reporter.stop)
@@ -137,61 +132,6 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
         )
     except ValueError as error:
         raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
-
-
-def _claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
-    """Make output_dir this run's: new, or one of the same recipe. Never someone else's folder."""
-    record = output / "run.json"
-    foreign = [path.name for path in output.iterdir() if not path.name.startswith((".lock", "run.json.tmp-"))]
-    if recipe.overwrite and record.exists():
-        for name in ("checkpoints", "corpus", TARGET_TOKENIZER):
-            shutil.rmtree(output / name, ignore_errors=True)
-        for name in (
-            "run.json",
-            "metrics.jsonl",
-            "curve.png",
-            "model.safetensors",
-            "config.json",
-            "generation_config.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ):
-            (output / name).unlink(missing_ok=True)
-    elif record.exists():
-        try:
-            before = checkpoint.read_json(record)["identity"]
-        except KeyError as error:
-            raise BrokenFileError(f"{record} is not the record of a run") from error
-        _refuse_changes(before, recipe.identity(), recipe, reporter)
-    elif foreign:
-        raise InputError(
-            f"output_dir {output} is not empty ({', '.join(sorted(foreign)[:3])}) and no run of ours; name another"
-        )
-    try:
-        command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
-        checkpoint.write_json(
-            record, {"command": command, "identity": recipe.identity(), "recipe": dataclasses.asdict(recipe)}
-        )
-        for folder in (output, output / "checkpoints", output / "corpus"):
-            checkpoint.remove_unfinished(folder)
-    except OSError as error:
-        raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
-
-
-def _refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:
-    changes = [
-        f"{key} was {before.get(key)}, is {now.get(key)}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-    if not changes:
-        return
-    if not recipe.allow_changed:
-        raise InputError(
-            f"output_dir {recipe.output_dir} holds a run that differs: {'; '.join(changes)}. Restore it, name another "
-            f"output_dir, go on nevertheless with --allow_changed true, or start again with --overwrite true"
-        )
-    reporter.say(f"going on with a changed run: {'; '.join(changes)}")
 
 
 class Run:
@@ -647,7 +587,7 @@ class Run:
             before, environment, scaler = state["identity"], state["environment"], state["gradient_scaler"]
         except (KeyError, TypeError) as error:
             raise BrokenFileError(f"{folder / checkpoint.STATE} lacks {error}; it cannot be resumed exactly") from error
-        _refuse_changes(before, self.identity, self.recipe, self.reporter)
+        refuse_changes(before, self.identity, self.recipe, self.reporter)
         for key in sorted(environment.keys() | self.environment.keys()):
             if environment.get(key) != self.environment.get(key):
                 self.reporter.say(
@@ -701,85 +641,6 @@ def total_steps(recipe: Recipe, plan: Plan) -> int:
     if recipe.max_epochs is not None:
         limits.append(max(1, math.ceil(recipe.max_epochs * plan.steps_per_epoch)))
     return min(limit for limit in limits if limit is not None)
-
-
-def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any) -> Any:
-    """The recipe's tokenizer, that of initial_weights, the one in output_dir, or one trained now on the training text
-    and written there."""
-    folder = tokenizer_folder(recipe, output)
-    if folder == output and not (output / "tokenizer.json").is_file():
-        say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
-        tokenizer = train_tokenizer(text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits)
-        temporary = output / f"tokenizer.tmp-{os.getpid()}"
-        tokenizer.save_pretrained(temporary)
-        # tokenizer.json last: where it is, the others are.
-        for path in sorted(temporary.iterdir(), key=lambda path: path.name == "tokenizer.json"):
-            os.replace(path, output / path.name)
-        temporary.rmdir()
-    if not (folder / "tokenizer.json").is_file():
-        raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
-    return load_tokenizer(folder)
-
-
-def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
-    """The second tokenizer, in the same place as the first, where the languages share no vocabulary; else None."""
-    folder = tokenizer_folder(recipe, output) / TARGET_TOKENIZER
-    return load_tokenizer(folder) if folder.is_dir() and folder.parent != output else None
-
-
-def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
-    if recipe.tokenizer is not None:
-        return Path(recipe.tokenizer)
-    return output if recipe.initial_weights is None else find_folder(recipe.initial_weights)
-
-
-def model_config(recipe: Recipe, vocabulary: int, target_vocabulary: int | None = None) -> VaswaniTransformerConfig:
-    """The config of preset, or of initial_weights, and overrides, for tokenizers of that size.
-
-    target_vocabulary: None where both languages share one tokenizer
-    Raises InputError by field.
-    """
-    known = {f.name for f in dataclasses.fields(VaswaniTransformerConfig)}
-    for key in recipe.model:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            raise InputError(f"model: unknown config field {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    sizes: dict[str, Any] = {"vocab_size": vocabulary}
-    if target_vocabulary is not None:
-        sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
-    try:
-        if recipe.initial_weights is not None:
-            # Its embedding may have more rows than the tokenizer has tokens.
-            before = load_config(find_folder(recipe.initial_weights)).to_dict()
-            config = VaswaniTransformerConfig.from_dict(before | recipe.model)
-        else:
-            config = VaswaniTransformerConfig.from_preset(recipe.preset, **(sizes | recipe.model))
-    except (ValueError, TypeError) as error:
-        raise InputError(f"model: {' '.join(str(error).split())}") from error
-    for field, size, wanted in (
-        ("vocab_size", config.vocab_size, vocabulary),
-        ("decoder_vocab_size", config.decoder_vocab_size or config.vocab_size, target_vocabulary or vocabulary),
-    ):
-        if size < wanted:
-            raise InputError(f"model: {field} is {size}, the tokenizer has {wanted} tokens")
-    return config
-
-
-def make_model(
-    recipe: Recipe, config: VaswaniTransformerConfig, attention: str
-) -> VaswaniTransformerForConditionalGeneration:
-    """The model to train: random weights, or those of initial_weights, which must be of the same shape."""
-    config._attn_implementation = attention
-    model = VaswaniTransformerForConditionalGeneration(config)
-    if recipe.initial_weights is not None:
-        folder = find_folder(recipe.initial_weights)
-        checkpoint.restore_model(model, folder)
-        if (folder / "generation_config.json").is_file():
-            check_generation_config(folder, config)
-            model.generation_config = GenerationConfig.from_pretrained(folder)
-    if recipe.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    return model
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""What is trained: the tokenizers of a recipe and the model that belongs to them, new or to be tuned further."""
+
+import dataclasses
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.loading import check_generation_config, find_folder, load_config, load_tokenizer
+from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.tokenization import train_tokenizer
+
+from . import checkpoint
+from .corpus import text_lines
+from .recipe import Recipe
+
+
+def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any) -> Any:
+    """The recipe's tokenizer, that of initial_weights, the one in output_dir, or one trained now on the training text
+    and written there."""
+    folder = tokenizer_folder(recipe, output)
+    if folder == output and not (output / "tokenizer.json").is_file():
+        say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
+        tokenizer = train_tokenizer(text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits)
+        temporary = output / f"tokenizer.tmp-{os.getpid()}"
+        tokenizer.save_pretrained(temporary)
+        # tokenizer.json last: where it is, the others are.
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name == "tokenizer.json"):
+            os.replace(path, output / path.name)
+        temporary.rmdir()
+    if not (folder / "tokenizer.json").is_file():
+        raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
+    return load_tokenizer(folder)
+
+
+def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
+    """The second tokenizer, in the same place as the first, where the languages share no vocabulary; else None."""
+    folder = tokenizer_folder(recipe, output) / TARGET_TOKENIZER
+    return load_tokenizer(folder) if folder.is_dir() and folder.parent != output else None
+
+
+def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
+    if recipe.tokenizer is not None:
+        return Path(recipe.tokenizer)
+    return output if recipe.initial_weights is None else find_folder(recipe.initial_weights)
+
+
+def model_config(recipe: Recipe, vocabulary: int, target_vocabulary: int | None = None) -> VaswaniTransformerConfig:
+    """The config of preset, or of initial_weights, and overrides, for tokenizers of that size.
+
+    target_vocabulary: None where both languages share one tokenizer
+    Raises InputError by field.
+    """
+    known = {f.name for f in dataclasses.fields(VaswaniTransformerConfig)}
+    for key in recipe.model:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise InputError(f"model: unknown config field {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    sizes: dict[str, Any] = {"vocab_size": vocabulary}
+    if target_vocabulary is not None:
+        sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
+    try:
+        if recipe.initial_weights is not None:
+            # Its embedding may have more rows than the tokenizer has tokens.
+            before = load_config(find_folder(recipe.initial_weights)).to_dict()
+            config = VaswaniTransformerConfig.from_dict(before | recipe.model)
+        else:
+            config = VaswaniTransformerConfig.from_preset(recipe.preset, **(sizes | recipe.model))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"model: {' '.join(str(error).split())}") from error
+    for field, size, wanted in (
+        ("vocab_size", config.vocab_size, vocabulary),
+        ("decoder_vocab_size", config.decoder_vocab_size or config.vocab_size, target_vocabulary or vocabulary),
+    ):
+        if size < wanted:
+            raise InputError(f"model: {field} is {size}, the tokenizer has {wanted} tokens")
+    return config
+
+
+def make_model(
+    recipe: Recipe, config: VaswaniTransformerConfig, attention: str
+) -> VaswaniTransformerForConditionalGeneration:
+    """The model to train: random weights, or those of initial_weights, which must be of the same shape."""
+    config._attn_implementation = attention
+    model = VaswaniTransformerForConditionalGeneration(config)
+    if recipe.initial_weights is not None:
+        folder = find_folder(recipe.initial_weights)
+        checkpoint.restore_model(model, folder)
+        if (folder / "generation_config.json").is_file():
+            check_generation_config(folder, config)
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    if recipe.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    return model

@@ -1,0 +1,71 @@
+"""output_dir: whose it is, and whether the run that it holds is this one."""
+
+import dataclasses
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.texts import TARGET_TOKENIZER
+
+from . import checkpoint
+from .recipe import Recipe
+from .report import Reporter
+
+
+def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
+    """Make output_dir this run's: new, or one of the same recipe. Never someone else's folder."""
+    record = output / "run.json"
+    foreign = [path.name for path in output.iterdir() if not path.name.startswith((".lock", "run.json.tmp-"))]
+    if recipe.overwrite and record.exists():
+        for name in ("checkpoints", "corpus", TARGET_TOKENIZER):
+            shutil.rmtree(output / name, ignore_errors=True)
+        for name in (
+            "run.json",
+            "metrics.jsonl",
+            "curve.png",
+            "model.safetensors",
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ):
+            (output / name).unlink(missing_ok=True)
+    elif record.exists():
+        try:
+            before = checkpoint.read_json(record)["identity"]
+        except KeyError as error:
+            raise BrokenFileError(f"{record} is not the record of a run") from error
+        refuse_changes(before, recipe.identity(), recipe, reporter)
+    elif foreign:
+        raise InputError(
+            f"output_dir {output} is not empty ({', '.join(sorted(foreign)[:3])}) and no run of ours; name another"
+        )
+    try:
+        command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
+        checkpoint.write_json(
+            record, {"command": command, "identity": recipe.identity(), "recipe": dataclasses.asdict(recipe)}
+        )
+        for folder in (output, output / "checkpoints", output / "corpus"):
+            checkpoint.remove_unfinished(folder)
+    except OSError as error:
+        raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
+
+
+def refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:
+    """Raises InputError naming what is not as it was, unless the recipe allows it."""
+    changes = [
+        f"{key} was {before.get(key)}, is {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if not changes:
+        return
+    if not recipe.allow_changed:
+        raise InputError(
+            f"output_dir {recipe.output_dir} holds a run that differs: {'; '.join(changes)}. Restore it, name another "
+            f"output_dir, go on nevertheless with --allow_changed true, or start again with --overwrite true"
+        )
+    reporter.say(f"going on with a changed run: {'; '.join(changes)}")
