@@ -11,7 +11,6 @@ The peak of memory is that of a process of its own that loads one system, and no
 the batch with the longest sentences.
 """
 
-import csv
 import functools
 import json
 import os
@@ -30,7 +29,7 @@ import typer
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import read_lines
 
-from .train_throughput import without_paths
+from .record import append, command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 COLUMNS = (
@@ -175,19 +174,14 @@ def main_command(
         about = {
             "date": date.today().isoformat(),
             "commit": commit(),
-            "command": "python -m benchmarks.decode " + " ".join(without_paths(sys.argv[1:])),
+            "command": command("decode"),
             "machine": f"{os.cpu_count()} cores, {platform.machine()}",
             "sentences": len(lines),
             "num_beams": num_beams,
             "threads": threads,
             "clock": clock,
         }
-        new = not record.exists()
-        with record.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list[str](COLUMNS))
-            if new:
-                writer.writeheader()
-            writer.writerows([about | row for row in rows])
+        append(record, COLUMNS, [about | row for row in rows])
 
 
 def bleu_of(translations: Sources, references: list[str], order: list[int], tokenizer: Any) -> float:

@@ -6,10 +6,8 @@ Sources of 25 tokens, outputs of exactly 28 ids, beam 4: a model that nobody has
 so every system does the same work. Each batch goes through all systems in turn; the best of some rounds counts.
 """
 
-import csv
 import os
 import platform
-import sys
 import tempfile
 import time
 from datetime import date
@@ -20,6 +18,8 @@ import numpy as np
 import typer
 
 from vaswani_transformer.errors import UnavailableError, exit_cleanly
+
+from .record import append, command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 SOURCE_LENGTH, OUTPUT_LENGTH, BEAMS, VOCABULARY = 25, 28, 4, 37000
@@ -128,21 +128,14 @@ def ctranslate2_model(translator: Any) -> Any:
 def write_rows(record: Path, threads: int, rows: list[dict[str, Any]]) -> None:
     from training.evaluate import commit
 
-    from .train_throughput import without_paths
-
     about = {
         "date": date.today().isoformat(),
         "commit": commit(),
-        "command": "python -m benchmarks.decode_base " + " ".join(without_paths(sys.argv[1:])),
+        "command": command("decode_base"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "threads": threads,
     }
-    new = not record.exists()
-    with record.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*about, *rows[0]])
-        if new:
-            writer.writeheader()
-        writer.writerows([about | row for row in rows])
+    append(record, [*about, *rows[0]], [about | row for row in rows])
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -6,8 +6,6 @@ Padding is the share of positions, source and target, that hold no token; `batch
 Trainer's batches have a fixed number of sentences, as many as have --tokens tokens on average. Nothing is trained.
 """
 
-import csv
-import sys
 import tempfile
 from collections.abc import Iterable
 from datetime import date
@@ -17,8 +15,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.train_throughput import without_paths
 from vaswani_transformer.errors import exit_cleanly
+
+from .record import append, command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 COLUMNS = ("date", "commit", "command", "pairs", "tokens_per_batch", "order", "padding", "batches")
@@ -43,13 +42,8 @@ def main_command(
         from training.evaluate import commit
 
         about = {"date": date.today().isoformat(), "commit": commit(), "pairs": len(source), "tokens_per_batch": tokens}
-        about["command"] = "python -m benchmarks.padding " + " ".join(without_paths(sys.argv[1:]))
-        new = not record.exists()
-        with record.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list[str](COLUMNS))
-            if new:
-                writer.writeheader()
-            writer.writerows([about | row for row in rows])
+        about["command"] = command("padding")
+        append(record, COLUMNS, [about | row for row in rows])
 
 
 def lengths_of(data: Path, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,11 +10,9 @@ micro-batches) and of each epoch (their order). Memory is that of this process: 
 pages of the memory-mapped corpus, which the system takes back when it needs them.
 """
 
-import csv
 import itertools
 import json
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,9 +22,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.train_throughput import without_paths
 from vaswani_transformer.errors import exit_cleanly
 from vaswani_transformer.lines import read_lines
+
+from .record import append, command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 COLUMNS = (
@@ -56,13 +55,8 @@ def main_command(
         from training.evaluate import commit, hardware
 
         about = {"date": date.today().isoformat(), "commit": commit(), "hardware": hardware()}
-        about["command"] = "python -m benchmarks.planning " + " ".join(without_paths(sys.argv[1:]))
-        new = not record.exists()
-        with record.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list[str](COLUMNS))
-            if new:
-                writer.writeheader()
-            writer.writerow(about | row)
+        about["command"] = command("planning")
+        append(record, COLUMNS, [about | row])
 
 
 def measure(

@@ -10,11 +10,9 @@ sdpa or eager (the attention), group (the Trainer's group_by_length), N (the Tra
 many as have the same number of tokens). On a machine shared with other work compare CPU seconds: --clock cpu.
 """
 
-import csv
 import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +27,8 @@ import typer
 
 from vaswani_transformer.errors import InputError, exit_cleanly
 from vaswani_transformer.lines import read_lines
+
+from .record import append, command
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -137,7 +137,7 @@ def main_command(
     if record is not None:
         rates = {f"gflops_{name}": rate for name, rate in rates.items()}
         about = rates | {"size": size, "tokens_per_step": flags["tokens_per_step"], "threads": threads, "clock": clock}
-        append(record, [about | row for row in rows])
+        write_rows(record, [about | row for row in rows])
 
 
 def table(systems: list[System], clock: str) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def product_rates(device: str, clock: str) -> dict[str, float]:
     return rates
 
 
-def append(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Rows at the end of a results file, each with where and how it came about."""
     import torch
     import transformers
@@ -203,22 +203,12 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
     about = {
         "date": date.today().isoformat(),
         "commit": commit(),
-        "command": "python -m benchmarks.train_throughput " + " ".join(without_paths(sys.argv[1:])),
+        "command": command("train_throughput"),
         "hardware": hardware(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list[str](COLUMNS))
-        if new:
-            writer.writeheader()
-        writer.writerows([about | row for row in rows])
-
-
-def without_paths(words: list[str]) -> list[str]:
-    """A command line with the last part alone of every path."""
-    return [Path(word).name if "/" in word else word for word in words]
+    append(path, COLUMNS, [about | row for row in rows])
 
 
 # ---- the corpus and the recipe -----------------------------------------------------------------------------------
