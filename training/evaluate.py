@@ -47,9 +47,9 @@ class TestSet:
     kinds: list[str] | None = None
 
 
-def corpus_bleu(translations: list[str], references: list[str]) -> float:
-    """sacreBLEU of detokenised, cased text (13a)."""
-    return BLEU(force=True).corpus_score(translations, [references]).score
+def corpus_bleu(translations: list[str], references: list[str], lowercase: bool = False) -> float:
+    """sacreBLEU of detokenised text (13a), cased or lower-cased."""
+    return BLEU(lowercase=lowercase, force=True).corpus_score(translations, [references]).score
 
 
 def scores(translations: list[str], references: list[str], kinds: list[str] | None = None) -> dict[str, Any]:

@@ -25,7 +25,9 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
     folder = tokenizer_folder(recipe, output)
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
-        tokenizer = train_tokenizer(text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits)
+        tokenizer = train_tokenizer(
+            text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits, lowercase=recipe.lowercase
+        )
         temporary = output / f"tokenizer.tmp-{os.getpid()}"
         tokenizer.save_pretrained(temporary)
         # tokenizer.json last: where it is, the others are.

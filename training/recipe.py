@@ -39,6 +39,8 @@ class Recipe:
     vocab_size: int = _key(37000, at_least=260)
     # Every digit a token: numbers never seen are spelt with tokens that were.
     split_digits: bool = _key(False)
+    # Read and write small letters alone; BLEU during training is then that of lower-cased text.
+    lowercase: bool = _key(False)
 
     # The text. `train` etc. name corpora inside the folder `data`: "train" stands for train.en and train.de (or
     # .gz); also "train.{language}.txt", "a.txt,b.txt", "pairs.tsv", "pairs.jsonl"; a list is read in its order.

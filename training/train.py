@@ -520,7 +520,7 @@ class Run:
         sources = [line or "" for chunk in chunks for line in chunk.sources]
         references = [line or "" for chunk in chunks for line in chunk.targets]
         translations = Translator(model, self.tokenizer, self.target_tokenizer).translate(sources)
-        return corpus_bleu(translations, references)
+        return corpus_bleu(translations, references, self.recipe.lowercase)
 
     # --- checkpoints ---
 

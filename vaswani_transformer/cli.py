@@ -56,6 +56,7 @@ def tokenizer(
     vocab_size: Annotated[int, typer.Option(help="Entries, 4 control tokens and 256 bytes among them.")] = 37000,
     min_frequency: Annotated[int, typer.Option(min=1, help="A pair is merged if it occurs this often.")] = 2,
     split_digits: Annotated[bool, typer.Option("--split-digits", help="Every digit is a token of its own.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Read and write small letters alone.")] = False,
 ) -> None:
     folder = free_output_folder(output)
     for file in files:
@@ -64,7 +65,9 @@ def tokenizer(
     from vaswani_transformer.tokenization import lines_of_files, train_tokenizer
 
     quiet_transformers()
-    trained = train_tokenizer(lines_of_files(files), vocab_size, min_frequency=min_frequency, split_digits=split_digits)
+    trained = train_tokenizer(
+        lines_of_files(files), vocab_size, min_frequency=min_frequency, split_digits=split_digits, lowercase=lowercase
+    )
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
     try:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import InputError
@@ -32,6 +32,7 @@ def train_tokenizer(
     vocab_size: int,
     *,
     split_digits: bool = False,
+    lowercase: bool = False,
     min_frequency: int = 2,
     model_max_length: int = 1024,
     show_progress: bool = False,
@@ -41,6 +42,8 @@ def train_tokenizer(
     texts: source and target sentences, read once and never held: memory grows with distinct words only.
     vocab_size: all of it: 4 control tokens, 256 bytes, the rest merges.
     split_digits: every digit a token of its own, so that unseen numbers are spelt with seen tokens.
+    lowercase: read every text in small letters, and therefore write in small letters: what papers on small corpora
+        do. Decoding then gives back the lower-cased text.
     min_frequency: how often a pair must occur to be merged.
     model_max_length: where `tokenizer(..., truncation=True)` cuts; the sinusoidal model itself has no limit.
 
@@ -53,6 +56,8 @@ def train_tokenizer(
         )
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer = Tokenizer(models.BPE())
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = (
         pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
         if split_digits

@@ -38,6 +38,7 @@ export class ByteLevelBPE {
   constructor(tokenizerJson, settings) {
     const { model, added_tokens: addedTokens } = tokenizerJson;
     this.splitsDigits = checkedPreTokenizer(tokenizerJson, settings);
+    this.lowercases = tokenizerJson.normalizer?.type === "Lowercase";
     this.vocabulary = new Map(Object.entries(model.vocab));
     this.ranks = new Map(
       model.merges.map((pair, rank) => [Array.isArray(pair) ? pair.join(" ") : pair, rank]),
@@ -55,6 +56,8 @@ export class ByteLevelBPE {
   /** The token ids of a text, with those that the template puts around it, </s> at the end. */
   encode(text) {
     if (!text.isWellFormed()) throw new Error("the text holds half of a surrogate pair, which is not Unicode text");
+    // Letter by letter, as the tokenizers library does: a sigma at the end of a word is no other letter then.
+    if (this.lowercases) text = Array.from(text, (letter) => letter.toLowerCase()).join("");
     const pieces = this.splitsDigits ? text.split(/(\p{N})/u) : [text];
     const words = pieces.flatMap((piece) => piece.match(WORDS) ?? []);
     return [...this.before, ...words.flatMap((word) => this.#encodeWord(word)), ...this.after];
@@ -105,7 +108,7 @@ function checkedPreTokenizer(tokenizerJson, settings) {
     need(!model[field], `model.${field} is ${JSON.stringify(model[field])}`);
   }
   for (const field of ["byte_fallback", "ignore_merges"]) need(!model[field], `model.${field} is true`);
-  need(!normalizer, `it has the normalizer ${normalizer?.type}`);
+  need(!normalizer || normalizer.type === "Lowercase", `it has the normalizer ${normalizer?.type}`);
   need(decoder?.type === "ByteLevel", `the decoder is ${decoder?.type}`);
   const steps = preTokenizer?.type === "Sequence" ? preTokenizer.pretokenizers : [preTokenizer];
   const byteLevel = steps.at(-1);
