@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from conversion.onnx.__main__ import main
@@ -110,6 +110,48 @@ def test_in_eight_bits_a_translation_does_not_depend_on_its_batch(folders: dict[
         (alone,) = translator.translate([text], n_best=4, return_scores=True)
         assert [hypothesis.tokens for hypothesis in alone] == [hypothesis.tokens for hypothesis in hypotheses]
         assert [h.score for h in alone] == pytest.approx([h.score for h in hypotheses], abs=1e-5)
+
+
+def two_products(first: np.ndarray, second: np.ndarray) -> onnx.ModelProto:
+    """rows -> relu(rows x first) x second, as the feed-forward network has it"""
+    nodes = [
+        helper.make_node("MatMul", ["rows", "first"], ["products"]),
+        helper.make_node("Relu", ["products"], ["inner"]),
+        helper.make_node("MatMul", ["inner", "second"], ["result"]),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in ("rows", "result")]
+    weights = [onnx.numpy_helper.from_array(first, "first"), onnx.numpy_helper.from_array(second, "second")]
+    graph = helper.make_graph(nodes, "two products", values[:1], values[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_a_row_is_as_near_as_its_own_steps_allow(tmp_path: Path) -> None:
+    """Large beside small rows, a row of zeros, and one of which the ReLU leaves zeros alone."""
+    import onnxruntime
+
+    generator = np.random.default_rng(0)
+    first, second = (generator.standard_normal(shape).astype(np.float32) for shape in ((16, 32), (32, 8)))
+    first[:, 3] = 0  # a column of zeros
+    first[0] = np.abs(first[0])
+    rows = generator.standard_normal((6, 16)).astype(np.float32) * np.array([[1e-3], [1], [1e3], [1], [0], [1]], "f")
+    rows[5] = 0
+    rows[5, 0] = -1  # of which the ReLU leaves nothing
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 3  # it warns that an optimised model is made for this machine
+    graph = quantized(two_products(first, second)).SerializeToString()
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    exact = np.maximum(rows @ first, 0) @ second
+    found = session.run(None, {"rows": rows})[0]
+    # Half a step of the row at each of 16 and 32 places, and half a step of the matrix's columns, in both products.
+    inner_error = np.abs(rows).max(1) * np.abs(first).max() * 16 / 127
+    inner = np.maximum(rows @ first, 0).max(1) + inner_error
+    bound = 32 * np.abs(second).max() * (inner_error + inner * (0.5 / 255 + 0.5 / 127))
+    assert (np.abs(found - exact).max(1) <= bound).all()
+    assert np.abs(found[2] - exact[2]).max() < 0.05 * np.abs(exact[2]).max()
+    assert not found[4:].any()
+    kinds = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
+    assert kinds.count("MatMulIntegerToFloat") == 2, "ONNX Runtime fuses scale and product"
 
 
 @pytest.mark.slow

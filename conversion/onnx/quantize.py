@@ -3,7 +3,8 @@
 Every matrix gets one scale per output column, and the embedding, which is also the output matrix, one per token:
 lookup and projection read the same bytes. Activations are quantised while the graph runs, each row by its own
 largest value, so that a sentence does not depend on its neighbours: a scale per tensor, as onnxruntime's
-quantize_dynamic has it, lets one sentence's outlier coarsen all others.
+quantize_dynamic has it, is 1.1 times as fast and lets one sentence's outlier coarsen all others (twice the divergence
+from float32's probabilities). What a ReLU gives is never negative and has all 255 steps.
 
 Or they stay float32, and the weights become float32 again before the products: a small file, float32's speed and
 almost its translations. That is spelt Cast and Mul, which ONNX Runtime computes once, when it loads the file.
@@ -60,10 +61,10 @@ class Rewriting:
         self.done: set[str] = set()
         graph.initializer.extend(
             [
-                numpy_helper.from_array(np.array(128, np.uint8), "int8.zero_point"),
-                numpy_helper.from_array(np.array(1, np.float32), "int8.one"),
-                numpy_helper.from_array(np.array(127, np.float32), "int8.largest"),
-                numpy_helper.from_array(np.array(1e-20, np.float32), "int8.smallest"),
+                numpy_helper.from_array(np.array(128, np.uint8), "int8.middle"),
+                numpy_helper.from_array(np.array(0, np.uint8), "int8.lowest"),
+                numpy_helper.from_array(np.array(1 / 127, np.float32), "int8.step_from_middle"),
+                numpy_helper.from_array(np.array(1 / 255, np.float32), "int8.step_from_lowest"),
                 numpy_helper.from_array(np.array([-1]), "int8.last_axis"),
             ]
         )
@@ -85,6 +86,7 @@ class Rewriting:
     def rewrite(self, body: GraphProto) -> None:
         nodes: list[NodeProto] = []
         rows: dict[str, list[str]] = {}
+        self.never_negative = {node.output[0] for node in body.node if node.op_type == "Relu"}
         for node in body.node:
             matrix = node.input[1] if node.op_type == "MatMul" else None
             if matrix in self.transposes:
@@ -117,27 +119,27 @@ class Rewriting:
                 helper.make_node("Mul", [f"{out}.rounded", scale], [f"{out}.columns"]),
                 helper.make_node("MatMul", [source, f"{out}.columns"], [out]),
             ]
+        zero = "lowest" if source in self.never_negative else "middle"
         if source not in rows:
-            names = [
-                f"{source}.{part}" for part in ("absolute", "largest", "most", "factor", "scaled", "uint8", "scale")
-            ]
-            absolute, largest, most, factor, scaled, *rows[source] = names
+            largest, relative, rounded = (f"{source}.{part}" for part in ("largest", "relative", "uint8"))
+            rows[source] = [rounded, largest]
+            absolute = source if source in self.never_negative else f"{source}.absolute"
+            if absolute != source:
+                nodes.append(helper.make_node("Abs", [source], [absolute]))
             nodes += [
-                helper.make_node("Abs", [source], [absolute]),
                 helper.make_node("ReduceMax", [absolute, "int8.last_axis"], [largest], keepdims=1),
-                helper.make_node("Max", [largest, "int8.smallest"], [most]),
-                helper.make_node("Div", ["int8.largest", most], [factor]),
-                helper.make_node("Mul", [source, factor], [scaled]),
-                helper.make_node("QuantizeLinear", [scaled, "int8.one", "int8.zero_point"], [f"{source}.uint8"]),
-                helper.make_node("Div", [most, "int8.largest"], [f"{source}.scale"]),
+                # A row of zeros becomes 0 / 0 and some byte, and then that times 0.
+                helper.make_node("Div", [source, largest], [relative]),
+                helper.make_node("QuantizeLinear", [relative, f"int8.step_from_{zero}", f"int8.{zero}"], [rounded]),
             ]
-        quantised, row_scale = rows[source]
+        rounded, largest = rows[source]
         return [
             *nodes,
-            helper.make_node("MatMulInteger", [quantised, matrix, "int8.zero_point"], [f"{out}.int32"]),
+            helper.make_node("MatMulInteger", [rounded, matrix, f"int8.{zero}"], [f"{out}.int32"]),
             helper.make_node("Cast", [f"{out}.int32"], [f"{out}.float"], to=TensorProto.FLOAT),
-            helper.make_node("Mul", [f"{out}.float", row_scale], [f"{out}.by_row"]),
-            helper.make_node("Mul", [f"{out}.by_row", scale], [out]),
+            helper.make_node("Mul", [f"int8.scale_from_{zero}", scale], [f"{out}.scale"]),
+            helper.make_node("Mul", [f"{out}.float", f"{out}.scale"], [f"{out}.by_column"]),
+            helper.make_node("Mul", [f"{out}.by_column", largest], [out]),
         ]
 
     def lookup(self, node: NodeProto, table: str, scale: str) -> list[NodeProto]:
@@ -152,6 +154,21 @@ class Rewriting:
 
     def finish(self) -> None:
         """Nothing stays that nobody reads: the float matrices, and the transpose of the tied one."""
+        if self.activations:
+            # ONNX Runtime makes one operator of MatMulInteger, Cast and the product with two scales, unless it knows
+            # both beforehand and makes one constant of these first. So one of them is made of an input.
+            one = [
+                helper.make_node("Size", [self.graph.input[0].name], ["int8.size"]),
+                helper.make_node("Equal", ["int8.size", "int8.size"], ["int8.true"]),
+                helper.make_node("Cast", ["int8.true"], ["int8.one"], to=TensorProto.FLOAT),
+                *(
+                    helper.make_node("Mul", ["int8.one", f"int8.step_from_{zero}"], [f"int8.scale_from_{zero}"])
+                    for zero in ("middle", "lowest")
+                ),
+            ]
+            nodes = [*one, *self.graph.node]
+            del self.graph.node[:]
+            self.graph.node.extend(nodes)
         for body in graphs_of(self.graph):
             read = {name for node in body.node for name in node.input}
             kept = [node for node in body.node if node.output[0] not in self.transposes or node.output[0] in read]
