@@ -4,7 +4,7 @@ import copy
 import os
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,11 +12,15 @@ from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanl
 from vaswani_transformer.lines import free_output_folder, read_lines
 from vaswani_transformer.texts import TARGET_TOKENIZER
 
+if TYPE_CHECKING:
+    import onnx
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
 LAYOUTS = ("single", "split")
 README = Path(__file__).with_name("README.template")
+TEXT_README = Path(__file__).with_name("README.text.template")
 # The model's own files that the runtime reads, too.
 BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
@@ -32,6 +36,12 @@ def export(
     attention: Annotated[
         bool,
         typer.Option("--attention", help="Of the split layout: decoder_model also says what each token attends to."),
+    ] = False,
+    text: Annotated[
+        bool,
+        typer.Option(
+            "--text", help="Beside model.onnx, model_text.onnx with the tokenizer in it: texts in, texts out."
+        ),
     ] = False,
     sentences: Annotated[
         str | None,
@@ -51,6 +61,10 @@ def export(
         raise InputError(
             "--attention needs --layout split: its decoder_model, given a translation, says what each token attends to"
         )
+    if text and layout != "single":
+        raise InputError("--text needs the search in the graph: --layout single")
+    if text and attention:
+        raise InputError("--attention says where token ids looked, and --text has none to give: export twice")
     folder = free_output_folder(output)
     if not Path(model).is_dir():
         raise InputError(f"{model}: there is no such folder")
@@ -63,6 +77,7 @@ def export(
             layout,
             defaults=not no_defaults,
             attention=attention,
+            text=text,
             sentences=lines,
             name=sentences or "",
         )
@@ -78,6 +93,7 @@ def export_folder(
     layout: str = "single",
     defaults: bool = True,
     attention: bool = False,
+    text: bool = False,
     sentences: list[str] | None = None,
     name: str = "sentences",
 ) -> str:
@@ -86,13 +102,14 @@ def export_folder(
     defaults: num_beams and the other settings have values of their own, and need not be given. onnxruntime-web, unlike
         ONNX Runtime itself, then takes no others.
     attention: of the split layout, decoder_model has the outputs cross_attentions.0, ...
+    text: beside the single graph, model_text.onnx, which has the tokenizer in it
     sentences: of the single graph, texts that it is proved on, too, and timed with; name: what an error calls them
 
     Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, RuntimeError if the graph does
     not do what torch does.
     """
     try:
-        import onnx
+        import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
@@ -106,11 +123,13 @@ def export_folder(
     from .sentences import encoded_sentences, race
     from .single_graph import SETTINGS, export_single_graph
     from .split import export_split
+    from .text import prove_text, readable_tokenizer, with_tokenizer
 
     model = load_model(source, device="cpu", dtype=torch.float32)
     has_tokenizer = (source / "tokenizer.json").exists()
     tokenizer = load_tokenizer(source, model.config) if has_tokenizer or sentences is not None else None
     real = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
+    bpe = readable_tokenizer(source, model) if text else None
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
     try:
@@ -125,10 +144,9 @@ def export_folder(
             graph = graphs.pop(part)
             if precision.startswith("int8"):
                 graph = quantized(graph, activations=precision == "int8")
-            try:
-                onnx.save(graph, unfinished / f"{part}.onnx")
-            except OSError as error:  # onnx does not say which file
-                raise OSError(error.errno, error.strerror, str(folder / f"{part}.onnx")) from None
+            save(graph, unfinished, folder, f"{part}.onnx")
+            if bpe is not None:
+                save(with_tokenizer(graph, bpe, model), unfinished, folder, "model_text.onnx")
             del graph
         if layout == "single":
             comparisons, wrong = prove(unfinished / "model.onnx", model, precision)
@@ -136,6 +154,9 @@ def export_folder(
             if real is not None and not wrong:
                 raced, wrong = race(unfinished / "model.onnx", model, real, precision)
                 report += f"\n{raced.line()}"
+            if text and not wrong:
+                proof, wrong = prove_text(unfinished, model, tokenizer, sentences or [], precision)
+                report += f"\n{proof.line()}"
         else:
             differences, wrong = prove_split(unfinished, model, precision)
             report = split_table(differences)
@@ -150,11 +171,22 @@ def export_folder(
         if not (unfinished / "generation_config.json").exists():
             model.generation_config.save_pretrained(unfinished)
         if has_tokenizer and layout == "single":
-            shutil.copyfile(README, unfinished / "README.md")
+            parts = [README, *([TEXT_README] if text else [])]
+            pages = [part.read_text(encoding="utf-8") for part in parts]
+            (unfinished / "README.md").write_text("".join(pages), encoding="utf-8")
         os.replace(unfinished, folder)  # over an empty folder, if there was one
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return report
+
+
+def save(graph: "onnx.ModelProto", unfinished: Path, folder: Path, name: str) -> None:
+    import onnx
+
+    try:
+        onnx.save(graph, unfinished / name)
+    except OSError as error:  # onnx does not say which file
+        raise OSError(error.errno, error.strerror, str(folder / name)) from None
 
 
 def main(arguments: list[str] | None = None) -> None:

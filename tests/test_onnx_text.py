@@ -1,0 +1,380 @@
+"""model_text.onnx: the tokenizer as operators gives the tokens and the texts of the package tokenizers, whatever is
+typed, and the file translates as model.onnx does."""
+
+import dataclasses
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import hypothesis
+import numpy as np
+import onnx
+import pytest
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer, untrained_model
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from conversion.onnx import text as text_module
+from conversion.onnx.__main__ import main
+from conversion.onnx.ids_to_text import texts_of
+from conversion.onnx.operators import Operators
+from conversion.onnx.single_graph import SETTINGS
+from conversion.onnx.text import AWKWARD, with_tokenizer
+from conversion.onnx.text_to_ids import SPELLING, ByteLevelBPE, PairTable, token_ids
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.tokenization import train_tokenizer
+
+onnxruntime = pytest.importorskip("onnxruntime")
+PAD, END = 1, 2
+CASES = {
+    "plain": {},
+    "small letters, single digits": {"lowercase": True, "split_digits": True},
+}
+# One of each kind that some part of the tokenizer asks about.
+LETTERS = "abstmdrevlSTé'’ \t\n\r\0\x1c\x85\xa0\u2003\u2028019½²٣Ⅷ!.-_</>İIẞσΣǅ日本🙂\u0301\u200d\ufffd\U0010ffff"
+
+
+def session_of(op: Operators, inputs: dict[str, tuple], outputs: dict[str, tuple[str, int]]) -> Any:
+    """A graph of these operators alone; outputs: name -> (value, type)"""
+    names = [helper.make_node("Identity", [value], [name]) for name, (value, _) in outputs.items()]
+    graph = helper.make_graph(
+        [*op.nodes, *names],
+        "part",
+        [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
+        [helper.make_tensor_value_info(name, kind, None) for name, (_, kind) in outputs.items()],
+        list(op.tensors.values()),
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return opened(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+
+
+def opened(path_or_bytes: str | bytes) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path_or_bytes, options)
+
+
+class Halves:
+    """A tokenizer, and its two halves as graphs."""
+
+    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerFast):
+        tokenizer.save_pretrained(folder)
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.encode_special_tokens = True
+        self.size = self.tokenizer.get_vocab_size()
+        bpe = ByteLevelBPE.read(folder)
+        op = Operators("text.")
+        ids, mask, only_space = token_ids(op, "text", bpe, PAD)
+        kinds = {"ids": (ids, TensorProto.INT64), "mask": (mask, TensorProto.INT64), "blank": (only_space, 9)}
+        self.first = session_of(op, {"text": (TensorProto.STRING, ["batch"])}, kinds)
+        op = Operators("translation.")
+        text = texts_of(op, "ids", bpe, self.size)
+        inputs = {"ids": (TensorProto.INT64, ["batch", "length"])}
+        self.second = session_of(op, inputs, {"texts": (text, TensorProto.STRING)})
+
+    def check_ids(self, texts: list[str]) -> None:
+        """AssertionError naming the first text whose tokens are not those of the package tokenizers."""
+        ids, mask, blank = self.first.run(None, {"text": np.array(texts, object)})
+        for text, row, flags, is_blank in zip(texts, ids, mask, blank, strict=True):
+            expected = self.tokenizer.encode(text).ids
+            rest = len(row) - len(expected)
+            assert row.tolist() == expected + [PAD] * rest, repr(text)
+            assert flags.tolist() == [1] * len(expected) + [0] * rest
+            assert is_blank == (not text or text.isspace())
+
+    def check_texts(self, ids: list[list[int]]) -> None:
+        expected = self.tokenizer.decode_batch(ids, skip_special_tokens=True)
+        assert self.second.run(None, {"ids": np.array(ids)})[0].tolist() == expected
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Halves]:
+    texts = [*ENGLISH, *GERMAN, "it's we'll 's 1 22 333 日本日本 🙂🙂 a  b   c"] * 2
+    return {
+        name: Halves(tmp_path_factory.mktemp("tokenizer"), train_tokenizer(texts, 300, **changes))
+        for name, changes in CASES.items()
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_of_the_package_tokenizers_in_any_batch(halves: dict[str, Halves], case: str) -> None:
+    """Awkward texts, batches of empty ones, and random texts of letters that the expression's cases are about."""
+    halves[case].check_ids([*AWKWARD, *ENGLISH, *GERMAN])
+    halves[case].check_ids([""])
+    halves[case].check_ids(["", "", ""])
+    chance = random.Random(0)
+    for longest in (2, 4, 8, 30):
+        texts = ["".join(chance.choices(LETTERS, k=chance.randint(0, longest))) for _ in range(100)]
+        halves[case].check_ids(texts)
+
+
+def test_bytes_that_are_no_character_become_what_the_package_tokenizers_write(halves: dict[str, Halves]) -> None:
+    """Halves of characters, bytes that begin none, surrogates, and what lies beyond Unicode."""
+    plain = halves["plain"]
+    ids = {byte: cast(int, plain.tokenizer.token_to_id(SPELLING[byte])) for byte in range(256)}
+    edges = [0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF]
+    edges += [0xF0, 0xF1, 0xF4, 0xF5, 0xFF]
+    plain.check_texts([[ids[a], ids[b]] for a in edges for b in edges])
+    chance = random.Random(0)
+    for length in (1, 3, 4, 5, 9):
+        rows = [
+            [chance.choice([ids[chance.choice(edges)]] * 3 + [chance.randrange(plain.size)]) for _ in range(length)]
+            for _ in range(200)
+        ]
+        plain.check_texts(rows)
+    assert plain.second.run(None, {"ids": np.zeros((2, 0), np.int64)})[0].tolist() == ["", ""]
+
+
+def test_every_pair_has_its_place_in_the_table_and_no_other_pair_has() -> None:
+    chance = np.random.default_rng(0)
+    vocabulary = 60
+    pairs = {(int(a), int(b)): rank for rank, (a, b) in enumerate(chance.integers(0, vocabulary, (400, 2)))}
+    pairs |= {(7, b): 1000 + b for b in range(vocabulary)}
+    table = PairTable.of(pairs, vocabulary)
+    for a in range(vocabulary):
+        for b in range(vocabulary):
+            place = table.first[a] + b
+            found = int(table.rank[place]) if table.owner[place] == a else None
+            assert found == pairs.get((a, b))
+
+
+def test_merges_follow_ranks_even_where_a_later_one_feeds_an_earlier_one(tmp_path: Path) -> None:
+    """Two ways to `abc`, and a merge that needs it ranks between them: one merge at a time, the leftmost first."""
+    letters = "abc"
+    content = json.loads(trained_tokenizer().backend_tokenizer.to_str())
+    spellings = ["<s>", "<pad>", "</s>", "<unk>", *SPELLING.values(), "bc", "abca", "abc", "ab"]
+    content["model"]["vocab"] = {spelling: id for id, spelling in enumerate(spellings)}
+    content["model"]["merges"] = [["b", "c"], ["abc", "a"], ["a", "bc"], ["a", "b"]]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
+        pad_token="<pad>",
+        eos_token="</s>",
+        split_special_tokens=True,
+    )
+    made = Halves(tmp_path, tokenizer)
+    made.check_ids(["abcabc", "abcabcabc", "aabcbcabca", "ababc"])
+    chance = random.Random(0)
+    made.check_ids(["".join(chance.choices(letters, k=12)) for _ in range(300)])
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+OTHERS: dict[str, dict[str, Any]] = {
+    "normalizer NFKC": {"normalizer": {"type": "NFKC"}},
+    "model Unigram": {"model": {"type": "Unigram", "vocab": []}},
+    "pre_tokenizer": {"pre_tokenizer": BYTE_LEVEL},
+    "decoder Metaspace": {"decoder": {"type": "Metaspace"}},
+    "post_processor": {"post_processor": None},
+    "added_tokens ['zz']": {"added_tokens": [{"id": 2, "content": "zz", "special": False}]},
+    "split_special_tokens": {},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's, untrained."""
+    untrained_model().save_pretrained(tmp_path / "model")
+    trained_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_another_kind_of_tokenizer_is_refused_by_name(folder: Path, field: str) -> None:
+    path, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | OTHERS[field]))
+    if field == "split_special_tokens":
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {field: False}))
+    with pytest.raises(InputError, match="tokenizer.json: --text needs a byte-level BPE") as error:
+        ByteLevelBPE.read(folder)
+    assert field in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("normalizer", "this one has normalizer NFKC"), ("vocabularies", "one vocabulary for both languages")],
+)
+def test_what_text_cannot_have_is_one_line_and_nothing_is_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
+) -> None:
+    path = folder / "tokenizer.json"
+    if change == "normalizer":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "NFKC"}}))
+    else:
+        shutil.copytree(folder, folder / "target_tokenizer", ignore=shutil.ignore_patterns("model*"))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(folder), str(folder.parent / "out"), "--text"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error and error.count("\n") == 1
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("other", ["--layout split", "--attention"])
+def test_text_needs_the_search_in_the_graph_and_has_no_attention(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path), str(tmp_path / "out"), "--text", *other.split()])
+    assert stop.value.code == 2
+    assert other.split()[0] in capsys.readouterr().err
+
+
+def echo() -> onnx.ModelProto:
+    """The single graph's inputs and outputs; the translation is the source, its score the number of its tokens."""
+    op = Operators("echo.")
+    sequences = op.Unsqueeze("input_ids", [1])
+    scores = op.Cast(op.ReduceSum("attention_mask", [1]), to=TensorProto.FLOAT)
+    names = [helper.make_node("Identity", [a], [b]) for a, b in ((sequences, "sequences"), (scores, "scores"))]
+    settings = [np.array(0.6, np.float32) if name == "length_penalty" else np.array(1) for name in SETTINGS]
+    values = [numpy_helper.from_array(value, name) for value, name in zip(settings, SETTINGS, strict=True)]
+    ids = [helper.make_tensor_value_info(name, 7, ["batch", "source"]) for name in ("input_ids", "attention_mask")]
+    given = [helper.make_tensor_value_info(value.name, value.data_type, []) for value in values]
+    graph = helper.make_graph(
+        [*op.nodes, *names],
+        "echo",
+        [*ids, *given],
+        [
+            helper.make_tensor_value_info("sequences", TensorProto.INT64, None),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, None),
+        ],
+        [*values, *op.tensors.values()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_a_search_that_gives_back_its_source_gives_back_the_text(folder: Path) -> None:
+    """Byte-level BPE loses nothing: both halves of the tokenizer around a graph that changes no id."""
+    whole = with_tokenizer(echo(), ByteLevelBPE.read(folder), untrained_model())
+    onnx.checker.check_model(whole)
+    session = opened(whole.SerializeToString())
+    assert [value.name for value in session.get_inputs()] == ["text"]
+    optional = [value.name for value in session.get_overridable_initializers()]
+    assert sorted(optional) == sorted(set(SETTINGS) - {"num_return_sequences"})
+    texts = [*AWKWARD, *ENGLISH, *GERMAN]
+    translations, scores = session.run(["translations", "scores"], {"text": np.array(texts, object)})
+    blank = [not text or text.isspace() for text in texts]
+    assert translations.tolist() == ["" if empty else text for text, empty in zip(texts, blank, strict=True)]
+    lengths = [len(row) for row in trained_tokenizer()(texts)["input_ids"]]
+    assert scores.tolist() == [0 if empty else length for length, empty in zip(lengths, blank, strict=True)]
+
+
+# ---- with a search ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_model(tmp_path_factory.mktemp("model"))
+
+
+def translated(folder: Path, texts: list[str], **settings: float) -> tuple[list[str], list[float]]:
+    given = {name: np.array(v, np.float32 if name == "length_penalty" else np.int64) for name, v in settings.items()}
+    session = opened(str(folder / "model_text.onnx"))
+    translations, scores = session.run(["translations", "scores"], {"text": np.array(texts, object), **given})
+    return translations.tolist(), scores.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-weights"])
+def test_the_file_with_the_tokenizer_translates_as_the_one_without(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str
+) -> None:
+    """The command proves it on sentences; here with other settings than the defaults. One copy of the weights."""
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("\n".join([*ENGLISH, "", *GERMAN]) + "\n", encoding="utf-8")
+    out = tmp_path / "out"
+    main([str(model), str(out), "--text", "--precision", precision, "--sentences", str(sentences)])
+    said = capsys.readouterr().out
+    assert f"{len(AWKWARD) + 9} texts by model_text.onnx" in said
+    assert ("with torch's Translator" in said) == (precision == "fp32")
+    texts = [*ENGLISH, *AWKWARD, *GERMAN]
+    reference = OnnxTranslator.from_pretrained(out)
+    for beams, alpha in ((1, 0.6), (2, 2.0), (4, 0.6)):
+        translations, scores = translated(out, texts, num_beams=beams, length_penalty=alpha)
+        rows = reference.translate(texts, return_scores=True, num_beams=beams, length_penalty=alpha)
+        assert translations == [row[0].text for row in rows]
+        assert scores == pytest.approx([row[0].score for row in rows], abs=1e-5)
+    shortest, _ = translated(out, ENGLISH, max_length=3)
+    assert all(reference.tokenizer.encode(text).ids[:-1][3:] == [] for text in shortest)
+    longer = (out / "model_text.onnx").stat().st_size - (out / "model.onnx").stat().st_size
+    assert 0 < longer < 200_000
+
+
+@pytest.mark.slow
+def test_the_page_beside_the_file_runs_as_it_is_printed(model: Path, tmp_path: Path) -> None:
+    """In a process that has onnxruntime and numpy, and none of our packages."""
+    main([str(model), str(tmp_path / "out"), "--text"])
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    (_, example) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    ending = "import sys; assert not {'torch', 'tokenizers', 'transformers', 'vaswani_transformer'} & set(sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", example + ending], cwd=tmp_path / "out", capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    expected = OnnxTranslator.from_pretrained(tmp_path / "out").translate(["The house is small.", "Hello!"])
+    assert done.stdout.strip() == str(np.array(expected, object))
+
+
+@pytest.mark.slow
+def test_an_export_whose_texts_come_out_wrong_is_an_error_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tokenizer of small letters, in a graph that leaves capitals as they are."""
+    train_tokenizer([*ENGLISH, *GERMAN], 300, lowercase=True).save_pretrained(folder)
+    read = ByteLevelBPE.read
+    monkeypatch.setattr(
+        text_module.ByteLevelBPE, "read", lambda folder: dataclasses.replace(read(folder), lowercase=False)
+    )
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(folder), str(tmp_path / "out"), "--text"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 1 and "come out otherwise, the first: 'The house is small.'" in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"lowercase": True, "split_digits": True}], ids=str)
+def test_every_character_of_unicode_has_the_tokens_of_the_package_tokenizers(
+    tmp_path: Path, changes: dict[str, bool]
+) -> None:
+    """After a letter, before one, alone, before a number and after two spaces."""
+    halves = Halves(tmp_path, train_tokenizer([*ENGLISH, *GERMAN], 300, **changes))
+    characters = [chr(number) for number in range(0x110000) if not 0xD800 <= number < 0xE000]
+    texts = [
+        " ".join(f"a{character}b {character} {character}1  {character}" for character in characters[first : first + 40])
+        for first in range(0, len(characters), 40)
+    ]
+    for first in range(0, len(texts), 64):
+        halves.check_ids(texts[first : first + 64])
+
+
+TEXTS = st.text(st.one_of(st.sampled_from(LETTERS), st.characters(exclude_categories=["Cs"])), max_size=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(texts=st.lists(TEXTS, min_size=1, max_size=8))
+def test_whatever_is_typed_has_the_tokens_of_the_package_tokenizers(
+    halves: dict[str, Halves], case: str, texts: list[str]
+) -> None:
+    halves[case].check_ids(texts)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(data=st.data(), width=st.integers(1, 20), rows=st.integers(1, 5))
+def test_whatever_is_produced_has_the_text_of_the_package_tokenizers(
+    halves: dict[str, Halves], data: st.DataObject, width: int, rows: int
+) -> None:
+    ids = st.lists(st.lists(st.integers(0, 299), min_size=width, max_size=width), min_size=rows, max_size=rows)
+    halves["plain"].check_texts(data.draw(ids))
