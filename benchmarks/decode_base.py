@@ -4,8 +4,11 @@
 
 Sources of 25 tokens, outputs of exactly 28 ids, beam 4: a model that nobody has trained does not know when to stop, and
 so every system does the same work. Each batch goes through all systems in turn; the best of some rounds counts.
+"products" is the share of the rate at which ONNX Runtime multiplies 256 rows with the output matrix, alone, that a
+system's products with weights reach: where it is near 100 %, nothing is left to gain at that precision.
 """
 
+import functools
 import os
 import platform
 import tempfile
@@ -49,12 +52,15 @@ def main_command(
             systems[f"ctranslate2 {kind}"] = ctranslate2_model(translator)
         generator = np.random.default_rng(0)
         typer.echo(f"{threads} thread(s), best of {rounds}")
-        typer.echo(f"{'batch':>6}  {'system':<22}{'ids/s':>7}{'times CTranslate2':>19}")
+        typer.echo(f"{'batch':>6}  {'system':<22}{'ids/s':>7}{'times CTranslate2':>19}{'products':>10}")
         for size in batch_size or [1, 16, 64]:
             ids = generator.integers(4, VOCABULARY, (size, SOURCE_LENGTH))
             ids[:, -1] = 2  # </s>
             best = dict.fromkeys(systems, float("inf"))
+            products = {kind: [] for kind in PAIRS}
             for number in range(rounds + 1):  # the first is for warming up
+                for kind in PAIRS:
+                    products[kind].append(product_rate(kind, threads))
                 for system, translate in systems.items():
                     begun = time.perf_counter()
                     found = translate(ids)
@@ -65,8 +71,11 @@ def main_command(
             for system, seconds in best.items():
                 times = f"{best[PAIRS[system]] / seconds:.2f}" if system in PAIRS else "1.00"
                 rate = round(size * OUTPUT_LENGTH / seconds)
-                typer.echo(f"{size:>6}  {system:<22}{rate:>7}{times:>19}")
-                rows.append({"batch": size, "system": system, "ids_per_second": rate, "times_ctranslate2": times})
+                ceiling = max(products["onnx-int8" if "int8" in system else "onnx-fp32"])
+                share = round(rate * operations_per_id() / ceiling, 3)
+                typer.echo(f"{size:>6}  {system:<22}{rate:>7}{times:>19}{share:>10.0%}")
+                found = {"ids_per_second": rate, "times_ctranslate2": times, "share": share}
+                rows.append({"batch": size, "system": system, **found, "product_gops": round(ceiling / 1e9)})
     if record is not None:
         write_rows(record, threads, rows)
 
@@ -92,6 +101,73 @@ def write_models(folder: Path) -> None:
     convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
     for kind in PAIRS:
         export_folder(folder / "model", folder / kind, kind.removeprefix("onnx-"))
+
+
+def operations_per_id() -> float:
+    """Operations of the products with weights for each id of the best translation, 2 a multiply-add."""
+    import torch
+
+    from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+
+    with torch.device("meta"):
+        model = VaswaniTransformerForConditionalGeneration(
+            VaswaniTransformerConfig.from_preset("base", vocab_size=VOCABULARY)
+        )
+
+    def matrices(module: Any, of_memory: bool) -> int:
+        """Entries of the matrices; those that make the memory's keys and values, or the others."""
+        names = ("cross_attn.k_proj", "cross_attn.v_proj")
+        return sum(
+            parameter.numel()
+            for name, parameter in module.named_parameters()
+            if parameter.dim() > 1 and any(part in name for part in names) == of_memory
+        )
+
+    each_source = matrices(model.model.encoder.layers, False) + matrices(model.model.decoder.layers, True)
+    each_output = matrices(model.model.decoder.layers, False) + model.lm_head.weight.numel()
+    return 2 * (each_source * SOURCE_LENGTH / OUTPUT_LENGTH + each_output * BEAMS)
+
+
+@functools.cache
+def product_session(kind: str, threads: int) -> Any:
+    """256 rows times a matrix of the output layer's size, and nothing else."""
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    generator = np.random.default_rng(0)
+    shape = (512, VOCABULARY)
+    if kind == "onnx-fp32":
+        matrix, rows, out, operator = (
+            generator.random(shape, np.float32),
+            TensorProto.FLOAT,
+            TensorProto.FLOAT,
+            "MatMul",
+        )
+    else:
+        matrix, operator = generator.integers(-127, 128, shape, np.int8), "MatMulInteger"
+        rows, out = TensorProto.UINT8, TensorProto.INT32
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["rows", "matrix"], ["products"])],
+        "product",
+        [helper.make_tensor_value_info("rows", rows, [None, shape[0]])],
+        [helper.make_tensor_value_info("products", out, [None, shape[1]])],
+        [numpy_helper.from_array(matrix, "matrix")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def product_rate(kind: str, threads: int) -> float:
+    """Operations a second of that product: what no translation can exceed."""
+    session = product_session(kind, threads)
+    rows = np.ones((256, 512), np.float32 if kind == "onnx-fp32" else np.uint8)
+    session.run(None, {"rows": rows})
+    begun = time.perf_counter()
+    for _ in range(4):
+        session.run(None, {"rows": rows})
+    return 4 * 2 * rows.size * VOCABULARY / (time.perf_counter() - begun)
 
 
 def onnx_file(path: Path, threads: int) -> Any:

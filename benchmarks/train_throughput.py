@@ -5,6 +5,8 @@
 Every system is a process of its own and they take turns, so that whatever else the machine does falls on all of them;
 a ratio is taken within a round. `ours` is a step of the training program, from the order of the batches to Adam;
 `marian` gets the very same batches; `trainer` makes its own from the same corpus, as its users get them.
+"products" is the share of this machine's rate of large products, in the system's precision, that its useful operations
+reach: the ratio divided by it is the most that this precision can give here.
 Options are joined with "+": bf16 (autocast), highest (our float32 products as torch multiplies by default), compile,
 sdpa or eager (the attention), group (the Trainer's group_by_length), N (the Trainer's sentences in a batch; default: as
 many as have the same number of tokens). On a machine shared with other work compare CPU seconds: --clock cpu.
@@ -40,7 +42,7 @@ SIZES = {
 }
 COLUMNS = (
     "date", "commit", "command", "hardware", "torch", "transformers", "size", "tokens_per_step", "threads", "clock",
-    "system", "parameters", "tokens_per_second", "ratio", "ratio_min", "ratio_max", "padding", "megabytes",
+    "system", "parameters", "tokens_per_second", "ratio", "ratio_min", "ratio_max", "share", "padding", "megabytes",
     "gflops_highest", "gflops_medium", "gflops_bf16",
 )  # fmt: skip
 DEFAULT = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "trainer", "trainer+group"]
@@ -122,15 +124,19 @@ def main_command(
         finally:
             for each in systems:
                 each.process.kill()
+        operations = operations_per_token(job)
+    rates = {name: round(statistics.median(turn[name] for turn in products)) for name in products[0]}
     rows = table(systems, clock)
+    for row in rows:
+        row["share"] = round(row["tokens_per_second"] * operations / 1e9 / rates[products_of(row["system"])], 3)
     typer.echo(f"{size}, {flags['tokens_per_step']} tokens a step, {threads} thread(s), {clock} clock, {rounds} rounds")
-    typer.echo(f"{'system':<24}{'tokens/s':>10}{'ratio':>7}  (min-max)   {'padding':>8}{'MB':>7}")
+    typer.echo(f"{'system':<24}{'tokens/s':>10}{'ratio':>7}  (min-max)   {'products':>8}{'padding':>8}{'MB':>7}")
     for row in rows:
         typer.echo(
             f"{row['system']:<24}{row['tokens_per_second']:>10}{row['ratio']:>7.2f}  "
-            f"({row['ratio_min']:.2f}-{row['ratio_max']:.2f}) {row['padding']:>8.1%}{row['megabytes']:>7}"
+            f"({row['ratio_min']:.2f}-{row['ratio_max']:.2f}) {row['share']:>8.0%}{row['padding']:>8.1%}"
+            f"{row['megabytes']:>7}"
         )
-    rates = {name: round(statistics.median(turn[name] for turn in products)) for name in products[0]}
     typer.echo(
         "products of this machine between the turns, GFLOP/s: " + ", ".join(f"{k} {v}" for k, v in rates.items())
     )
@@ -163,6 +169,27 @@ def table(systems: list[System], clock: str) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def operations_per_token(job: Job) -> float:
+    """Floating-point operations of a step for each source or target token, the same for all systems."""
+    from training.cost import training_flops
+    from training.model import model_config
+    from training.recipe import load_recipe
+
+    corpus, _ = corpus_and_order(job)
+    sources, targets = corpus.source_lengths, corpus.target_lengths
+    config = model_config(load_recipe(None, job.flags), int(job.flags["vocab_size"]))
+    total = training_flops(config, int(sources.sum()), int(targets.sum()), sources.mean(), targets.mean())
+    return total / int(sources.sum() + targets.sum())
+
+
+def products_of(system: str) -> str:
+    """Which of the product rates is the ceiling of a system."""
+    kind, *options = system.split("+")
+    if "bf16" in options:
+        return "bf16"
+    return "medium" if kind == "ours" and "highest" not in options else "highest"
 
 
 def product_rates(device: str, clock: str) -> dict[str, float]:

@@ -118,6 +118,18 @@ def test_every_digit_is_a_token_when_digits_are_split():
     assert split.tokenize("x1200 12") == ["x", "1", "2", "0", "0", "Ġ", "1", "2"]
 
 
+def test_a_tokenizer_of_small_letters_reads_and_writes_these_alone(tmp_path):
+    texts = ["Ein Mann, ein Äpfelchen", "ein mann, ein äpfelchen"] * 5
+    small, large = (train_tokenizer(texts, 270, lowercase=flag) for flag in (True, False))
+    assert all(letter not in token for token in small.get_vocab() if len(token) > 1 for letter in "EMÄ")
+    small.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
+    for text in ("Ein Mann, EIN ÄPFELCHEN </S>", "Straße"):
+        assert loaded(text)["input_ids"] == loaded(text.lower())["input_ids"]
+        assert loaded.decode(loaded(text)["input_ids"], skip_special_tokens=True) == text.lower()
+        assert large.decode(large(text)["input_ids"], skip_special_tokens=True) == text
+
+
 def test_the_worked_example_of_sennrich_et_al():
     # "low" x 5, "lower" x 2, "newest" x 6, "widest" x 3: merges es, est, lo, low (without end-of-word marks).
     words = [word for word, count in [("low", 5), ("lower", 2), ("newest", 6), ("widest", 3)] for _ in range(count)]
