@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -106,6 +106,19 @@ def test_narrow_integers_and_a_missing_mask_are_understood(translator: OnnxTrans
     boolean, _ = translator.generate(np.array([[5, 6, 2, 1]], np.int32), np.array([[True, True, True, False]]))
     np.testing.assert_array_equal(wide, narrow)
     np.testing.assert_array_equal(wide, boolean)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_any_integer_is_a_number_of_beams_and_nothing_else_is(folder: Path, backend: Any) -> None:
+    place = folder if backend == "onnx" else folder.parent / "model"
+    translator = Translator.from_pretrained(place, device="cpu", backend=backend)
+    expected = translator.translate(ENGLISH, num_beams=4, n_best=2)
+    for kind in (np.int64, np.uint8):
+        settings: Any = {"num_beams": kind(4), "n_best": kind(2), "batch_tokens": np.int64(8192)}
+        assert translator.translate(ENGLISH, max_source_length=cast(int, kind(200)), **settings) == expected
+    for wrong in (4.0, np.float64(4), True, np.bool_(True), "4", None):
+        with pytest.raises(InputError, match="num_beams is .*; it must lie between 1 and 1000"):
+            translator.translate(ENGLISH, num_beams=cast(int, wrong))
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class OnnxTranslator(TextTranslator):
             raise InputError(f"source row {empty[0]} is empty: all of it is padding")
         if self.positions is not None and input_ids.shape[1] > self.positions:
             raise InputError(f"input_ids has {input_ids.shape[1]} columns; the model has {self.positions} positions")
-        check_number("num_beams", num_beams, 1, MAX_BEAMS)
+        num_beams = check_number("num_beams", num_beams, 1, MAX_BEAMS)
         check_length_penalty(length_penalty)
         check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM)
         check_number("min_length", min_length, 0, NO_MAXIMUM)
@@ -200,8 +200,7 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # it warns of inputs with defaults, and prints what is raised below
     if threads is not None:
-        check_number("threads", threads, 1, 1024)
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = check_number("threads", threads, 1, 1024)
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # its exceptions have no common base

@@ -4,12 +4,13 @@ restore the order.
 Nothing here needs torch: `translator.py` searches with it, `onnx_translator.py` with ONNX Runtime.
 """
 
+import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal, SupportsIndex, overload
 
 from .errors import InputError
 
@@ -150,9 +151,9 @@ class TextTranslator(ABC):
         """
         texts = checked_texts(texts, "text")
         limit = self._source_limit(max_source_length)
-        check_number("num_beams", num_beams, 1, MAX_BEAMS)
-        check_number("n_best", n_best, 1, num_beams)
-        check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
+        num_beams = check_number("num_beams", num_beams, 1, MAX_BEAMS)
+        n_best = check_number("n_best", n_best, 1, num_beams)
+        batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
         check_length_penalty(length_penalty)
         with_scores = return_scores or n_best > 1
 
@@ -179,8 +180,7 @@ class TextTranslator(ABC):
         if max_source_length is None:
             return MAX_SOURCE_LENGTH if self.positions is None else min(MAX_SOURCE_LENGTH, self.positions)
         most = 1_000_000 if self.positions is None else self.positions
-        check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
-        return max_source_length
+        return check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
 
     def _parts(self, number: int, text: str, limit: int) -> Iterator[Part]:
         """The text as one part if it has at most `limit` tokens, cut at good places if not; none if it is empty."""
@@ -248,10 +248,15 @@ def checked_texts(texts: str | Sequence[str], kind: str) -> list[str]:
     return texts
 
 
-def check_number(name: str, value: int, least: int, most: int) -> None:
-    """Raises InputError if an integer does not lie between its limits."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+def check_number(name: str, value: SupportsIndex, least: int, most: int) -> int:
+    """The integer, numpy's too. Raises InputError if it is none, or does not lie between its limits."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
         raise InputError(f"{name} is {value!r}; it must lie between {least} and {most}")
+    return number
 
 
 def check_length_penalty(alpha: float) -> None:

@@ -174,7 +174,7 @@ class Translator(TextTranslator):
         sources, targets = checked_texts(sources, "source"), checked_texts(targets, "target")
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources and {len(targets)} targets: each source needs its translation")
-        check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
+        batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
         if not sources:
             return []
         source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
