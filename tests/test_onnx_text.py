@@ -147,13 +147,22 @@ def test_every_pair_has_its_place_in_the_table_and_no_other_pair_has() -> None:
             assert found == pairs.get((a, b))
 
 
-def test_merges_follow_ranks_even_where_a_later_one_feeds_an_earlier_one(tmp_path: Path) -> None:
-    """Two ways to `abc`, and a merge that needs it ranks between them: one merge at a time, the leftmost first."""
-    letters = "abc"
+@pytest.mark.parametrize(
+    ("products", "merges", "in_order"),
+    [
+        # Two ways to `abc`, and a merge that needs it ranks between them.
+        (["bc", "abca", "abc", "ab"], [["b", "c"], ["abc", "a"], ["a", "bc"], ["a", "b"]], False),
+        (["aa", "ab", "aaa", "aaaa"], [["a", "a"], ["a", "b"], ["aa", "a"], ["aa", "aa"]], True),
+        (["ca", "abc", "ab", "aa"], [["a", "a"], ["a", "b"], ["ab", "c"], ["c", "a"]], True),
+    ],
+)
+def test_merges_follow_ranks_the_leftmost_first(
+    tmp_path: Path, products: list[str], merges: list[list[str]], in_order: bool
+) -> None:
     content = json.loads(trained_tokenizer().backend_tokenizer.to_str())
-    spellings = ["<s>", "<pad>", "</s>", "<unk>", *SPELLING.values(), "bc", "abca", "abc", "ab"]
+    spellings = ["<s>", "<pad>", "</s>", "<unk>", *SPELLING.values(), *products]
     content["model"]["vocab"] = {spelling: id for id, spelling in enumerate(spellings)}
-    content["model"]["merges"] = [["b", "c"], ["abc", "a"], ["a", "bc"], ["a", "b"]]
+    content["model"]["merges"] = merges
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(content)),
         pad_token="<pad>",
@@ -161,9 +170,11 @@ def test_merges_follow_ranks_even_where_a_later_one_feeds_an_earlier_one(tmp_pat
         split_special_tokens=True,
     )
     made = Halves(tmp_path, tokenizer)
-    made.check_ids(["abcabc", "abcabcabc", "aabcbcabca", "ababc"])
+    assert ByteLevelBPE.read(tmp_path).in_order() == in_order
+    made.check_ids(["abcabc", "abcabcabc", "aabcbcabca", "ababc", "a" * 30, "aaa aaaab"])
     chance = random.Random(0)
-    made.check_ids(["".join(chance.choices(letters, k=12)) for _ in range(300)])
+    for letters in ("abc", "aab", "aa "):
+        made.check_ids(["".join(chance.choices(letters, k=chance.randint(1, 14))) for _ in range(300)])
 
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}

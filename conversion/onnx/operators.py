@@ -24,7 +24,7 @@ class Operators:
         def append(*inputs: Any, **attributes: Any) -> str:
             names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
             output = f"{self.prefix}{next(self.numbers)}"
-            self.nodes.append(helper.make_node(kind, names, [output], **attributes))
+            self.nodes.append(helper.make_node(kind, names, [output], name=output, **attributes))
             return output
 
         return append

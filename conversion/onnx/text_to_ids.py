@@ -60,11 +60,16 @@ class ByteLevelBPE:
         return cls(
             content["model"]["vocab"],
             [(left, right) for left, right in merges],
-            control_tokens(content)[content["post_processor"]["single"][1]["SpecialToken"]["id"]],
-            frozenset(control_tokens(content).values()),
+            end_of(content["post_processor"])[0],
+            frozenset(token["id"] for token in content["added_tokens"]),
             content["normalizer"] is not None,
             content["pre_tokenizer"]["type"] == "Sequence",
         )
+
+    def in_order(self) -> bool:
+        """Whether no merge needs what a later one makes. Training gives them so."""
+        made = {left + right: rank for rank, (left, right) in enumerate(self.merges)}
+        return all(max(made.get(part, -1) for part in pair) < rank for rank, pair in enumerate(self.merges))
 
 
 def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, str]]:
@@ -98,9 +103,8 @@ def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[tuple
     if kind(content.get("decoder")) != "ByteLevel":
         found.append(("decoder", str(kind(content.get("decoder")))))
     after = content.get("post_processor") or {}
-    single = after.get("single") or []
-    if kind(after) != "TemplateProcessing" or [list(part) for part in single] != [["Sequence"], ["SpecialToken"]]:
-        found.append(("post_processor", f"{kind(after)}, not a text and its end"))
+    if kind(after) != "TemplateProcessing" or len(end_of(after)) != 1:
+        found.append(("post_processor", f"{kind(after)}, not a text and one token"))
     if others := [token["content"] for token in content.get("added_tokens", []) if not token["special"]]:
         found.append(("added_tokens", f"{others} that are no control tokens"))
     if not settings.get("split_special_tokens"):
@@ -110,8 +114,12 @@ def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[tuple
     return found
 
 
-def control_tokens(content: dict[str, Any]) -> dict[str, int]:
-    return {token["content"]: token["id"] for token in content["added_tokens"]}
+def end_of(template: dict[str, Any]) -> list[int]:
+    """The ids that follow a text; none if anything else is before it."""
+    single = template["single"]
+    if [list(part) for part in single] != [["Sequence"], ["SpecialToken"]]:
+        return []
+    return template["special_tokens"][single[1]["SpecialToken"]["id"]]["ids"]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------
@@ -373,7 +381,10 @@ def symbols_of_bytes(op: Operators, codes: str, is_text: str, bpe: ByteLevelBPE)
 
 
 def merged(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLevelBPE) -> tuple[str, str]:
-    """BPE: in each word the pair of the lowest rank is merged, the leftmost of equal ones, until there is none."""
+    """BPE: in each word the pair of the lowest rank is merged, the leftmost of equal ones, until there is none.
+
+    Equal ones in one round, where none of them can give rise to a pair that has to be merged before the next.
+    """
     pairs, products = {}, []
     for rank, (left, right) in enumerate(bpe.merges):
         pairs[bpe.vocabulary[left], bpe.vocabulary[right]] = rank
@@ -393,10 +404,19 @@ def merged(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLevelBPE
     is_pair = body.Equal(body.Cast(body.Gather(table.owner, place), to=TensorProto.INT64), symbols_now)
     is_pair = body.And(is_pair, body.Equal(words_now, next_word))
     rank = body.Cast(body.Gather(table.rank, place), to=TensorProto.INT64)
-    length = body.Squeeze(body.Shape(symbols_now))
-    key = body.Where(is_pair, body.Add(body.Mul(rank, length), body.Range(0, length, 1)), never)
+    places = body.Range(0, body.Squeeze(body.Shape(symbols_now)), 1)
+    if bpe.in_order():
+        key = body.Where(is_pair, rank, never)
+    else:
+        key = body.Where(is_pair, body.Add(body.Mul(rank, body.Shape(symbols_now)), places), never)
     best = body.ScatterElements(empty, words_now, key, reduction="min")
     chosen = body.And(is_pair, body.Equal(key, body.Gather(best, words_now)))
+    # Of a letter that is repeated every other pair, from the left.
+    begins = body.And(chosen, body.Not(shifted(body, chosen, 1, False)))
+    run = body.CumSum(as_int(body, begins), 0)
+    run_start = body.Gather(body.Concat([0], body.Compress(places, begins), axis=0), run)
+    is_even = body.Equal(body.BitwiseAnd(body.Sub(places, run_start), 1), 0)
+    chosen = body.And(chosen, is_even)
     together = body.Where(chosen, body.Gather(np.array(products), body.Where(is_pair, rank, 0)), symbols_now)
     stays = body.Not(shifted(body, chosen, 1, False))
     after = [body.Compress(values, stays) for values in (together, words_now, rows_now)]
