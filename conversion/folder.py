@@ -1,7 +1,6 @@
 """A converted model -> an ordinary model folder, which appears under its name only when it is whole."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from transformers.utils import logging
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import free_output_folder
+from vaswani_transformer.unfinished import whole_folder
 
 from .converted import Converted
 from .origin import ORIGINALS, RECORD, TARGET_TOKENIZER
@@ -25,15 +25,8 @@ def folder_written_whole(out: Path) -> Iterator[Path]:
     out = free_output_folder(out)
     if not out.absolute().parent.is_dir():
         raise InputError(f"{out}: there is no folder {out.absolute().parent}")
-    unfinished = out.absolute().with_name(f".{out.name}.{os.getpid()}.unfinished")
-    unfinished.mkdir()
-    try:
+    with whole_folder(out) as unfinished:
         yield unfinished
-        if out.is_dir():
-            out.rmdir()
-        os.replace(unfinished, out)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def save(converted: Converted, model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:

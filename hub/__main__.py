@@ -1,6 +1,5 @@
 """`python -m hub push FOLDER REPO`: a model's folder to the Hub, or a look at what that would send."""
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, exit_cleanly
 from vaswani_transformer.lines import free_output_folder
+from vaswani_transformer.unfinished import whole_folder
 
 if TYPE_CHECKING:  # huggingface_hub and torch are for who pushes, not for --help
     from .remote import Plan
@@ -128,9 +128,8 @@ def summary(repo_id: str, revision: str, planned: "Plan", private: bool, left: l
 def write_folder(files: dict[str, Path | bytes], out: Path) -> list[tuple[str, int]]:
     """Write the new folder, or nothing; the names and sizes of its files."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.absolute().with_name(f".{out.name}.{os.getpid()}.unfinished")
     written = []
-    try:
+    with whole_folder(out) as unfinished:
         for name, file in sorted(files.items()):
             path = unfinished / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,9 +138,6 @@ def write_folder(files: dict[str, Path | bytes], out: Path) -> list[tuple[str, i
             else:
                 shutil.copyfile(file, path)
             written.append((name, path.stat().st_size))
-        os.replace(unfinished, out)  # over an empty folder, if there was one
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return written
 
 

@@ -267,7 +267,7 @@ def test_an_export_that_translates_otherwise_leaves_nothing_behind(
         if tensor.name.endswith("final.weight") or len(tensor.dims) == 2 and tensor.data_type == 1:
             array = onnx.numpy_helper.to_array(tensor)
             tensor.raw_data = (array[::-1].copy() if array.size >= 1024 else array).tobytes()
-    monkeypatch.setattr(single_graph, "export_single_graph", lambda model: wrong)
+    monkeypatch.setattr(single_graph, "export_single_graph", lambda model, attention: wrong)
     with pytest.raises(RuntimeError, match="does not translate as torch does"):
         export_folder(folders[0], tmp_path / "new")
     assert not list(tmp_path.iterdir())
@@ -295,7 +295,6 @@ def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Pa
         (["{model}", "{output}", "--precision", "int3"], 2, "int3"),
         (["nowhere", "{output}"], 2, "no such folder"),
         (["{model}", "{model}"], 2, "not empty"),
-        (["{model}", "{output}", "--attention"], 2, "--attention needs --layout split"),
         (["{model}", "{output}", "--sentences", "nowhere.en"], 2, "nowhere.en: no such file"),
         (["{model}", "{output}", "--sentences", os.devnull], 2, "has no sentence: every line is blank"),
         (["{model}", "{output}", "--sentences", os.devnull, "--layout", "split"], 2, "--layout single"),

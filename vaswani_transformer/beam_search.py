@@ -193,7 +193,9 @@ def step(
 
     min_length: (), tokens before </s>;  needed: (1,), the last of the best hypotheses that have to be final, from 0
     """
-    logits, past, keys, values = decode(decoder, memory, places, tables, search)  # (batch, beams, V)
+    past = torch.cat((search.past, places.own), dim=2)  # (batch, beams, slots)
+    position = tables.positions.index_select(0, search.length)
+    logits, keys, values, _ = decode(decoder, memory, search.keys, search.values, past, search.last, position)
     beams, vocabulary = search.last.shape[1], logits.shape[-1]
     length = search.length + 1  # of what this step makes, the start token not counted
     penalty = tables.penalties.index_select(0, length)
@@ -239,37 +241,47 @@ def step(
 
 
 def decode(
-    step_decoder: StepDecoder, memory: Memory, places: Places, tables: Tables, search: Search
-) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """The decoder on the last token of every live hypothesis.
+    step_decoder: StepDecoder,
+    memory: Memory,
+    keys: list[Tensor],
+    values: list[Tensor],
+    past: Tensor,
+    tokens: Tensor,
+    position: Tensor,
+) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+    """The decoder on the last token of every live hypothesis; or on all tokens of one, in the place of the beams.
 
-    returns the logits (batch, beams, V) in float32, and bias, keys and values with this step's slots
+    keys, values: a layer each, (batch, heads, slots so far, d_k or d_v)
+    past: (batch, beams, slots), the bias of all slots, those of these tokens last
+    tokens: (batch, beams);  position: (1 or beams, d_model), the positional encoding
+    returns the logits (batch, beams, V) in float32; keys and values with these tokens' slots; and the weights of the
+        attention to the source, a layer each, (batch, heads, beams, source)
     """
     decoder = step_decoder.decoder
-    past = torch.cat((search.past, places.own), dim=2)  # (batch, beams, slots)
-    all_keys, all_values = [], []
+    all_keys, all_values, attended = [], [], []
 
     def self_attention(i: int, states: Tensor) -> Tensor:
         attention = decoder.layers[i].self_attn
         query, key, value = heads_of(step_decoder.projections[i](states), attention)
-        all_keys.append(torch.cat((search.keys[i], key), dim=2))
-        all_values.append(torch.cat((search.values[i], value), dim=2))
-        return attend(attention, query, all_keys[i], all_values[i], past[:, None])
+        all_keys.append(torch.cat((keys[i], key), dim=2))
+        all_values.append(torch.cat((values[i], value), dim=2))
+        return attend(attention, query, all_keys[i], all_values[i], past[:, None])[0]
 
     def cross_attention(i: int, states: Tensor) -> Tensor:
         attention = decoder.layers[i].cross_attn
         query = split_heads(attention.q_proj(states), attention.d_k)
-        return attend(attention, query, memory.keys[i], memory.values[i], memory.bias)
+        output, weights = attend(attention, query, memory.keys[i], memory.values[i], memory.bias)
+        attended.append(weights)
+        return output
 
     # The beams stand where a sequence stands elsewhere, all at the same position.
-    position = tables.positions.index_select(0, search.length)
-    hidden = decoder.embed_tokens(search.last) * math.sqrt(step_decoder.config.d_model)
+    hidden = decoder.embed_tokens(tokens) * math.sqrt(step_decoder.config.d_model)
     hidden = hidden + position.to(hidden.dtype)
     for i, layer in enumerate(decoder.layers):
         hidden = layer.add_and_norm(hidden, layer.self_attn_norm, lambda x, i=i: self_attention(i, x))
         hidden = layer.add_and_norm(hidden, layer.cross_attn_norm, lambda x, i=i: cross_attention(i, x))
         hidden = layer.add_and_norm(hidden, layer.feed_forward_norm, layer.feed_forward)
-    return step_decoder.lm_head(decoder.final_norm(hidden)).float(), past, all_keys, all_values
+    return step_decoder.lm_head(decoder.final_norm(hidden)).float(), all_keys, all_values, attended
 
 
 def heads_of(states: Tensor, attention: MultiHeadAttention) -> tuple[Tensor, Tensor, Tensor]:
@@ -283,10 +295,15 @@ def heads_of(states: Tensor, attention: MultiHeadAttention) -> tuple[Tensor, Ten
     return split_heads(query, d_k), split_heads(key, d_k), split_heads(value, d_v)
 
 
-def attend(attention: MultiHeadAttention, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """query: (batch, heads, beams, d_k), keys, values: (batch, heads, slots, d_k or d_v) -> (batch, beams, d_model)"""
-    output, _ = scaled_dot_product_attention(query, keys, values, bias, scaling=attention.scaling)
-    return attention.out_proj(output.transpose(1, 2).flatten(2))
+def attend(
+    attention: MultiHeadAttention, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """query: (batch, heads, beams, d_k), keys, values: (batch, heads, slots, d_k or d_v)
+
+    returns (batch, beams, d_model) and the weights (batch, heads, beams, slots)
+    """
+    output, weights = scaled_dot_product_attention(query, keys, values, bias, scaling=attention.scaling)
+    return attention.out_proj(output.transpose(1, 2).flatten(2)), weights
 
 
 def as_set(ids: int | list[int] | None) -> set[int]:

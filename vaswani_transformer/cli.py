@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -19,6 +18,7 @@ import typer
 from vaswani_transformer.errors import InputError, exit_cleanly
 from vaswani_transformer.lines import arriving_lines, existing_file, free_output_folder, read_lines, written_whole
 from vaswani_transformer.programs import launch, program, program_name
+from vaswani_transformer.unfinished import whole_folder
 
 app = typer.Typer(
     add_completion=False,
@@ -69,12 +69,8 @@ def tokenizer(
         lines_of_files(files), vocab_size, min_frequency=min_frequency, split_digits=split_digits, lowercase=lowercase
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
-    try:
+    with whole_folder(folder) as unfinished:
         trained.save_pretrained(unfinished)
-        os.replace(unfinished, folder)  # over an empty folder, if there was one
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     typer.echo(f"{folder}: {len(trained)} entries", err=True)
 
 

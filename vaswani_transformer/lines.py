@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.unfinished import whole_file
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -120,13 +121,8 @@ def written_whole(path: str | Path) -> Iterator[BinaryIO]:
         raise InputError(f"{path} is a folder; give the name of a file")
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as stream:
-            yield stream
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole_file(path) as stream:
+        yield stream
 
 
 def free_output_folder(path: str | Path) -> Path:

@@ -1,7 +1,6 @@
 """`python -m conversion.onnx MODEL OUT`: a model's folder as ONNX, compared with torch before it gets its name."""
 
 import copy
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import free_output_folder, read_lines
 from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.unfinished import whole_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -20,6 +20,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
 LAYOUTS = ("single", "split")
 README = Path(__file__).with_name("README.template")
+ATTENTION_README = Path(__file__).with_name("README.attention.template")
 TEXT_README = Path(__file__).with_name("README.text.template")
 # The model's own files that the runtime reads, too.
 BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -35,7 +36,11 @@ def export(
     ] = "single",
     attention: Annotated[
         bool,
-        typer.Option("--attention", help="Of the split layout: decoder_model also says what each token attends to."),
+        typer.Option(
+            "--attention",
+            help="One more output: what each token of the best translation attends to, for about a tenth more time. "
+            "Of the split layout: decoder_model says it of the tokens that it is given.",
+        ),
     ] = False,
     text: Annotated[
         bool,
@@ -57,10 +62,6 @@ def export(
         raise InputError(f"--layout {layout!r} is not one of {', '.join(LAYOUTS)}")
     if sentences is not None and layout != "single":
         raise InputError("--sentences needs the search in the graph: --layout single")
-    if attention and layout != "split":
-        raise InputError(
-            "--attention needs --layout split: its decoder_model, given a translation, says what each token attends to"
-        )
     if text and layout != "single":
         raise InputError("--text needs the search in the graph: --layout single")
     if text and attention:
@@ -101,7 +102,7 @@ def export_folder(
 
     defaults: num_beams and the other settings have values of their own, and need not be given. onnxruntime-web, unlike
         ONNX Runtime itself, then takes no others.
-    attention: of the split layout, decoder_model has the outputs cross_attentions.0, ...
+    attention: one more output, cross_attentions; of the split layout, decoder_model has cross_attentions.0, ...
     text: beside the single graph, model_text.onnx, which has the tokenizer in it
     sentences: of the single graph, texts that it is proved on, too, and timed with; name: what an error calls them
 
@@ -118,7 +119,7 @@ def export_folder(
 
     from vaswani_transformer.loading import load_model, load_tokenizer
 
-    from .prove import prove, prove_split, split_table, table
+    from .prove import prove, prove_attention, prove_split, split_table, table
     from .quantize import quantized
     from .sentences import encoded_sentences, race
     from .single_graph import SETTINGS, export_single_graph
@@ -131,12 +132,13 @@ def export_folder(
     real = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
     bpe = readable_tokenizer(source, model) if text else None
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
-    try:
-        unfinished.mkdir()
+    with whole_folder(folder) as unfinished:
         # In float16 too, attention scores, masks and the search are float32: the model's code says so.
         exported = copy.deepcopy(model).half() if precision == "fp16" else model
-        graphs = {"model": export_single_graph(exported)} if layout == "single" else export_split(exported, attention)
+        if layout == "single":
+            graphs = {"model": export_single_graph(exported, attention)}
+        else:
+            graphs = export_split(exported, attention)
         if not defaults and layout == "single":
             for tensor in [tensor for tensor in graphs["model"].graph.initializer if tensor.name in SETTINGS]:
                 graphs["model"].graph.initializer.remove(tensor)
@@ -151,6 +153,9 @@ def export_folder(
         if layout == "single":
             comparisons, wrong = prove(unfinished / "model.onnx", model, precision)
             report = table(comparisons)
+            if attention and not wrong:
+                furthest, wrong = prove_attention(unfinished / "model.onnx", model, precision)
+                report += f"\nweights of attention differ by at most {furthest:.1e}"
             if real is not None and not wrong:
                 raced, wrong = race(unfinished / "model.onnx", model, real, precision)
                 report += f"\n{raced.line()}"
@@ -171,12 +176,9 @@ def export_folder(
         if not (unfinished / "generation_config.json").exists():
             model.generation_config.save_pretrained(unfinished)
         if has_tokenizer and layout == "single":
-            parts = [README, *([TEXT_README] if text else [])]
+            parts = [README, *([TEXT_README] if text else []), *([ATTENTION_README] if attention else [])]
             pages = [part.read_text(encoding="utf-8") for part in parts]
             (unfinished / "README.md").write_text("".join(pages), encoding="utf-8")
-        os.replace(unfinished, folder)  # over an empty folder, if there was one
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return report
 
 

@@ -25,6 +25,8 @@ CASES = [(1, 1, 0.6, 8, 24), (5, 4, 0.6, 20, 24), (3, 8, 1.0, 12, 16), (8, 2, 0.
 # How far a score may lie from torch's for the same tokens; fp32: another order of the same sums. The others: each
 # token's log-probability, on average, may be off by so much. What that does to BLEU a model's owner has to measure.
 TOLERANCES = {"fp32": 1e-4, "fp16": 0.02, "int8": 0.2, "int8-weights": 0.1}
+# How far a weight of attention, which lies between 0 and 1, may be off.
+ATTENTION_TOLERANCES = TOLERANCES | {"fp32": 1e-5}
 ATTENTION = "decoder_model's weights of attention"
 # Two translations whose scores differ by less are equally good, in float32.
 EQUALLY_GOOD = 1e-5
@@ -113,6 +115,34 @@ def prove(
     return comparisons, wrong
 
 
+def prove_attention(
+    path: Path, model: VaswaniTransformerForConditionalGeneration, precision: str = "fp32"
+) -> tuple[float, list[str]]:
+    """The largest difference of a weight of attention from torch's for the same translations, and what is wrong."""
+    session = open_session(path)
+    furthest, wrong = 0.0, []
+    for number, (sentences, beams, alpha, longest, max_length) in enumerate(CASES):
+        batch = random_batch(model, number, sentences, longest)
+        inputs = inputs_of(batch, beams, alpha, max_length)
+        outputs: Any = session.run(["sequences", "cross_attentions"], inputs)
+        sequences, weights = outputs
+        best = torch.from_numpy(sequences[:, 0])
+        expected = np.stack(
+            cross_attentions(model, batch, model.prepare_decoder_input_ids_from_labels(best)), axis=1
+        )  # (batch, layers, heads, length, source)
+        is_token = (best != model.config.pad_token_id).numpy()[:, None, None, :, None]
+        difference = np.inf
+        if weights.shape == expected.shape:
+            difference = float(np.abs(weights - expected * is_token).max(initial=0.0))
+        furthest = max(furthest, difference)
+        if not difference <= ATTENTION_TOLERANCES[precision]:
+            wrong.append(
+                f"batch {sentences}, beams {beams}: weights of attention differ by {difference:.2g}; "
+                f"the limit is {ATTENTION_TOLERANCES[precision]}"
+            )
+    return furthest, wrong
+
+
 def differs_alone(
     session, batch: dict[str, Tensor], together: np.ndarray, beams: int, alpha: float, max_length: int, pad: int
 ) -> Iterator[str]:
@@ -128,14 +158,20 @@ def run(
     session, batch: dict[str, Tensor], beams: int, alpha: float, max_length: int, wanted: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """wanted: how many of the best hypotheses, 0 for all"""
+    sequences, scores = session.run(["sequences", "scores"], inputs_of(batch, beams, alpha, max_length, wanted))
+    return sequences, scores
+
+
+def inputs_of(
+    batch: dict[str, Tensor], beams: int, alpha: float, max_length: int, wanted: int = 0
+) -> dict[str, np.ndarray]:
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
     inputs["num_beams"] = np.array(beams, np.int64)
     inputs["length_penalty"] = np.array(alpha, np.float32)
     inputs["max_length"] = np.array(max_length, np.int64)
     inputs["min_length"] = np.array(0, np.int64)
     inputs["num_return_sequences"] = np.array(wanted, np.int64)
-    sequences, scores = session.run(["sequences", "scores"], inputs)
-    return sequences, scores
+    return inputs
 
 
 def random_batch(

@@ -1,11 +1,15 @@
 """Encoder, cached decoder and beam search as one ONNX graph of standard operators.
 
     input_ids, attention_mask, num_beams, max_length, length_penalty, min_length, num_return_sequences
-    -> sequences, scores
+    -> sequences, scores; on demand cross_attentions
 
 `start` and `step` of `vaswani_transformer.beam_search` are exported as they stand and joined by two loops: the inner
 one takes steps until sentences are done, the outer one lets these leave the batch. Every weight is stored once:
 in the inner loop what its steps alone read.
+
+What tokens attended to is not kept while the search goes on: of dozens of hypotheses one is returned. When the last
+sentence is done, the best translations go through the decoder once more, all their tokens at once. That is in the
+outer loop, with the weights that it shares with the steps: in the outermost graph the steps would be a sixth slower.
 """
 
 import hashlib
@@ -22,11 +26,13 @@ from torch.export import Dim
 
 from vaswani_transformer.beam_search import (
     EMPTY,
+    UNSEEN,
     Memory,
     Places,
     Search,
     StepDecoder,
     Tables,
+    decode,
     start,
     step,
 )
@@ -85,6 +91,33 @@ class Step(nn.Module):
         return (*flat(after), go_on)
 
 
+class Attention(nn.Module):
+    """What each token of given translations attends to."""
+
+    def __init__(self, model: VaswaniTransformerForConditionalGeneration):
+        super().__init__()
+        self.decoder, self.config = StepDecoder(model), model.config
+
+    def forward(self, memory: list[Tensor], positions: Tensor, sequences: Tensor) -> Tensor:
+        """sequences: (batch, 1, length), padded;  returns (batch, layers, heads, length, source), 0 at padding"""
+        n, tokens = self.config.decoder_layers, sequences[:, 0]
+        known = Memory(memory[:n], memory[n : 2 * n], *memory[2 * n :])
+        start_tokens = torch.full_like(tokens[:, :1], self.config.decoder_start_token_id)
+        places = torch.arange(tokens.shape[1])
+        causal = (places[:, None] < places).float() * UNSEEN
+        *_, attended = decode(
+            self.decoder,
+            known,
+            [keys[:, :, :0] for keys in known.keys],
+            [values[:, :, :0] for values in known.values],
+            causal[None],
+            torch.cat((start_tokens, tokens[:, :-1]), dim=1),
+            positions.index_select(0, places),
+        )
+        weights = torch.stack(attended, dim=1).float()
+        return weights.masked_fill((tokens == self.config.pad_token_id)[:, None, None, :, None], 0.0)
+
+
 def source_length_offset(model: VaswaniTransformerForConditionalGeneration) -> int:
     """Output tokens beyond the source's, the paper's 50 unless the generation config has another number."""
     offset = getattr(model.generation_config, "max_source_length_offset", None)
@@ -96,15 +129,19 @@ def flat(fields: Iterable[Tensor | list[Tensor]]) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def export_single_graph(model: VaswaniTransformerForConditionalGeneration) -> ModelProto:
-    """The model and its search, in float32. Its generation config has the defaults of the graph's inputs."""
-    attention = model.config._attn_implementation or "eager"
+def export_single_graph(model: VaswaniTransformerForConditionalGeneration, attention: bool = False) -> ModelProto:
+    """The model and its search, in float32. Its generation config has the defaults of the graph's inputs.
+
+    attention: one more output, cross_attentions (batch, layers, heads, length, source), of the best hypotheses
+    """
+    implementation = model.config._attn_implementation or "eager"
     model.set_attn_implementation("eager")  # Equation (1) as it is written
     try:
         first, body, names = export_both(model)
+        last = export_attention(model) if attention else None
     finally:
-        model.set_attn_implementation(attention)
-    graph = join(model, first, body, names)
+        model.set_attn_implementation(implementation)
+    graph = join(model, first, body, names, last)
     exported = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="vaswani-transformer"
     )
@@ -114,7 +151,6 @@ def export_single_graph(model: VaswaniTransformerForConditionalGeneration) -> Mo
 
 def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[GraphProto, GraphProto, list[list[str]]]:
     """The graphs of `start` and `step`, and what the tensors between them are called: a list for each part."""
-    layers = model.config.decoder_layers
     # No two sizes alike, so that torch takes none for another.
     batch, source, beams = 2, 7, 3
     input_ids, slots = torch.full((batch, source), 2), torch.arange(beams)
@@ -128,9 +164,27 @@ def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[Grap
     decoder = StepDecoder(model)
     for _ in range(4):
         search = step(decoder, memory, places, tables, search, min_length, needed)
-    parts = (memory, places, tables, search)
-    # Views of other tensors confuse the exporter.
-    example = [[tensor.clone().contiguous() for tensor in flat(part)] for part in parts]
+    names, example, shapes = zip(*(described(part, model) for part in (memory, places, tables, search)), strict=True)
+    step_graph = exported_graph(Step(model), (*example, min_length, needed), (*shapes, {}, {}))
+    return start_graph, step_graph, list(names)
+
+
+def export_attention(model: VaswaniTransformerForConditionalGeneration) -> GraphProto:
+    """The graph of `Attention`."""
+    input_ids, sequences = torch.full((2, 7), 2), torch.full((2, 1, 5), 2)
+    memory, _, tables, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, torch.tensor(0.6))
+    _, known, shapes = described(memory, model)
+    names, example, free = described(tables, model)
+    i = names.index("positions")
+    return exported_graph(
+        Attention(model), (known, example[i], sequences), (shapes, free[i], {0: Dim.AUTO, 2: Dim.AUTO})
+    )
+
+
+def described(
+    part: Memory | Places | Tables | Search, model: VaswaniTransformerForConditionalGeneration
+) -> tuple[list[str], list[Tensor], list[dict]]:
+    """A part's tensors: what they are called, an example of each, and which of its axes may change."""
     changing = {
         "keys": (0, 2),
         "values": (0, 2),
@@ -139,26 +193,17 @@ def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[Grap
         "forbidden": (),
         "may_end": (1,),
     }
-    names, shapes = [], []
-    for part, tensors in zip(parts, example, strict=True):
-        fields = [
-            (field, f"{field}.{layer}" if isinstance(value, list) else field)
-            for field, value in zip(part._fields, part, strict=True)
-            for layer in (range(layers) if isinstance(value, list) else (0,))
-        ]
-        prefix = "memory_" if isinstance(part, Memory) else ""
-        names.append([prefix + name for _, name in fields])
-        shapes.append(
-            [
-                # An axis of length 1 is one; all others may change.
-                dict.fromkeys(
-                    (axis for axis in changing.get(field, range(tensor.ndim)) if tensor.shape[axis] > 1), Dim.AUTO
-                )
-                for (field, _), tensor in zip(fields, tensors, strict=True)
-            ]
-        )
-    step_graph = exported_graph(Step(model), (*example, min_length, needed), (*shapes, {}, {}))
-    return start_graph, step_graph, names
+    prefix = "memory_" if isinstance(part, Memory) else ""
+    names, example, shapes = [], [], []
+    for field, value in zip(part._fields, part, strict=True):
+        for layer, tensor in enumerate(value if isinstance(value, list) else [value]):
+            names.append(f"{prefix}{field}.{layer}" if isinstance(value, list) else prefix + field)
+            # Views of other tensors confuse the exporter.
+            example.append(tensor.clone().contiguous())
+            # An axis of length 1 is one; all others may change.
+            axes = (axis for axis in changing.get(field, range(tensor.ndim)) if tensor.shape[axis] > 1)
+            shapes.append(dict.fromkeys(axes, Dim.AUTO))
+    return names, example, shapes
 
 
 def exported_graph(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> GraphProto:
@@ -185,9 +230,13 @@ def exported_graph(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -
 
 
 def join(
-    model: VaswaniTransformerForConditionalGeneration, first: GraphProto, body: GraphProto, names: list[list[str]]
+    model: VaswaniTransformerForConditionalGeneration,
+    first: GraphProto,
+    body: GraphProto,
+    names: list[list[str]],
+    last: GraphProto | None = None,
 ) -> GraphProto:
-    """`start`; then `step` in a loop until sentences are done, in a loop until the last one is."""
+    """`start`; then `step` in a loop until sentences are done, in a loop until the last one is; `Attention` then."""
     config, generation = model.config, model.generation_config
     memory, places, tables, search = names
     # Names are unique across the loops' borders.
@@ -203,9 +252,38 @@ def join(
     always = constant(np.array(True))
     zero, one, pad = (constant(np.array(number, np.int64)) for number in (0, 1, config.pad_token_id))
     first_axis, second_axis, last_axis = (constant(np.array([axis])) for axis in (0, 1, 2))
+    fourth_axis = last_axis if last is None else constant(np.array([3]))
     nothing, empty = (constant(np.array(number, np.float32)) for number in (NO_HYPOTHESIS, EMPTY))
+    if last is not None:
+        # The memory as it was before anybody left.
+        inputs = [*(f"first.{name}" for name in memory), "first.positions", "best.sequences"]
+        renamed(last, "attention.", inputs, ["attention.weights"])
+        start_nodes.append(node("Identity", [constant(np.zeros([0] * 5, np.float32))], ["first.attentions"]))
     shared = weights.tensors()
+    attention_nodes = [] if last is None else weights.taken_from(last)
+    read_by_both = weights.tensors()[len(shared) :]
     step_nodes = weights.taken_from(body)
+
+    def best(found: str, prefix: str, wanted: str) -> list[NodeProto]:
+        """The best hypotheses; a slot in which nothing finished is padding; the longest gives the length."""
+
+        def named(*names: str) -> list[str]:
+            return [prefix + name for name in names]
+
+        return [
+            node("Slice", [f"{found}.scores", first_axis, wanted, second_axis], named("scores")),
+            node("Slice", [f"{found}.sequences", first_axis, wanted, second_axis], named("best_tokens")),
+            node("Greater", [*named("scores"), nothing], named("exists")),
+            node("Unsqueeze", [*named("exists"), last_axis], named("row_exists")),
+            node("Where", [*named("row_exists", "best_tokens"), pad], named("all_tokens")),
+            node("Equal", [*named("all_tokens"), pad], named("is_padding")),
+            node("Not", named("is_padding"), named("is_token")),
+            node("Cast", named("is_token"), named("is_token_number"), to=TensorProto.INT64),
+            node("ReduceSum", [*named("is_token_number"), last_axis], named("lengths"), keepdims=0),
+            node("ReduceMax", named("lengths"), named("longest"), keepdims=0),
+            node("Unsqueeze", [*named("longest"), first_axis], named("end")),
+            node("Slice", [*named("all_tokens"), first_axis, *named("end"), last_axis], named("sequences")),
+        ]
 
     def boolean(name: str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, TensorProto.BOOL, [])
@@ -220,10 +298,10 @@ def join(
         ],
         [boolean("go_on"), *(value_info(body.output, name) for name in after)],
         # ONNX Runtime packs the matrices of a loop within a loop for its products only if they are its own.
-        initializer=weights.tensors()[len(shared) :],
+        initializer=weights.tensors()[len(shared) + len(read_by_both) :],
     )
     by_row = [*memory, *(name for name in search if name != "length")]
-    result = ["rows", "sequences", "scores"]
+    result = ["rows", "sequences", "scores", *(["attentions"] if last is not None else [])]
     state = [*memory, *places, *search, *result]
     generation_nodes = [
         node("Loop", ["", always, *(f"in.{name}" for name in search)], [f"end.{name}" for name in search], body=steps),
@@ -261,11 +339,28 @@ def join(
         node("Squeeze", ["staying", first_axis], ["how_many_stay"]),
         node("Greater", ["how_many_stay", zero], ["somebody_stays"]),
     ]
+    if last is not None:
+
+        def branch(nodes: list[NodeProto], output: str) -> GraphProto:
+            return helper.make_graph(
+                nodes, output, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, [None] * 5)]
+            )
+
+        generation_nodes.append(
+            node(
+                "If",
+                ["somebody_stays"],
+                ["out.attentions"],
+                then_branch=branch([node("Identity", ["in.attentions"], ["attentions.later"])], "attentions.later"),
+                else_branch=branch([*best("out", "best.", second_axis), *attention_nodes], "attention.weights"),
+            )
+        )
     kinds = [
         *body.input,
         helper.make_tensor_value_info("rows", TensorProto.INT64, [None]),
         helper.make_tensor_value_info("sequences", TensorProto.INT64, [None] * 3),
         helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None] * 2),
+        helper.make_tensor_value_info("attentions", TensorProto.FLOAT, [None] * 5),
     ]
     generations = helper.make_graph(
         generation_nodes,
@@ -276,6 +371,7 @@ def join(
             *(value_info(kinds, name, "in.") for name in state),
         ],
         [boolean("somebody_stays"), *(value_info(kinds, name, "out.") for name in state)],
+        initializer=read_by_both,
     )
     nodes = [
         node("Range", [zero, "num_beams", one], ["beams"]),
@@ -296,20 +392,21 @@ def join(
             [f"final.{name}" for name in state],
             body=generations,
         ),
-        # The best of them; a slot in which nothing finished is padding; the longest hypothesis gives the length.
-        node("Slice", ["final.scores", first_axis, "wanted", second_axis], ["scores"]),
-        node("Slice", ["final.sequences", first_axis, "wanted", second_axis], ["best_tokens"]),
-        node("Greater", ["scores", nothing], ["exists"]),
-        node("Unsqueeze", ["exists", last_axis], ["row_exists"]),
-        node("Where", ["row_exists", "best_tokens", pad], ["all_tokens"]),
-        node("Equal", ["all_tokens", pad], ["is_padding"]),
-        node("Not", ["is_padding"], ["is_token"]),
-        node("Cast", ["is_token"], ["is_token_number"], to=TensorProto.INT64),
-        node("ReduceSum", ["is_token_number", last_axis], ["lengths"], keepdims=0),
-        node("ReduceMax", ["lengths"], ["longest"], keepdims=0),
-        node("Unsqueeze", ["longest", first_axis], ["end"]),
-        node("Slice", ["all_tokens", first_axis, "end", last_axis], ["sequences"]),
+        *best("final", "", "wanted"),
     ]
+    outputs = [
+        helper.make_tensor_value_info("sequences", TensorProto.INT64, ["batch", "hypotheses", "length"]),
+        helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", "hypotheses"]),
+    ]
+    if last is not None:
+        nodes += [
+            node("Shape", ["final.attentions"], ["longest_best"], start=3, end=4),
+            node("Sub", ["end", "longest_best"], ["others_longer"]),
+            node("Concat", [first_axis, "others_longer"], ["zeros"], axis=0),
+            node("Pad", ["final.attentions", "zeros", "", fourth_axis], ["cross_attentions"]),
+        ]
+        shape = ["batch", config.decoder_layers, config.decoder_attention_heads, "length", "source"]
+        outputs.append(helper.make_tensor_value_info("cross_attentions", TensorProto.FLOAT, shape))
     defaults = {
         "num_beams": np.array(generation.num_beams or 4, np.int64),
         "max_length": np.array(NO_MAXIMUM, np.int64),
@@ -328,10 +425,7 @@ def join(
                 for name, value in defaults.items()
             ),
         ],
-        [
-            helper.make_tensor_value_info("sequences", TensorProto.INT64, ["batch", "hypotheses", "length"]),
-            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", "hypotheses"]),
-        ],
+        outputs,
         initializer=[*shared, *(numpy_helper.from_array(value, name) for name, value in defaults.items())],
     )
 

@@ -6,8 +6,7 @@ decoder_with_past_model.onnx   input_ids, encoder_attention_mask, past_key_value
 decoder_model_merged.onnx      both decoders and `use_cache_branch`, which says the one
 
 On demand decoder_model.onnx gives cross_attentions.* as well: given a whole translation, whoever found it, one call
-says which source tokens each of its tokens attended to. In the graph with the search every step would carry the
-weights of every hypothesis along, for the one in dozens that is returned.
+says which source tokens each of its tokens attended to.
 """
 
 from typing import Any

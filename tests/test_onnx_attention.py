@@ -1,0 +1,206 @@
+"""The single graph with attention: what each token of the best translation attended to, as torch has it."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import ModelMaker, padded, random_sentences
+from saved_model import ENGLISH, saved_model
+from test_onnx import MORE_SWITCHES, OFFSET, PAD, SWITCHES
+
+from conversion.onnx import single_graph
+from conversion.onnx.__main__ import export_folder, main
+from conversion.onnx.prove import cross_attentions, prove_attention
+from conversion.onnx.quantize import graphs_of
+from conversion.onnx.single_graph import Attention, export_single_graph, flat
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.beam_search import start
+from vaswani_transformer.loading import load_model
+from vaswani_transformer.onnx_translator import OnnxTranslator
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+def session_of(graph: onnx.ModelProto) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(graph.SerializeToString(), options)
+
+
+def expected_of(
+    model: VaswaniTransformerForConditionalGeneration, batch: dict[str, Any], best: np.ndarray
+) -> np.ndarray:
+    """transformers' `output_attentions` for these translations, (batch, layers, heads, length, source)"""
+    tokens = torch.from_numpy(best)
+    return np.stack(cross_attentions(model, batch, model.prepare_decoder_input_ids_from_labels(tokens)), axis=1)
+
+
+def compared_with_torch(model: VaswaniTransformerForConditionalGeneration, session: Any, seed: int) -> int:
+    """The number of tokens whose attention is torch's; AssertionError if one's is not."""
+    count = 0
+    batch: dict[str, Any] = padded(random_sentences(seed, count=9, vocab_size=model.config.vocab_size, longest=9))
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()}
+    for settings in (
+        {"num_beams": 1},
+        {"num_beams": 4, "num_return_sequences": 1},
+        {"num_beams": 3},
+        {"max_length": 1},
+    ):
+        given = inputs | {name: np.array(value) for name, value in settings.items()}
+        sequences, _, weights = session.run(None, given)
+        best, config = sequences[:, 0], model.config
+        heads = config.decoder_layers, config.decoder_attention_heads
+        assert weights.shape == (9, *heads, sequences.shape[2], inputs["input_ids"].shape[1])
+        is_token = best != PAD
+        by_token = weights.transpose(0, 3, 1, 2, 4)
+        np.testing.assert_allclose(
+            by_token[is_token], expected_of(model, batch, best).transpose(0, 3, 1, 2, 4)[is_token], atol=1e-5
+        )
+        np.testing.assert_allclose(by_token[is_token].sum(axis=-1), 1, atol=1e-5)
+        assert not by_token[~is_token].any()
+        assert not weights[np.broadcast_to(inputs["attention_mask"][:, None, None, None] == 0, weights.shape)].any()
+        count += int(is_token.sum())
+    return count
+
+
+@pytest.mark.parametrize("switches", SWITCHES | MORE_SWITCHES)
+@pytest.mark.parametrize("length", [1, 6])
+def test_all_tokens_at_once_attend_to_a_padded_source_as_torch_says(
+    lively_model: ModelMaker, switches: str, length: int
+) -> None:
+    """Before the export: the decoder of the search's steps, with a translation's tokens in the place of its beams."""
+    model = lively_model(1, **(SWITCHES | MORE_SWITCHES)[switches])
+    batch: dict[str, Any] = padded(random_sentences(0, count=4, vocab_size=model.config.vocab_size, longest=9))
+    best = torch.randint(3, 7, (4, length), generator=torch.Generator().manual_seed(0))
+    best[1, length // 2 + 1 :] = PAD
+    with torch.no_grad():
+        memory, _, tables, _ = start(model, **batch, offset=OFFSET, beams=2, alpha=torch.tensor(0.6))
+        found = Attention(model)(list(flat(memory)), tables.positions, best[:, None]).numpy()
+    expected = expected_of(model, batch, best.numpy())
+    expected *= (best != PAD).numpy()[:, None, None, :, None]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=-1) + (best == PAD).numpy()[:, None, None], 1, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switches", SWITCHES | MORE_SWITCHES)
+def test_each_token_of_the_best_translation_attended_as_torch_says(lively_model: ModelMaker, switches: str) -> None:
+    """On models that end sentences and switch beams, in padded batches; nothing after </s>, nothing to padding."""
+    model = lively_model(1, **(SWITCHES | MORE_SWITCHES)[switches])
+    model.generation_config.max_source_length_offset = OFFSET
+    graph = export_single_graph(model, attention=True)
+    onnx.checker.check_model(graph)
+    session = session_of(graph)
+    assert sum(compared_with_torch(model, session, seed) for seed in range(2)) >= 100
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A trained model's folder, and the one exported from it."""
+    source = saved_model(tmp_path_factory.mktemp("model"))
+    output = tmp_path_factory.mktemp("onnx") / "attention"
+    main([str(source), str(output), "--attention"])
+    return source, output
+
+
+def else_branch(graph: onnx.ModelProto) -> onnx.GraphProto:
+    """The graph that says what was attended to."""
+    (chosen,) = (node for body in graphs_of(graph.graph) for node in body.node if node.op_type == "If")
+    (branch,) = (attribute.g for attribute in chosen.attribute if attribute.name == "else_branch")
+    return branch
+
+
+@pytest.mark.slow
+def test_every_weight_is_still_in_the_file_once_and_none_outside_the_loops_but_the_encoders(
+    folders: tuple[Path, Path],
+) -> None:
+    """ONNX Runtime packs a matrix for the steps only where it is theirs or the loop's right around them."""
+    graph = onnx.load(folders[1] / "model.onnx")
+    bodies = graphs_of(graph.graph)
+    matrices = [
+        onnx.numpy_helper.to_array(tensor)
+        for body in bodies
+        for tensor in body.initializer
+        if len(tensor.dims) == 2 and np.prod(tensor.dims) >= 1024
+    ]
+    model: Any = load_model(folders[0])
+    parameters = [p for p in model.parameters() if p.dim() == 2 and p.numel() >= 1024]
+    assert sum(array.size for array in matrices) == sum(parameter.numel() for parameter in parameters)
+    assert len({np.sort(array, axis=None).tobytes() for array in matrices}) == len(matrices)
+    outside = sum(np.prod(tensor.dims) for tensor in graph.graph.initializer if len(tensor.dims) == 2)
+    before_the_loops = [*model.model.encoder.parameters()]
+    for layer in model.model.decoder.layers:
+        before_the_loops += [layer.cross_attn.k_proj.weight, layer.cross_attn.v_proj.weight]
+    assert outside == sum(parameter.numel() for parameter in before_the_loops if parameter.dim() == 2)
+
+
+@pytest.mark.slow
+def test_translations_are_those_of_the_file_without_attention(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    export_folder(folders[0], tmp_path / "plain")
+    names = [
+        [value.name for value in onnx.load(f / "model.onnx").graph.output] for f in (folders[1], tmp_path / "plain")
+    ]
+    assert names == [["sequences", "scores", "cross_attentions"], ["sequences", "scores"]]
+    found, expected = (
+        OnnxTranslator.from_pretrained(folder).translate([*ENGLISH, "a"], n_best=3, return_scores=True)
+        for folder in (folders[1], tmp_path / "plain")
+    )
+    assert found == expected
+    assert "cross_attentions" not in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_readme_says_what_each_token_attended_to(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines of Python, run: a line for each token of the translation, with one of the sentence's."""
+    blocks = re.findall(r"```python\n(.*?)```", (folders[1] / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(folders[1])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec("\n".join(blocks), {})
+    translation, *lines = printed.getvalue().splitlines()
+    assert translation == "Das Haus ist klein."
+    found = [re.fullmatch(r"(\S+) <- (\S+) [01]\.\d\d", line) for line in lines]
+    assert all(found)
+    assert "".join(match[1] for match in found if match).replace("Ġ", " ") == "Das Haus ist klein.</s>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-weights"])
+def test_the_other_precisions_are_proved_too(
+    folders: tuple[Path, Path], tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([str(folders[0]), str(tmp_path / "out"), "--precision", precision, "--attention"])
+    assert "weights of attention differ by at most" in capsys.readouterr().out
+    graph = onnx.load(tmp_path / "out" / "model.onnx")
+    kind = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.INT8
+    large = [
+        t for body in graphs_of(graph.graph) for t in body.initializer if len(t.dims) == 2 and np.prod(t.dims) >= 1024
+    ]
+    assert large and {tensor.data_type for tensor in large} == {kind}
+
+
+@pytest.mark.slow
+def test_an_export_that_attends_otherwise_leaves_nothing_behind(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that attend to those after them, in the pass for attention alone: the translations are torch's."""
+    wrong = onnx.load(folders[1] / "model.onnx")
+    (causal,) = (node for node in else_branch(wrong).node if node.op_type == "Less")
+    causal.input[0] = causal.input[1]
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    furthest, reasons = prove_attention(tmp_path / "wrong.onnx", load_model(folders[0]))
+    assert furthest > 1e-5 and reasons
+    (tmp_path / "wrong.onnx").unlink()
+    monkeypatch.setattr(single_graph, "export_single_graph", lambda model, attention: wrong)
+    with pytest.raises(RuntimeError, match="weights of attention differ by"):
+        export_folder(folders[0], tmp_path / "new", attention=True)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,171 @@
+"""What has a name is whole; what was being written when the process ended, however it did, is nowhere to be found."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from saved_model import saved_model
+
+from vaswani_transformer.unfinished import lock_of, remove_abandoned, whole_file, whole_folder
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+WRITERS = {
+    "folder": """
+with whole_folder(Path(sys.argv[1])) as folder:
+    (folder / "inner").mkdir()
+    (folder / "inner" / "weights").write_bytes(b"half")
+    print("writing", flush=True)
+    sys.stdin.readline()
+""",
+    "file": """
+with whole_file(Path(sys.argv[1])) as stream:
+    stream.write(b"half")
+    print("writing", flush=True)
+    sys.stdin.readline()
+""",
+    # An inner one, and an exception handler that catches everything.
+    "both": """
+with whole_folder(Path(sys.argv[1])) as folder, whole_file(Path(sys.argv[1] + ".txt")) as stream:
+    print("writing", flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+""",
+}
+# Under the program's name the package does not wait for torch.
+IMPORTS = """
+import sys, time
+sys.argv[0] = "vaswani-transformer"
+from pathlib import Path
+from vaswani_transformer.unfinished import whole_file, whole_folder
+"""
+
+
+def writing(path: Path, kind: str) -> subprocess.Popen[str]:
+    """A process in the middle of writing `path`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPORTS + WRITERS[kind], str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n"
+    return process
+
+
+def ended(process: subprocess.Popen[str], number: int) -> int:
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("folder", signal.SIGTERM),
+        ("folder", signal.SIGHUP),
+        ("folder", signal.SIGINT),
+        ("file", signal.SIGTERM),
+        ("both", signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_the_process_and_leaves_nothing(tmp_path: Path, kind: str, number: int) -> None:
+    process = writing(tmp_path / "out", kind)
+    assert len(list(tmp_path.iterdir())) == (2 if kind == "both" else 1)
+    code = ended(process, number)
+    assert code == -number or number == signal.SIGINT  # Python makes an exception of it
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_a_killed_process_left_goes_when_that_name_is_written_again(tmp_path: Path, kind: str) -> None:
+    for name in ("out", "out.2", "other"):
+        assert ended(writing(tmp_path / name, kind), signal.SIGKILL) == -signal.SIGKILL
+    left = {path.name.split(".")[1] for path in tmp_path.iterdir()}
+    assert len(list(tmp_path.iterdir())) == 3 and left == {"out", "other"}
+    with whole_file(tmp_path / "out") as stream:
+        stream.write(b"whole")
+    assert (tmp_path / "out").read_bytes() == b"whole"
+    remaining = sorted(path.name for path in tmp_path.iterdir())
+    assert len(remaining) == 3 and remaining[0].startswith(".other.") and remaining[1].startswith(".out.2.")
+
+
+def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
+    process = writing(tmp_path / "out", "folder")
+    (theirs,) = tmp_path.iterdir()
+    remove_abandoned(tmp_path / "out")
+    assert (theirs / "inner" / "weights").read_bytes() == b"half"
+    process.communicate("go on\n", timeout=60)
+    assert process.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "inner" / "weights").read_bytes() == b"half"
+
+
+def test_what_is_held_stays_though_no_process_has_its_number_here(tmp_path: Path) -> None:
+    """As a container sees what another one writes on a disk that they share."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    theirs = tmp_path / f".out.{dead.pid}.unfinished"
+    theirs.mkdir()
+    lock = lock_of(theirs)
+    assert lock is not None
+    remove_abandoned(tmp_path / "out")
+    assert theirs.is_dir()
+    os.close(lock)
+    remove_abandoned(tmp_path / "out")
+    assert not theirs.exists()
+
+
+def test_what_a_process_of_the_same_number_left_is_not_in_the_way(tmp_path: Path) -> None:
+    """In a container a program has the same number each time."""
+    (tmp_path / f".out.{os.getpid()}.unfinished" / "inner").mkdir(parents=True)
+    with whole_folder(tmp_path / "out") as folder:
+        assert not list(folder.iterdir())
+        remove_abandoned(tmp_path / "out")
+        assert folder.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_whoever_has_a_handler_keeps_it(tmp_path: Path) -> None:
+    def handler(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with whole_folder(tmp_path / "out"):
+            assert signal.getsignal(signal.SIGTERM) is handler
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with whole_file(tmp_path / "file"):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_an_export_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
+    """While torch exports; and after one that was killed, the next removes what that has left."""
+    saved_model(tmp_path / "model")
+    words = ["export", "onnx", str(tmp_path / "model"), str(tmp_path / "out")]
+    code = "import sys; from vaswani_transformer.cli import main; main(sys.argv[1:])"
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        process = subprocess.Popen([sys.executable, "-c", code, *words], env=ENVIRONMENT)
+        limit = time.monotonic() + 300
+        mine = tmp_path / f".out.{process.pid}.unfinished"
+        while not mine.exists() and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.05)
+        time.sleep(2)
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == {"model", mine.name}
+        process.send_signal(number)
+        assert process.wait(timeout=300) == -number
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
