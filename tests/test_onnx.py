@@ -21,6 +21,7 @@ from conversion.onnx.single_graph import export_single_graph
 from vaswani_transformer import PRESETS, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.loading import load_model
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -352,3 +353,10 @@ def test_a_truncated_model_leaves_no_folder(folders: tuple[Path, Path], tmp_path
         main([str(source), str(tmp_path / "out")])
     assert stop.value.code == 3
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def test_the_same_model_is_the_same_file_and_says_nothing_of_this_machine(tmp_path: Path) -> None:
+    model = load_model(saved_model(tmp_path / "model"))
+    first, second = (export_single_graph(model).SerializeToString() for _ in range(2))
+    assert first == second
+    assert str(Path(__file__).parents[1]).encode() not in first and b"site-packages" not in first

@@ -225,6 +225,10 @@ def exported_graph(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -
             logger.setLevel(level)
     assert program is not None
     graph = program.model_proto.graph
+    # Where in whose files torch found each operator, and at which addresses, is nobody's business; and the same model
+    # is the same file.
+    for part in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+        del part.metadata_props[:]
     simplify(graph)
     return graph
 
