@@ -2,11 +2,12 @@
 
 import csv
 import json
+import sys
 
 import pytest
 import sacrebleu
 
-from training.evaluate import COLUMNS, files_test_set, main, scores, split_compounds
+from training.evaluate import COLUMNS, files_test_set, main, moses_tokenised, scores, show, split_compounds
 from training.evaluate import test_set as set_of_recipe
 from training.recipe import load_recipe
 from vaswani_transformer.errors import InputError
@@ -26,6 +27,24 @@ def test_bleu_and_chrf_are_sacrebleu_s_and_carry_their_signature():
     assert f"version:{sacrebleu.__version__}" in result["chrf_signature"]
 
 
+def test_tokenised_bleu_counts_the_words_of_moses_scripts():
+    # tokenizer.perl -l fr cuts after an apostrophe, -l en before it; the scripts turn quotes into plain ones first.
+    assert moses_tokenised(["L’homme « à » l'Eau."], "fr") == ["l&apos; homme &quot; à &quot; l&apos; eau ."]
+    assert moses_tokenised(["It's the Man's dog,"], "en") == ["it &apos;s the man &apos;s dog ,"]
+    assert moses_tokenised(["z.B. rich-text"], "de") == ["z.b. rich-text"]
+    found = scores(["L'Arbre est assis sur un banc."], ["L'homme est assis sur un banc."], language="fr")
+    by_hand = ["l' arbre est assis sur un banc ."], [["l' homme est assis sur un banc ."]]
+    assert found["bleu_tokenised"] == sacrebleu.corpus_bleu(*by_hand, tokenize="none", force=True).score
+    assert found["bleu_tokenised"] != found["bleu_lowercase"]  # whose article is a part of its word
+
+
+def test_without_sacremoses_the_other_scores_are_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    result = scores(TRANSLATIONS, REFERENCES)
+    assert result["bleu_tokenised"] is None and result["bleu"] > 0
+    assert "pip install sacremoses" in show(result)
+
+
 def test_compounds_are_split_as_by_get_ende_bleu_sh():
     # perl -ple 's{(\S)-(\S)}{$1 ##AT##-##AT## $2}g', the line of tensor2tensor's script
     assert split_compounds("a rich-text format.") == "a rich ##AT##-##AT## text format ."
@@ -37,7 +56,7 @@ def test_compounds_are_split_as_by_get_ende_bleu_sh():
 
 def test_a_perfect_translation_scores_100_and_kinds_are_counted_apart():
     result = scores(REFERENCES, REFERENCES)
-    for name in ("bleu", "bleu_lowercase", "bleu_compound_split", "chrf", "exact_match"):
+    for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
         assert result[name] == pytest.approx(100)
     result = scores(TRANSLATIONS[:1] + REFERENCES[1:], REFERENCES, ["x", "x", "y"])
     assert result["exact_match"] == pytest.approx(200 / 3)

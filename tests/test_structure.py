@@ -16,7 +16,7 @@ TRAVELLING = [
     "pipeline_vaswani_transformer.py",
 ]
 # Wanted by some users only: imported where they are used, so that the library works without them.
-OPTIONAL = {"accelerate", "datasets", "matplotlib", "onnx", "onnxruntime", "onnxscript", "sacrebleu"}
+OPTIONAL = {"accelerate", "datasets", "matplotlib", "onnx", "onnxruntime", "onnxscript", "sacrebleu", "sacremoses"}
 
 
 def imports(path: Path, everywhere: bool = True) -> Iterator[tuple[int, str]]:

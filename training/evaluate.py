@@ -1,4 +1,4 @@
-"""Section 6.1: how good a model's translations are: BLEU in the three ways people mean, chrF, and exact matches."""
+"""Section 6.1: how good a model's translations are: BLEU in the four ways people mean, chrF, and exact matches."""
 
 import csv
 import json
@@ -31,8 +31,8 @@ from .recipe import EMBEDDED, Recipe, load_recipe
 # The columns of training/results/*.csv, in their order.
 COLUMNS = (
     "date", "commit", "command", "hardware", "hours", "cpu_hours", "steps", "parameters", "data", "test", "sentences",
-    "beam", "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "bleu_compound_split",
-    "chrf", "chrf_signature", "exact_match",
+    "beam", "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "bleu_tokenised",
+    "bleu_compound_split", "chrf", "chrf_signature", "exact_match",
 )  # fmt: skip
 
 
@@ -45,6 +45,7 @@ class TestSet:
     sources: list[str]
     references: list[str]
     kinds: list[str] | None = None
+    language: str = "en"
 
 
 def corpus_bleu(translations: list[str], references: list[str], lowercase: bool = False) -> float:
@@ -52,17 +53,22 @@ def corpus_bleu(translations: list[str], references: list[str], lowercase: bool 
     return BLEU(lowercase=lowercase, force=True).corpus_score(translations, [references]).score
 
 
-def scores(translations: list[str], references: list[str], kinds: list[str] | None = None) -> dict[str, Any]:
+def scores(
+    translations: list[str], references: list[str], kinds: list[str] | None = None, language: str = "en"
+) -> dict[str, Any]:
     """Every score of translations against one reference each.
 
-    bleu: sacreBLEU, the number to compare; bleu_lowercase: of lower-cased text, what papers on small corpora print as
-    tokenised BLEU; bleu_compound_split: as get_ende_bleu.sh of tensor2tensor counts, the paper's Table 2, in which
-    every hyphen between letters is a word of its own. Tokenisation is mteval-v13a's, for lack of Moses'.
+    bleu: sacreBLEU, the number to compare; bleu_lowercase: of lower-cased text; bleu_tokenised: of text lower-cased and
+    tokenised by Moses' scripts, what papers on Multi30k and IWSLT print, None without sacremoses; bleu_compound_split:
+    as get_ende_bleu.sh of tensor2tensor counts, the paper's Table 2, in which every hyphen between letters is a word of
+    its own, with mteval-v13a's tokens.
+    language: of the translations, a code such as de, for Moses' rules
     """
     # force: no advice on detokenising, where a corpus spells its full stops apart.
     bleu, lowercase = BLEU(force=True), BLEU(lowercase=True, force=True)
     plain, chrf = BLEU(tokenize="none", force=True), CHRF()
     split = [[split_compounds(text) for text in side] for side in (translations, references)]
+    tokenised = [moses_tokenised(side, language) for side in (translations, references)]
     matches = [t.strip() == r.strip() for t, r in zip(translations, references, strict=True)]
     result: dict[str, Any] = {
         "sentences": len(references),
@@ -70,6 +76,7 @@ def scores(translations: list[str], references: list[str], kinds: list[str] | No
         "bleu_signature": str(bleu.get_signature()),
         "bleu_lowercase": lowercase.corpus_score(translations, [references]).score,
         "bleu_lowercase_signature": str(lowercase.get_signature()),
+        "bleu_tokenised": plain.corpus_score(tokenised[0], [tokenised[1]]).score if all(tokenised) else None,
         "bleu_compound_split": plain.corpus_score(split[0], [split[1]]).score,
         "chrf": chrf.corpus_score(translations, [references]).score,
         "chrf_signature": str(chrf.get_signature()),
@@ -81,6 +88,16 @@ def scores(translations: list[str], references: list[str], kinds: list[str] | No
             by_kind[kind].append(match)
         result["exact_match_by_kind"] = {k: 100 * sum(v) / len(v) for k, v in sorted(by_kind.items())}
     return result
+
+
+def moses_tokenised(lines: list[str], language: str) -> list[str]:
+    """Lower-cased, punctuation normalised, tokenised: task1-tokenizer.sh of Multi30k. Empty without sacremoses."""
+    try:
+        from sacremoses import MosesPunctNormalizer, MosesTokenizer
+    except ModuleNotFoundError:
+        return []
+    normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
+    return [tokenizer.tokenize(normalizer.normalize(line.lower()), return_str=True) for line in lines]
 
 
 def split_compounds(text: str) -> str:
@@ -102,7 +119,7 @@ def test_set(recipe: Recipe) -> TestSet:
     if recipe.data == EMBEDDED:
         kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)]
     data = recipe.dataset or recipe.data or "."
-    return TestSet(" + ".join(names), Path(data).name, clean(sources), clean(references), kinds)
+    return TestSet(" + ".join(names), Path(data).name, clean(sources), clean(references), kinds, recipe.target_language)
 
 
 def clean(lines: list[str]) -> list[str]:
@@ -117,14 +134,24 @@ def files_test_set(source: Path, reference: Path, kinds: Path | None) -> TestSet
             raise InputError(f"{source} has {len(lines[source])} lines, {path} has {len(content)}")
     if not lines[source]:
         raise InputError(f"{source} is empty")
-    return TestSet(source.stem, source.parent.name, lines[source], lines[reference], lines[kinds] if kinds else None)
+    return TestSet(
+        source.stem,
+        source.parent.name,
+        lines[source],
+        lines[reference],
+        lines[kinds] if kinds else None,
+        language=reference.name.removesuffix(".gz").rpartition(".")[2],  # test.de
+    )
 
 
 def show(result: dict[str, Any]) -> str:
     """The scores as people read them."""
     rows = [
         f"BLEU {result['bleu']:.2f}   sacreBLEU, cased (it tokenises by mteval-v13a): {result['bleu_signature']}",
-        f"BLEU {result['bleu_lowercase']:.2f}   tokenised, lower-cased: {result['bleu_lowercase_signature']}",
+        f"BLEU {result['bleu_lowercase']:.2f}   sacreBLEU, lower-cased: {result['bleu_lowercase_signature']}",
+        f"BLEU {result['bleu_tokenised']:.2f}   tokenised (Moses), lower-cased"
+        if result["bleu_tokenised"] is not None
+        else "BLEU   -     tokenised (Moses), lower-cased: pip install sacremoses",
         f"BLEU {result['bleu_compound_split']:.2f}   tokenised (13a), compounds split: the paper's Table 2",
         f"chrF {result['chrf']:.2f}   {result['chrf_signature']}",
         f"exact match {result['exact_match']:.1f} % of {result['sentences']} sentences",
@@ -154,8 +181,8 @@ def record(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam:
         "beam": beam,
         "alpha": alpha,
     }
-    for name in ("bleu", "bleu_lowercase", "bleu_compound_split", "chrf", "exact_match"):
-        values[name] = round(values[name], 2)
+    for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
+        values[name] = None if values[name] is None else round(values[name], 2)
     new = not path.exists()
     try:
         with path.open("a", newline="", encoding="utf-8") as file:
@@ -200,7 +227,7 @@ def hardware() -> str:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(help="Translate a test set and score it: BLEU three ways, chrF, exact matches.")
+@app.command(help="Translate a test set and score it: BLEU four ways, chrF, exact matches.")
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     source: Annotated[Path | None, typer.Option(help="Source sentences, one a line.")] = None,
@@ -229,7 +256,7 @@ def evaluate(
         chosen = test_set(_recipe_of(model, config, flags))
     translator = Translator.from_pretrained(model, device=device)
     translations = translator.translate(chosen.sources, num_beams=beam, length_penalty=alpha, progress=True)
-    result = scores(translations, chosen.references, chosen.kinds)
+    result = scores(translations, chosen.references, chosen.kinds, chosen.language)
     if hypotheses is not None:
         hypotheses.write_text("".join(f"{line}\n" for line in translations), encoding="utf-8")
     typer.echo(json.dumps({"test": chosen.name, **result}, indent=1) if as_json else show(result))
