@@ -142,7 +142,7 @@ def test_a_row_is_as_near_as_its_own_steps_allow(tmp_path: Path) -> None:
     graph = quantized(two_products(first, second)).SerializeToString()
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     exact = np.maximum(rows @ first, 0) @ second
-    found = session.run(None, {"rows": rows})[0]
+    found = np.asarray(session.run(None, {"rows": rows})[0])
     # Half a step of the row at each of 16 and 32 places, and half a step of the matrix's columns, in both products.
     inner_error = np.abs(rows).max(1) * np.abs(first).max() * 16 / 127
     inner = np.maximum(rows @ first, 0).max(1) + inner_error

@@ -97,7 +97,7 @@ def moses_tokenised(lines: list[str], language: str) -> list[str]:
     except ModuleNotFoundError:
         return []
     normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
-    return [tokenizer.tokenize(normalizer.normalize(line.lower()), return_str=True) for line in lines]
+    return [" ".join(tokenizer.tokenize(normalizer.normalize(line.lower()))) for line in lines]
 
 
 def split_compounds(text: str) -> str:
