@@ -102,6 +102,18 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     assert expected["bleu_signature"] in capsys.readouterr().out
 
 
+def test_a_results_file_with_other_columns_is_refused_and_stays_as_it_is(model_folder, capsys):
+    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r")]
+    table = model_folder / "older.csv"
+    table.write_text("date,bleu\n2026-01-01,30\n")
+    with pytest.raises(SystemExit) as end:
+        main([str(model_folder / "model"), *files, "--record", str(table)])
+    assert end.value.code == 2
+    output = capsys.readouterr()
+    assert "older.csv: its columns are not date," in output.err and "chrF" in output.out
+    assert table.read_text() == "date,bleu\n2026-01-01,30\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -185,6 +185,10 @@ def record(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam:
         values[name] = None if values[name] is None else round(values[name], 2)
     new = not path.exists()
     try:
+        if not new:
+            with path.open(newline="", encoding="utf-8") as file:
+                if next(csv.reader(file), None) != list(COLUMNS):
+                    raise InputError(f"--record {path}: its columns are not {','.join(COLUMNS)}; name a new file")
         with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list[str](COLUMNS), extrasaction="ignore")
             if new:
