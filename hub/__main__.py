@@ -89,6 +89,7 @@ def push(
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
+    remote.limit_silence()
     api = HfApi()
     planned = remote.plan(api, repo_id, revision, files, say)
     if keep_card and any(change.name == "README.md" and change.what != "new" for change in planned.changes):

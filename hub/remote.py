@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from huggingface_hub.utils import disable_progress_bars, get_session, set_client_factory, validate_repo_id
 
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 
@@ -37,6 +37,7 @@ HTTPError: type[Exception] = next(base for base in HfHubHTTPError.__mro__ if bas
 RETRIED = {408, 429, 500, 502, 503, 504}
 ATTEMPTS = 5
 LONGEST_WAIT = 600  # seconds; a Hub that asks for more is asked again by the user
+SILENCE = 120  # seconds without a byte after which a connection is taken for broken
 
 Result = TypeVar("Result")
 Say = Callable[[str], None]
@@ -248,6 +249,17 @@ def send(
 
 
 # ---- retries and errors ------------------------------------------------------------------------------------------
+
+
+def limit_silence() -> None:
+    """From now on huggingface_hub's requests in this process fail after SILENCE; it asks its client to wait for ever."""
+    session = get_session()
+    client, before = type(session), session.event_hooks["request"]
+
+    def limit(request: Any) -> None:
+        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), SILENCE)
+
+    set_client_factory(lambda: client(event_hooks={"request": [*before, limit]}, follow_redirects=True))
 
 
 def with_retries(action: Callable[[], Result], what: str, say: Say, attempts: int = ATTEMPTS) -> Result:

@@ -37,7 +37,7 @@ class Fault:
 
     status, headers, message: answer that, without doing anything.  done: do it, and then answer that.
     reset_after: break the connection after so many bytes of what is uploaded or downloaded.
-    corrupt: an upload arrives with its first byte changed.
+    corrupt: an upload arrives with its first byte changed.  silent: no answer, and the connection stays.
     """
 
     method: str
@@ -49,6 +49,7 @@ class Fault:
     done: bool = False
     reset_after: int | None = None
     corrupt: bool = False
+    silent: bool = False
 
 
 @dataclass
@@ -133,6 +134,7 @@ class HubServer:
         self.received: list[tuple[str, int]] = []  # LFS objects that arrived, with their sizes
         self.large = large
         self.lock = threading.RLock()
+        self.closed = threading.Event()
         hub = self
 
         class HandlerOfThisHub(Handler):
@@ -150,6 +152,7 @@ class HubServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.closed.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -191,10 +194,15 @@ class Handler(BaseHTTPRequestHandler):
         path, self.query = unquote(parts.path), parse_qs(parts.query)
         fault = self.hub.fault_for(self.command, parts.path)
         if fault is not None and fault.reset_after is not None and self.command in ("PUT", "POST"):
-            self.rfile.read(fault.reset_after)
+            # Of two uploads at once the shorter one may be the one that is hit.
+            self.rfile.read(min(fault.reset_after, int(self.headers["Content-Length"])))
             self.hub.log.append((self.command, path, 0))
             return self.reset()
         self.body = self.read_body()
+        if fault is not None and fault.silent:
+            self.hub.log.append((self.command, path, 0))
+            self.hub.closed.wait()
+            return self.reset()
         if fault is not None and fault.corrupt and self.body:
             self.body = bytes([self.body[0] ^ 1]) + self.body[1:]
         self.cut_at = fault.reset_after if fault is not None else None

@@ -1,12 +1,14 @@
 """A push survives what the Hub and the way to it do, or says in one line what is wrong; a second push finishes it."""
 
+import hashlib
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hub_server import OWNER, READ_TOKEN, WRITE_TOKEN, Fault, HubServer
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, constants, set_client_factory
+from huggingface_hub.utils._http import default_client_factory
 
 from hub import remote
 from hub.contents import Files
@@ -175,6 +177,36 @@ def test_an_upload_whose_connection_breaks_is_done_again(hub, waits, size):
     hub.faults.append(Fault("PUT", "/lfs/", reset_after=size))
     Pusher(hub).push()
     assert_arrived(hub)
+
+
+def test_the_upload_of_a_short_file_breaks(hub, waits):
+    short = hashlib.sha256(FILES["onnx/model.onnx"]).hexdigest()
+    hub.faults.append(Fault("PUT", f"/lfs/{short}", reset_after=1000))
+    Pusher(hub).push()
+    assert_arrived(hub)
+
+
+@pytest.fixture
+def short_silence(monkeypatch) -> Iterator[None]:
+    monkeypatch.setattr(remote, "SILENCE", 0.3)
+    remote.limit_silence()
+    yield
+    set_client_factory(default_client_factory)
+
+
+@pytest.mark.parametrize(("method", "path"), [*STEPS[:5], STEPS[6], *READS[:3]], ids=str)
+def test_a_hub_that_falls_silent_is_asked_again(hub, waits, short_silence, method, path):
+    hub.create(REPO) if (method, path) != STEPS[0] else None
+    hub.faults.append(Fault(method, path, silent=True))
+    Pusher(hub).push()
+    assert hub.files(REPO) == FILES
+    assert (method, 0) in [(how, status) for how, where, status in hub.log if path in where]
+
+
+def test_a_hub_that_stays_silent_is_one_line(hub, waits, short_silence):
+    hub.faults.append(Fault("POST", "/commit/", silent=True, times=100))
+    line = Pusher(hub).refusal(UnavailableError)
+    assert "cannot be reached" in line and "the same command goes on" in line
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/commit/"), ("POST", "/preupload/"), *READS[1:3]], ids=str)
