@@ -20,11 +20,10 @@ class BpeDropout:
     def __init__(self, backend: Tokenizer, share: float):
         state = json.loads(backend.to_str())
         model: dict[str, Any] = state["model"]
-        kinds = [each["type"] for each in (state["pre_tokenizer"] or {}).get("pretokenizers", [state["pre_tokenizer"]])]
-        if model["type"] != "BPE" or "ByteLevel" not in kinds:
+        if model["type"] != "BPE" or "ByteLevel" not in json.dumps(state["pre_tokenizer"]):
             raise InputError(
-                f"bpe_dropout: the tokenizer is {model['type']} over {' + '.join(kinds)}, must be byte-level BPE; "
-                "leave bpe_dropout at 0"
+                f"bpe_dropout: the tokenizer ({model['type']}) must be a byte-level BPE, as `vaswani-transformer "
+                "tokenizer` trains it; leave bpe_dropout at 0"
             )
         self.backend, self.share = backend, share
         self.ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
