@@ -79,8 +79,6 @@ def test_flags_override_the_file_and_reach_into_the_model():
         ({"max_steps": "0"}, "max_steps is 0, must be at least 1"),
         ({"label_smoothing": "1"}, "label_smoothing is 1.0, must be below 1"),
         ({"label_smoothing": ".nan"}, "label_smoothing is nan, must be at least 0"),
-        ({"bpe_dropout": "0.1"}, "bpe_dropout is 0.1 and segmentations 1; one needs the other"),
-        ({"segmentations": "4"}, "bpe_dropout is 0 and segmentations 4; one needs the other"),
         ({"label_smoothing_spread": "some"}, "label_smoothing_spread is 'some', must be one of others, all"),
         ({"mixed_precision": "int8"}, "mixed_precision is 'int8', must be one of no, bf16, fp16"),
         ({"model": "[1]"}, r"model is \[1\], must be a table of config fields"),

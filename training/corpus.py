@@ -22,7 +22,6 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, opened
 
 from . import demo_corpus
-from .bpe_dropout import BpeDropout
 from .checkpoint import write_json
 from .recipe import EMBEDDED, Recipe
 
@@ -349,13 +348,10 @@ def load_corpus(
     cache: Path,
     log: Log,
     target_tokenizer: Any = None,
-    *,
-    training: bool = False,
 ) -> Corpus:
     """The tokenised corpus of these texts, from the cache or made there now.
 
     target_tokenizer: of the target texts, where they have a vocabulary of their own
-    training: text to learn from, in all the segmentations that the recipe asks for
 
     Every row that is dropped is counted by reason and logged. Raises InputError when nothing is left.
     """
@@ -369,11 +365,6 @@ def load_corpus(
     }
     if target_tokenizer is not None:
         rules["target tokenizer"] = tokenizer_sha256(target_tokenizer)
-    if training and recipe.segmentations > 1:
-        segmentations = recipe.segmentations
-        rules |= {"bpe_dropout": recipe.bpe_dropout, "segmentations": segmentations, "seed": recipe.seed}
-    else:
-        segmentations = 1
     key = hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
     folder = cache / key
     if folder.exists():
@@ -385,7 +376,7 @@ def load_corpus(
     temporary = cache / f"{key}.tmp-{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
-        about = _tokenise(texts, [tokenizer, target_tokenizer or tokenizer], segmentations, recipe, temporary, log)
+        about = _tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, log)
         write_json(temporary / "corpus.json", {**rules, **about})
         if not folder.exists():
             os.replace(temporary, folder)
@@ -430,13 +421,12 @@ def overlap(train: Corpus, held_out: Corpus) -> int:
 
 
 def _tokenise(
-    texts: list[ParallelText], tokenizers: list[Any], segmentations: int, recipe: Recipe, folder: Path, log: Log
+    texts: list[ParallelText], tokenizers: list[Any], recipe: Recipe, folder: Path, log: Log
 ) -> dict[str, Any]:
     """tokenizers: of the source and of the target"""
     backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
     for backend in backends:  # Whatever looks like a control token in the text is text.
         backend.encode_special_tokens = True
-    droppers = [BpeDropout(backend, recipe.bpe_dropout) for backend in backends] if segmentations > 1 else []
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
     dropped = {reason: Dropped() for reason in ("not UTF-8", "empty", "too long", "length ratio")}
@@ -451,26 +441,20 @@ def _tokenise(
         for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
             read += len(chunk.sources)
             pairs, lines = _usable_text(chunk, recipe, dropped, f"{text.name}:" if len(texts) > 1 else "")
-            texts_of_side = [[pair[side] for pair in pairs] for side in range(2)]
-            for segmentation in range(segmentations):
-                if segmentation == 0:
-                    where = lines
-                    encoded = [x.encode_batch_fast(side) for x, side in zip(backends, texts_of_side, strict=True)]
-                    sides = [[each.ids for each in side] for side in encoded]
-                else:
-                    where = [f"{line} in segmentation {segmentation}" for line in lines]
-                    seed = f"{recipe.seed} {segmentation} {read}"
-                    sides = [x.encode_batch(side, seed) for x, side in zip(droppers, texts_of_side, strict=True)]
-                lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int32)
-                keep = _within_limits(lengths, where, recipe, dropped)
-                for i, side in enumerate(sides):
-                    flat = np.fromiter(chain.from_iterable(compress(side, keep)), dtype=dtype)
-                    for data, file in ((flat, ids_files[i]), (lengths[i][keep], length_files[i])):
-                        digest.update(raw := data.tobytes())
-                        file.write(raw)
-                    tokens[i] += len(flat)
-                hash_file.write(b"".join(_pair_hash(pair) for pair in compress(pairs, keep)))
-                kept += int(keep.sum())
+            sides = [
+                [encoded.ids for encoded in backend.encode_batch_fast([pair[side] for pair in pairs])]
+                for side, backend in enumerate(backends)
+            ]
+            lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int32)
+            keep = _within_limits(lengths, lines, recipe, dropped)
+            for i, side in enumerate(sides):
+                flat = np.fromiter(chain.from_iterable(compress(side, keep)), dtype=dtype)
+                for data, file in ((flat, ids_files[i]), (lengths[i][keep], length_files[i])):
+                    digest.update(raw := data.tobytes())
+                    file.write(raw)
+                tokens[i] += len(flat)
+            hash_file.write(b"".join(_pair_hash(pair) for pair in compress(pairs, keep)))
+            kept += int(keep.sum())
             if read // 1_000_000 > told:
                 told = read // 1_000_000
                 log(f"{name}: {told} million pairs tokenised")
@@ -484,8 +468,7 @@ def _tokenise(
     )
     if not kept:
         raise InputError(f"{name}: none of {read} pairs can be used{report}")
-    times = f" in {segmentations} segmentations" if segmentations > 1 else ""
-    log(f"{name}: {read} pairs read, {kept} kept{times}, {tokens[0]} source and {tokens[1]} target tokens{report}")
+    log(f"{name}: {read} pairs read, {kept} kept, {tokens[0]} source and {tokens[1]} target tokens{report}")
     return {
         "name": name,
         "read": read,

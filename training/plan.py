@@ -63,7 +63,7 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
             texts = parallel_texts(recipe, recipe.train)
             tokenizer = load_or_train_tokenizer(recipe, Path(folder), texts, lambda _: None)
             targets_own = load_target_tokenizer(recipe, Path(folder))
-            corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None, targets_own, training=True)
+            corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None, targets_own)
             vocabulary, target_vocabulary = len(tokenizer), targets_own and len(targets_own)
             plan = plan_batches(
                 corpus.source_lengths,

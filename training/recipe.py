@@ -42,11 +42,6 @@ class Recipe:
     # Read and write small letters alone; BLEU during training is then that of lower-cased text.
     lowercase: bool = _key(False)
 
-    # BPE-dropout (Provilkov et al. 2020; 0.1 there): the training text stands in the corpus `segmentations` times,
-    # first as the tokenizer cuts it, then with this share of its merges passed over. One epoch is all of them.
-    bpe_dropout: float = _key(0.0, at_least=0, below=1)
-    segmentations: int = _key(1, at_least=1)
-
     # The text. `train` etc. name corpora inside the folder `data`: "train" stands for train.en and train.de (or
     # .gz); also "train.{language}.txt", "a.txt,b.txt", "pairs.tsv", "pairs.jsonl"; a list is read in its order.
     # With `dataset` (a `datasets` id or a folder made by save_to_disk) they name its splits.
@@ -213,11 +208,6 @@ def _checked(values: dict[str, Any], where: str) -> Recipe:
         raise InputError(f"{where}: max_steps and max_epochs are both empty; one of them must end the run")
     if recipe.data is not None and recipe.dataset is not None:
         raise InputError(f"{where}: data and dataset are both given; the text comes from one of them")
-    if (recipe.bpe_dropout > 0) != (recipe.segmentations > 1):
-        raise InputError(
-            f"{where}: bpe_dropout is {recipe.bpe_dropout:g} and segmentations {recipe.segmentations}; one needs the "
-            f"other: 0 and 1, or a share and two or more"
-        )
     if not recipe.train:
         raise InputError(f"{where}: train is empty; it names the training corpora")
     per_batch = recipe.tokens_per_step // recipe.micro_batches

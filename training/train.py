@@ -229,7 +229,7 @@ class Run:
         targets_own = load_target_tokenizer(recipe, self.output)
         cache = Path(recipe.cache) if recipe.cache else self.output / "corpus"
         corpus, validation, in_test = (
-            load_corpus(each, tokenizer, recipe, cache, say, targets_own, training=each is texts) if each else None
+            load_corpus(each, tokenizer, recipe, cache, say, targets_own) if each else None
             for each in (texts, held_out, test)
         )
         assert corpus is not None
