@@ -252,7 +252,7 @@ def send(
 
 
 def limit_silence() -> None:
-    """From now on huggingface_hub's requests in this process fail after SILENCE; it asks its client to wait for ever."""
+    """From now on huggingface_hub's requests in this process fail after SILENCE; by itself it waits for ever."""
     session = get_session()
     client, before = type(session), session.event_hooks["request"]
 
