@@ -28,7 +28,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
 
     The speed of real micro-batches of the recipe's size, of sentences of 25 tokens, with random tokens.
     """
-    device = torch.device(torch.accelerator.current_accelerator() or "cpu")
+    device = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     if device.type == "cpu":
         machine.keep_memory()
     machine.choose_matmul_precision(recipe.matmul_precision, device)

@@ -26,7 +26,8 @@ def installed(package: str) -> str:
 def examination(translator: Translator | None) -> Iterator[str]:
     """The lines of the screen."""
     yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    yield "needed      " + ", ".join(map(installed, ("torch", "transformers", "tokenizers", "safetensors", "numpy")))
+    needed = map(installed, ("transformers", "tokenizers", "safetensors", "numpy"))
+    yield "needed      " + ", ".join([f"torch {torch.__version__}", *needed])  # +cpu and the like, which metadata lacks
     yield "training    " + ", ".join(map(installed, ("accelerate", "sacrebleu", "datasets")))
     yield "pictures    " + installed("matplotlib")
     yield "ONNX        " + ", ".join(map(installed, ("onnx", "onnxruntime")))
