@@ -19,11 +19,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationW
 
 REPO = f"{OWNER}/model"
 WEIGHTS = bytes(range(256)) * 800
+SHORT = b"an ONNX file"
 FILES: Files = {
     "README.md": b"---\nlanguage:\n- en\n---\n\n# model\n",
     "config.json": b'{"model_type": "vaswani_transformer"}\n',
     "model.safetensors": WEIGHTS,
-    "onnx/model.onnx": b"an ONNX file",
+    "onnx/model.onnx": SHORT,
 }
 
 
@@ -180,8 +181,7 @@ def test_an_upload_whose_connection_breaks_is_done_again(hub, waits, size):
 
 
 def test_the_upload_of_a_short_file_breaks(hub, waits):
-    short = hashlib.sha256(FILES["onnx/model.onnx"]).hexdigest()
-    hub.faults.append(Fault("PUT", f"/lfs/{short}", reset_after=1000))
+    hub.faults.append(Fault("PUT", f"/lfs/{hashlib.sha256(SHORT).hexdigest()}", reset_after=1000))
     Pusher(hub).push()
     assert_arrived(hub)
 
