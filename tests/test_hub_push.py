@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from saved_model import saved_model, trained_model
 from transformers import AutoConfig
 
+from hub import remote
 from hub.__main__ import main
 from hub.contents import AUTO_MAP
 from vaswani_transformer import Translator
@@ -274,6 +275,14 @@ def test_a_private_model_does_not_go_where_everybody_sees_it(hub, folder, capsys
     hub.create(REPO)
     error = refusal(capsys, folder, REPO, "--private", "--yes", "--no-pictures")
     assert "exists and everybody sees it" in error and hub.files(REPO) == {}
+
+
+def test_the_command_waits_for_a_silent_hub_only_so_long(hub, folder, monkeypatch):
+    monkeypatch.setattr(remote, "SILENCE", 0.5)
+    hub.create(REPO)
+    hub.faults.append(Fault("GET", f"/api/models/{REPO}", silent=True))
+    push(folder, REPO, "--yes", "--no-pictures")
+    assert "model.safetensors" in hub.files(REPO)
 
 
 # ---- the card ----------------------------------------------------------------------------------------------------
