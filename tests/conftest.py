@@ -18,6 +18,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # transformers' own tests need their sdist and another set-up: `make test-hf`.
 collect_ignore = ["hf"]
 
+# Begun first, so that the workers, who take a file at a time, end at about the same time.
+LONGEST = {"test_training.py", "test_cli.py", "test_demo.py", "test_onnx.py", "test_onnx_translator.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 # Any: `generate()` and torch's modules are typed as unions that a test would have to narrow at every step.
 ModelMaker = Callable[..., Any]
 
