@@ -91,7 +91,7 @@ def scores(
 
 
 def moses_tokenised(lines: list[str], language: str) -> list[str]:
-    """Lower-cased, punctuation normalised, tokenised: task1-tokenizer.sh of Multi30k. Empty without sacremoses."""
+    """Lower-cased, punctuation normalised, tokenised: task1-tokenize.sh of Multi30k. Empty without sacremoses."""
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
     except ModuleNotFoundError:
