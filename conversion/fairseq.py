@@ -5,6 +5,7 @@ padding_idx + 1 = 2; biases in the attention; LayerNorm's epsilon 1e-5; the deco
 """
 
 import argparse
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -384,7 +385,19 @@ def write_back(model: VaswaniTransformerForConditionalGeneration, origin: Origin
     }
     torch.save(checkpoint, out / "checkpoint_best.pt")
     if None in dictionaries:
-        for language, tokens in zip(languages, origin.tokens(), strict=True):
-            lines = "".join(f"{token} 1\n" for token in tokens[4:])
-            (out / f"dict.{language}.txt").write_text(lines, encoding="utf-8")
-    origin.copy_originals(out)
+        write_vocabulary(origin, out)
+    else:
+        origin.copy_originals(out)
+
+
+def write_vocabulary(origin: Origin, out: Path) -> None:
+    """The dictionaries, and where the tokenizer is subword-nmt's, its codes."""
+    for side, language, tokens in zip(("source", "target"), origin.languages(), origin.tokens(), strict=True):
+        tokens = tokens[4:]
+        model = json.loads(origin.tokenizer(side).to_str())["model"]
+        if model.get("end_of_word_suffix") == "</w>":
+            tokens = [token.removesuffix("</w>") if token.endswith("</w>") else f"{token}@@" for token in tokens]
+            codes = "".join(f"{left} {right}\n" for left, right in model["merges"])
+            (out / f"bpecodes.{language}").write_text(f"#version: 0.2\n{codes}", encoding="utf-8")
+        lines = "".join(f"{token} 1\n" for token in tokens)
+        (out / f"dict.{language}.txt").write_text(lines, encoding="utf-8")

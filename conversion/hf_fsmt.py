@@ -88,6 +88,8 @@ def read(path: Path, reasons: Reasons) -> Converted:
         positions = {"position_embedding_type": "learned", "max_position_embeddings": rows, "position_offset": OFFSET}
     rows = [len(ours[name]) if name in ours else 0 for name in (SOURCE, TARGET)]
     vocabulary, originals = read_vocabulary(path.parent, options, rows, notes)
+    langs = options.get("langs")
+    source_lang, target_lang = langs if isinstance(langs, list) and len(langs) == 2 else (None, None)
     return Converted(
         toolkit=NAME,
         path=path,
@@ -103,7 +105,7 @@ def read(path: Path, reasons: Reasons) -> Converted:
         concatenated=not learned,
         notes=notes,
         originals=originals,
-        options={"langs": options.get("langs")},
+        options={"source_lang": source_lang, "target_lang": target_lang},
     )
 
 

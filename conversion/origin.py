@@ -1,6 +1,7 @@
 """What a converted model's folder remembers of where it came from, and what the writers need of it."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
 from .refuse import Reasons
 
 RECORD, ORIGINALS, TARGET_TOKENIZER = "conversion.json", "original", "target_tokenizer"
+LANGUAGE = re.compile(r"[\w-]+")
 
 
 class Origin:
@@ -33,7 +35,9 @@ class Origin:
                 raise BrokenFileError(f"{path} is not a record of a conversion ({error})") from None
 
     def languages(self) -> tuple[str, str]:
-        return self.options.get("source_lang") or "src", self.options.get("target_lang") or "tgt"
+        """Codes such as de or de_AT: they become part of the names of files, so nothing else passes."""
+        source, target = (str(self.options.get(f"{side}_lang") or "") for side in ("source", "target"))
+        return source if LANGUAGE.fullmatch(source) else "src", target if LANGUAGE.fullmatch(target) else "tgt"
 
     def has_tokenizer(self) -> bool:
         return (self.folder / "tokenizer.json").exists()

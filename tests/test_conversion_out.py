@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_config
-from golden import converted
+from golden import Golden, converted
 from safetensors.torch import load_file
 from saved_model import trained_model, trained_tokenizer
 from transformers import MarianMTModel
@@ -91,6 +91,26 @@ def test_old_fairseq_goes_back_as_new(tmp_path: Path):
     back = tensors_of(tmp_path / "out" / "checkpoint_best.pt")
     assert np.array_equal(back["model/decoder.output_projection.weight"], theirs["model/decoder.embed_out"])
     assert np.array_equal(back["model/encoder.embed_tokens.weight"], theirs["model/encoder.embed_tokens.weight"])
+
+
+def test_fsmt_goes_back_to_fairseq_with_its_vocabulary_and_codes(tmp_path: Path):
+    """FSMT marks the last piece of a word (`lo</w>`), fairseq those before it (`ki@@`)."""
+    checkpoint = converted("hf-fsmt")
+    main(["--to", "fairseq", str(checkpoint.folder), str(tmp_path / "fairseq")])
+    names = sorted(file.name for file in (tmp_path / "fairseq").iterdir())
+    assert names == ["bpecodes.de", "bpecodes.en", "checkpoint_best.pt", "dict.de.txt", "dict.en.txt"]
+    words = (tmp_path / "fairseq" / "dict.en.txt").read_text(encoding="utf-8").split("\n")
+    assert "lo 1" in words and "ka@@ 1" in words and not any("</w>" in word for word in words)
+
+    main([str(tmp_path / "fairseq"), str(tmp_path / "again")])
+    again = Golden("hf-fsmt", checkpoint.checkpoint, tmp_path / "again", checkpoint.expected, checkpoint.inputs)
+    sources, targets = (list(texts) for texts in zip(*checkpoint.inputs, strict=True))
+    labels = checkpoint.tokenizer("target")(targets)["input_ids"]
+    assert again.tokenizer()(sources)["input_ids"] == checkpoint.tokenizer()(sources)["input_ids"]
+    assert again.tokenizer("target")(targets)["input_ids"] == labels
+    rows = list(range(len(labels)))
+    for a, b in zip(again.log_probabilities(rows, labels), checkpoint.log_probabilities(rows, labels), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
 
 
 def test_transformers_computes_the_same_from_a_model_of_ours(tmp_path: Path):
