@@ -12,7 +12,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import check_generation_config, find_folder, load_config, load_tokenizer
 from vaswani_transformer.texts import TARGET_TOKENIZER
-from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.tokenization import add_elisions, train_tokenizer
 
 from . import checkpoint
 from .corpus import text_lines
@@ -26,7 +26,11 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
         tokenizer = train_tokenizer(
-            text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits, lowercase=recipe.lowercase
+            text_lines(texts),
+            recipe.vocab_size,
+            split_digits=recipe.split_digits,
+            lowercase=recipe.lowercase,
+            split_elisions=recipe.split_elisions,
         )
         temporary = output / f"tokenizer.tmp-{os.getpid()}"
         tokenizer.save_pretrained(temporary)
@@ -36,13 +40,19 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
         temporary.rmdir()
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
-    return load_tokenizer(folder)
+    return with_elisions(load_tokenizer(folder), recipe)
 
 
 def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
     """The second tokenizer, in the same place as the first, where the languages share no vocabulary; else None."""
     folder = tokenizer_folder(recipe, output) / TARGET_TOKENIZER
-    return load_tokenizer(folder) if folder.is_dir() and folder.parent != output else None
+    return with_elisions(load_tokenizer(folder), recipe) if folder.is_dir() and folder.parent != output else None
+
+
+def with_elisions(tokenizer: Any, recipe: Recipe) -> Any:
+    if recipe.split_elisions:
+        add_elisions(tokenizer.backend_tokenizer)
+    return tokenizer
 
 
 def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
