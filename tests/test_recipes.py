@@ -6,13 +6,10 @@ import json
 import pytest
 import torch
 import yaml
-from saved_model import saved_model
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedTokenizerFast
 
 from training.__main__ import flags_of
 from training.cost import training_flops
-from training.model import load_or_train_tokenizer
 from training.plan import main as plan_command
 from training.plan import make_plan
 from training.recipe import SHIPPED, load_recipe, shipped_recipes
@@ -131,18 +128,6 @@ def test_longer_training_is_the_same_run_unless_the_end_shapes_the_rate():
     assert load_recipe(None, {"max_steps": "5"}).identity() == load_recipe(None, {"max_steps": "9"}).identity()
     decayed = [load_recipe(None, {"max_steps": n, "decay_share": "0.1"}).identity() for n in ("5", "9")]
     assert decayed[0] != decayed[1]
-
-
-def test_the_tokens_of_a_tokenizer_that_there_is_stay_where_elisions_are_split(tmp_path):
-    before = PreTrainedTokenizerFast.from_pretrained(saved_model(tmp_path / "model"))
-    for key in ("tokenizer", "initial_weights"):
-        recipe = load_recipe(
-            None, {key: str(tmp_path / "model"), "split_elisions": "true", "output_dir": str(tmp_path)}
-        )
-        after = load_or_train_tokenizer(recipe, tmp_path, [], print)
-        assert after.get_vocab() == before.get_vocab()
-        assert after("l'eau")["input_ids"] == before("l' eau")["input_ids"] != before("l'eau")["input_ids"]
-        assert after.decode(after("l'eau")["input_ids"], skip_special_tokens=True) == "l'eau"
 
 
 # --- the dry run ---------------------------------------------------------------------------------------------------
