@@ -41,14 +41,13 @@ ODD = [
     "a\x00b\x01\x1c\x1d\x1e\x1f a",
     "\u2028 \u2029",
     "\u088f\U000323b0a\U000105c0",  # letters of Unicode 16 and 17
-    "l'eau d’été qu'Œdipe quelqu'un C'ÉTAIT D’ŒUVRE l' eau d’ a 'l'eau' ßd'a man's éd'e d'l'eau",
 ]
 
 
 def odd_lines(count: int) -> list[str]:
     """Lines of any code points, and of those at which tokenizers differ."""
     chance = random.Random(5)
-    tricky = " aeé1'’dqu\n\u0085\ufeff\u3000s tn"
+    tricky = " aeé1'\n\u0085\ufeff\u3000s tn"
     points = [*range(0x3100), *range(0x3100, 0x33500, 7)]
 
     def letter() -> str:
@@ -76,20 +75,17 @@ def in_python(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("kind", ["", "split_digits", "lowercase", "split_elisions", "lowercase split_elisions"])
-def test_a_text_has_the_ids_that_python_gives_it(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("split_digits", "lowercase"), [(False, False), (True, False), (False, True)])
+def test_a_text_has_the_ids_that_python_gives_it(tmp_path: Path, split_digits: bool, lowercase: bool) -> None:
     lines = odd_lines(600)
     corpus = (GERMAN + ENGLISH + lines) * 2
-    train_tokenizer(corpus, 900, **dict.fromkeys(kind.split(), True)).save_pretrained(tmp_path)
+    train_tokenizer(corpus, 900, split_digits=split_digits, lowercase=lowercase).save_pretrained(tmp_path)
     expected = [encoding.ids for encoding in in_python(tmp_path).encode_batch(lines)]
     assert max(id for ids in expected for id in ids) > 800, "merges are used"
     found = in_javascript(tmp_path, lines, expected)
     differ = [ascii(line) for line, ours, theirs in zip(lines, found["ids"], expected, strict=True) if ours != theirs]
     assert not differ
-    gives_back = kind in ("", "split_digits")
-    assert found["texts"] == (lines if gives_back else in_python(tmp_path).decode_batch(expected))
-    apart = in_python(tmp_path).encode(ODD[-1].replace("l'eau", "l' eau")).ids
-    assert (expected[len(ODD) - 1] == apart) == ("split_elisions" in kind)
+    assert found["texts"] == (in_python(tmp_path).decode_batch(expected) if lowercase else lines)
 
 
 def test_ids_that_are_no_text_decode_as_in_python(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.tokenization import add_elisions, lines_of_files, train_tokenizer
+from vaswani_transformer.tokenization import lines_of_files, train_tokenizer
 
 CONTROL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 # Text of the kind that a corpus holds, control tokens typed by users among it.
@@ -130,23 +130,6 @@ def test_a_tokenizer_of_small_letters_reads_and_writes_these_alone(tmp_path):
         assert large.decode(large(text)["input_ids"], skip_special_tokens=True) == text
 
 
-def test_a_word_behind_an_elision_is_the_token_that_it_is_elsewhere(tmp_path):
-    texts = ["une eau, l'eau, d’eau"] * 5 + ["qu'eau quelqu'eau"] * 3
-    apart, split = (train_tokenizer(texts, 270, split_elisions=flag) for flag in (False, True))
-    split.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
-    for text in ("l'eau", "d’eau", "L'eau", "quelqu'eau", "Qu'eau"):
-        assert loaded.tokenize(text)[-1] == "Ġeau"
-        assert apart.tokenize(text)[-1] != "Ġeau"
-    for text in ("l'eau d’été qu'Œdipe quelqu'un C'ÉTAIT", "the man's it's don't 5'3 l'", "'t is d'", "l'", "a' b"):
-        assert loaded.decode(loaded(text)["input_ids"], skip_special_tokens=True) == text
-    for text in ("man's", "it's", "5'3", "Peter's", "ßd'a"):
-        assert loaded(text)["input_ids"] != loaded(text.replace("'", "' "))["input_ids"]
-    once = loaded.backend_tokenizer.to_str()
-    add_elisions(loaded.backend_tokenizer)
-    assert loaded.backend_tokenizer.to_str() == once
-
-
 def test_the_worked_example_of_sennrich_et_al():
     # "low" x 5, "lower" x 2, "newest" x 6, "widest" x 3: merges es, est, lo, low (without end-of-word marks).
     words = [word for word, count in [("low", 5), ("lower", 2), ("newest", 6), ("widest", 3)] for _ in range(count)]
@@ -173,7 +156,7 @@ def test_training_reads_a_stream_once_without_holding_it():
 
 def test_training_twice_in_two_processes_gives_the_same_bytes(tmp_path):
     program = (
-        "import sys; from vaswani_transformer.tokenization import add_elisions, lines_of_files, train_tokenizer;"
+        "import sys; from vaswani_transformer.tokenization import lines_of_files, train_tokenizer;"
         "train_tokenizer(lines_of_files([sys.argv[1]]), 300).save_pretrained(sys.argv[2])"
     )
     text = tmp_path / "text"

@@ -12,7 +12,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import check_generation_config, find_folder, load_config, load_tokenizer
 from vaswani_transformer.texts import TARGET_TOKENIZER
-from vaswani_transformer.tokenization import add_elisions, train_tokenizer
+from vaswani_transformer.tokenization import train_tokenizer
 
 from . import checkpoint
 from .corpus import text_lines
@@ -26,11 +26,7 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
         tokenizer = train_tokenizer(
-            text_lines(texts),
-            recipe.vocab_size,
-            split_digits=recipe.split_digits,
-            lowercase=recipe.lowercase,
-            split_elisions=recipe.split_elisions,
+            text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits, lowercase=recipe.lowercase
         )
         temporary = output / f"tokenizer.tmp-{os.getpid()}"
         tokenizer.save_pretrained(temporary)
@@ -40,19 +36,13 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
         temporary.rmdir()
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
-    return with_elisions(load_tokenizer(folder), recipe)
+    return load_tokenizer(folder)
 
 
 def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
     """The second tokenizer, in the same place as the first, where the languages share no vocabulary; else None."""
     folder = tokenizer_folder(recipe, output) / TARGET_TOKENIZER
-    return with_elisions(load_tokenizer(folder), recipe) if folder.is_dir() and folder.parent != output else None
-
-
-def with_elisions(tokenizer: Any, recipe: Recipe) -> Any:
-    if recipe.split_elisions:
-        add_elisions(tokenizer.backend_tokenizer)
-    return tokenizer
+    return load_tokenizer(folder) if folder.is_dir() and folder.parent != output else None
 
 
 def tokenizer_folder(recipe: Recipe, output: Path) -> Path:

@@ -41,9 +41,6 @@ class Recipe:
     split_digits: bool = _key(False)
     # Read and write small letters alone; BLEU during training is then that of lower-cased text.
     lowercase: bool = _key(False)
-    # French: read l'eau as l' eau, and write l'eau, so that eau is one token. With `tokenizer` or initial_weights their
-    # tokens stay, and only this changes.
-    split_elisions: bool = _key(False, resume="free")
 
     # The text. `train` etc. name corpora inside the folder `data`: "train" stands for train.en and train.de (or
     # .gz); also "train.{language}.txt", "a.txt,b.txt", "pairs.tsv", "pairs.jsonl"; a list is read in its order.

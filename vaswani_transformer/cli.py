@@ -57,9 +57,6 @@ def tokenizer(
     min_frequency: Annotated[int, typer.Option(min=1, help="A pair is merged if it occurs this often.")] = 2,
     split_digits: Annotated[bool, typer.Option("--split-digits", help="Every digit is a token of its own.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Read and write small letters alone.")] = False,
-    split_elisions: Annotated[
-        bool, typer.Option("--split-elisions", help="French: eau is one token in l'eau and in une eau.")
-    ] = False,
 ) -> None:
     folder = free_output_folder(output)
     for file in files:
@@ -69,12 +66,7 @@ def tokenizer(
 
     quiet_transformers()
     trained = train_tokenizer(
-        lines_of_files(files),
-        vocab_size,
-        min_frequency=min_frequency,
-        split_digits=split_digits,
-        lowercase=lowercase,
-        split_elisions=split_elisions,
+        lines_of_files(files), vocab_size, min_frequency=min_frequency, split_digits=split_digits, lowercase=lowercase
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder) as unfinished:

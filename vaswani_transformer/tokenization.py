@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import InputError
@@ -22,11 +22,6 @@ from vaswani_transformer.lines import read_lines
 # The ids of DESIGN.md. <pad> is not 0: transformers fills finished beams with </s> where it is.
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
-
-# A French word that has lost its vowel, and its apostrophe: l'eau, qu'il, quelqu'un; not English's man's or it's.
-FRENCH = "A-Za-zÀ-ÖØ-öø-ÿŒœ"
-SHORTENED = f"(?<![{FRENCH}][CDJLMNSTcdjlmnst])(?<=[CDJLMNSTcdjlmnst]|[Qq][Uu])"
-APOSTROPHES = ("'", "’")
 
 # Longer lines are cut for training only: a word of a million letters would make every merge a walk through it.
 LONGEST_TRAINING_TEXT = 10_000
@@ -38,7 +33,6 @@ def train_tokenizer(
     *,
     split_digits: bool = False,
     lowercase: bool = False,
-    split_elisions: bool = False,
     min_frequency: int = 2,
     model_max_length: int = 1024,
     show_progress: bool = False,
@@ -50,7 +44,6 @@ def train_tokenizer(
     split_digits: every digit a token of its own, so that unseen numbers are spelt with seen tokens.
     lowercase: read every text in small letters, and therefore write in small letters: what papers on small corpora
         do. Decoding then gives back the lower-cased text.
-    split_elisions: see add_elisions.
     min_frequency: how often a pair must occur to be merged.
     model_max_length: where `tokenizer(..., truncation=True)` cuts; the sinusoidal model itself has no limit.
 
@@ -65,14 +58,12 @@ def train_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.decoder = decoders.ByteLevel()
-    if split_elisions:
-        add_elisions(tokenizer)
     tokenizer.pre_tokenizer = (
         pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
         if split_digits
         else byte_level
     )
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -100,21 +91,6 @@ def train_tokenizer(
         padding_side="right",
         model_max_length=model_max_length,
     )
-
-
-def add_elisions(tokenizer: Tokenizer) -> None:
-    """Let the tokenizer read l'eau as l' eau, and write l'eau: eau is then the token that it is in une eau.
-
-    Byte-level BPE keeps a word's space with it, so that French has two tokens for every word that may follow an
-    apostrophe. Moses' tokenizer splits there, too. What a text has as l' eau becomes l'eau as well. Done once, however
-    often it is called.
-    """
-    if tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("l'eau") == "l' eau":
-        return
-    read = [normalizers.Replace(Regex(f"{SHORTENED}{mark}(?=[{FRENCH}])"), f"{mark} ") for mark in APOSTROPHES]
-    written = [decoders.Replace(Regex(f"{SHORTENED}{mark} (?=[{FRENCH}])"), mark) for mark in APOSTROPHES]
-    tokenizer.normalizer = normalizers.Sequence([*filter(None, [tokenizer.normalizer]), *read])
-    tokenizer.decoder = decoders.Sequence([tokenizer.decoder, *written])
 
 
 def training_texts(texts: Iterable[str]) -> Iterator[str]:

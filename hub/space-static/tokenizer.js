@@ -21,15 +21,6 @@ const WORDS = new RegExp(
   "gu",
 );
 
-// French: l'eau is read as l' eau, and written l'eau (add_elisions in vaswani_transformer/tokenization.py).
-const FRENCH = "A-Za-zÀ-ÖØ-öø-ÿŒœ";
-const SHORTENED = `(?<![${FRENCH}][CDJLMNSTcdjlmnst])(?<=[CDJLMNSTcdjlmnst]|[Qq][Uu])`;
-const ELISIONS = ["'", "’"].map((mark) => ({
-  reading: { type: "Replace", pattern: { Regex: `${SHORTENED}${mark}(?=[${FRENCH}])` }, content: `${mark} ` },
-  writing: { type: "Replace", pattern: { Regex: `${SHORTENED}${mark} (?=[${FRENCH}])` }, content: mark },
-}));
-const replaced = (text, { pattern, content }) => text.replace(new RegExp(pattern.Regex, "gu"), content);
-
 // GPT-2's table: printable bytes stand for themselves, the others for U+0100 and up, in their order.
 const isPrintable = (byte) =>
   (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
@@ -46,7 +37,8 @@ export class ByteLevelBPE {
    */
   constructor(tokenizerJson, settings) {
     const { model, added_tokens: addedTokens } = tokenizerJson;
-    Object.assign(this, checkedSteps(tokenizerJson, settings));
+    this.splitsDigits = checkedPreTokenizer(tokenizerJson, settings);
+    this.lowercases = tokenizerJson.normalizer?.type === "Lowercase";
     this.vocabulary = new Map(Object.entries(model.vocab));
     this.ranks = new Map(
       model.merges.map((pair, rank) => [Array.isArray(pair) ? pair.join(" ") : pair, rank]),
@@ -66,7 +58,6 @@ export class ByteLevelBPE {
     if (!text.isWellFormed()) throw new Error("the text holds half of a surrogate pair, which is not Unicode text");
     // Letter by letter, as the tokenizers library does: a sigma at the end of a word is no other letter then.
     if (this.lowercases) text = Array.from(text, (letter) => letter.toLowerCase()).join("");
-    if (this.splitsElisions) text = ELISIONS.reduce((text, { reading }) => replaced(text, reading), text);
     const pieces = this.splitsDigits ? text.split(/(\p{N})/u) : [text];
     const words = pieces.flatMap((piece) => piece.match(WORDS) ?? []);
     return [...this.before, ...words.flatMap((word) => this.#encodeWord(word)), ...this.after];
@@ -81,8 +72,7 @@ export class ByteLevelBPE {
         const isBytes = token.every((letter) => byteOfLetter.has(letter));
         return isBytes ? token.map((letter) => byteOfLetter.get(letter)) : [...new TextEncoder().encode(token.join(""))];
       });
-    const text = new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes));
-    return this.splitsElisions ? ELISIONS.reduce((text, { writing }) => replaced(text, writing), text) : text;
+    return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes));
   }
 
   #encodeWord(word) {
@@ -107,11 +97,8 @@ export class ByteLevelBPE {
   }
 }
 
-/**
- * What is done to a text before its words are merged: { lowercases, splitsElisions, splitsDigits }.
- * Throws an Error naming what the file asks for and this one does not do.
- */
-function checkedSteps(tokenizerJson, settings) {
+/** Does the pre-tokenizer split digits? Throws an Error naming what the file asks for and this one does not do. */
+function checkedPreTokenizer(tokenizerJson, settings) {
   const { model, normalizer, pre_tokenizer: preTokenizer, decoder } = tokenizerJson;
   const need = (condition, what) => {
     if (!condition) throw new Error(`tokenizer.json is not byte-level BPE that this page reads: ${what}`);
@@ -121,16 +108,8 @@ function checkedSteps(tokenizerJson, settings) {
     need(!model[field], `model.${field} is ${JSON.stringify(model[field])}`);
   }
   for (const field of ["byte_fallback", "ignore_merges"]) need(!model[field], `model.${field} is true`);
-  const reading = normalizer?.type === "Sequence" ? [...normalizer.normalizers] : normalizer ? [normalizer] : [];
-  const writing = decoder?.type === "Sequence" ? [...decoder.decoders] : [decoder];
-  const lowercases = reading[0]?.type === "Lowercase";
-  if (lowercases) reading.shift();
-  need(writing.shift()?.type === "ByteLevel", `the decoder is ${decoder?.type}`);
-  const splitsElisions = reading.length > 0;
-  const elisions = splitsElisions ? ELISIONS : [];
-  const same = (steps, known) => JSON.stringify(steps) === JSON.stringify(known);
-  need(same(reading, elisions.map((each) => each.reading)), `it has the normalizer ${normalizer?.type}`);
-  need(same(writing, elisions.map((each) => each.writing)), `the decoder is ${decoder?.type}`);
+  need(!normalizer || normalizer.type === "Lowercase", `it has the normalizer ${normalizer?.type}`);
+  need(decoder?.type === "ByteLevel", `the decoder is ${decoder?.type}`);
   const steps = preTokenizer?.type === "Sequence" ? preTokenizer.pretokenizers : [preTokenizer];
   const byteLevel = steps.at(-1);
   need(byteLevel?.type === "ByteLevel", `the pre-tokenizer ends in ${byteLevel?.type}`);
@@ -146,7 +125,7 @@ function checkedSteps(tokenizerJson, settings) {
     settings.split_special_tokens === true,
     "tokenizer_config.json has no split_special_tokens: true, so typed control tokens would not be text",
   );
-  return { lowercases, splitsElisions, splitsDigits };
+  return splitsDigits;
 }
 
 /** The ids before and after the text. */
