@@ -384,10 +384,10 @@ def write_back(model: VaswaniTransformerForConditionalGeneration, origin: Origin
         "extra_state": {},
     }
     torch.save(checkpoint, out / "checkpoint_best.pt")
+    if origin.toolkit == NAME:
+        origin.copy_originals(out)
     if None in dictionaries:
         write_vocabulary(origin, out)
-    else:
-        origin.copy_originals(out)
 
 
 def write_vocabulary(origin: Origin, out: Path) -> None:

@@ -1,12 +1,13 @@
 """Out again: what came from a toolkit goes back bit by bit, and what it cannot be is refused with all reasons."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import tiny_config
-from golden import Golden, converted
+from golden import Golden, converted, golden
 from safetensors.torch import load_file
 from saved_model import trained_model, trained_tokenizer
 from transformers import MarianMTModel
@@ -111,6 +112,19 @@ def test_fsmt_goes_back_to_fairseq_with_its_vocabulary_and_codes(tmp_path: Path)
     rows = list(range(len(labels)))
     for a, b in zip(again.log_probabilities(rows, labels), checkpoint.log_probabilities(rows, labels), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_fairseq_s_files_go_back_where_both_languages_have_one_dictionary(tmp_path: Path):
+    theirs = shutil.copytree(golden("fairseq"), tmp_path / "theirs")
+    (theirs / "dict.src.txt").rename(theirs / "dict.txt")
+    (theirs / "dict.tgt.txt").unlink()
+    main([str(theirs), str(tmp_path / "ours")])
+    main(["--to", "fairseq", str(tmp_path / "ours"), str(tmp_path / "out")])
+    for name in ("dict.txt", "bpecodes"):
+        assert (tmp_path / "out" / name).read_bytes() == (theirs / name).read_bytes()
+    written = (tmp_path / "out" / "dict.src.txt").read_text(encoding="utf-8").split("\n")
+    tokens = (theirs / "dict.txt").read_text(encoding="utf-8").split("\n")
+    assert [line.split(" ")[0] for line in written] == [line.split(" ")[0] for line in tokens]
 
 
 def test_transformers_computes_the_same_from_a_model_of_ours(tmp_path: Path):
