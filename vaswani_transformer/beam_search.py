@@ -1,9 +1,10 @@
 """The beam search of Section 6.1 in tensors only: the same translations as `generate()`, faster.
 
-Four things make it fast. The beams of a sentence share one cache that is only appended to: each beam has a bias that
+Five things make it fast. The beams of a sentence share one cache that is only appended to: each beam has a bias that
 says which of its slots are its own past, and no key is ever moved. The memory's keys and values are kept once per
-sentence, with the beams as its queries. Sentences that are done leave the batch. And a step has few operations: what
-does not change from step to step is made before the first.
+sentence, with the beams as its queries. The first step has one live hypothesis, the empty one; `beams` live after it.
+Sentences that are done leave the batch. And a step has few operations: what does not change from step to step is made
+before the first.
 
 `start` and `step` have no Python in the way of their data, so that they can be exported; `beam_search` drives them.
 """
@@ -44,7 +45,7 @@ class Memory(NamedTuple):
 class Places(NamedTuple):
     """What is the same for each sentence, as often as there are sentences."""
 
-    own: Tensor  # (batch, beams, beams), the bias of this step's slots: a beam sees itself
+    own: Tensor  # (batch, beams, beams), the bias of a step's own slots: a beam sees itself
     pool_rows: Tensor  # (batch, beams), where a sentence's tokens have those of its pool
     padding: Tensor  # (batch, beams), the token for padding
 
@@ -63,14 +64,14 @@ class Tables(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Where the search stands after `length` tokens."""
+    """Where the search stands after `length` tokens. `live` hypotheses go on: `roots` at first, then beams."""
 
-    keys: list[Tensor]  # a layer each, (batch, heads, length x beams, d_k)
-    values: list[Tensor]  # a layer each, (batch, heads, length x beams, d_v)
-    past: Tensor  # (batch, beams, length x beams), the bias of the slots: 0 at a hypothesis' own past, else UNSEEN
+    keys: list[Tensor]  # a layer each, (batch, heads, slots, d_k), a slot for each live hypothesis of each step
+    values: list[Tensor]  # a layer each, (batch, heads, slots, d_v)
+    past: Tensor  # (batch, live, slots + live), the bias with the next step's slots: 0 at its own past, else UNSEEN
     tokens: Tensor  # (batch, 2 x beams, length), the live hypotheses and then the pool's, padded
-    last: Tensor  # (batch, beams), the live hypotheses' last tokens
-    live_scores: Tensor  # (batch, beams), log-probabilities, best first
+    last: Tensor  # (batch, live), the live hypotheses' last tokens
+    live_scores: Tensor  # (batch, live), log-probabilities, best first
     pool_scores: Tensor  # (batch, beams), log-probability / length penalty, best first; EMPTY: none
     length: Tensor  # (1,)
     done: Tensor  # (batch, 1)
@@ -110,11 +111,13 @@ def start(
     beams: int,
     alpha: Tensor,
     max_length: Tensor | None = None,
+    roots: int = 1,
 ) -> tuple[Memory, Places, Tables, Search]:
     """Encode the sentences; input_ids, attention_mask: (batch, source)
 
     offset: output tokens beyond a sentence's source tokens;  alpha: (), of the length penalty
     max_length: (), output tokens of any sentence
+    roots: live hypotheses of the first step, of which the first counts: `how_many_roots`
     """
     config, decoder = model.config, model.model.decoder
     states = model.model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
@@ -164,20 +167,26 @@ def start(
     )
     own = [layer.self_attn for layer in decoder.layers]
     heads = config.decoder_attention_heads
-    empty = (rows + slots).float() * 0 + EMPTY  # (batch, beams)
+    first = torch.arange(roots, device=device)
+    last = torch.full_like(rows + first, config.decoder_start_token_id)  # (batch, roots)
     search = Search(
         keys=[states.new_zeros(batch, heads, 0, attention.d_k) for attention in own],
         values=[states.new_zeros(batch, heads, 0, attention.d_v) for attention in own],
-        past=empty.new_zeros(batch, beams, 0),
+        past=((first[:, None] != first).float() * UNSEEN)[None].repeat(batch, 1, 1),
         tokens=torch.zeros(batch, 2 * beams, 0, dtype=torch.long, device=device),
-        last=torch.full_like(places.padding, config.decoder_start_token_id),
-        live_scores=torch.where(slots == 0, empty * 0, empty),  # one live hypothesis, the empty one
-        pool_scores=empty,
+        last=last,
+        live_scores=last.float() * 0 + (first != 0).float() * EMPTY,
+        pool_scores=places.padding.float() * 0 + EMPTY,
         length=torch.zeros(1, dtype=torch.long, device=device),
         done=torch.zeros(batch, 1, dtype=torch.bool, device=device),
         at_limit=torch.zeros(batch, 1, dtype=torch.bool, device=device),
     )
     return memory, places, tables, search
+
+
+def how_many_roots(beams: int, vocabulary: int) -> int:
+    """As many as have 2 x beams continuations: one, unless there are fewer words."""
+    return math.ceil(2 * beams / vocabulary)
 
 
 def step(
@@ -193,14 +202,13 @@ def step(
 
     min_length: (), tokens before </s>;  needed: (1,), the last of the best hypotheses that have to be final, from 0
     """
-    past = torch.cat((search.past, places.own), dim=2)  # (batch, beams, slots)
     position = tables.positions.index_select(0, search.length)
-    logits, keys, values, _ = decode(decoder, memory, search.keys, search.values, past, search.last, position)
-    beams, vocabulary = search.last.shape[1], logits.shape[-1]
+    logits, keys, values, _ = decode(decoder, memory, search.keys, search.values, search.past, search.last, position)
+    beams, vocabulary = places.padding.shape[1], logits.shape[-1]
     length = search.length + 1  # of what this step makes, the start token not counted
     penalty = tables.penalties.index_select(0, length)
 
-    best, best_tokens = logits.log_softmax(dim=-1).topk(tables.ranks.shape[0], dim=-1)  # (batch, beams, width)
+    best, best_tokens = logits.log_softmax(dim=-1).topk(tables.ranks.shape[0], dim=-1)  # (batch, live, width)
     forbidden = tables.forbidden[best_tokens + (length <= min_length).long() * vocabulary]
     scores = (best + search.live_scores[:, :, None] + forbidden).flatten(1)
     scores, chosen = scores.topk(2 * beams, dim=-1)  # (batch, candidates)
@@ -229,7 +237,7 @@ def step(
     return Search(
         keys=keys,
         values=values,
-        past=gather(past, parents.gather(1, lives)),
+        past=torch.cat((gather(search.past, parents.gather(1, lives)), places.own), dim=2),
         tokens=torch.cat((gather(search.tokens, before), added[:, :, None]), dim=2),
         last=added[:, :beams],
         live_scores=live_scores,
@@ -342,13 +350,14 @@ def beam_search(
     first; and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; a slot in which nothing
     finished is padding and scores below NO_HYPOTHESIS
     """
-    device, pad = input_ids.device, model.config.pad_token_id
+    device, pad, vocabulary = input_ids.device, model.config.pad_token_id, model.lm_head.weight.shape[0]
     wanted = num_beams if num_return_sequences is None else num_return_sequences
     alpha = torch.tensor(float(length_penalty), device=device)
     shortest, needed = torch.tensor(min_length, device=device), torch.tensor([wanted - 1], device=device)
     most = None if max_length is None else torch.tensor(max_length, device=device)
+    roots = how_many_roots(num_beams, vocabulary)
     memory, places, tables, search = start(
-        model, input_ids, attention_mask, max_source_length_offset, num_beams, alpha, most
+        model, input_ids, attention_mask, max_source_length_offset, num_beams, alpha, most, roots
     )
     decoder = StepDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)
@@ -375,8 +384,7 @@ def beam_search(
 
 def results(search: Search, tables: Tables) -> tuple[Tensor, Tensor]:
     """The pool's hypotheses (batch, beams, length) and scores; where it is empty, at the limit, the live ones."""
-    beams = search.last.shape[1]
-    live, pool = search.tokens.split(beams, dim=1)
+    live, pool = search.tokens.chunk(2, dim=1)
     is_empty = search.pool_scores[:, :1] <= NO_HYPOTHESIS
     live_scores = torch.where(
         search.live_scores > NO_HYPOTHESIS, search.live_scores / tables.penalties[search.length], EMPTY

@@ -33,6 +33,7 @@ from vaswani_transformer.beam_search import (
     StepDecoder,
     Tables,
     decode,
+    how_many_roots,
     start,
     step,
 )
@@ -52,16 +53,23 @@ SMALLEST_WEIGHT = 1024
 
 
 class Start(nn.Module):
-    """`start` with tensors in and out; the number of beams is a length, since shapes are made of it."""
+    """`start` with tensors in and out; the numbers of beams and roots are lengths, since shapes are made of them."""
 
     def __init__(self, model: VaswaniTransformerForConditionalGeneration, offset: int):
         super().__init__()
         self.model, self.offset = model, offset
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, beams: Tensor, length_penalty: Tensor, max_length: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        beams: Tensor,
+        roots: Tensor,
+        length_penalty: Tensor,
+        max_length: Tensor,
     ):
-        state = start(self.model, input_ids, attention_mask, self.offset, beams.shape[0], length_penalty, max_length)
+        sizes = self.offset, beams.shape[0]
+        state = start(self.model, input_ids, attention_mask, *sizes, length_penalty, max_length, roots.shape[0])
         return tuple(tensor for part in state for tensor in flat(part))
 
 
@@ -152,18 +160,26 @@ def export_single_graph(model: VaswaniTransformerForConditionalGeneration, atten
 def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[GraphProto, GraphProto, list[list[str]]]:
     """The graphs of `start` and `step`, and what the tensors between them are called: a list for each part."""
     # No two sizes alike, so that torch takes none for another.
-    batch, source, beams = 2, 7, 3
-    input_ids, slots = torch.full((batch, source), 2), torch.arange(beams)
+    batch, live, beams, length, source = 2, 3, 4, 5, 7
+    input_ids = torch.full((batch, source), 2)
     alpha, most, min_length, needed = (torch.tensor(number) for number in (0.6, NO_MAXIMUM, 0, [2]))
     start_graph = exported_graph(
         Start(model, source_length_offset(model)),
-        (input_ids, torch.ones_like(input_ids), slots, alpha, most),
-        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {}, {}),
+        (input_ids, torch.ones_like(input_ids), torch.arange(beams), torch.arange(live), alpha, most),
+        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}),
     )
-    memory, places, tables, search = start(model, input_ids, torch.ones_like(input_ids), 50, beams, alpha)
+    roots = how_many_roots(beams, model.lm_head.weight.shape[0])
+    memory, places, tables, search = start(model, input_ids, torch.ones_like(input_ids), 50, beams, alpha, roots=roots)
     decoder = StepDecoder(model)
-    for _ in range(4):
+    for _ in range(length):
         search = step(decoder, memory, places, tables, search, min_length, needed)
+    # As in the first step, fewer live than there are beams.
+    slots = search.keys[0].shape[2]
+    search = search._replace(
+        past=search.past[:, :live, : slots + live],
+        last=search.last[:, :live],
+        live_scores=search.live_scores[:, :live],
+    )
     names, example, shapes = zip(*(described(part, model) for part in (memory, places, tables, search)), strict=True)
     step_graph = exported_graph(Step(model), (*example, min_length, needed), (*shapes, {}, {}))
     return start_graph, step_graph, list(names)
@@ -244,7 +260,7 @@ def join(
     config, generation = model.config, model.generation_config
     memory, places, tables, search = names
     # Names are unique across the loops' borders.
-    given = ["input_ids", "attention_mask", "beams", "length_penalty", "max_length"]
+    given = ["input_ids", "attention_mask", "beams", "roots", "length_penalty", "max_length"]
     renamed(first, "start.", given, [f"first.{name}" for part in names for name in part])
     tables = [f"first.{name}" for name in tables]
     after = [f"after.{name}" for name in search]
@@ -254,7 +270,10 @@ def join(
     constant, node = weights.constant, helper.make_node
     start_nodes = weights.taken_from(first)
     always = constant(np.array(True))
-    zero, one, pad = (constant(np.array(number, np.int64)) for number in (0, 1, config.pad_token_id))
+    words = model.lm_head.weight.shape[0]
+    zero, one, two, pad, vocabulary, last_word = (
+        constant(np.array(number, np.int64)) for number in (0, 1, 2, config.pad_token_id, words, words - 1)
+    )
     first_axis, second_axis, last_axis = (constant(np.array([axis])) for axis in (0, 1, 2))
     fourth_axis = last_axis if last is None else constant(np.array([3]))
     nothing, empty = (constant(np.array(number, np.float32)) for number in (NO_HYPOTHESIS, EMPTY))
@@ -379,6 +398,11 @@ def join(
     )
     nodes = [
         node("Range", [zero, "num_beams", one], ["beams"]),
+        # `how_many_roots`
+        node("Mul", ["num_beams", two], ["continuations"]),
+        node("Add", ["continuations", last_word], ["continuations_and_a_root"]),
+        node("Div", ["continuations_and_a_root", vocabulary], ["how_many_roots"]),
+        node("Range", [zero, "how_many_roots", one], ["roots"]),
         # How many hypotheses have to be final; 0: all.
         node("Greater", ["num_return_sequences", zero], ["some_are_wanted"]),
         node("Where", ["some_are_wanted", "num_return_sequences", "num_beams"], ["how_many_are_wanted"]),
