@@ -142,7 +142,7 @@ def test_every_format_gives_the_same_corpus(tmp_path, load):
         assert load(name)[0].sha256 == plain.sha256, name
 
 
-def test_a_saved_dataset_gives_the_same_corpus_and_names_what_it_lacks(tmp_path, load):
+def test_a_saved_dataset_gives_the_same_corpus_and_names_what_it_lacks(tmp_path, load, recipe_for):
     import datasets
 
     write_both(tmp_path)
@@ -157,6 +157,11 @@ def test_a_saved_dataset_gives_the_same_corpus_and_names_what_it_lacks(tmp_path,
         load("train", data=None, dataset=str(tmp_path / "flat"), target_language="fr")
     with pytest.raises(InputError, match="no split 'dev'; splits: train"):
         load("dev", data=None, dataset=str(tmp_path / "nested"))
+    with pytest.raises(InputError, match="is one split .*, without 'dev'"):  # not the training text once more
+        parallel_texts(recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["train"]), ["dev"])
+    datasets.Dataset.from_list([{"en": "a", "de": 3}, {"en": "b", "de": 4}]).save_to_disk(str(tmp_path / "numbers"))
+    with pytest.raises(InputError, match="row 1: 'de' holds int, must be text"):
+        load("train", data=None, dataset=str(tmp_path / "numbers"))
 
 
 def test_several_corpora_are_read_one_after_the_other(tmp_path, tokenizer, recipe_for):
@@ -273,6 +278,7 @@ def test_separators_inside_a_line_do_not_end_it(tmp_path, load, tokenizer):
         ('["a", "b"]', r"line 2: must be {\"translation\": {...}}, found list"),
         ('{"translation": {"en": "a\\ud800", "de": "b"}}', r"line 2: 'en' has a lone surrogate U\+D800 at character 2"),
         ("[" * 100_000, r"line 2: not JSON"),
+        ('{"en": "a", "de": ' + "1" * 5000 + "}", r"line 2: not JSON"),
     ],
 )
 def test_faults_in_json_lines_are_named_by_line_and_key(tmp_path, load, line, message):

@@ -79,6 +79,7 @@ def test_flags_override_the_file_and_reach_into_the_model():
         ({"max_steps": "0"}, "max_steps is 0, must be at least 1"),
         ({"label_smoothing": "1"}, "label_smoothing is 1.0, must be below 1"),
         ({"label_smoothing": ".nan"}, "label_smoothing is nan, must be at least 0"),
+        ({"learning_rate": ".inf"}, "learning_rate is inf, must be a finite number"),
         ({"label_smoothing_spread": "some"}, "label_smoothing_spread is 'some', must be one of others, all"),
         ({"mixed_precision": "int8"}, "mixed_precision is 'int8', must be one of no, bf16, fp16"),
         ({"model": "[1]"}, r"model is \[1\], must be a table of config fields"),
@@ -162,5 +163,8 @@ def test_the_plan_of_a_corpus_counts_its_steps_and_measures_the_machine(capsys):
     assert plan["pairs"] > 15_000 and 0 < plan["padding"] < 0.05 and plan["vocabulary"] == 400
     assert plan["steps"] == min(load_recipe("demo").max_steps, 2 * plan["steps_per_epoch"])
     assert plan["hours"] > 0 and 0 < plan["mfu"] < 1.5
+    plan_command(["--config", "multi30k_en_de", "--data", "null", "--dataset", "owner/name", "--seconds", "0"])
+    said = capsys.readouterr().out
+    assert "on the Hub, not fetched: steps an epoch unknown" in said and "FLOP in all" not in said
     plan_command(["--config", "paper_big_en_de", "--seconds", "0"])
     assert "parameters        214,171,648" in capsys.readouterr().out

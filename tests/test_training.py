@@ -176,6 +176,22 @@ def test_a_signal_saves_and_leaves_and_the_same_command_goes_on(start, tmp_path,
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
+def test_a_validation_that_a_signal_put_off_is_made_up_for(start, tmp_path, uninterrupted):
+    process = start(fault=("term", 4 * 6))  # In the last micro-batch of step 6, after which it validates.
+    assert process.wait() == 143, process.said()
+    assert "saved step 6" in process.said() and "validation loss" not in process.said()
+    process = start()
+    assert process.wait() == 0, process.said()
+    validations = [
+        [(record["step"], record["validation_loss"]) for record in records_of(folder) if "validation_loss" in record]
+        for folder in (tmp_path / "run", uninterrupted(1)[0])
+    ]
+    assert validations[0] == validations[1] and [step for step, _ in validations[0]] == [6, 12, 18, 24]
+    best = [(folder / "checkpoints/best").read_text() for folder in (tmp_path / "run", uninterrupted(1)[0])]
+    assert best[0] == best[1]
+    assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+
+
 @pytest.mark.slow
 def test_a_second_signal_ends_the_run_at_once_and_nothing_is_lost(start, tmp_path):
     process = start(fault=("term twice", 4 * 6 + 2))
@@ -532,6 +548,52 @@ def test_a_folder_that_is_not_ours_is_left_alone(start, tmp_path):
     assert process.wait() == 2 and "is not a folder" in process.said()
 
 
+def test_nothing_is_removed_before_it_is_known_that_another_run_can_begin(start, tmp_path):
+    assert start(vocab_size=100_000).wait() == 2
+    process = start(max_steps=6)  # Nothing has been trained there: the corrected recipe is no other run.
+    assert process.wait() == 0, process.said()
+    trained = weights(tmp_path / "run")
+    for keys, message in (
+        ({"data": "nowhere"}, "there is no folder nowhere"),
+        ({"validation": "other"}, "no such file"),
+        ({"initial_weights": str(tmp_path / "run")}, "lies in output_dir"),
+        ({"model": {"d_model": 15}}, "`d_model` is 15"),
+    ):
+        process = start(max_steps=6, overwrite=True, **keys)
+        assert process.wait() == 2 and message in process.said()
+        assert weights(tmp_path / "run").keys() == trained.keys()
+        assert (tmp_path / "run/checkpoints/latest").read_text() == "step-6\n"
+
+
+def test_who_reads_the_log_may_go_away():
+    said = "from training.report import Reporter as R; input(); r = R(True); r.say('a'); r.say('b'); print('goes on')"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", said], cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stderr.close()
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.stdout.read() == "goes on\n" and process.wait() == 0
+
+
+def test_a_full_disk_leaves_whole_lines_in_the_log_and_is_named(tmp_path):
+    """No file may grow beyond 100 bytes; the first line has 60."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("0" * 59 + "\n" + "half a line")
+    write = (
+        "import resource, sys; from pathlib import Path; from training.report import Reporter\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "reporter = Reporter(True, keep_going=sys.argv[2] == 'yes')\n"
+        "reporter.start(Path(sys.argv[1]), None, 0, 9)\n"
+        "reporter.write({'event': 'validation', 'step': 1, 'validation_loss': 1.25})"
+    )
+    for keep_going, code in (("yes", 0), ("no", 1)):
+        command = [sys.executable, "-c", write, str(tmp_path), keep_going]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+        assert result.returncode == code and path.read_text() == "0" * 59 + "\n"
+        assert f"{path} cannot be written: File too large (60 bytes needed" in result.stderr
+
+
 def launch_command(text: Path, tmp_path: Path, *how: str, **keys) -> list[str]:
     """`accelerate launch ... -m training` with the small recipe, as a user types it."""
     flags = SMALL | {"data": str(text), "output_dir": str(tmp_path / "run")} | keys
@@ -630,6 +692,12 @@ def test_what_the_launcher_was_asked_for_is_read_from_its_command_line():
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
         assert result.returncode == code
         assert ("UnavailableError: 1 process runs, 2 were asked for" in result.stderr) == (asked == "2")
+    # What `accelerate launch` sets for the one process that it starts when its configuration file asks for several.
+    environment |= {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}
+    result = subprocess.run(
+        [sys.executable, "-c", child], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert result.returncode == 1 and "1 process runs, Accelerate's configuration asks for more" in result.stderr
 
 
 def test_a_tracker_that_is_not_installed_is_said_and_not_left_out(tmp_path, monkeypatch):

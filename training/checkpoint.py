@@ -57,10 +57,13 @@ def lock_run(output_dir: Path) -> TextIO:
         raise InputError(
             f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or name another"
         ) from error
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
+    try:
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+    except OSError as error:
+        raise UnavailableError(f"output_dir {output_dir} cannot be written: {error.strerror}") from error
     return file
 
 
@@ -198,8 +201,10 @@ def remove_unfinished(root: Path) -> None:
 
 
 def newest_whole(root: Path, log: Log) -> Path | None:
-    """The newest checkpoint whose files are all as its manifest says; names the others and moves them aside."""
-    broken = []
+    """The newest checkpoint whose files are all as its manifest says; names the others and moves them aside.
+
+    Raises BrokenFileError if there have been checkpoints and none is whole: training does not begin anew unasked.
+    """
     for folder in checkpoints(root):
         try:
             verify(folder)
@@ -208,11 +213,12 @@ def newest_whole(root: Path, log: Log) -> Path | None:
             shutil.rmtree(aside, ignore_errors=True)
             os.replace(folder, aside)
             log(f"{error}; falling back to the checkpoint before it ({folder.name} is now {aside.name})")
-            broken.append(aside)
             continue
         return folder
-    if broken:
-        raise BrokenFileError(f"{root}: none of {len(broken)} checkpoints is whole; start again with --overwrite true")
+    if broken := len([*root.glob("step-*.broken")]):
+        raise BrokenFileError(f"{root}: none of {broken} checkpoints is whole; start again with --overwrite true")
+    if (newest := _pointed(root / "latest")) is not None:
+        raise BrokenFileError(f"{root}: {newest} is gone; put it back, or start again with --overwrite true")
     return None
 
 

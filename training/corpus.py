@@ -202,7 +202,7 @@ def _json_pair(line: str | None, path: Path, number: int, languages: tuple[str, 
         return [None, None]
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of more than 4,300 digits is a ValueError
         raise InputError(f"{path} line {number}: not JSON ({error})") from error
     if isinstance(record, dict) and "translation" in record:
         record = record["translation"]
@@ -247,6 +247,8 @@ def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
         if split not in loaded:
             raise InputError(f"dataset {name} has no split {split!r}; splits: {', '.join(loaded)}")
         loaded = loaded[split]
+    elif split != str(loaded.split) and split not in recipe.train:
+        raise InputError(f"dataset {name} is one split ({loaded.split}), without {split!r}; save a DatasetDict of both")
     languages = (recipe.source_language, recipe.target_language)
     columns = loaded.column_names
     nested = "translation" in columns
@@ -265,6 +267,13 @@ def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
                 sides = [[row[language] or "" for row in batch["translation"]] for language in languages]
             else:
                 sides = [[text or "" for text in batch[language]] for language in languages]
+            for language, texts in zip(languages, sides, strict=True):
+                for number, text in enumerate(texts, first):
+                    if not isinstance(text, str):
+                        raise InputError(
+                            f"dataset {name}, split {split}, row {number}: {language!r} holds {type(text).__name__}, "
+                            "must be text"
+                        )
             yield Chunk(first, *sides)
             first += len(sides[0])
 

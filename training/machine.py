@@ -115,6 +115,13 @@ def refuse_too_few_processes(wanted: int | None, running: int) -> None:
             f"{running} process{'es run' if running > 1 else ' runs'}, {asked} were asked for; without GPUs "
             f"`accelerate launch --multi_gpu --num_processes {asked}` starts them (gloo)"
         )
+    # A configuration file may have asked: it gives one process an address of the others, and no number of them.
+    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
+    if asked is None and running == 1 and launched:
+        raise UnavailableError(
+            "1 process runs, Accelerate's configuration asks for more; without GPUs "
+            "`accelerate launch --multi_gpu --num_processes N` starts them (gloo)"
+        )
 
 
 def refuse_deepspeed() -> None:

@@ -11,6 +11,8 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.texts import TARGET_TOKENIZER
 
 from . import checkpoint
+from .corpus import parallel_texts
+from .model import model_config
 from .recipe import Recipe
 from .report import Reporter
 
@@ -19,26 +21,13 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     """Make output_dir this run's: new, or one of the same recipe. Never someone else's folder."""
     record = output / "run.json"
     foreign = [path.name for path in output.iterdir() if not path.name.startswith((".lock", "run.json.tmp-"))]
-    if recipe.overwrite and record.exists():
-        for name in ("checkpoints", "corpus", TARGET_TOKENIZER):
-            shutil.rmtree(output / name, ignore_errors=True)
-        for name in (
-            "run.json",
-            "metrics.jsonl",
-            "curve.png",
-            "model.safetensors",
-            "config.json",
-            "generation_config.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ):
-            (output / name).unlink(missing_ok=True)
-    elif record.exists():
-        try:
-            before = checkpoint.read_json(record)["identity"]
-        except KeyError as error:
-            raise BrokenFileError(f"{record} is not the record of a run") from error
-        refuse_changes(before, recipe.identity(), recipe, reporter)
+    if record.exists():
+        before = recipe.identity() if recipe.overwrite else identity_in(record)
+        if recipe.overwrite or (before != recipe.identity() and not has_begun(output)):
+            refuse_to_remove(recipe, output)
+            remove_run(output)
+        else:
+            refuse_changes(before, recipe.identity(), recipe, reporter)
     elif foreign:
         raise InputError(
             f"output_dir {output} is not empty ({', '.join(sorted(foreign)[:3])}) and no run of ours; name another"
@@ -52,6 +41,47 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
             checkpoint.remove_unfinished(folder)
     except OSError as error:
         raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
+
+
+def identity_in(record: Path) -> dict[str, Any]:
+    try:
+        return checkpoint.read_json(record)["identity"]
+    except KeyError as error:
+        raise BrokenFileError(f"{record} is not the record of a run") from error
+
+
+def has_begun(output: Path) -> bool:
+    """Whether a run has saved anything there that another one could lose."""
+    return (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
+
+
+def refuse_to_remove(recipe: Recipe, output: Path) -> None:
+    """Raises InputError for what could not be trained afterwards: before, and not after, the old run is gone."""
+    for field in ("initial_weights", "tokenizer", "data", "dataset"):
+        value = getattr(recipe, field)
+        if value is not None and Path(value).resolve().is_relative_to(output.resolve()):
+            raise InputError(
+                f"{field} {value} lies in output_dir {output}, which a new run overwrites; name another output_dir"
+            )
+    for names in (recipe.train, recipe.validation, recipe.test):
+        parallel_texts(recipe, names)
+    model_config(recipe, recipe.vocab_size if recipe.initial_weights is None else 0)
+
+
+def remove_run(output: Path) -> None:
+    for name in ("checkpoints", "corpus", TARGET_TOKENIZER):
+        shutil.rmtree(output / name, ignore_errors=True)
+    for name in (
+        "run.json",
+        "metrics.jsonl",
+        "curve.png",
+        "model.safetensors",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ):
+        (output / name).unlink(missing_ok=True)
 
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:

@@ -55,8 +55,8 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
 
 
 def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
-    """Everything a dry run says, by name; without the corpus where its text is not there."""
-    has_text = recipe.data is not None or recipe.dataset is None
+    """Everything a dry run says, by name; of a dataset that lies on the Hub, without fetching it."""
+    has_text = recipe.dataset is None or Path(recipe.dataset).is_dir()
     result: dict[str, Any] = {}
     if has_text:
         with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,9 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
     else:
         # The paper's text: 25 tokens a side on average (about 4.5 million pairs, 25,000 + 25,000 tokens a step).
         vocabulary, target_vocabulary, source, target = recipe.vocab_size, None, 25.0, 25.0
-        result |= {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": recipe.max_steps}
+        # How many steps an epoch has is not known.
+        steps = recipe.max_steps if recipe.max_epochs is None else None
+        result |= {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": steps}
     config = model_config(recipe, vocabulary, target_vocabulary)
     share = source / (source + target)
     tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
@@ -118,6 +120,8 @@ def show(plan: dict[str, Any]) -> str:
             f"corpus            {plan['pairs']:,} pairs, {plan['steps_per_epoch']:,} steps an epoch, "
             f"{plan['padding']:.1%} padding"
         )
+    else:
+        lines.append("corpus            on the Hub, not fetched: steps an epoch unknown")
     lines.append(f"FLOP per step     {plan['flop_per_step']:.3g}")
     if plan["steps"]:
         lines.append(f"steps             {plan['steps']:,}, {plan['flop']:.3g} FLOP in all")

@@ -81,8 +81,9 @@ class Recipe:
     label_smoothing: float = _key(0.1, at_least=0, below=1)
     label_smoothing_spread: str = _key("others", choices=("others", "all"))
 
-    # How long: whatever comes first. Only max_steps and max_epochs shape the learning rate. Hours, CPU seconds and
-    # tokens (source and target) count over all parts of a run; with a larger limit the same command goes on.
+    # How long: whatever comes first. Only max_steps and max_epochs shape the learning rate. Hours (with all that is
+    # done besides steps), CPU seconds (of steps) and tokens (source and target) count over all parts of a run; with a
+    # larger limit the same command goes on.
     max_steps: int | None = _key(100_000, at_least=1)
     max_epochs: float | None = _key(None, at_least=0)
     max_hours: float | None = _key(None, at_least=0, resume="free")
@@ -195,6 +196,8 @@ def _checked(values: dict[str, Any], where: str) -> Recipe:
             continue
         value = _as_type(f.name, values[f.name], hints[f.name], where)
         at_least, below, choices = (f.metadata[k] for k in ("at_least", "below", "choices"))
+        if value == float("inf"):
+            raise InputError(f"{where}: {f.name} is {value}, must be a finite number")
         if value is not None and at_least is not None and not value >= at_least:
             raise InputError(f"{where}: {f.name} is {value}, must be at least {at_least}")
         if value is not None and below is not None and not value < below:

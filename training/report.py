@@ -1,6 +1,8 @@
 """What a run tells: a progress bar on a terminal, plain lines elsewhere, metrics.jsonl always, trackers by name."""
 
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vaswani_transformer.errors import UnavailableError
+
 
 class Reporter:
     """Speaks for the main process; the others hold one that is silent."""
 
-    def __init__(self, speaks: bool):
-        self.speaks = speaks
+    def __init__(self, speaks: bool, keep_going: bool = False):
+        """keep_going: say, and do not raise, that metrics.jsonl cannot be written"""
+        self.speaks, self.keep_going = speaks, keep_going
         self.console = Console(stderr=True)
         self.bar: Progress | None = None
         self.metrics: Path | None = None
@@ -24,14 +29,21 @@ class Reporter:
             return
         if self.bar is not None:
             self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
-        else:
+            return
+        try:
             print(message, file=sys.stderr, flush=True)
+        except BrokenPipeError:  # Who read the log has gone; training goes on, and metrics.jsonl has the numbers.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
         self.metrics = output_dir / "metrics.jsonl"
         self.accelerator = accelerator
         if not self.speaks:
             return
+        if self.metrics.is_file():  # A power cut may have left half a line.
+            whole = self.metrics.read_bytes().rfind(b"\n") + 1
+            if whole < self.metrics.stat().st_size:
+                os.truncate(self.metrics, whole)
         if step:
             self.write({"event": "resume", "step": step})
         if self.console.is_terminal:
@@ -51,11 +63,22 @@ class Reporter:
             self.bar.update(self.task, completed=step)
 
     def write(self, record: dict[str, Any]) -> None:
-        """A line of metrics.jsonl, and of the trackers."""
+        """A line of metrics.jsonl, and of the trackers. Raises UnavailableError when it cannot be written."""
         if not self.speaks or self.metrics is None:
             return
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        line = (json.dumps(record) + "\n").encode()
+        size = self.metrics.stat().st_size if self.metrics.exists() else 0
+        try:
+            with self.metrics.open("ab") as file:
+                file.write(line)
+        except OSError as error:
+            if self.metrics.exists():
+                os.truncate(self.metrics, size)
+            free = shutil.disk_usage(self.metrics.parent).free
+            message = f"{self.metrics} cannot be written: {error.strerror} ({len(line)} bytes needed, {free} free)"
+            if not self.keep_going:
+                raise UnavailableError(f"{message}; the last checkpoint is intact") from error
+            self.say(f"{message}; going on")
         values = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
         if self.accelerator is not None and self.accelerator.log_with:
             self.accelerator.log(values, step=record["step"])

@@ -54,11 +54,14 @@ class Progress:
 
     step: int = 0
     tokens: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # in steps alone
     cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0  # with all that was done besides
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     best_loss: float | None = None
+    best_step: int | None = None
+    validated_step: int = 0
     validations_since_best: int = 0
 
 
@@ -91,7 +94,7 @@ def train(recipe: Recipe) -> None:
     machine.refuse_deepspeed()
     split_weights = fsdp.take_request()
     accelerator = make_accelerator(recipe, output)
-    reporter = Reporter(accelerator.is_main_process)
+    reporter = Reporter(accelerator.is_main_process, recipe.keep_going)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         machine.refuse_too_few_processes(recipe.processes, accelerator.num_processes)
@@ -152,6 +155,7 @@ class Run:
         self.root = output / "checkpoints"
         self.saving = checkpoint.Background()
         self.progress = Progress()
+        self.began = time.perf_counter()
 
         self.tokenizer, self.target_tokenizer, self.corpus, self.validation = self._main_process_first(self._read_text)
         self.config = model_config(recipe, len(self.tokenizer), self.target_tokenizer and len(self.target_tokenizer))
@@ -241,9 +245,10 @@ class Run:
     # --- the loop ---
 
     def train(self) -> None:
-        recipe, progress = self.recipe, self.progress
+        recipe = self.recipe
         self._resume()
         progress = self.progress
+        self.wall_seconds_before = progress.wall_seconds
         self._introduce()
         if recipe.trackers:
             self.accelerator.init_trackers("vaswani_transformer", config=_flat(dataclasses.asdict(recipe)))
@@ -251,6 +256,12 @@ class Run:
         self.start_window()
         saved = progress.step
         code = self._agreed_code()
+        if progress.step > progress.validated_step and self._validation_is_due(code):
+            # A signal came between this step and its validation.
+            self._validate()
+            if progress.best_step == progress.step:
+                self._save()
+            code = max(code, self._agreed_code())
         while code == GO_ON:
             self._written(wait=False)
             if not self.step():
@@ -262,25 +273,21 @@ class Run:
             self.reporter.advance(step)
             code = self._agreed_code()
             save_due = step % recipe.save_every == 0 or code == LIMIT_REACHED
-            validate_due = step % (recipe.validate_every or recipe.save_every) == 0 or code == LIMIT_REACHED
-            is_best = False
-            if self.validation is not None and validate_due and code < SIGNAL:
+            if self._validation_is_due(code):
                 self._validate()
-                is_best = progress.validations_since_best == 0
                 code = max(code, self._agreed_code())
-            if code != GO_ON or save_due or is_best:
-                self._save(is_best)
+            if code != GO_ON or save_due or progress.best_step == step:
+                self._save()
                 saved = step
         if code >= SIGNAL:
             if saved != progress.step:
-                self._save(is_best=False)
+                self._save()
             self._written()
             self.accelerator.wait_for_everyone()
             number = code - SIGNAL
             self.signals.received = number
-            self.reporter.say(
-                f"{signal.Signals(number).name}: saved step {progress.step}; the same command goes on from there"
-            )
+            done = f"saved step {progress.step}" if progress.step else "before the first step"
+            self.reporter.say(f"{signal.Signals(number).name}: {done}; the same command goes on from there")
             return
         self._finish()
 
@@ -294,12 +301,19 @@ class Run:
         del self.module, self.optimizer
         gc.collect()
 
+    def _validation_is_due(self, code: int) -> bool:
+        """After this step; not when a signal asks for haste: then the next part of the run begins with it."""
+        every = self.recipe.validate_every or self.recipe.save_every
+        due = self.progress.step % every == 0 or code == LIMIT_REACHED
+        return self.validation is not None and due and code < SIGNAL
+
     def _agreed_code(self) -> int:
         """GO_ON or why to stop, the same on every process."""
         recipe, progress = self.recipe, self.progress
+        progress.wall_seconds = self.wall_seconds_before + time.perf_counter() - self.began
         limits = (
             (progress.step, self.total_steps),
-            (progress.seconds / 3600, recipe.max_hours),
+            (progress.wall_seconds / 3600, recipe.max_hours),
             (progress.cpu_seconds, recipe.max_cpu_seconds),
             (progress.tokens, recipe.max_tokens),
             (progress.validations_since_best, recipe.patience),
@@ -326,7 +340,8 @@ class Run:
         for number, part in mine:
             if self.signals.received is not None and accelerator.num_processes == 1:
                 return False
-            # Randomness is a function of where we are: nothing to save, the same for any number of processes.
+            # Randomness is a function of where we are: nothing to save, and the same for any number of processes, as
+            # long as no micro-batch is divided between them.
             machine.seed_everything(recipe.seed, progress.step, number)
             last = number == mine[-1][0]
             # More processes than sentences: one without any takes part in the sum over processes with nothing.
@@ -485,9 +500,10 @@ class Run:
             "cpu_seconds": progress.cpu_seconds,
         }
         if progress.best_loss is None or loss < progress.best_loss:
-            progress.best_loss, progress.validations_since_best = loss, 0
+            progress.best_loss, progress.best_step, progress.validations_since_best = loss, progress.step, 0
         else:
             progress.validations_since_best += 1
+        progress.validated_step = progress.step
         news = f"step {progress.step}: validation loss {loss:.4f}, perplexity {record['validation_perplexity']:.2f}"
         if recipe.bleu_every is not None and progress.step % recipe.bleu_every == 0:
             model = self._whole_model()
@@ -524,7 +540,7 @@ class Run:
 
     # --- checkpoints ---
 
-    def _save(self, is_best: bool) -> None:
+    def _save(self) -> None:
         """A checkpoint of the state between two steps: copied now, written while training goes on."""
         accelerator, progress, recipe = self.accelerator, self.progress, self.recipe
         parameters = dict(self.model.named_parameters())
@@ -533,7 +549,7 @@ class Run:
             checkpoint.copies(parameters | moments, keep=False)
             self.start_window()
             return
-        started, step = time.perf_counter(), progress.step
+        started, step, best_step = time.perf_counter(), progress.step, progress.best_step
         self._written()  # One at a time: memory for a second copy may not be there.
         state = {
             "progress": dataclasses.asdict(progress),
@@ -554,9 +570,12 @@ class Run:
         def save() -> None:
             size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
             checkpoint.save_checkpoint(self.root, step, write, size)
-            if is_best:
-                checkpoint.mark_best(self.root, step)
-            checkpoint.prune(self.root, recipe.keep, recipe.save_every)
+            try:
+                if best_step == step:
+                    checkpoint.mark_best(self.root, step)
+                checkpoint.prune(self.root, recipe.keep, recipe.save_every)
+            except OSError as error:
+                raise UnavailableError(f"{self.root} cannot be written: {error.strerror}") from error
 
         self.saving.start(save)
         self.reporter.write({"event": "checkpoint", "step": step, "stall_seconds": time.perf_counter() - started})
@@ -583,7 +602,8 @@ class Run:
         folder = Path(choice[0])
         state = checkpoint.read_json(folder / checkpoint.STATE)
         try:
-            progress = Progress(**state["progress"])
+            was = state["progress"]  # Older checkpoints lack two of its fields.
+            progress = Progress(**{"validated_step": was["step"], "wall_seconds": was["seconds"], **was})
             before, environment, scaler = state["identity"], state["environment"], state["gradient_scaler"]
         except (KeyError, TypeError) as error:
             raise BrokenFileError(f"{folder / checkpoint.STATE} lacks {error}; it cannot be resumed exactly") from error
@@ -599,6 +619,8 @@ class Run:
         if self.accelerator.scaler is not None and scaler is not None:
             self.accelerator.scaler.load_state_dict(scaler)
         self.progress = progress
+        if self.accelerator.is_main_process and progress.best_step == progress.step:
+            checkpoint.mark_best(self.root, progress.step)  # A kill may have come just before that.
         self.reporter.say(f"going on from {folder.name}")
 
     # --- the end ---
