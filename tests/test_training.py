@@ -193,6 +193,16 @@ def test_a_validation_that_a_signal_put_off_is_made_up_for(start, tmp_path, unin
 
 
 @pytest.mark.slow
+def test_three_processes_add_up_in_the_same_order_after_a_stop(start, tmp_path, uninterrupted):
+    """The sum of two numbers has no order; that of three has, and DDP's first one of a process was another."""
+    process = start(ranks=3, fault=("term", 14))
+    assert process.wait() == 143, process.said()
+    process = start(ranks=3)
+    assert process.wait() == 0 and "going on from step-7" in process.said()
+    assert_bit_identical(uninterrupted(3)[0], tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_a_second_signal_ends_the_run_at_once_and_nothing_is_lost(start, tmp_path):
     process = start(fault=("term twice", 4 * 6 + 2))
     assert process.wait() == 143 and "saved" not in process.said()
