@@ -125,7 +125,9 @@ def operations_per_id() -> float:
 
     each_source = matrices(model.model.encoder.layers, False) + matrices(model.model.decoder.layers, True)
     each_output = matrices(model.model.decoder.layers, False) + model.lm_head.weight.numel()
-    return 2 * (each_source * SOURCE_LENGTH / OUTPUT_LENGTH + each_output * BEAMS)
+    # The first step has one hypothesis, here and in CTranslate2.
+    hypotheses = (1 + BEAMS * (OUTPUT_LENGTH - 1)) / OUTPUT_LENGTH
+    return 2 * (each_source * SOURCE_LENGTH / OUTPUT_LENGTH + each_output * hypotheses)
 
 
 @functools.cache

@@ -137,6 +137,8 @@ def test_any_one_copy_of_the_tied_matrix_is_enough(folder):
         ("position_embedding_type", 3),
         ("pad_token_id", -1),
         ("eos_token_id", VOCABULARY),
+        ("eos_token_id", [2, 5]),
+        ("eos_token_id", None),
         ("decoder_start_token_id", 10**6),
     ],
 )
@@ -181,6 +183,18 @@ def test_an_absurd_generation_config_is_refused_by_field(folder, field, value):
     change(folder / "generation_config.json", **{field: value})
     message = refusal(folder)
     assert field in message and "generation_config.json" in message
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("no_repeat_ngram_size", 3), ("min_new_tokens", 4), ("do_sample", True), ("eos_token_id", [2, 5])]
+    + [("pad_token_id", 5), ("early_stopping", True), ("repetition_penalty", 1.2), ("forced_eos_token_id", 2)],
+)
+def test_what_generate_does_and_the_search_does_not_is_refused_by_field(folder, field, value):
+    change(folder / "generation_config.json", **{field: value})
+    message = refusal(folder, InputError)
+    assert f"generation_config.json: {field} is {value}" in message
+    load_model(folder, device="cpu")  # generate() has it
 
 
 class Bomb:

@@ -292,12 +292,30 @@ def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Pa
     assert wrong
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_proof_sees_a_file_that_translates_nothing(
+    folders: tuple[Path, Path], tmp_path: Path, precision: str
+) -> None:
+    """Weights that are no numbers, which compare with nothing."""
+    from vaswani_transformer.loading import load_model
+
+    graph = onnx.load(folders[1] / "model.onnx")
+    for tensor in (tensor for body in graphs_of(graph.graph) for tensor in body.initializer):
+        if len(tensor.dims) == 2 and tensor.data_type == onnx.TensorProto.FLOAT:
+            array = onnx.numpy_helper.to_array(tensor)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.full_like(array, np.nan), tensor.name))
+    onnx.save(graph, tmp_path / "model.onnx")
+    _, wrong = prove_module.prove(tmp_path / "model.onnx", load_model(folders[0]), precision)
+    assert any("other sentences have no translation" in reason for reason in wrong)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["{model}", "{output}", "--precision", "int3"], 2, "int3"),
         (["nowhere", "{output}"], 2, "no such folder"),
         (["{model}", "{model}"], 2, "not empty"),
+        (["{model}", "{output}/new/folder"], 2, "there is no folder"),
         (["{model}", "{output}", "--sentences", "nowhere.en"], 2, "nowhere.en: no such file"),
         (["{model}", "{output}", "--sentences", os.devnull], 2, "has no sentence: every line is blank"),
         (["{model}", "{output}", "--sentences", os.devnull, "--layout", "split"], 2, "--layout single"),

@@ -195,6 +195,23 @@ def test_a_missing_gpu_is_named(folder: Path) -> None:
         OnnxTranslator.from_pretrained(folder, device="cuda:0")
 
 
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_gpu_that_cannot_be_used_is_not_the_cpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime says that it was built for CUDA, and then goes on without."""
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this machine has one")
+    built = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: built)
+    with pytest.raises(UnavailableError, match="device 'cuda:0': ONNX Runtime cannot load CUDA here"):
+        OnnxTranslator.from_pretrained(folder, device="cuda:0")
+    assert OnnxTranslator.from_pretrained(folder).translate(ENGLISH[:1]) == GERMAN[:1]  # the best that there is
+    assert "EP Error" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -208,6 +225,19 @@ def test_what_a_backend_does_not_have_is_named(folder: Path, arguments: dict[str
         Translator.from_pretrained(folder, **arguments)
 
 
+def test_scoring_needs_torch(translator: OnnxTranslator) -> None:
+    with pytest.raises(InputError, match='scored with backend="torch"'):
+        translator.score(ENGLISH, GERMAN)
+
+
+def test_the_config_of_another_model_is_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "mixed")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "mixed/config.json").write_text(json.dumps(config | {"vocab_size": 999, "decoder_vocab_size": 999}))
+    with pytest.raises(BrokenFileError, match="has vocab_size 300, but .*config.json has 999: graph and config do not"):
+        OnnxTranslator.from_pretrained(tmp_path / "mixed")
+
+
 @pytest.fixture(scope="module")
 def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose languages have a tokenizer each, of other sizes, as conversion writes them; beside it as ONNX."""
@@ -219,8 +249,19 @@ def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(parent / "model")
     train_tokenizer(ENGLISH, 275).save_pretrained(parent / "model")
     train_tokenizer(GERMAN, 270).save_pretrained(parent / "model" / TARGET_TOKENIZER)
-    export_folder(parent / "model", parent / "onnx")
+    export_folder(parent / "model", parent / "onnx", defaults=False)
     return parent
+
+
+def test_the_readme_of_two_vocabularies_without_defaults_runs_as_it_is_printed(two_vocabularies: Path) -> None:
+    folder = two_vocabularies / "onnx"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert "its source tokens + 3 |" in page and "optional" not in page
+    code = page.split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (expected,) = OnnxTranslator.from_pretrained(folder, device="cpu").translate(["The house is small."])
+    assert expected and done.stdout == f"{expected}\n"
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])

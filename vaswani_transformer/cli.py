@@ -106,12 +106,13 @@ def translate(
     device: Device = None,
     dtype: Dtype = None,
     backend: Annotated[str, typer.Option(help="torch, or onnx for a folder that `export onnx` wrote.")] = "torch",
+    threads: Annotated[int | None, typer.Option(help="Of the ONNX backend on the CPU.")] = None,
     download: Download = False,
 ) -> None:
     if input != "-":
         existing_file(input)
     with written_whole(output) as out:
-        translator = load_translator(model, device, dtype, download, backend)
+        translator = load_translator(model, device, dtype, download, backend, threads)
         number = 0
         chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(input), chunk_lines)
         for lines in chunks:
@@ -253,7 +254,14 @@ def doctor(
 # ---- what the commands share -------------------------------------------------------------------------------------
 
 
-def load_translator(model: str, device: str | None, dtype: str | None, download: bool, backend: Any = "torch") -> Any:
+def load_translator(
+    model: str,
+    device: str | None,
+    dtype: str | None,
+    download: bool,
+    backend: Any = "torch",
+    threads: int | None = None,
+) -> Any:
     """A Translator; the network is only asked with --download."""
     if not download and not Path(model).is_dir():
         hint = "; a repository of the Hub needs --download" if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
@@ -262,7 +270,8 @@ def load_translator(model: str, device: str | None, dtype: str | None, download:
 
     if backend == "torch":
         quiet_transformers()
-    return Translator.from_pretrained(model, device=device, dtype=dtype, backend=backend)
+    from_pretrained: Any = Translator.from_pretrained  # which has a signature for each backend
+    return from_pretrained(model, device=device, dtype=dtype, backend=backend, threads=threads)
 
 
 def quiet_transformers() -> None:

@@ -206,6 +206,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             raise ValueError(f"config field `position_offset` is {self.position_offset}; it counts from 0")
 
     def _check_token_ids(self):
+        if isinstance(self.eos_token_id, list):
+            raise ValueError(f"config field `eos_token_id` is {self.eos_token_id}; it must be one token")
         smaller = min(self.vocab_size, self.decoder_vocab_size)
         for field in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             ids = getattr(self, field)

@@ -39,6 +39,25 @@ GENERATION_LIMITS = {
 }
 
 
+# Settings of generate() that give other translations, and the value with which they do not.
+SEARCHES_OTHERWISE = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "do_sample": False,
+    "early_stopping": "never",
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+}
+
+
 def find_folder(folder_or_repo: str | Path, revision: str | None = None) -> Path:
     """The model's folder: the given one, or that of a Hub repository `owner/name`, fetched if it is not cached."""
     folder = Path(folder_or_repo)
@@ -107,9 +126,9 @@ def load_config(folder: Path) -> VaswaniTransformerConfig:
     except Exception as error:  # strict dataclasses raise their own kinds, later transformers may raise others
         raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
     for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
-        ids = getattr(config, field)
-        if not all(0 <= id < config.vocab_size for id in (ids if isinstance(ids, list) else [ids])):
-            raise BrokenFileError(f"{path}: {field} is {ids}; ids go from 0 to {config.vocab_size - 1} (vocab_size)")
+        id = getattr(config, field)
+        if id is None or not 0 <= id < config.vocab_size:
+            raise BrokenFileError(f"{path}: {field} is {id}; ids go from 0 to {config.vocab_size - 1} (vocab_size)")
     return config
 
 
@@ -223,6 +242,25 @@ def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> N
         GenerationConfig.from_dict(fields)
     except Exception as error:  # its validation raises several kinds
         raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
+
+
+def check_search(model: VaswaniTransformerForConditionalGeneration) -> None:
+    """Raises InputError naming what the generation config says, generate() does and the search in tensors does not."""
+    settings, config = model.generation_config, model.config
+    for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
+        value, known = getattr(settings, field), getattr(config, field)
+        if value is not None and value not in (known, [known]):
+            raise InputError(
+                f"generation_config.json: {field} is {value}, in config.json {known}: generate() follows the one, the "
+                "search of Translator and ONNX the other; make them agree"
+            )
+    for field, neutral in SEARCHES_OTHERWISE.items():
+        value = getattr(settings, field, None)
+        if value is not None and value != neutral:
+            raise InputError(
+                f"generation_config.json: {field} is {value!r}, which generate() follows and the search of Translator "
+                "and ONNX does not have; remove it, or call generate()"
+            )
 
 
 def load_tokenizer(

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -75,7 +75,15 @@ class OnnxTranslator(TextTranslator):
             check_end(folder, tokenizer, config["eos_token_id"])
         else:  # OpenNMT-py's sources have no </s>
             check_end(folder / TARGET_TOKENIZER, second, config["eos_token_id"])
-        translator = cls(load_session(folder / GRAPH, device, threads), tokenizer, config, second)
+        session = load_session(folder / GRAPH, device, threads)
+        sizes = session.get_modelmeta().custom_metadata_map  # a file that we did not write has none
+        for field, size in (("vocab_size", config["vocab_size"]), ("decoder_vocab_size", target)):
+            if sizes.get(field, str(size)) != str(size):
+                raise BrokenFileError(
+                    f"{folder / GRAPH} has {field} {sizes[field]}, but {folder / 'config.json'} has {size}: "
+                    "graph and config do not belong together"
+                )
+        translator = cls(session, tokenizer, config, second)
         # The first call allocates memory and, on a GPU, chooses kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
         return translator
@@ -128,6 +136,10 @@ class OnnxTranslator(TextTranslator):
             "num_return_sequences": np.array(wanted, np.int64),
         }
         return self._run(inputs)
+
+    def score(self, *_: object, **__: object) -> NoReturn:
+        """Raises InputError: the file holds the search alone."""
+        raise InputError('an ONNX file holds the search alone: translations are scored with backend="torch"')
 
     def _run(self, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """One call a batch; ids go straight to the device that the graph runs on, what shapes are made of does not."""
@@ -189,7 +201,11 @@ def checked_ids(input_ids: np.ndarray, vocabulary: int) -> np.ndarray:
 
 
 def load_session(path: Path, device: str | None = None, threads: int | None = None) -> Any:
-    """The graph on a device. Raises BrokenFileError naming a file that is missing, truncated or another model's."""
+    """The graph on a device; None: on the CPU where CUDA does not work.
+
+    Raises BrokenFileError naming a file that is missing, truncated or another kind of graph, UnavailableError if the
+    device that was asked for cannot be used: ONNX Runtime itself would go on with the CPU.
+    """
     try:
         import onnxruntime
     except ModuleNotFoundError:
@@ -197,18 +213,26 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
     if not path.is_file():
         raise BrokenFileError(f"{path}: no such file; `vaswani-transformer export onnx MODEL {path.parent}` writes it")
     providers = checked_providers(onnxruntime, device)
+    on_cuda = len(providers) > 1
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # it warns of inputs with defaults, and prints what is raised below
     if threads is not None:
         options.intra_op_num_threads = check_number("threads", threads, 1, 1024)
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        # Its own way to go on with the CPU prints on stdout.
+        session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     except Exception as error:  # its exceptions have no common base
         check_external_data(path)
+        if on_cuda and device is None:
+            return load_session(path, "cpu", threads)
+        if on_cuda:
+            raise UnavailableError(f"device {device!r}: {one_line(str(error))[:200]}") from None
         raise BrokenFileError(
             f"{path} is not a whole ONNX file ({path.stat().st_size:,} bytes: {one_line(str(error))[:200]}); "
             "copy or export it again"
         ) from None
+    if on_cuda and device is not None and session.get_providers()[0] != "CUDAExecutionProvider":
+        raise UnavailableError(f"device {device!r}: ONNX Runtime cannot load CUDA here; its libraries may be missing")
     missing = INPUTS - {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
     if missing:
         raise BrokenFileError(f"{path} is another kind of graph: it has no input {', '.join(sorted(missing))}")

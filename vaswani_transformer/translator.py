@@ -121,10 +121,11 @@ class Translator(TextTranslator):
             return OnnxTranslator.from_pretrained(folder_or_repo, None if device is None else str(device), threads)
         if threads is not None:
             raise InputError("threads belong to the ONNX backend; on torch, call torch.set_num_threads")
-        from .loading import find_folder, load_model, load_tokenizer
+        from .loading import check_search, find_folder, load_model, load_tokenizer
 
         folder = find_folder(folder_or_repo, revision)
         model = load_model(folder, device, dtype)
+        check_search(model)
         second = folder / TARGET_TOKENIZER
         target = load_tokenizer(second, model.config, target=True) if second.is_dir() else None
         return cls(model, load_tokenizer(folder, model.config), target)

@@ -10,7 +10,6 @@ import typer
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import free_output_folder, read_lines
 from vaswani_transformer.texts import TARGET_TOKENIZER
-from vaswani_transformer.unfinished import whole_folder
 
 if TYPE_CHECKING:
     import onnx
@@ -19,9 +18,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
 LAYOUTS = ("single", "split")
-README = Path(__file__).with_name("README.template")
-ATTENTION_README = Path(__file__).with_name("README.attention.template")
-TEXT_README = Path(__file__).with_name("README.text.template")
 # The model's own files that the runtime reads, too.
 BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
@@ -110,37 +106,42 @@ def export_folder(
     not do what torch does.
     """
     try:
-        import onnx  # noqa: F401
+        import onnx
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
         raise UnavailableError(f'{error.name} is not installed: pip install "vaswani-transformer[onnx]"') from None
     import torch
 
-    from vaswani_transformer.loading import load_model, load_tokenizer
+    from vaswani_transformer.loading import check_search, load_model, load_tokenizer
 
+    from ..folder import folder_written_whole
     from .prove import prove, prove_attention, prove_split, split_table, table
     from .quantize import quantized
+    from .readme import readme
     from .sentences import encoded_sentences, race
     from .single_graph import SETTINGS, export_single_graph
     from .split import export_split
     from .text import prove_text, readable_tokenizer, with_tokenizer
 
     model = load_model(source, device="cpu", dtype=torch.float32)
+    if layout == "single":
+        check_search(model)
     has_tokenizer = (source / "tokenizer.json").exists()
     tokenizer = load_tokenizer(source, model.config) if has_tokenizer or sentences is not None else None
     real = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
     bpe = readable_tokenizer(source, model) if text else None
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with whole_folder(folder) as unfinished:
+    with folder_written_whole(folder) as unfinished:
         # In float16 too, attention scores, masks and the search are float32: the model's code says so.
         exported = copy.deepcopy(model).half() if precision == "fp16" else model
         if layout == "single":
             graphs = {"model": export_single_graph(exported, attention)}
         else:
             graphs = export_split(exported, attention)
+        settings = {}
         if not defaults and layout == "single":
             for tensor in [tensor for tensor in graphs["model"].graph.initializer if tensor.name in SETTINGS]:
+                settings[tensor.name] = onnx.numpy_helper.to_array(tensor)
                 graphs["model"].graph.initializer.remove(tensor)
         for part in list(graphs):
             graph = graphs.pop(part)
@@ -176,9 +177,9 @@ def export_folder(
         if not (unfinished / "generation_config.json").exists():
             model.generation_config.save_pretrained(unfinished)
         if has_tokenizer and layout == "single":
-            parts = [README, *([TEXT_README] if text else []), *([ATTENTION_README] if attention else [])]
-            pages = [part.read_text(encoding="utf-8") for part in parts]
-            (unfinished / "README.md").write_text("".join(pages), encoding="utf-8")
+            two_tokenizers = (source / TARGET_TOKENIZER).is_dir()
+            page = readme(model, precision, settings, two_tokenizers, attention, text)
+            (unfinished / "README.md").write_text(page, encoding="utf-8")
     return report
 
 

@@ -71,6 +71,7 @@ def prove(
         )
         ended = time.perf_counter()
         exists = expected_scores.numpy() > NO_HYPOTHESIS
+        translated = exists.any(axis=1)
         width = max(found.shape[2], expected.shape[2])
         pad = cast(int, model.config.pad_token_id)
         equal = (filled(found, width, pad) == filled(expected.numpy(), width, pad)).all(axis=2) & exists
@@ -102,6 +103,8 @@ def prove(
             )
         if precision == "fp32" and not np.array_equal(exists, found_scores > NO_HYPOTHESIS):
             wrong.append(f"{case}: other numbers of finished translations")
+        if not np.array_equal(translated, (found_scores > NO_HYPOTHESIS).any(axis=1)):
+            wrong.append(f"{case}: other sentences have no translation")
         if not comparison.score_difference <= TOLERANCES[precision]:
             wrong.append(
                 f"{case}: scores differ by {comparison.score_difference:.2g}; the limit is {TOLERANCES[precision]}"
@@ -110,6 +113,8 @@ def prove(
             wrong += [
                 f"{case}: {reason}" for reason in differs_alone(session, batch, found, beams, alpha, max_length, pad)
             ]
+    if not any(comparison.hypotheses for comparison in comparisons):
+        wrong.append("no sentence has a translation, on torch neither: its weights give no numbers")
     if precision == "fp32" and sum(c.equally_good for c in comparisons) > 0.02 * sum(c.hypotheses for c in comparisons):
         wrong.append("more than 2 % of the translations are other ones with the same scores")
     return comparisons, wrong

@@ -16,6 +16,7 @@ import hashlib
 import logging
 import warnings
 from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 import onnx
@@ -138,7 +139,7 @@ def flat(fields: Iterable[Tensor | list[Tensor]]) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def export_single_graph(model: VaswaniTransformerForConditionalGeneration, attention: bool = False) -> ModelProto:
-    """The model and its search, in float32. Its generation config has the defaults of the graph's inputs.
+    """The model and its search; its generation config has the defaults of num_beams and length_penalty.
 
     attention: one more output, cross_attentions (batch, layers, heads, length, source), of the best hypotheses
     """
@@ -154,6 +155,9 @@ def export_single_graph(model: VaswaniTransformerForConditionalGeneration, atten
         graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="vaswani-transformer"
     )
     exported.ir_version = 10
+    # So that a runtime can tell whose config.json lies beside the file.
+    sizes = {"vocab_size": model.config.vocab_size, "decoder_vocab_size": model.lm_head.weight.shape[0]}
+    helper.set_model_props(exported, {name: str(size) for name, size in sizes.items()})
     return exported
 
 
@@ -270,9 +274,9 @@ def join(
     constant, node = weights.constant, helper.make_node
     start_nodes = weights.taken_from(first)
     always = constant(np.array(True))
-    words = model.lm_head.weight.shape[0]
+    words, pad_id = model.lm_head.weight.shape[0], cast(int, config.pad_token_id)
     zero, one, two, pad, vocabulary, last_word = (
-        constant(np.array(number, np.int64)) for number in (0, 1, 2, config.pad_token_id, words, words - 1)
+        constant(np.array(number, np.int64)) for number in (0, 1, 2, pad_id, words, words - 1)
     )
     first_axis, second_axis, last_axis = (constant(np.array([axis])) for axis in (0, 1, 2))
     fourth_axis = last_axis if last is None else constant(np.array([3]))
@@ -343,8 +347,12 @@ def join(
         node("Shape", ["end.tokens"], ["length_now"], start=2),
         node("Shape", ["in.sequences"], ["length_before"], start=2),
         node("Sub", ["length_now", "length_before"], ["longer"]),
-        node("Concat", [first_axis, "longer"], ["pads"], axis=0),
-        node("Pad", ["in.sequences", "pads", pad, last_axis], ["widened"]),
+        node("Shape", ["in.sequences"], ["all_rows"], end=2),
+        node("Concat", ["all_rows", "longer"], ["pads_shape"], axis=0),
+        node(
+            "ConstantOfShape", ["pads_shape"], ["pads"], value=helper.make_tensor("", TensorProto.INT64, [1], [pad_id])
+        ),
+        node("Concat", ["in.sequences", "pads"], ["widened"], axis=2),  # CUDA has no Pad of int64
         node("Unsqueeze", ["in.rows", second_axis], ["row_indices"]),
         node("ScatterND", ["widened", "row_indices", "found"], ["out.sequences"]),
         node("ScatterND", ["in.scores", "row_indices", "found_scores"], ["out.scores"]),
