@@ -577,8 +577,9 @@ def test_nothing_is_removed_before_it_is_known_that_another_run_can_begin(start,
 
 def test_who_reads_the_log_may_go_away():
     said = "from training.report import Reporter as R; input(); r = R(True); r.say('a'); r.say('b'); print('goes on')"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", said], cwd=ROOT, text=True, **pipes) as process:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", said]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin and process.stdout and process.stderr
         process.stderr.close()
         process.stdin.write("\n")
