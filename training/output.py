@@ -57,7 +57,7 @@ def has_begun(output: Path) -> bool:
 
 def refuse_to_remove(recipe: Recipe, output: Path) -> None:
     """Raises InputError for what could not be trained afterwards: before, and not after, the old run is gone."""
-    for field in ("initial_weights", "tokenizer", "data", "dataset"):
+    for field in ("initial_weights", "tokenizer"):
         value = getattr(recipe, field)
         if value is not None and Path(value).resolve().is_relative_to(output.resolve()):
             raise InputError(

@@ -210,11 +210,10 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             raise ValueError(f"config field `eos_token_id` is {self.eos_token_id}; it must be one token")
         smaller = min(self.vocab_size, self.decoder_vocab_size)
         for field in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
-            ids = getattr(self, field)
-            for token_id in ids if isinstance(ids, list) else [ids]:
-                size = self.decoder_vocab_size if field == "decoder_start_token_id" else smaller
-                if token_id is not None and not 0 <= token_id < size:
-                    raise ValueError(f"config field `{field}` is {ids}; the vocabulary goes from 0 to {size - 1}")
+            token_id = getattr(self, field)
+            size = self.decoder_vocab_size if field == "decoder_start_token_id" else smaller
+            if token_id is not None and not 0 <= token_id < size:
+                raise ValueError(f"config field `{field}` is {token_id}; the vocabulary goes from 0 to {size - 1}")
 
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
         # transformers 5.17 sizes its beams by `get_text_config().vocab_size` and knows one vocabulary only.

@@ -297,7 +297,7 @@ def load_tokenizer(
         if id is None and field == "eos_token_id" and (folder / TARGET_TOKENIZER).is_dir():
             continue  # OpenNMT-py's sources have no </s>; the other tokenizer's translations have
         wanted = getattr(config, field, id)
-        if id is None or id not in (wanted if isinstance(wanted, list) else [wanted]):
+        if id is None or id != wanted:
             raise BrokenFileError(
                 f"{settings_path}: {field} is {id}"
                 + (f", but config.json has {wanted}" if config is not None else "")

@@ -302,7 +302,7 @@ def checked_config(path: Path) -> dict[str, Any]:
     if type(pad) is not int or not 0 <= pad < vocabulary:
         raise BrokenFileError(f"{path}: pad_token_id is {pad!r}; ids go from 0 to {vocabulary - 1} (vocab_size)")
     end = config.get("eos_token_id")
-    if not all(type(id) is int and 0 <= id < vocabulary for id in (end if isinstance(end, list) else [end])):
+    if type(end) is not int or not 0 <= end < vocabulary:
         raise BrokenFileError(f"{path}: eos_token_id is {end!r}; ids go from 0 to {vocabulary - 1} (vocab_size)")
     positions = config.get("max_position_embeddings")
     if positions is not None and (type(positions) is not int or positions < 1):
@@ -336,10 +336,9 @@ def checked_tokenizer(folder: Path, vocabulary: int, field: str = "vocab_size") 
     return tokenizer
 
 
-def check_end(folder: Path, tokenizer: Tokenizer, end: int | list[int]) -> None:
+def check_end(folder: Path, tokenizer: Tokenizer, end: int) -> None:
     """Raises BrokenFileError unless the tokenizer ends a sentence as the model expects it: </s>."""
-    ends = end if isinstance(end, list) else [end]
-    if tokenizer.encode("a").ids[-1:] not in [[token] for token in ends]:
+    if tokenizer.encode("a").ids[-1:] != [end]:
         raise BrokenFileError(
             f"{folder / 'tokenizer.json'} does not end a sentence in the token {end} (eos_token_id of config.json)"
         )

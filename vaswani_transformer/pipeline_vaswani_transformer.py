@@ -179,8 +179,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     def _lengths(self, sequences: Tensor) -> Tensor:
         """(rows,): tokens of each sequence up to </s>, which counts; padding does not"""
         config = self.model.config
-        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        is_end = torch.isin(sequences, torch.tensor(ends, device=sequences.device)).long()
+        is_end = (sequences == config.eos_token_id).long()
         ended_before = is_end.cumsum(dim=1) - is_end > 0
         return (~ended_before & (sequences != config.pad_token_id)).sum(dim=1)
 
