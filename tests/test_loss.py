@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
 
+from training import machine
 from training.loss import TrainingLoss, linear_cross_entropy, smoothing_weights
 from vaswani_transformer import label_smoothed_cross_entropy
 
@@ -122,3 +124,26 @@ def test_outside_training_there_is_no_smoothing_and_no_gradient_work(tiny_model)
     with torch.no_grad():
         loss, plain = module(source, None, torch.tensor([[0, 7]]), torch.tensor([0, 1]), torch.tensor([7, 2]))
     torch.testing.assert_close(loss, plain)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_model_of_a_step_is_compiled_once_for_all_sizes(tiny_model, attention):
+    """Batches, lengths and numbers of target tokens that are never the same twice."""
+    torch._dynamo.reset()
+    model = tiny_model(attn_implementation=attention, attention_dropout=0.1, encoder_layers=1, decoder_layers=1)
+    machine.use_byte_dropout(model)
+    module = TrainingLoss(model, 0.1, "others").train()
+    captured = CompileCounter()
+    compiled = torch.compile(module, backend=captured, dynamic=True)
+    generator = torch.Generator().manual_seed(0)
+    for batch, source_length, target_length in ((3, 7, 6), (2, 9, 4), (5, 4, 8), (4, 12, 13)):
+        source, target = (
+            torch.randint(4, 30, (batch, length), generator=generator) for length in (source_length, target_length)
+        )
+        mask = torch.ones_like(source)
+        source[1, 3:], mask[1, 3:] = 1, 0
+        positions = torch.arange(target.numel() - 3)
+        loss, _ = compiled(source, mask, target, positions, target.flatten()[positions])
+        loss.backward()
+        assert loss.isfinite() and all(weight.grad.isfinite().all() for weight in model.parameters())
+    assert captured.frame_count == 1

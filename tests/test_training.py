@@ -251,6 +251,31 @@ def test_more_processes_than_micro_batches_share_each_and_see_the_same_data(star
         assert a["tokens"] == b["tokens"] and a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
+# --- compiled ------------------------------------------------------------------------------------------------------
+
+COMPILED = (("ACCELERATE_DYNAMO_BACKEND", "eager"),)  # What `accelerate launch --dynamo_backend eager` sets.
+
+
+@pytest.mark.slow
+def test_a_compiled_run_that_is_stopped_goes_on_to_the_same_bits(start, tmp_path, uninterrupted):
+    whole = uninterrupted(1, COMPILED)[0]
+    process = start(fault=("term", 4 * 7 + 2), variables=dict(COMPILED))
+    assert process.wait() == 143 and "compiled by eager" in process.said(), process.said()
+    process = start(variables=dict(COMPILED))
+    assert process.wait() == 0 and "going on from step-7" in process.said(), process.said()
+    assert_bit_identical(whole, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_compiled_run_has_the_losses_of_one_that_is_not(start, tmp_path):
+    """Without dropout, which each draws in a way of its own; the compiler and its limit on new sizes say nothing."""
+    keys = {"max_steps": 6, "model": {**SMALL["model"], "dropout": 0.0}}
+    for output, variables in (("compiled", dict(COMPILED)), ("plain", None)):
+        process = start(output, variables=variables, **keys)
+        assert process.wait() == 0 and "recompile" not in process.said(), process.said()
+    assert_same_losses(tmp_path / "compiled", tmp_path / "plain")
+
+
 # --- FSDP ----------------------------------------------------------------------------------------------------------
 
 FSDP = (("ACCELERATE_USE_FSDP", "true"),)  # What `accelerate launch` sets by training/accelerate/fsdp.yaml.
@@ -315,6 +340,13 @@ def test_what_fsdp_does_not_do_is_refused_by_name(monkeypatch):
     with pytest.raises(UnavailableError, match="fsdp_offload_params is not offered"):
         fsdp.take_request()
     assert not fsdp.take_request()  # Accelerate must not see it, so it is taken away.
+    monkeypatch.delenv("FSDP_OFFLOAD_PARAMS")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    with pytest.raises(
+        UnavailableError, match="dynamo_backend INDUCTOR is not offered with FSDP; use --dynamo_backend no"
+    ):
+        fsdp.take_request()
 
 
 def test_deepspeed_is_refused_by_name(start, tmp_path):

@@ -34,6 +34,8 @@ def take_request() -> bool:
     for variable, remedy in NOT_DONE.items():
         if os.environ.get(variable, "").lower() in ("true", "1"):
             raise UnavailableError(f"Accelerate's configuration: {remedy}")
+    if (compiler := os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")).lower() not in ("", "no"):
+        raise UnavailableError(f"dynamo_backend {compiler} is not offered with FSDP; use --dynamo_backend no")
     return True
 
 

@@ -81,6 +81,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
+# A compiler would unroll the loop over chunks, and so begin again for every number of tokens.
+@torch.compiler.disable()
 def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,

@@ -21,8 +21,10 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
+    DynamoBackend,
     InitProcessGroupKwargs,
     LoggerType,
+    TorchDynamoPlugin,
     broadcast_object_list,
 )
 from transformers.utils import logging as transformers_logging
@@ -127,6 +129,8 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
             mixed_precision=recipe.mixed_precision,
             log_with=[LoggerType(name) for name in recipe.trackers] or None,
             project_dir=output,
+            # What --dynamo_backend asks for, but for sentences of all lengths: Accelerate's default compiles each anew.
+            dynamo_plugin=TorchDynamoPlugin(dynamic=True),
             kwargs_handlers=[
                 # The main process tokenises the corpus while the others wait.
                 InitProcessGroupKwargs(timeout=timedelta(hours=12)),
@@ -206,6 +210,9 @@ class Run:
             "attention": attention,
             "byte_dropout": byte_dropout,
         }
+        compiler = accelerator.state.dynamo_plugin
+        if compiler is not None and compiler.backend != DynamoBackend.NO:
+            self.environment["compiler"] = compiler.backend.value.lower()
         if split_weights:
             self.environment["weights"] = "split by FSDP"
         self.identity = {
@@ -484,6 +491,7 @@ class Run:
             f"{processes} process{'es' if processes > 1 else ''} on {environment['device']}, "
             f"{environment['threads']} threads{weights}; precision {environment['mixed_precision']}, "
             f"float32 products {environment['matmul_precision']}, attention {environment['attention']}"
+            + (f", compiled by {environment['compiler']}" if "compiler" in environment else "")
         )
 
     # --- validation ---

@@ -123,7 +123,8 @@ def scaled_dot_product_attention(
     elif mask is not None:
         scores = scores + mask
     weights = scores.softmax(dim=-1).to(value.dtype)
-    return F.dropout(weights, dropout_p, training=dropout_p > 0) @ value, weights
+    dropped = F.dropout(weights, dropout_p) if dropout_p else weights
+    return dropped @ value, weights
 
 
 def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
