@@ -13,8 +13,6 @@ the batch with the longest sentences.
 
 import functools
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
@@ -36,7 +34,7 @@ COLUMNS = (
     "date",
     "commit",
     "command",
-    "machine",
+    "hardware",
     "sentences",
     "num_beams",
     "threads",
@@ -169,13 +167,13 @@ def main_command(
                 }
             )
     if record is not None:
-        from training.evaluate import commit
+        from training.evaluate import commit, hardware
 
         about = {
             "date": date.today().isoformat(),
             "commit": commit(),
             "command": command("decode"),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+            "hardware": hardware(),
             "sentences": len(lines),
             "num_beams": num_beams,
             "threads": threads,

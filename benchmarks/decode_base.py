@@ -9,8 +9,6 @@ system's products with weights reach: where it is near 100 %, nothing is left to
 """
 
 import functools
-import os
-import platform
 import tempfile
 import time
 from datetime import date
@@ -204,13 +202,13 @@ def ctranslate2_model(translator: Any) -> Any:
 
 
 def write_rows(record: Path, threads: int, rows: list[dict[str, Any]]) -> None:
-    from training.evaluate import commit
+    from training.evaluate import commit, hardware
 
     about = {
         "date": date.today().isoformat(),
         "commit": commit(),
         "command": command("decode_base"),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "hardware": hardware(),
         "threads": threads,
     }
     append(record, [*about, *rows[0]], [about | row for row in rows])
