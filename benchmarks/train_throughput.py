@@ -107,6 +107,8 @@ def main_command(
     if clock not in ("cpu", "wall") or (clock == "cpu" and device != "cpu"):
         raise InputError(f"--clock {clock!r}: must be cpu or wall, and wall on a GPU")
     os.environ |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # All systems on the same device: none finds a GPU that was not asked for, or more than one.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device != "cpu" else ""
     with tempfile.TemporaryDirectory() as folder:
         flags = recipe_flags(size, data, Path(folder), tokens, vocab_size, dropout)
         job = Job(flags, folder, threads, device, dropout)
@@ -202,7 +204,7 @@ def product_rates(device: str, clock: str) -> dict[str, float]:
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     now = time.process_time if clock == "cpu" else time.perf_counter
-    rates, size = {}, 1024
+    rates, size = {}, 1024 if device == "cpu" else 8192
     for name, precision, dtype in (
         ("highest", "highest", torch.float32),
         ("medium", "medium", torch.float32),
@@ -211,6 +213,8 @@ def product_rates(device: str, clock: str) -> dict[str, float]:
         torch.set_float32_matmul_precision(precision)
         left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
         _ = left @ right
+        if device != "cpu":
+            torch.accelerator.synchronize()
         begun = now()
         for _ in range(4):
             left = left @ right

@@ -117,6 +117,21 @@ def test_in_bfloat16_autocast_the_loss_stays_close_to_float32():
     assert gradient.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_hold_the_gradients_of_a_large_vocabulary(dtype):
+    """Of a model that knows nothing yet: all probabilities are 1 / V, which float16 barely has."""
+    vocabulary = 100_000
+    generator = torch.Generator().manual_seed(0)
+    hidden = (1e-3 * torch.randn(3, D_MODEL, generator=generator)).requires_grad_()
+    weight = torch.randn(vocabulary, D_MODEL, generator=generator).requires_grad_()
+    labels = torch.tensor([5, 99_999, 7])
+    exact = gradients_of(linear_cross_entropy(hidden, weight, None, labels, 0.1)[0], hidden, weight)
+    with torch.autocast("cpu", dtype=dtype):
+        loss, _ = linear_cross_entropy(hidden, weight, None, labels, 0.1)
+    for found, expected in zip(gradients_of(loss, hidden, weight), exact, strict=True):
+        assert (found - expected).norm() < 0.01 * expected.norm()
+
+
 def test_outside_training_there_is_no_smoothing_and_no_gradient_work(tiny_model):
     model = tiny_model()
     module = TrainingLoss(model, 0.1, "others").eval()

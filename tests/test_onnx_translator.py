@@ -209,7 +209,7 @@ def test_a_gpu_that_cannot_be_used_is_not_the_cpu(
     with pytest.raises(UnavailableError, match="device 'cuda:0': ONNX Runtime cannot load CUDA here"):
         OnnxTranslator.from_pretrained(folder, device="cuda:0")
     assert OnnxTranslator.from_pretrained(folder).translate(ENGLISH[:1]) == GERMAN[:1]  # the best that there is
-    assert "EP Error" not in capsys.readouterr().out
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, epsilon, spread, dtype, rows, needs_gradient):
         target_mass, other_mass = smoothing_weights(epsilon, len(weight), spread)
+        # The target distribution q is other_mass everywhere, and this more at the target.
+        peak = target_mass - other_mass
         narrow_weight = weight.to(dtype)
+        # What other_mass does is the same for every token: sums over the vocabulary, never a pass over the logits.
+        weight_sum = weight.sum(0, dtype=torch.float32)  # (d_model,)
+        bias_sum = 0.0 if bias is None else bias.sum()
         loss = hidden.new_zeros((), dtype=torch.float32)
         negative_log_likelihood = hidden.new_zeros((), dtype=torch.float32)
         # Empty ones where no gradient is wanted.
@@ -42,28 +47,33 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if bias is not None:
                 logits += bias
             target_logit = logits.gather(1, target)
-            # sum_v q_v (logsumexp - logit_v): the target's part, then what every token has.
-            mean_logit = logits.sum(1, keepdim=True) * other_mass if epsilon else 0.0
             highest = logits.amax(1, keepdim=True)
-            probability = logits.sub_(highest).exp_()
-            normaliser = probability.sum(1, keepdim=True)
+            exponential = logits.sub_(highest).exp_()
+            normaliser = exponential.sum(1, keepdim=True)
             log_normaliser = normaliser.log() + highest
-            row_loss = log_normaliser - (target_mass - other_mass) * target_logit - mean_logit
-            loss += row_loss.sum()
+            # sum_v q_v (logsumexp - logit_v): the target's part, then what every token has.
+            sum_of_logits = (part.float() @ weight_sum)[:, None] + bias_sum
+            loss += (log_normaliser - peak * target_logit - other_mass * sum_of_logits).sum()
             negative_log_likelihood += (log_normaliser - target_logit).sum()
             if not needs_gradient:
                 continue
-            gradient = probability.div_(normaliser).sub_(other_mass)
-            gradient.scatter_add_(1, target, gradient.new_full(target.shape, other_mass - target_mass))
+            if dtype == torch.float16:  # Its range is too small for what follows, where the vocabulary is large.
+                exponential /= normaliser
+                normaliser = torch.ones_like(normaliser)
+            # The gradient of a row's logits is p - q; here times the normaliser, by which the narrow sides are divided
+            # instead, and without other_mass.
+            exponential.scatter_add_(1, target, -peak * normaliser)
+            narrow = exponential.to(dtype)
+            hidden_gradient[start : start + rows] = (narrow @ narrow_weight) / normaliser - other_mass * weight_sum
             if bias_gradient is not None:
-                bias_gradient += gradient.sum(0)
-            narrow = gradient.to(dtype)
-            hidden_gradient[start : start + rows] = narrow @ narrow_weight
+                bias_gradient += (exponential.T @ (1 / normaliser))[:, 0] - other_mass * len(part)
+            part = (part / normaliser).to(dtype)
             if dtype == torch.float32:
                 weight_gradient.addmm_(narrow.T, part)
             else:
                 weight_gradient += narrow.T @ part
         if needs_gradient:
+            weight_gradient -= other_mass * hidden.to(dtype).sum(0, dtype=torch.float32)
             ctx.save_for_backward(hidden_gradient, weight_gradient, bias_gradient)
             ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(negative_log_likelihood)

@@ -94,7 +94,13 @@ def choose_matmul_precision(wanted: str, device: torch.device) -> str:
 
 
 def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:
-    """Which of transformers' attention implementations to train with."""
+    """Which of transformers' attention implementations to train with.
+
+    On a GPU without cuDNN's kernel, which torch 2.11 prefers on H100: it makes a plan for every new shape, and batches
+    of as many tokens as fit have another shape nearly every time (modelscope/FunASR#3704 measured 1 s for each).
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if wanted != "auto":
         return wanted
     return "eager" if device.type == "cpu" and mean_length < SHORT_SENTENCE else "sdpa"

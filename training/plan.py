@@ -89,12 +89,13 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
     tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
     micro_batch = recipe.tokens_per_step // recipe.micro_batches
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     result |= {
         "parameters": count_parameters(config).total,
         "vocabulary": vocabulary,
         "flop_per_step": flops,
         "flop": flops * result["steps"] if result["steps"] else None,
-        "memory_bytes": training_memory(config, micro_batch, max(64, CHUNK_ELEMENTS["cpu"] // vocabulary)),
+        "memory_bytes": training_memory(config, micro_batch, max(64, CHUNK_ELEMENTS[device] // vocabulary)),
     }
     if seconds:
         speed, peak = measure(recipe, config, seconds)

@@ -308,7 +308,8 @@ class Run:
         if self.accelerator.num_processes == 1 or fsdp.is_split(self.module):
             return
         self.module.train()
-        loss, _ = self.module(*self._tensors(self.corpus, np.array([0])))
+        # Twice the same pair: a compiler takes a batch of one for a case of its own.
+        loss, _ = self.module(*self._tensors(self.corpus, np.array([0, 0])))
         self.accelerator.backward(loss * 0)
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -434,8 +435,11 @@ class Run:
         positions = np.flatnonzero(target_real)
         mask = None if source_real.all() else source_real.astype(np.int64)
         arrays = (source, mask, shifted, positions, target.reshape(-1)[positions])
+        tensors = [None if a is None else torch.from_numpy(a) for a in arrays]
         device = self.accelerator.device
-        return tuple(None if a is None else torch.from_numpy(a).to(device, non_blocking=True) for a in arrays)
+        if device.type == "cuda":  # Only from pinned memory does a copy let the program go on.
+            tensors = [t if t is None else t.pin_memory() for t in tensors]
+        return tuple(t if t is None else t.to(device, non_blocking=True) for t in tensors)
 
     # --- what is reported ---
 

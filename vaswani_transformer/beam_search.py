@@ -368,7 +368,8 @@ def beam_search(
         search = step(decoder, memory, places, tables, search, shortest, needed)
         # Leaving costs a copy of what remains: worth it when a good part of the batch is done.
         if (search.done.sum() * 8 >= len(rows)) | search.at_limit.any():
-            gone, remaining = search.done[:, 0], ~search.done[:, 0]
+            # As indices: by a mask, a GPU waits at every field to know how many rows there are.
+            gone, remaining = (rows_of.nonzero()[:, 0] for rows_of in (search.done[:, 0], ~search.done[:, 0]))
             sequences[rows[gone], :, : search.tokens.shape[2]], scores[rows[gone]] = (
                 field[gone] for field in results(search, tables)
             )

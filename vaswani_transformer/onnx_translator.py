@@ -8,6 +8,8 @@
 import json
 import os
 import re
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -281,8 +283,10 @@ def checked_providers(onnxruntime: Any, device: str | None) -> list[Any]:
             f"device {device!r}: this onnxruntime has no CUDA; pip uninstall onnxruntime, then "
             'pip install "vaswani-transformer[onnx-gpu]"'
         )
-    onnxruntime.preload_dlls()
-    return [("CUDAExecutionProvider", {"device_id": int(index or 0)}), "CPUExecutionProvider"]
+    with redirect_stdout(sys.stderr):  # It prints which libraries it did not find; stdout is for translations.
+        onnxruntime.preload_dlls()
+    # TensorFloat-32 is on by default there, which is not the float32 of torch and of the CPU.
+    return [("CUDAExecutionProvider", {"device_id": int(index or 0), "use_tf32": 0}), "CPUExecutionProvider"]
 
 
 def checked_config(path: Path) -> dict[str, Any]:
