@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from training.corpus import load_corpus, open_corpus, overlap, parallel_texts, text_lines
 from training.recipe import load_recipe
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
 
 ENGLISH = ["The house is small.", "I see a dog.", "We have two houses.", "It is late."]
@@ -162,6 +162,40 @@ def test_a_saved_dataset_gives_the_same_corpus_and_names_what_it_lacks(tmp_path,
     datasets.Dataset.from_list([{"en": "a", "de": 3}, {"en": "b", "de": 4}]).save_to_disk(str(tmp_path / "numbers"))
     with pytest.raises(InputError, match="row 1: 'de' holds int, must be text"):
         load("train", data=None, dataset=str(tmp_path / "numbers"))
+
+
+def test_a_streamed_dataset_gives_the_same_corpus_and_leaves_no_copy(tmp_path, load, monkeypatch):
+    import datasets
+
+    copies = tmp_path / "copies"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", copies)
+    write_both(tmp_path)
+    plain, _ = load()
+    rows = [{"en": e, "de": g} for e, g in zip(ENGLISH, GERMAN, strict=True)]
+    for name, lines in (("flat", rows), ("nested", [{"translation": row} for row in rows])):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, "train.jsonl", [json.dumps(line) for line in lines])
+        keys = {"data": None, "dataset": str(tmp_path / name)}
+        assert load("train", **keys, streaming=True)[0].sha256 == plain.sha256
+        assert not list(copies.rglob("*.arrow"))
+        with pytest.raises(InputError, match="'fr'; available: en, de"):
+            load("train", **keys, streaming=True, target_language="fr")
+        with pytest.raises(InputError, match="no split 'dev'; splits: train"):
+            load("dev", **keys, streaming=True)
+    # Another file in the same place is another corpus.
+    write(tmp_path / "flat", "train.jsonl", [json.dumps(line) for line in rows[:2]])
+    assert len(load("train", data=None, dataset=str(tmp_path / "flat"), streaming=True)[0]) == 2
+    # Without streaming a copy is there, or the test above could not fail.
+    load("train", data=None, dataset=str(tmp_path / "flat"))
+    assert list(copies.rglob("*.arrow"))
+
+
+def test_a_stream_that_breaks_off_is_one_line(tmp_path, load):
+    whole = json.dumps({"en": "one", "de": "eins"})
+    (tmp_path / "broken").mkdir()
+    write(tmp_path / "broken", "train.jsonl", [whole] * 5 + ['{"en": "two", "de'])
+    with pytest.raises(UnavailableError, match=r"dataset .*broken, split train, cannot be read: \S"):
+        load("train", data=None, dataset=str(tmp_path / "broken"), streaming=True)
 
 
 def test_several_corpora_are_read_one_after_the_other(tmp_path, tokenizer, recipe_for):

@@ -229,16 +229,22 @@ def _json_pair(line: str | None, path: Path, number: int, languages: tuple[str, 
 
 
 def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
-    """A split of a `datasets` id or of a folder made by `save_to_disk`."""
+    """A split of a `datasets` id or of a folder made by `save_to_disk`; with `streaming` no copy of it is kept."""
     try:
         import datasets
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise UnavailableError("dataset: needs the package `datasets` (pip install datasets)") from error
     name = cast(str, recipe.dataset)
+    fingerprint = None
     try:
         if Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json")):
-            loaded: Any = datasets.load_from_disk(name)
+            loaded: Any = datasets.load_from_disk(name)  # Nothing of it is copied.
+        elif recipe.streaming:
+            builder = datasets.load_dataset_builder(name, recipe.dataset_config)
+            loaded = builder.as_streaming_dataset()
+            # Of the files by name, place and state: their times on disk, their commit on the Hub.
+            fingerprint = f"{name} {builder.config_id} {builder.hash} {split}"
         else:
             loaded = datasets.load_dataset(name, recipe.dataset_config)
     except (OSError, ValueError, DatasetsError) as error:
@@ -250,23 +256,26 @@ def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
     elif split != str(loaded.split) and split not in recipe.train:
         raise InputError(f"dataset {name} is one split ({loaded.split}), without {split!r}; save a DatasetDict of both")
     languages = (recipe.source_language, recipe.target_language)
-    columns = loaded.column_names
-    nested = "translation" in columns
-    available = list(loaded.features["translation"]) if nested else columns
-    if nested and hasattr(loaded.features["translation"], "languages"):
-        available = list(loaded.features["translation"].languages)
-    for language in languages:
-        if language not in available:
-            what = "translation has no language" if nested else "there is no column 'translation' and no column"
-            raise InputError(f"dataset {name}: {what} {language!r}; available: {', '.join(available)}")
+
+    def batches() -> Iterator[dict[str, list[Any]]]:
+        try:
+            yield from loaded.iter(batch_size=CHUNK)
+        except (OSError, ValueError, DatasetsError) as error:  # A stream may break off.
+            problem = " ".join(str(error.__cause__ or error).split())
+            raise UnavailableError(f"dataset {name}, split {split}, cannot be read: {problem}") from error
 
     def chunks() -> Iterator[Chunk]:
         first = 1
-        for batch in loaded.iter(batch_size=CHUNK):
-            if nested:
-                sides = [[row[language] or "" for row in batch["translation"]] for language in languages]
-            else:
-                sides = [[text or "" for text in batch[language]] for language in languages]
+        for batch in batches():
+            columns: dict[str, list[Any]] = batch
+            if nested := "translation" in batch:
+                rows = [row or {} for row in batch["translation"]]
+                columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
+            for language in languages:
+                if language not in columns:
+                    what = "translation has no language" if nested else "there is no column 'translation' and no column"
+                    raise InputError(f"dataset {name}: {what} {language!r}; available: {', '.join(columns)}")
+            sides: list[list[str | None]] = [[text or "" for text in columns[language]] for language in languages]
             for language, texts in zip(languages, sides, strict=True):
                 for number, text in enumerate(texts, first):
                     if not isinstance(text, str):
@@ -277,7 +286,11 @@ def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
             yield Chunk(first, *sides)
             first += len(sides[0])
 
-    return ParallelText(f"{name}/{split}", chunks, lambda: f"{loaded._fingerprint} {len(loaded)} {languages}")
+    return ParallelText(
+        f"{name}/{split}",
+        chunks,
+        lambda: f"{fingerprint or f'{loaded._fingerprint} {len(loaded)}'} {languages}",
+    )
 
 
 def text_lines(texts: list[ParallelText]) -> Iterator[str]:

@@ -48,6 +48,8 @@ class Recipe:
     data: str | None = _key(None, resume="free")
     dataset: str | None = _key(None, resume="free")
     dataset_config: str | None = _key(None, resume="free")
+    # Tokenise the dataset as it comes over the network; no copy of the text is kept on this machine.
+    streaming: bool = _key(False, resume="free")
     source_language: str = _key("en")
     target_language: str = _key("de")
     train: list[str] = _key(["train"], resume="free")
@@ -211,6 +213,8 @@ def _checked(values: dict[str, Any], where: str) -> Recipe:
         raise InputError(f"{where}: max_steps and max_epochs are both empty; one of them must end the run")
     if recipe.data is not None and recipe.dataset is not None:
         raise InputError(f"{where}: data and dataset are both given; the text comes from one of them")
+    if recipe.streaming and recipe.dataset is None:
+        raise InputError(f"{where}: streaming is true without a dataset; files are read from where they lie")
     if not recipe.train:
         raise InputError(f"{where}: train is empty; it names the training corpora")
     per_batch = recipe.tokens_per_step // recipe.micro_batches
