@@ -165,10 +165,8 @@ def test_a_saved_dataset_gives_the_same_corpus_and_names_what_it_lacks(tmp_path,
 
 
 def test_a_streamed_dataset_gives_the_same_corpus_and_leaves_no_copy(tmp_path, load, monkeypatch):
-    import datasets
-
     copies = tmp_path / "copies"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", copies)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", copies)
     write_both(tmp_path)
     plain, _ = load()
     rows = [{"en": e, "de": g} for e, g in zip(ENGLISH, GERMAN, strict=True)]
