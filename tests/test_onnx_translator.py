@@ -14,6 +14,7 @@ import pytest
 from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
 
 from conversion.onnx.__main__ import export_folder
+from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.loading import load_model, load_tokenizer
@@ -57,6 +58,21 @@ def test_n_best_lists_and_scores_are_those_of_torch(folder: Path, translator: On
         assert [hypothesis.tokens for hypothesis in ours] == [hypothesis.tokens for hypothesis in theirs]
         assert [hypothesis.text for hypothesis in ours] == [hypothesis.text for hypothesis in theirs]
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
+
+
+def test_evaluate_scores_an_exported_folder_as_its_model(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """The model translates all but one word as the references have it."""
+    (tmp_path / "test.en").write_text("".join(f"{line}\n" for line in ENGLISH), encoding="utf-8")
+    (tmp_path / "test.de").write_text("".join(f"{line}\n" for line in [*GERMAN[:-1], "Nein."]), encoding="utf-8")
+    texts = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de"), "--json"]
+    evaluate([str(folder.parent / "model"), *texts, "--dtype", "float32"])
+    expected = json.loads(capsys.readouterr().out)
+    evaluate([str(folder), *texts, "--backend", "onnx", "--device", "cpu", "--batch-tokens", "100"])
+    assert json.loads(capsys.readouterr().out) == expected
+    assert 0 < expected["exact_match"] < 100
+    with pytest.raises(SystemExit) as stop:
+        evaluate([str(folder), *texts, "--backend", "onnx", "--record", str(tmp_path / "results.csv")])
+    assert stop.value.code == 2 and "without --dtype and --backend" in capsys.readouterr().err
 
 
 def test_it_translates_where_torch_and_transformers_cannot_be_imported(folder: Path) -> None:

@@ -245,6 +245,9 @@ def evaluate(
     beam: Annotated[int, typer.Option(min=1, help="Beam size.")] = 4,
     alpha: Annotated[float, typer.Option(help="Length penalty of GNMT.")] = 0.6,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; default: the best there is.")] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch, times beams.")] = 8192,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
+    backend: Annotated[str, typer.Option(help="torch, or onnx for a folder that `export onnx` wrote.")] = "torch",
     hypotheses: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
     record_to: Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -253,13 +256,17 @@ def evaluate(
         raise InputError("--source and --reference come together")
     if not model.is_dir():
         raise InputError(f"{model}: there is no such model folder")
+    if record_to is not None and (dtype is not None or backend != "torch"):
+        raise InputError("--record: its rows are of models as they were trained, without --dtype and --backend")
     if source is not None and reference is not None:
         chosen = files_test_set(source, reference, kinds)
     else:
         flags = {key: value for key, value in (("data", data), ("test", test)) if value is not None}
         chosen = test_set(_recipe_of(model, config, flags))
-    translator = Translator.from_pretrained(model, device=device)
-    translations = translator.translate(chosen.sources, num_beams=beam, length_penalty=alpha, progress=True)
+    from_pretrained: Any = Translator.from_pretrained  # which has a signature for each backend
+    translations = from_pretrained(model, device=device, dtype=dtype, backend=backend).translate(
+        chosen.sources, num_beams=beam, length_penalty=alpha, batch_tokens=batch_tokens, progress=True
+    )
     result = scores(translations, chosen.references, chosen.kinds, chosen.language)
     if hypotheses is not None:
         hypotheses.write_text("".join(f"{line}\n" for line in translations), encoding="utf-8")
@@ -275,7 +282,9 @@ def _recipe_of(model: Path, config: str | None, flags: dict[str, str]) -> Recipe
         raise InputError(f"{model} has no run.json; name a recipe (--config), or --source and --reference files")
     saved = read_json(model / "run.json").get("recipe", {})
     # Of a recipe that another version may have written, only what says where the text is.
-    where = ("data", "dataset", "dataset_config", "source_language", "target_language", "validation", "test")
+    where = (
+        "data", "dataset", "dataset_config", "streaming", "source_language", "target_language", "validation", "test",
+    )  # fmt: skip
     return load_recipe(None, {**{key: json.dumps(saved[key]) for key in where if key in saved}, **flags})
 
 
