@@ -21,7 +21,7 @@ from .layout import base_of_concatenated, concatenated
 from .origin import Origin
 from .refuse import Reasons, shown
 from .rename import Rule, Tensors, for_layers, with_bias, write
-from .sentencepiece import SentencePieceModel
+from .segmentation import find_sentencepiece
 from .unpickle import load_checkpoint
 from .vocabulary import Vocabulary, find_file, read_codes, read_counted_words
 
@@ -260,14 +260,14 @@ def read_vocabulary(
     originals = [file for file in files if file]
     for side, language in zip(("source", "target"), languages, strict=True):
         codes = find_file(folder, f"bpecodes.{language}", f"*codes*.{language}", "bpecodes", "*codes*", "code")
-        model = find_file(folder, f"*{language}*.model", "*.model", f"*{language}*.spm", "*.spm")
+        model = find_sentencepiece(folder, str(language), vocabulary.source if side == "source" else vocabulary.target)
         has_bpe_pieces = any(token.endswith("@@") for token in vocabulary.source + vocabulary.target)
         if codes and has_bpe_pieces:
             tokenizer = vocabulary.bpe(side, read_codes(codes))
             originals.append(codes)
         elif model:
-            tokenizer = SentencePieceModel.read(model).tokenizer(vocabulary, side)
-            originals.append(model)
+            tokenizer = model.tokenizer(vocabulary, side)
+            originals.append(model.path)
         else:
             tokenizer = vocabulary.words(side)
             if has_bpe_pieces:

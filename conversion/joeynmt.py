@@ -78,9 +78,11 @@ def read(path: Path, reasons: Reasons) -> Converted:
     sides = {side: model.get(side) or {} for side in ("encoder", "decoder")}
     tensors = Tensors(checkpoint["model_state"], reasons)
 
-    # Before 2.0 layers were always pre-norm, and the option did not exist.
+    # Before 2.0 layers were always pre-norm, with a final norm, and the option did not exist. Left out since, it means
+    # pre-norm in the encoder, post-norm in the decoder, and no final norm in either.
     final = {side: f"{side}.layer_norm.weight" in tensors for side in sides}
-    norms = [options.get("layer_norm", "pre" if final[side] else "post") for side, options in sides.items()]
+    default = {"encoder": "pre", "decoder": "pre" if final["decoder"] else "post"}
+    norms = [options.get("layer_norm", default[side]) for side, options in sides.items()]
     for side, options in sides.items():
         reasons.only(options, ALLOWED, f"{side}.{{}}: {{}}")
         reasons.sizes(options, ("num_layers", "num_heads", "hidden_size", "ff_size"), f"{side}.{{}}: {{}}")
@@ -95,7 +97,10 @@ def read(path: Path, reasons: Reasons) -> Converted:
         if encoder.get(name) != decoder.get(name):
             reasons.option(f"encoder.{name} is {shown(encoder.get(name))}, decoder.{name} {shown(decoder.get(name))}")
     if norms[0] != norms[1]:
-        reasons.option(f"encoder.layer_norm is {shown(norms[0])}, decoder.layer_norm {shown(norms[1])}")
+        reasons.option(
+            f"encoder.layer_norm is {shown(norms[0])}, decoder.layer_norm {shown(norms[1])} (where they are left out, "
+            "JoeyNMT 2 means pre in the encoder and post in the decoder)"
+        )
     if reasons.options:
         reasons.refuse()
     d_model = encoder["hidden_size"]

@@ -1,8 +1,11 @@
 """Which segmentation a toolkit's vocabulary was made with, from the files beside the checkpoint."""
 
+import re
 from pathlib import Path
 
 from tokenizers import Tokenizer
+
+from vaswani_transformer.errors import BrokenFileError
 
 from .sentencepiece import SPACE, SentencePieceModel
 from .vocabulary import Vocabulary, find_file, read_codes
@@ -21,12 +24,30 @@ def find_tokenizer(
             return vocabulary.bpe(side, read_codes(codes))
         notes.append(f"No BPE codes beside the checkpoint: the {side} tokenizer takes segmented text (`a@@ b`).")
     elif any(token.startswith(SPACE) for token in tokens):
-        model = find_file(folder, f"*{language}*.model", f"*{language}*.spm", "*.model", "*.spm")
+        model = find_sentencepiece(folder, language, tokens)
         if model:
-            originals.append(model)
-            return SentencePieceModel.read(model).tokenizer(vocabulary, side)
+            originals.append(model.path)
+            return model.tokenizer(vocabulary, side)
         notes.append(f"No SentencePiece model beside the checkpoint: the {side} tokenizer takes segmented text.")
     return vocabulary.words(side)
+
+
+def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> SentencePieceModel | None:
+    """Of the folder's SentencePiece models those with the language in their names (spm.en.model), if there are any; of
+    these the one with the most pieces of this vocabulary."""
+    models, faults = [], []
+    for path in sorted([*folder.glob("*.model"), *folder.glob("*.spm")]):
+        try:
+            models.append(SentencePieceModel.read(path))
+        except BrokenFileError as error:  # Models of other things have the same suffix.
+            faults.append(error)
+    if faults and not models:
+        raise faults[0]
+    # As a word of its own: "en" is in "sentencepiece" as well.
+    word = re.compile(rf"(^|[._-]){re.escape(language)}([._-]|$)")
+    named = [model for model in models if word.search(model.path.name)]
+    known = set(tokens)
+    return max(named or models, key=lambda model: sum(piece in known for piece, *_ in model.pieces), default=None)
 
 
 def set_tokenizers(

@@ -1,5 +1,6 @@
 """The search in tensors gives what `generate()` gives, token for token, for every switch of the configuration."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from brute_force import beam_search as slow_beam_search
 from brute_force import full_forward
 from conftest import ModelMaker, padded, random_sentences
+from torch import nn
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
@@ -90,6 +92,50 @@ def test_every_hypothesis_equals_that_of_generate(lively_model: ModelMaker, swit
     count = sum(compared(model, batch, beams, alpha) for beams, alpha in ((1, 0.6), (3, 0.0), (4, 0.6), (8, 1.0)))
     # 9 x (1 + 3 + 4 + 8) = 144 where every pool fills: more than 1000 in all.
     assert count >= 72
+
+
+class Adapted(nn.Module):
+    """A layer with something added to its output, whose `weight` is that of the layer alone, as in PEFT's LoRA."""
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        self.layer = layer
+        self.added = nn.Linear(layer.in_features, layer.out_features, bias=False)
+        nn.init.normal_(self.added.weight)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.layer.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self.layer.bias
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.layer(states) + self.added(states)
+
+
+def test_adapters_on_queries_and_values_take_part(lively_model: ModelMaker) -> None:
+    model = lively_model(1)
+    batch: dict[str, Any] = padded(random_sentences(1, count=9, vocab_size=model.config.vocab_size, longest=9))
+    before = beam_search(model, **batch)[0]
+    torch.manual_seed(0)
+    for layer in model.model.decoder.layers:
+        layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
+        layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)
+    compared(model, batch, 4, 0.6)
+    after = beam_search(model, **batch)[0]
+    assert before.shape != after.shape or not torch.equal(before, after)
+
+
+def test_quantised_layers_are_called(lively_model: ModelMaker) -> None:
+    with warnings.catch_warnings(action="ignore"):  # torch is about to move them elsewhere
+        model = torch.ao.quantization.quantize_dynamic(lively_model(2), {nn.Linear})
+    assert type(model.model.decoder.layers[0].self_attn.q_proj) is not nn.Linear
+    batch: dict[str, Any] = padded(random_sentences(2, count=9, vocab_size=model.config.vocab_size, longest=9))
+    # Each row's scale is its own product's: one sentence at a time, so that both searches quantise the same rows.
+    sequences, _ = beam_search(model, batch["input_ids"][:1], batch["attention_mask"][:1], num_beams=1)
+    assert sequences.shape[0] == 1
 
 
 def test_these_models_end_their_hypotheses_and_switch_their_beams(lively_model: ModelMaker) -> None:

@@ -101,6 +101,52 @@ def test_what_a_killed_process_left_is_never_taken_for_a_checkpoint(root):
     assert not (root / "step-40.tmp-123").exists() and (root / "step-30").is_dir()
 
 
+def test_the_same_step_saved_again_is_never_without_a_whole_checkpoint(root, monkeypatch):
+    """A kill at every call that changes the disk; there is no other checkpoint to fall back to."""
+    for step in (10, 20):
+        shutil.rmtree(root / f"step-{step}")
+    kills = 0
+
+    class Killed(BaseException):
+        """Not an error: nobody cleans up after it."""
+
+    for number in range(1, 100):
+        calls = 0
+
+        def killed(function, limit=number):
+            def run(*arguments, **keywords):
+                nonlocal calls
+                calls += 1
+                if calls == limit:
+                    raise Killed
+                return function(*arguments, **keywords)
+
+            return run
+
+        with monkeypatch.context() as patch:
+            for module, name in ((os, "fsync"), (os, "replace"), (os, "mkdir"), (os, "unlink"), (shutil, "rmtree")):
+                patch.setattr(module, name, killed(getattr(module, name)))
+            try:
+                checkpoint.save_checkpoint(root, 30, write_step(30))
+            except Killed:
+                kills += 1
+        checkpoint.remove_unfinished(root)
+        assert checkpoint.newest_whole(root, pytest.fail) == root / "step-30"
+        assert not list(root.glob("*.tmp-*"))
+        if calls < number:
+            break
+    assert kills > 10
+
+
+def test_an_optimizer_that_never_stepped_is_restored_as_such(tmp_path):
+    """fp16's first gradients may all be infinite: Adam has no moments when the run is stopped then."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    checkpoint.save_tensors(checkpoint.optimizer_tensors(model, optimizer), tmp_path / checkpoint.OPTIMIZER)
+    checkpoint.restore_optimizer(model, optimizer, tmp_path)
+    assert not optimizer.state
+
+
 def test_a_write_that_fails_at_any_point_leaves_the_previous_checkpoint(root, monkeypatch):
     """Every call that changes the disk fails once; after each failure step 30 is whole and nothing is left over."""
     failures = 0

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from training.corpus import load_corpus, open_corpus, overlap, parallel_texts, t
 from training.recipe import load_recipe
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
+from vaswani_transformer.unfinished import lock_of
 
 ENGLISH = ["The house is small.", "I see a dog.", "We have two houses.", "It is late."]
 GERMAN = ["Das Haus ist klein.", "Ich sehe einen Hund.", "Wir haben zwei Häuser.", "Es ist spät."]
@@ -194,6 +197,44 @@ def test_a_stream_that_breaks_off_is_one_line(tmp_path, load):
     write(tmp_path / "broken", "train.jsonl", [whole] * 5 + ['{"en": "two", "de'])
     with pytest.raises(UnavailableError, match=r"dataset .*broken, split train, cannot be read: \S"):
         load("train", data=None, dataset=str(tmp_path / "broken"), streaming=True)
+
+
+def test_a_shared_cache_knows_the_direction(tmp_path, load):
+    rows = [{"en": e, "de": g} for e, g in zip(ENGLISH, GERMAN, strict=True)]
+    write(tmp_path, "pairs.jsonl", [json.dumps(row) for row in rows])
+    there, _ = load("pairs.jsonl", cache=str(tmp_path / "cache"))
+    back, _ = load("pairs.jsonl", cache=str(tmp_path / "cache"), source_language="de", target_language="en")
+    assert list(there.source_lengths) == list(back.target_lengths) != list(back.source_lengths)
+
+
+def test_the_embedded_corpus_is_translated_both_ways_and_no_other(recipe_for):
+    ways = []
+    for source, target in (("en", "de"), ("de", "en")):
+        recipe = recipe_for(data="embedded", source_language=source, target_language=target)
+        (chunk,) = parallel_texts(recipe, ["test"])[0].chunks()
+        ways.append((chunk.sources, chunk.targets))
+    assert ways[0] == ways[1][::-1] and ways[0] != ways[1]
+    with pytest.raises(InputError, match=r"is English and German \(en, de\), not en to fr"):
+        parallel_texts(recipe_for(data="embedded", target_language="fr"), ["test"])
+
+
+def test_another_run_at_work_on_the_same_cache_is_left_alone(tmp_path, tokenizer, recipe_for):
+    """Two containers give their processes the same numbers."""
+    write_both(tmp_path)
+    recipe = recipe_for()
+    texts = parallel_texts(recipe, ["train"])
+    plain = load_corpus(texts, tokenizer, recipe, tmp_path / "one", lambda _: None)
+    (key,) = (folder.name for folder in (tmp_path / "one").iterdir())
+    theirs = tmp_path / "two" / f".{key}.{os.getpid()}.unfinished"
+    theirs.mkdir(parents=True)
+    lock = lock_of(theirs)
+    assert lock is not None
+    assert load_corpus(texts, tokenizer, recipe, tmp_path / "two", lambda _: None).sha256 == plain.sha256
+    assert theirs.is_dir()
+    os.close(lock)  # Dead: the next one that makes this corpus removes it.
+    shutil.rmtree(tmp_path / "two" / key)
+    load_corpus(texts, tokenizer, recipe, tmp_path / "two", lambda _: None)
+    assert [folder.name for folder in (tmp_path / "two").iterdir()] == [key]
 
 
 def test_several_corpora_are_read_one_after_the_other(tmp_path, tokenizer, recipe_for):

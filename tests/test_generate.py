@@ -5,8 +5,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import ModelMaker, padded, random_sentences
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DynamicCache
 from transformers.generation.streamers import BaseStreamer
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 END = 2
 
@@ -46,6 +54,35 @@ def test_the_source_may_be_given_in_four_forms(lively_model: ModelMaker, beams: 
     with torch.no_grad():
         encoded = model.get_encoder()(**batch)
     assert torch.equal(model.generate(encoder_outputs=encoded, **mask, **arguments), expected)
+
+
+def test_what_marian_takes_is_taken(lively_model: ModelMaker) -> None:
+    """Processors and criteria by position, the encoder's output in another class, a plain cache, no padding token."""
+    model = lively_model(3)
+    batch = padded([[5, 6, 7, 8, 2], [9, 2]])
+    expected = model.generate(**batch)
+    processors, criteria = LogitsProcessorList(), StoppingCriteriaList()
+    assert torch.equal(model.generate(batch["input_ids"], None, processors, criteria), expected)
+    with torch.no_grad():
+        encoded = BaseModelOutputWithPastAndCrossAttentions(**model.get_encoder()(**batch))
+        target = torch.tensor([[0, 5], [0, 6]])
+        plain = model(**batch, decoder_input_ids=target).logits
+        found = model(encoder_outputs=encoded, attention_mask=batch["attention_mask"], decoder_input_ids=target)
+        torch.testing.assert_close(found.logits, plain)
+        cached = model(**batch, decoder_input_ids=target, past_key_values=DynamicCache(), use_cache=True)
+        torch.testing.assert_close(cached.logits, plain)
+    single = batch["input_ids"][:1]
+    expected = model.generate(single)
+    model.config.pad_token_id = None
+    assert torch.equal(model.generate(single), expected)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_without_an_end_token_every_translation_has_its_limit(lively_model: ModelMaker, beams: int) -> None:
+    """How people time a model."""
+    batch = padded([[5, 6, 7, 8, 2], [9, 2]])
+    found = lively_model(3, end_at=2.0).generate(**batch, eos_token_id=None, num_beams=beams, max_new_tokens=7)
+    assert found.shape == (2, 8)
 
 
 def test_without_a_mask_padding_is_recognised_by_its_id(lively_model: ModelMaker) -> None:

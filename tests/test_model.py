@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
 
@@ -49,6 +51,40 @@ def test_eager_equals_sdpa(tiny_model: ModelMaker, norm_position: str, sizes: di
     torch.testing.assert_close(logits["eager"], logits["sdpa"], **TOLERANCE)
     for name, gradient in gradients["eager"].items():
         torch.testing.assert_close(gradient, gradients["sdpa"][name], **TOLERANCE)
+
+
+@pytest.mark.parametrize("target_length", [1, 4, 5, 9])
+def test_the_masks_of_flash_attention_hide_padding_in_cross_attention(
+    tiny_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, target_length: int
+) -> None:
+    """Flash attention needs a GPU: transformers makes its masks here, the kernel is replaced by the one of torch.
+
+    transformers unpads the queries of cross attention by the mask of the keys; the stand-in, given such, fails.
+    """
+
+    def like_flash(module, query, key, value, attention_mask, **kwargs):
+        assert attention_mask is None or attention_mask.dim() == 2
+        if attention_mask is None:
+            return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, None, **kwargs)
+        assert query.shape[2] in (1, key.shape[2]) and (query.shape[2] == 1 or not is_cross(module)), (
+            "flash would unpad"
+        )
+        seen = attention_mask[:, None, None, -key.shape[2] :].bool()
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, seen, **kwargs)
+
+    def is_cross(module) -> bool:
+        return any(module is layer.cross_attn for layer in model.model.decoder.layers)
+
+    AttentionInterface.register("like_flash", like_flash)
+    AttentionMaskInterface.register("like_flash", flash_attention_mask)
+    model = tiny_model()
+    batch = padded([[5, 6, 7, 8, 2], [9, 10, 2]])
+    target = torch.randint(3, 30, (2, target_length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(**batch, decoder_input_ids=target).logits
+        model.config._attn_implementation = "like_flash"
+        found = model(**batch, decoder_input_ids=target).logits
+    torch.testing.assert_close(found, expected, **TOLERANCE)
 
 
 def test_sdpa_is_the_default(tiny_model: ModelMaker) -> None:

@@ -90,6 +90,7 @@ def test_flags_override_the_file_and_reach_into_the_model():
         ({"max_steps": "null"}, "max_steps and max_epochs are both empty"),
         ({"tokens_per_step": "400"}, "max_length 256 does not fit into a micro-batch of 50 tokens"),
         ({"average_last": "6"}, r"average_last is 6, more than the 5 checkpoints kept \(keep\)"),
+        ({"seed": "1", "seed.x": "1"}, "--seed.x: seed is 1, which has no keys"),
         ({"data": "a", "dataset": "b"}, "data and dataset are both given"),
         ({"data": "a", "streaming": "true"}, "streaming is true without a dataset"),
         ({"max_steps": "[1"}, r"--max_steps \[1: not a value"),

@@ -85,7 +85,10 @@ def average(
         if len(folders) < last:
             typer.echo(f"the run has {len(folders)} checkpoints, fewer than {last}", err=True)
         for folder in folders:
-            verify(folder)
+            try:
+                verify(folder)
+            except BrokenFileError as error:
+                raise BrokenFileError(f"{error}; name the checkpoints to average, without {folder.name}") from error
     if not folders:
         raise InputError(f"{checkpoint[0]}: there are no checkpoints to average")
     for folder in folders:

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.unfinished import remove
 
 from . import fsdp
 
@@ -90,6 +91,7 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_
     """
     final = root / f"step-{step}"
     temporary = root / f"step-{step}.tmp-{os.getpid()}"
+    before: Path | None = None
     try:
         root.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(root).free
@@ -106,11 +108,18 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_
         ]
         write_json(temporary / MANIFEST, {"step": step, "files": entries})
         if final.exists():
-            shutil.rmtree(final)
+            # The same step again, with its validation. A kill here leaves two whole folders, neither by that name:
+            # remove_unfinished gives it to one of them.
+            before = root / f"{final.name}.tmp-before-{os.getpid()}"
+            os.replace(final, before)
         os.replace(temporary, final)
         _sync_folder(root)
         _point(root / "latest", final.name)
+        if before is not None:
+            shutil.rmtree(before, ignore_errors=True)
     except (OSError, SafetensorError) as error:
+        if before is not None and before.exists():
+            remove(before) if final.exists() else os.replace(before, final)
         shutil.rmtree(temporary, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error)
         raise UnavailableError(
@@ -195,9 +204,16 @@ def checkpoints(root: Path) -> list[Path]:
 
 
 def remove_unfinished(root: Path) -> None:
-    """Remove what processes that were killed have left behind. Only for who holds the run's lock."""
-    for path in root.glob("*.tmp-*"):
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    """Remove what processes that were killed have left behind. Only for who holds the run's lock.
+
+    A checkpoint that is whole and whose step has no other gets its name instead.
+    """
+    for path in [*sorted(root.glob("*.tmp-*")), *root.glob(".*.unfinished")]:
+        final = path.with_name(path.name.partition(".tmp-")[0])
+        if re.fullmatch(r"step-\d+", final.name) and not final.exists() and _is_whole(path):
+            os.replace(path, final)
+        else:
+            remove(path)
 
 
 def newest_whole(root: Path, log: Log) -> Path | None:
@@ -205,7 +221,18 @@ def newest_whole(root: Path, log: Log) -> Path | None:
 
     Raises BrokenFileError if there have been checkpoints and none is whole: training does not begin anew unasked.
     """
-    for folder in checkpoints(root):
+    for folder in whole_ones(checkpoints(root), log):
+        return folder
+    if broken := len([*root.glob("step-*.broken")]):
+        raise BrokenFileError(f"{root}: none of {broken} checkpoints is whole; start again with --overwrite true")
+    if (newest := _pointed(root / "latest")) is not None:
+        raise BrokenFileError(f"{root}: {newest} is gone; put it back, or start again with --overwrite true")
+    return None
+
+
+def whole_ones(folders: list[Path], log: Log) -> Iterator[Path]:
+    """Those of the checkpoints whose files are all as their manifests say; names the others and moves them aside."""
+    for folder in folders:
         try:
             verify(folder)
         except BrokenFileError as error:
@@ -213,13 +240,16 @@ def newest_whole(root: Path, log: Log) -> Path | None:
             shutil.rmtree(aside, ignore_errors=True)
             os.replace(folder, aside)
             log(f"{error}; falling back to the checkpoint before it ({folder.name} is now {aside.name})")
-            continue
-        return folder
-    if broken := len([*root.glob("step-*.broken")]):
-        raise BrokenFileError(f"{root}: none of {broken} checkpoints is whole; start again with --overwrite true")
-    if (newest := _pointed(root / "latest")) is not None:
-        raise BrokenFileError(f"{root}: {newest} is gone; put it back, or start again with --overwrite true")
-    return None
+        else:
+            yield folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        verify(folder)
+    except BrokenFileError:
+        return False
+    return True
 
 
 def verify(folder: Path) -> None:
@@ -279,6 +309,8 @@ def restore_model(model: torch.nn.Module, folder: Path) -> None:
 def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Put a checkpoint's moments and step counts into the optimizer."""
     tensors = load_tensors(folder / OPTIMIZER)
+    if not tensors:
+        return  # Adam had not stepped yet: every gradient until then was infinite, as fp16's first ones may be.
     parameters = dict(model.named_parameters())
     states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
     for full_name, tensor in tensors.items():

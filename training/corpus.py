@@ -20,6 +20,7 @@ import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, opened
+from vaswani_transformer.unfinished import whole_folder
 
 from . import demo_corpus
 from .checkpoint import write_json
@@ -60,7 +61,7 @@ def parallel_texts(recipe: Recipe, names: list[str]) -> list[ParallelText]:
     if recipe.dataset is not None:
         return [_from_dataset(recipe, split) for split in names]
     if recipe.data == EMBEDDED:
-        return [_from_embedded(split) for split in names]
+        return [_from_embedded(split, (recipe.source_language, recipe.target_language)) for split in names]
     folder = Path(recipe.data) if recipe.data is not None else Path()
     if recipe.data is not None and not folder.is_dir():
         raise InputError(f"data: there is no folder {recipe.data}; --data names the folder of the text files")
@@ -73,7 +74,12 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
     if plain.endswith((".tsv", ".jsonl")):
         path = _existing(folder, name)
         read = _read_tsv if plain.endswith(".tsv") else _read_jsonl
-        return ParallelText(name, lambda: read(path, languages, recipe.encoding_errors), lambda: files_sha256(path))
+        return ParallelText(
+            name,
+            lambda: read(path, languages, recipe.encoding_errors),
+            # The same file is another corpus the other way round.
+            lambda: f"{files_sha256(path)} {languages if read is _read_jsonl else ''}",
+        )
     if "," in name:
         stems = [part.strip() for part in name.split(",")]
         if len(stems) != 2:
@@ -88,16 +94,21 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
     )
 
 
-def _from_embedded(split: str) -> ParallelText:
+def _from_embedded(split: str, languages: tuple[str, str]) -> ParallelText:
     """A split of the demo's corpus, which lies inside this program."""
     if split not in demo_corpus.SPLITS:
         raise InputError(f"the embedded corpus has no split {split!r}; splits: {', '.join(demo_corpus.SPLITS)}")
+    if sorted(languages) != ["de", "en"]:
+        raise InputError(f"the embedded corpus is English and German (en, de), not {' to '.join(languages)}")
 
     def chunks() -> Iterator[Chunk]:
-        rows = demo_corpus.load(split)
-        yield Chunk(1, [english for _, english, _ in rows], [german for *_, german in rows])
+        texts: dict[str, list[str | None]] = {"en": [], "de": []}
+        for _, english, german in demo_corpus.load(split):
+            texts["en"].append(english)
+            texts["de"].append(german)
+        yield Chunk(1, *(texts[language] for language in languages))
 
-    return ParallelText(split, chunks, lambda: f"{split} {files_sha256(demo_corpus.PATH)}")
+    return ParallelText(split, chunks, lambda: f"{split} {languages} {files_sha256(demo_corpus.PATH)}")
 
 
 def _existing(folder: Path, name: str) -> Path:
@@ -395,17 +406,14 @@ def load_corpus(
         except BrokenFileError as error:
             log(f"{error}; tokenising again")
             shutil.rmtree(folder)
-    temporary = cache / f"{key}.tmp-{os.getpid()}"
     try:
-        temporary.mkdir(parents=True)
-        about = _tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, log)
-        write_json(temporary / "corpus.json", {**rules, **about})
-        if not folder.exists():
-            os.replace(temporary, folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        with whole_folder(folder) as temporary:
+            about = _tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, log)
+            write_json(temporary / "corpus.json", {**rules, **about})
     except OSError as error:
-        raise UnavailableError(f"{cache}: the tokenised corpus cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not folder.exists():  # Another run that shares the cache may have been the first to make it.
+            raise UnavailableError(f"{cache}: the tokenised corpus cannot be written: {error.strerror}") from error
     return open_corpus(folder)
 
 

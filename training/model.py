@@ -9,7 +9,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.loading import check_generation_config, find_folder, load_config, load_tokenizer
 from vaswani_transformer.texts import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
@@ -88,7 +88,10 @@ def make_model(
 ) -> VaswaniTransformerForConditionalGeneration:
     """The model to train: random weights, or those of initial_weights, which must be of the same shape."""
     config._attn_implementation = attention
-    model = VaswaniTransformerForConditionalGeneration(config)
+    try:
+        model = VaswaniTransformerForConditionalGeneration(config)
+    except ImportError as error:
+        raise UnavailableError(f"attention: {attention} is not installed; --attention sdpa needs nothing") from error
     if recipe.initial_weights is not None:
         folder = find_folder(recipe.initial_weights)
         checkpoint.restore_model(model, folder)

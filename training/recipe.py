@@ -172,7 +172,10 @@ def load_recipe(name: str | None, flags: dict[str, str] | None = None) -> Recipe
         except yaml.YAMLError as error:
             raise InputError(f"--{flag} {text}: not a value") from error
         if inner:
-            values[key] = {**(values.get(key) or {}), inner: value}
+            outer = values.get(key) or {}
+            if not isinstance(outer, dict):
+                raise InputError(f"--{flag}: {key} is {outer}, which has no keys; --{key} alone sets it")
+            values[key] = {**outer, inner: value}
         else:
             values[key] = value
     return _checked(values, where)

@@ -656,14 +656,13 @@ class Run:
         self._written()
         if self.accelerator.is_main_process:
             # Not those that a signal made: an interrupted run ends with the same model.
-            folders = checkpoint.regular(self.root, self.recipe.save_every, last=self.progress.step)
-            folders = folders[: self.recipe.average_last][::-1]
+            regular = checkpoint.regular(self.root, self.recipe.save_every, last=self.progress.step)
+            whole = checkpoint.whole_ones(regular, self.reporter.say)
+            folders = list(itertools.islice(whole, self.recipe.average_last))[::-1]
             if not folders:
                 raise UnavailableError(
                     f"{self.root}: no checkpoint could be written, so there is no model; make room and run it again"
                 )
-            for folder in folders:
-                checkpoint.verify(folder)
             write_model_folder(folders, self.output)
             what = f"the average of {', '.join(f.name for f in folders)}" if len(folders) > 1 else folders[0].name
             self.reporter.say(f"{self.output}: the model, {what}")

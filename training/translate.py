@@ -106,6 +106,9 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
                 "folder"
             )
     try:
+        if not path.is_file():  # Nobody knows whose these are; a kill while they were removed leaves such ones.
+            for shard in folder.glob("shard-*"):
+                shard.unlink()
         checkpoint.remove_unfinished(folder)
         checkpoint.write_json(path, about)
     except OSError as error:

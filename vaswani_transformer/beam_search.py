@@ -14,7 +14,7 @@ before the first.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,8 +91,22 @@ class StepDecoder(nn.Module):
         self.ends = sorted(as_set(model.config.eos_token_id))
 
 
-def joined(*linears: nn.Linear) -> nn.Linear:
-    """One linear layer with the outputs of several side by side."""
+def joined(*linears: nn.Module) -> nn.Module:
+    """One layer with the outputs of several side by side."""
+    if not all(type(linear) is nn.Linear and linear.weight.device.type != "meta" for linear in linears):
+        return SideBySide(*linears)  # Adapters and quantised or offloaded layers do more than multiply by `weight`.
+    return joined_linear(*cast(tuple[nn.Linear, ...], linears))
+
+
+class SideBySide(nn.ModuleList):
+    def __init__(self, *layers: nn.Module):
+        super().__init__(layers)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return torch.cat([layer(states) for layer in self], dim=-1)
+
+
+def joined_linear(*linears: nn.Linear) -> nn.Linear:
     first = linears[0]
     weight = torch.cat([linear.weight.detach() for linear in linears])
     with torch.device("meta"):  # its own weights are not needed
@@ -149,7 +163,7 @@ def start(
         positions = encoding.table.weight[encoding.offset :]
     else:
         positions = encoding(0, longest + 1, device)
-    vocabulary = torch.arange(model.lm_head.weight.shape[0], device=device)
+    vocabulary = torch.arange(config.decoder_vocab_size, device=device)
     ends, suppressed = as_set(config.eos_token_id), as_set(model.generation_config.suppress_tokens)
     forbidden = [is_one_of(vocabulary, ids).float() * EMPTY for ids in (suppressed, suppressed | ends)]
     # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its beams; a few more,
@@ -350,7 +364,7 @@ def beam_search(
     first; and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; a slot in which nothing
     finished is padding and scores below NO_HYPOTHESIS
     """
-    device, pad, vocabulary = input_ids.device, model.config.pad_token_id, model.lm_head.weight.shape[0]
+    device, pad, vocabulary = input_ids.device, model.config.pad_token_id, model.config.decoder_vocab_size
     wanted = num_beams if num_return_sequences is None else num_return_sequences
     alpha = torch.tensor(float(length_penalty), device=device)
     shortest, needed = torch.tensor(min_length, device=device), torch.tensor([wanted - 1], device=device)

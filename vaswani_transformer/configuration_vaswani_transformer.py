@@ -144,6 +144,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             self.decoder_vocab_size = self.vocab_size
         if self.position_embedding_type == "learned" and self.max_position_embeddings is None:
             self.max_position_embeddings = 256  # Table 3 (E), tensor2tensor's max_length
+        if self.position_embedding_type == "sinusoidal":
+            self.max_position_embeddings = None  # Ported code sets it, and lengths would be limited by it.
         for stack in ("encoder", "decoder"):
             if getattr(self, f"{stack}_final_norm") is None:
                 setattr(self, f"{stack}_final_norm", self.norm_position == "pre")

@@ -50,6 +50,7 @@ SEARCHES_OTHERWISE = {
     "exponential_decay_length_penalty": None,
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
+    "max_new_tokens": None,
     "min_length": 0,
     "min_new_tokens": 0,
     "no_repeat_ngram_size": 0,
@@ -127,8 +128,9 @@ def load_config(folder: Path) -> VaswaniTransformerConfig:
         raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
     for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
         id = getattr(config, field)
-        if id is None or not 0 <= id < config.vocab_size:
-            raise BrokenFileError(f"{path}: {field} is {id}; ids go from 0 to {config.vocab_size - 1} (vocab_size)")
+        size = target_vocabulary(config) if field == "decoder_start_token_id" else config.vocab_size
+        if id is None or not 0 <= id < size:
+            raise BrokenFileError(f"{path}: {field} is {id}; ids go from 0 to {size - 1} (vocab_size)")
     return config
 
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     GenerationMixin,
+    LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -44,7 +45,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -182,6 +183,9 @@ class MultiHeadAttention(nn.Module):
                 if is_cross:
                     past.is_updated[self.layer_idx] = True
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        if is_cross and attention_mask is not None and attention_mask.dim() == 2 and query.shape[2] > 1:
+            # transformers unpads flash attention's queries by this mask of the keys (huggingface/transformers#35032).
+            attend, attention_mask = ALL_ATTENTION_FUNCTIONS["sdpa"], attention_mask[:, None, None, :].bool()
         dropout = self.config.attention_dropout if self.training else 0.0
         output, weights = attend(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
@@ -420,6 +424,8 @@ class VaswaniTransformerDecoder(Stack):
         """
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        elif past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         past = None if past_key_values is None else past_key_values.self_attention_cache
         hidden_states = self.embed(input_ids, inputs_embeds, start=0 if past is None else past.get_seq_length())
         mask = create_causal_mask(self.config, hidden_states, attention_mask, past)
@@ -490,6 +496,9 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         elif not isinstance(encoder_outputs, BaseModelOutput):
+            if isinstance(encoder_outputs, ModelOutput):
+                fields = ("last_hidden_state", "hidden_states", "attentions")
+                encoder_outputs = tuple(encoder_outputs.get(field) for field in fields)
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
             decoder_input_ids,
@@ -692,7 +701,14 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
     # The two private hooks overridden here are called by keyword; tests/test_transformers_hooks.py watches them.
     #
 
-    def generate(self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs):
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        **kwargs,
+    ):
         """transformers' `generate()`; see there. Raises `ValueError` naming the row for ids that the model lacks."""
 
         call = (kwargs.get, lambda name: getattr(generation_config, name, None))
@@ -719,9 +735,9 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             else:
                 generation_config = copy.deepcopy(generation_config)
                 generation_config.max_length = longest
-            criteria = kwargs.pop("stopping_criteria", None) or []
-            kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, SourceLengthLimit(limits, prompt_length)])
-        return super().generate(inputs, generation_config, **kwargs)
+            limit = SourceLengthLimit(limits, prompt_length)
+            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), limit])
+        return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 
     def _prompt_length(self, prompt: Tensor | None) -> int:
         """Tokens that the decoder starts with; transformers puts the start token before a prompt that lacks it"""
@@ -751,7 +767,9 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
                     f"the vocabulary goes from 0 to {self.config.vocab_size - 1}"
                 )
             if mask is None:  # transformers infers none for encoder-decoder models
-                mask = kwargs["attention_mask"] = (ids != self.config.pad_token_id).long()
+                padding = self.config.pad_token_id
+                mask = torch.ones_like(ids) if padding is None else (ids != padding).long()
+                kwargs["attention_mask"] = mask
         lengths = mask.sum(dim=1)
         if not lengths.all():
             raise ValueError(f"source row {int((lengths == 0).nonzero()[0])} is empty: all of it is padding")
@@ -779,7 +797,10 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
     ):
         """The finished pool after this step's continuations."""
         stops = next_token_hits_stopping_criteria & (topk_log_probs > NO_HYPOTHESIS)
-        ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], _end_tokens.get())
+        end_tokens = _end_tokens.get()  # None: nothing ends but by a limit
+        ends = torch.zeros_like(stops)
+        if end_tokens is not None:
+            ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], end_tokens)
         at_limit = next_token_hits_stopping_criteria.all(dim=1, keepdim=True)
         pool_is_empty = ~(is_sent_finished.any(dim=1, keepdim=True) | ends.any(dim=1, keepdim=True))
         finished = ends | (stops & (~at_limit | pool_is_empty))

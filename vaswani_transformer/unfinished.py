@@ -4,6 +4,7 @@ However the process ends, nothing else stays: an error, Ctrl-C, SIGTERM and a te
 unfinished, and what SIGKILL or a power cut leaves is removed by the next process that writes the same name.
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -54,7 +55,9 @@ def hidden(path: Path) -> Iterator[Path]:
     """The name until `path` is whole; nothing has it at the start, and nothing at the end."""
     remove_abandoned(path)
     path = path.absolute()
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    names = (f".{path.name}.{os.getpid()}{f'-{n}' if n else ''}.unfinished" for n in itertools.count())
+    # A process of that number may be at work in another container.
+    unfinished = next(file for name in names if not (file := path.with_name(name)).exists())
     # Who has another handler decides what a signal does; and only the main thread may set one.
     in_main_thread = threading.current_thread() is threading.main_thread()
     ours = [number for number in ENDING if in_main_thread and signal.getsignal(number) == signal.SIG_DFL]
@@ -82,7 +85,7 @@ def remove_and_end(number: int, frame: FrameType | None) -> None:
 def remove_abandoned(path: Path) -> None:
     """Remove what processes that are dead have left of a file or folder of this name."""
     path = path.absolute()
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d{{1,9}})\.unfinished")
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d{{1,9}})(-\d+)?\.unfinished")
     if not path.parent.is_dir():
         return
     for name in os.listdir(path.parent):
