@@ -88,3 +88,10 @@ def test_a_final_norm_comes_with_pre_norm_unless_told() -> None:
     assert tiny_config(norm_position="pre").decoder_final_norm
     assert not tiny_config(norm_position="pre", decoder_final_norm=False).decoder_final_norm
     assert tiny_config(encoder_final_norm=True).encoder_final_norm
+
+
+def test_sinusoids_have_no_maximum() -> None:
+    """Code ported from Marian or BART sets one, which would end translations there."""
+    assert VaswaniTransformerConfig(max_position_embeddings=512).max_position_embeddings is None
+    learned = VaswaniTransformerConfig(position_embedding_type="learned", max_position_embeddings=512)
+    assert learned.max_position_embeddings == 512

@@ -8,6 +8,7 @@ import io
 import json
 import pickle
 import random
+import re
 import shutil
 import struct
 import tempfile
@@ -229,6 +230,14 @@ def test_a_tensor_larger_than_its_file_is_refused(tmp_path: Path, refused):
     (tmp_path / "spoilt.pt").replace(folder / "checkpoint_best.pt")
     message = refused(folder)
     assert "tensor encoder.embed_tokens.weight is of shape (1000000000, 8), more than its file holds" in message
+
+
+def test_a_joeynmt_model_that_leaves_layer_norm_out_has_the_toolkit_s_defaults(tmp_path: Path, refused):
+    """JoeyNMT 2.3, encoders.py line 208 and decoders.py line 537: pre in the encoder, post in the decoder."""
+    folder = Path(shutil.copytree(FIXTURES / "variants" / "joeynmt-post", tmp_path / "checkpoint"))
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(re.sub(r"\n +layer_norm: \w+", "", text))
+    assert "encoder.layer_norm is 'pre', decoder.layer_norm 'post'" in refused(folder)
 
 
 def test_yaml_that_grows_without_end_stays_a_short_message(tmp_path: Path, refused):

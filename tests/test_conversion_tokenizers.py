@@ -8,6 +8,7 @@ import pytest
 from golden import converted
 from saved_model import ENGLISH, GERMAN
 
+from conversion.segmentation import find_sentencepiece
 from conversion.sentencepiece import SentencePieceModel
 from conversion.subwords import subword_tokenizer
 from conversion.vocabulary import Vocabulary, read_codes
@@ -122,3 +123,27 @@ def test_subwords_of_tensor2tensor():
         found = tokenizer.encode(text).ids
         assert found == [*escaped_subwords(text, pieces), 1], text
         assert tokenizer.decode(found[:-1]) == text, text
+
+
+def test_a_sentencepiece_model_is_found_by_its_language_as_a_word_of_its_own(tmp_path: Path) -> None:
+    """ "en" is in "sentencepiece", and "de" in "model"."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pieces = {}
+    for language, text in (("de", "der Hund und die Katze"), ("en", "the dog and the cat")):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([text] * 50),
+            model_writer=model,
+            vocab_size=20,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        file = tmp_path / f"sentencepiece.{language}.model"
+        file.write_bytes(model.getvalue())
+        pieces[language] = [piece for piece, *_ in SentencePieceModel.read(file).pieces]
+    (tmp_path / "truecase.model").write_text("not of SentencePiece")
+    for language in ("de", "en"):
+        found = find_sentencepiece(tmp_path, language, pieces["de"] + pieces["en"])  # one vocabulary for both
+        assert found is not None and found.path.name == f"sentencepiece.{language}.model"
+        found = find_sentencepiece(tmp_path, "src", pieces[language])  # no name says it: the pieces do
+        assert found is not None and found.path.name == f"sentencepiece.{language}.model"

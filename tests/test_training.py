@@ -222,6 +222,17 @@ def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_it_used(start, 
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
+def test_a_damaged_older_checkpoint_is_left_out_of_the_average_by_name(start, tmp_path):
+    assert start().wait() == 0
+    (tmp_path / "run/model.safetensors").unlink()
+    older = tmp_path / "run/checkpoints/step-20"
+    (older / "config.json").write_text("{}")
+    process = start()
+    assert process.wait() == 0, process.said()
+    assert "step-20/config.json has 2 bytes" in process.said() and "the average of step-" in process.said()
+    assert (tmp_path / "run/model.safetensors").is_file() and not older.exists()
+
+
 def assert_same_losses(one: Path, other: Path, tolerance: float = 1e-3) -> None:
     records = [records_of(folder) for folder in (one, other)]
     assert any("validation_loss" in record for record in records[0])
