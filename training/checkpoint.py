@@ -208,7 +208,7 @@ def remove_unfinished(root: Path) -> None:
 
     A checkpoint that is whole and whose step has no other gets its name instead.
     """
-    for path in [*sorted(root.glob("*.tmp-*")), *root.glob(".*.unfinished")]:
+    for path in sorted(root.glob("*.tmp-*")):
         final = path.with_name(path.name.partition(".tmp-")[0])
         if re.fullmatch(r"step-\d+", final.name) and not final.exists() and _is_whole(path):
             os.replace(path, final)

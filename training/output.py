@@ -9,6 +9,7 @@ from typing import Any
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.unfinished import remove_abandoned
 
 from . import checkpoint
 from .corpus import parallel_texts
@@ -37,8 +38,10 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
         checkpoint.write_json(
             record, {"command": command, "identity": recipe.identity(), "recipe": dataclasses.asdict(recipe)}
         )
-        for folder in (output, output / "checkpoints", output / "corpus"):
+        for folder in (output, output / "checkpoints"):
             checkpoint.remove_unfinished(folder)
+        for path in (output / "corpus").glob(".*.unfinished"):  # .KEY.PID.unfinished; another run may share the cache
+            remove_abandoned(path.with_name(path.name.split(".")[1]))
     except OSError as error:
         raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
 
