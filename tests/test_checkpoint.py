@@ -101,6 +101,22 @@ def test_what_a_killed_process_left_is_never_taken_for_a_checkpoint(root):
     assert not (root / "step-40.tmp-123").exists() and (root / "step-30").is_dir()
 
 
+class Calls:
+    """Of several functions, counted together; the one of number `wrong` raises instead."""
+
+    def __init__(self, wrong: int, error: BaseException):
+        self.wrong, self.error, self.made = wrong, error, 0
+
+    def counting(self, function):
+        def run(*arguments, **keywords):
+            self.made += 1
+            if self.made == self.wrong:
+                raise self.error
+            return function(*arguments, **keywords)
+
+        return run
+
+
 def test_the_same_step_saved_again_is_never_without_a_whole_checkpoint(root, monkeypatch):
     """A kill at every call that changes the disk; there is no other checkpoint to fall back to."""
     for step in (10, 20):
@@ -111,21 +127,10 @@ def test_the_same_step_saved_again_is_never_without_a_whole_checkpoint(root, mon
         """Not an error: nobody cleans up after it."""
 
     for number in range(1, 100):
-        calls = 0
-
-        def killed(function, limit=number):
-            def run(*arguments, **keywords):
-                nonlocal calls
-                calls += 1
-                if calls == limit:
-                    raise Killed
-                return function(*arguments, **keywords)
-
-            return run
-
+        calls = Calls(number, Killed())
         with monkeypatch.context() as patch:
             for module, name in ((os, "fsync"), (os, "replace"), (os, "mkdir"), (os, "unlink"), (shutil, "rmtree")):
-                patch.setattr(module, name, killed(getattr(module, name)))
+                patch.setattr(module, name, calls.counting(getattr(module, name)))
             try:
                 checkpoint.save_checkpoint(root, 30, write_step(30))
             except Killed:
@@ -133,7 +138,7 @@ def test_the_same_step_saved_again_is_never_without_a_whole_checkpoint(root, mon
         checkpoint.remove_unfinished(root)
         assert checkpoint.newest_whole(root, pytest.fail) == root / "step-30"
         assert not list(root.glob("*.tmp-*"))
-        if calls < number:
+        if calls.made < number:
             break
     assert kills > 10
 
@@ -151,27 +156,16 @@ def test_a_write_that_fails_at_any_point_leaves_the_previous_checkpoint(root, mo
     """Every call that changes the disk fails once; after each failure step 30 is whole and nothing is left over."""
     failures = 0
     for number in range(1, 100):
-        calls = 0
-
-        def failing(function, limit=number):
-            def run(*arguments, **keywords):
-                nonlocal calls
-                calls += 1
-                if calls == limit:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                return function(*arguments, **keywords)
-
-            return run
-
+        calls = Calls(number, OSError(errno.ENOSPC, "No space left on device"))
         with monkeypatch.context() as patch:
             for name in ("fsync", "replace", "mkdir"):
-                patch.setattr(os, name, failing(getattr(os, name)))
+                patch.setattr(os, name, calls.counting(getattr(os, name)))
             try:
                 checkpoint.save_checkpoint(root, 40, write_step(40))
             except UnavailableError as error:
                 failures += 1
                 assert "No space left on device" in str(error) and "step-40" in str(error)
-            if calls < number:
+            if calls.made < number:
                 break  # Nothing is left that could fail.
         assert checkpoint.newest_whole(root, pytest.fail) in (root / "step-30", root / "step-40")
         checkpoint.verify(root / "step-30")
