@@ -75,7 +75,7 @@ def write_card(
         import jinja2
     except ModuleNotFoundError:
         raise UnavailableError('jinja2 is not installed: pip install "vaswani-transformer[hub]"') from None
-    config, search = translator.model.config, translator.model.generation_config
+    config = translator.model.config
     languages = record.languages
     data = card_data(repo_id, record, files, license)
     separate = any(name.startswith(f"{TARGET_TOKENIZER}/") for name in files)
@@ -89,7 +89,7 @@ def write_card(
         source=language_name(languages[0]) if languages else None,
         target=language_name(languages[1]) if languages else None,
         parameters=f"{parameters(translator):,}",
-        search={name: getattr(search, name) for name in ("num_beams", "length_penalty")},
+        search=dict(zip(("num_beams", "length_penalty"), translator.own_search, strict=True)),
         example=example,
         example_translation=translator.translate([example])[0] if example else None,
         quoted_example=json.dumps(example or "...", ensure_ascii=False),

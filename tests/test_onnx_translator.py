@@ -49,6 +49,31 @@ def test_translations_are_those_of_torch(folder: Path, translator: OnnxTranslato
     assert translator.translate(SENTENCES, **arguments) == expected.translate(SENTENCES, **arguments)
 
 
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_without_arguments_the_search_is_that_of_generation_config(folder: Path, tmp_path: Path, backend: Any) -> None:
+    shutil.copytree(folder if backend == "onnx" else folder.parent / "model", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_beams": 2, "length_penalty": 2.0}))
+    translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
+    assert translator.own_search == (2, 2.0)
+    found = translator.translate(SENTENCES, return_scores=True)
+    assert found == translator.translate(SENTENCES, return_scores=True, num_beams=2, length_penalty=2.0)
+    by_the_paper = translator.translate(SENTENCES, return_scores=True, num_beams=4, length_penalty=0.6)
+    assert found != by_the_paper
+    with pytest.raises(InputError, match="n_best is 3; it must lie between 1 and 2"):
+        translator.translate(SENTENCES, n_best=3)
+    path.unlink()
+    translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
+    assert translator.translate(SENTENCES, return_scores=True) == by_the_paper
+
+
+def test_an_absurd_search_is_named_with_its_file(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"num_beams": 0}')
+    with pytest.raises(BrokenFileError, match="generation_config.json: num_beams is 0; it must lie between 1 and 1000"):
+        OnnxTranslator.from_pretrained(tmp_path)
+
+
 def test_n_best_lists_and_scores_are_those_of_torch(folder: Path, translator: OnnxTranslator) -> None:
     expected = Translator.from_pretrained(folder.parent / "model", device="cpu").translate(
         ENGLISH, n_best=3, return_scores=True
@@ -132,7 +157,7 @@ def test_any_integer_is_a_number_of_beams_and_nothing_else_is(folder: Path, back
     for kind in (np.int64, np.uint8):
         settings: Any = {"num_beams": kind(4), "n_best": kind(2), "batch_tokens": np.int64(8192)}
         assert translator.translate(ENGLISH, max_source_length=cast(int, kind(200)), **settings) == expected
-    for wrong in (4.0, np.float64(4), True, np.bool_(True), "4", None):
+    for wrong in (4.0, np.float64(4), True, np.bool_(True), "4"):
         with pytest.raises(InputError, match="num_beams is .*; it must lie between 1 and 1000"):
             translator.translate(ENGLISH, num_beams=cast(int, wrong))
 

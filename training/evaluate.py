@@ -21,6 +21,7 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 from vaswani_transformer import __version__
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.texts import TextTranslator
 from vaswani_transformer.translator import Translator
 
 from . import demo_corpus
@@ -242,8 +243,8 @@ def evaluate(
     ] = None,
     data: Annotated[str | None, typer.Option(help="The folder of the recipe's text.")] = None,
     test: Annotated[str | None, typer.Option(help="Another corpus than the recipe's `test`.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beam size.")] = 4,
-    alpha: Annotated[float, typer.Option(help="Length penalty of GNMT.")] = 0.6,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the model's.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Length penalty of GNMT; default: the model's.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; default: the best there is.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch, times beams.")] = 8192,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
@@ -264,13 +265,18 @@ def evaluate(
         flags = {key: value for key, value in (("data", data), ("test", test)) if value is not None}
         chosen = test_set(_recipe_of(model, config, flags))
     from_pretrained: Any = Translator.from_pretrained  # which has a signature for each backend
-    translations = from_pretrained(model, device=device, dtype=dtype, backend=backend).translate(
+    translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
+    beam, alpha = translator.search_settings(beam, alpha)
+    translations = translator.translate(
         chosen.sources, num_beams=beam, length_penalty=alpha, batch_tokens=batch_tokens, progress=True
     )
     result = scores(translations, chosen.references, chosen.kinds, chosen.language)
     if hypotheses is not None:
         hypotheses.write_text("".join(f"{line}\n" for line in translations), encoding="utf-8")
-    typer.echo(json.dumps({"test": chosen.name, **result}, indent=1) if as_json else show(result))
+    if as_json:
+        typer.echo(json.dumps({"test": chosen.name, "beam": beam, "alpha": alpha, **result}, indent=1))
+    else:
+        typer.echo(f"{chosen.name}, beam {beam}, length penalty {alpha}\n{show(result)}")
     if record_to is not None:
         record(record_to, model, chosen, result, beam, alpha)
 

@@ -43,8 +43,12 @@ def translate(
     input: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too), one sentence a line.")],
     output: Annotated[Path, typer.Option(help="The file of the translations, line by line.")],
     shard_lines: Annotated[int, typer.Option(min=1, help="Lines of a shard: what a kill can cost a process.")] = 20_000,
-    num_beams: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 4,
-    length_penalty: Annotated[float, typer.Option(help="alpha of ((5 + length) / 6)^alpha.")] = 0.6,
+    num_beams: Annotated[
+        int | None, typer.Option(min=1, help="Beam size; 1 is greedy search; default: the model's.")
+    ] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")
+    ] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch, times beams.")] = 8192,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
 ) -> None:
@@ -55,6 +59,8 @@ def translate(
     reporter = Reporter(state.is_main_process)
     machine.refuse_too_few_processes(None, state.num_processes)
     folder = output.with_name(f"{output.name}.shards")
+    translator = Translator.from_pretrained(model, device=state.device, dtype=dtype)
+    num_beams, length_penalty = translator.search_settings(num_beams, length_penalty)
     about = {"shard_lines": shard_lines, "num_beams": num_beams, "length_penalty": length_penalty, "dtype": dtype}
     with ExitStack() as stack:
         if state.is_main_process:
@@ -64,7 +70,6 @@ def translate(
                 {**about, "input": files_sha256(source), "model": files_sha256(*sorted(model.glob("*.safetensors")))},
             )
         state.wait_for_everyone()
-        translator = Translator.from_pretrained(model, device=state.device, dtype=dtype)
         lines = 0
         for number, shard in enumerate(_shards(source, shard_lines)):
             lines += len(shard)

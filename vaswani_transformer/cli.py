@@ -95,8 +95,10 @@ def translate(
     model: Model,
     input: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too), or - for stdin.")] = "-",
     output: Output = "-",
-    num_beams: Annotated[int, typer.Option(help="Beam size; 1 is greedy search.")] = 4,
-    length_penalty: Annotated[float, typer.Option(help="alpha of ((5 + length) / 6)^alpha.")] = 0.6,
+    num_beams: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search; default: the model's.")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")
+    ] = None,
     n_best: Annotated[int, typer.Option(help="Translations per line: line number, score, text, with tabs.")] = 1,
     scores: Annotated[bool, typer.Option("--scores", help="The score and a tab before each translation.")] = False,
     batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch, times beams: less needs less memory.")] = 8192,

@@ -37,13 +37,19 @@ class OnnxTranslator(TextTranslator):
     """A graph with the search in it, and its tokenizer."""
 
     def __init__(
-        self, session: Any, tokenizer: Tokenizer, config: dict[str, Any], target_tokenizer: Tokenizer | None = None
+        self,
+        session: Any,
+        tokenizer: Tokenizer,
+        config: dict[str, Any],
+        target_tokenizer: Tokenizer | None = None,
+        search: tuple[int, float] = (4, 0.6),
     ):
         """session: an onnxruntime.InferenceSession;  config: the model's config.json
 
         target_tokenizer: of the decoder's vocabulary, where it is not the encoder's
+        search: beam size and alpha where a call names none
         """
-        self.session, self.tokenizer, self.config = session, tokenizer, config
+        self.session, self.tokenizer, self.config, self.search = session, tokenizer, config, search
         self.target_tokenizer = target_tokenizer or tokenizer
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
@@ -85,7 +91,7 @@ class OnnxTranslator(TextTranslator):
                     f"{folder / GRAPH} has {field} {sizes[field]}, but {folder / 'config.json'} has {size}: "
                     "graph and config do not belong together"
                 )
-        translator = cls(session, tokenizer, config, second)
+        translator = cls(session, tokenizer, config, second, checked_search(folder / "generation_config.json"))
         # The first call allocates memory and, on a GPU, chooses kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
         return translator
@@ -94,8 +100,8 @@ class OnnxTranslator(TextTranslator):
         self,
         input_ids: np.ndarray,
         attention_mask: np.ndarray | None = None,
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
         max_length: int | None = None,
         min_length: int = 0,
         num_return_sequences: int | None = None,
@@ -104,6 +110,7 @@ class OnnxTranslator(TextTranslator):
 
         input_ids, attention_mask: (batch, source), each sentence ending in </s> and padded on the right; without a
             mask, what is not padding counts
+        num_beams, length_penalty: beam size and alpha of the GNMT penalty; default: the model's own (`own_search`)
         max_length: output tokens, beside the limit that every sentence has, its source tokens + 50
         min_length: tokens before </s>
         num_return_sequences: how many of the best hypotheses are wanted, None for num_beams; fewer are sooner certain
@@ -122,6 +129,7 @@ class OnnxTranslator(TextTranslator):
             raise InputError(f"source row {empty[0]} is empty: all of it is padding")
         if self.positions is not None and input_ids.shape[1] > self.positions:
             raise InputError(f"input_ids has {input_ids.shape[1]} columns; the model has {self.positions} positions")
+        num_beams, length_penalty = self.search_settings(num_beams, length_penalty)
         num_beams = check_number("num_beams", num_beams, 1, MAX_BEAMS)
         check_length_penalty(length_penalty)
         check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM)
@@ -159,6 +167,10 @@ class OnnxTranslator(TextTranslator):
         self.session.run_with_iobinding(binding)
         sequences, scores = binding.copy_outputs_to_cpu()
         return sequences, scores
+
+    @property
+    def own_search(self) -> tuple[int, float]:
+        return self.search
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         encoding = self.tokenizer.encode(text)
@@ -312,6 +324,19 @@ def checked_config(path: Path) -> dict[str, Any]:
     if positions is not None and (type(positions) is not int or positions < 1):
         raise BrokenFileError(f"{path}: max_position_embeddings is {positions!r}; it must be a positive number or null")
     return config
+
+
+def checked_search(path: Path) -> tuple[int, float]:
+    """Beam size and alpha of generation_config.json, the paper's where it has none. Raises BrokenFileError."""
+    settings = read_json_object(path) if path.exists() else {}
+    beams, alpha = settings.get("num_beams"), settings.get("length_penalty")
+    try:
+        beams = check_number("num_beams", 4 if beams is None else beams, 1, MAX_BEAMS)
+        alpha = 0.6 if alpha is None else alpha
+        check_length_penalty(alpha)
+    except InputError as error:
+        raise BrokenFileError(f"{path}: {error}") from None
+    return beams, alpha
 
 
 def checked_tokenizer(folder: Path, vocabulary: int, field: str = "vocab_size") -> Tokenizer:

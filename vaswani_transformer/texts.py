@@ -56,6 +56,16 @@ class TextTranslator(ABC):
     positions: int | None  # learned positions of the model; None: no maximum
     pad: int
 
+    @property
+    @abstractmethod
+    def own_search(self) -> tuple[int, float]:
+        """Beam size and alpha of the model's generation config; the paper's, 4 and 0.6, where it has none."""
+
+    def search_settings(self, num_beams: int | None, length_penalty: float | None) -> tuple[int, float]:
+        """What a call asks for, and the model's own where it asks for nothing."""
+        beams, alpha = self.own_search
+        return beams if num_beams is None else num_beams, alpha if length_penalty is None else length_penalty
+
     @abstractmethod
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids, ending in </s>, and where in the text each begins."""
@@ -89,8 +99,8 @@ class TextTranslator(ABC):
         self,
         texts: str | Sequence[str],
         *,
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
         n_best: Literal[1] = 1,
         return_scores: Literal[False] = False,
         batch_tokens: int = 8192,
@@ -103,8 +113,8 @@ class TextTranslator(ABC):
         self,
         texts: str | Sequence[str],
         *,
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
         n_best: int = 1,
         return_scores: Literal[True],
         batch_tokens: int = 8192,
@@ -117,8 +127,8 @@ class TextTranslator(ABC):
         self,
         texts: str | Sequence[str],
         *,
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
         n_best: int = 1,
         return_scores: bool = False,
         batch_tokens: int = 8192,
@@ -130,8 +140,8 @@ class TextTranslator(ABC):
         self,
         texts: str | Sequence[str],
         *,
-        num_beams: int = 4,
-        length_penalty: float = 0.6,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
         n_best: int = 1,
         return_scores: bool = False,
         batch_tokens: int = 8192,
@@ -140,7 +150,7 @@ class TextTranslator(ABC):
     ) -> list[str] | list[list[Hypothesis]]:
         """Translate texts by the search of section 6.1; a text of white space alone becomes an empty one.
 
-        num_beams, length_penalty: beam size and alpha of the GNMT penalty.
+        num_beams, length_penalty: beam size and alpha of the GNMT penalty; default: the model's own (`own_search`).
         n_best, return_scores: with either, a list of at most n_best hypotheses per text, best first.
         batch_tokens: source tokens in a batch, padding included, times beams: what memory depends on.
         max_source_length: a text of more tokens is cut at the ends of sentences, or else at spaces, or else between
@@ -151,6 +161,7 @@ class TextTranslator(ABC):
         """
         texts = checked_texts(texts, "text")
         limit = self._source_limit(max_source_length)
+        num_beams, length_penalty = self.search_settings(num_beams, length_penalty)
         num_beams = check_number("num_beams", num_beams, 1, MAX_BEAMS)
         n_best = check_number("n_best", n_best, 1, num_beams)
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)

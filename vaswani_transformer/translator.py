@@ -130,6 +130,12 @@ class Translator(TextTranslator):
         target = load_tokenizer(second, model.config, target=True) if second.is_dir() else None
         return cls(model, load_tokenizer(folder, model.config), target)
 
+    @property
+    def own_search(self) -> tuple[int, float]:
+        settings = self.model.generation_config
+        alpha = settings.length_penalty
+        return settings.num_beams or 4, 0.6 if alpha is None else alpha
+
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
         return cast(list[int], encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]

@@ -44,7 +44,9 @@ if has_file(MODEL_ID, "target_tokenizer/tokenizer.json", revision=REVISION):
 model = AutoModelForSeq2SeqLM.from_pretrained(
     MODEL_ID, revision=REVISION, trust_remote_code=True, attn_implementation="eager"
 ).eval()
-config = model.config
+config, search = model.config, model.generation_config
+BEAMS = search.num_beams or 4
+ALPHA = 0.6 if search.length_penalty is None else search.length_penalty
 
 KINDS = {
     "Cross-attention": ("cross", "each word of the translation (down) reads the sentence (across)"),
@@ -68,7 +70,7 @@ class Found:
 
 
 @torch.inference_mode()
-def translated(sentence: str, beams: int = 4, alpha: float = 0.6) -> Found:
+def translated(sentence: str, beams: int = BEAMS, alpha: float = ALPHA) -> Found:
     """Beam search of Section 6.1; score = log P(Y | X) / ((5 + |Y|) / 6)^alpha. gr.Error says what is not accepted."""
     if not sentence.strip():
         raise gr.Error("There is nothing to translate yet: type a sentence.", print_exception=False)
@@ -287,8 +289,10 @@ def page() -> gr.Blocks:
         sentence = gr.Textbox(EXAMPLES[0], label="Sentence", lines=1, max_lines=6, elem_id="sentence")
         gr.Examples(EXAMPLES, sentence, label="For example")
         with gr.Accordion("Search", open=False):
-            beams = gr.Slider(1, 16, 4, step=1, label="Beam size")
-            alpha = gr.Slider(0, 2, 0.6, step=0.1, label="Length penalty α", info="((5 + length) / 6)^α")
+            beams = gr.Slider(1, max(16, BEAMS), BEAMS, step=1, label="Beam size")
+            alpha = gr.Slider(
+                min(0, ALPHA), max(2, ALPHA), ALPHA, step=0.1, label="Length penalty α", info="((5 + length) / 6)^α"
+            )
         button = gr.Button("Translate", variant="primary")
         translation = gr.Textbox(first.texts[0], label="Translation", interactive=False, elem_id="translation")
         hypotheses = gr.Radio(
