@@ -99,7 +99,16 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     assert rows[0]["bleu_signature"] == expected["bleu_signature"] and rows[0]["beam"] == "2"
     assert rows[0]["sentences"] == "3" and rows[0]["parameters"].isdigit()
     main([str(model_folder / "model"), *files])
-    assert expected["bleu_signature"] in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert expected["bleu_signature"] in said and said.startswith("s, beam 2, length penalty 0.6\n")
+
+
+def test_text_that_is_tokenised_already_is_scored_as_it_is():
+    """Moses would make four tokens of `&apos;s` on both sides, and four times a match of one."""
+    translations, references = ["it &apos;s a big old dog"], ["it &apos;s a big old cat"]
+    result = scores(translations, references)
+    assert result["bleu_as_written"] == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+    assert result["bleu_tokenised"] is None or result["bleu_tokenised"] > result["bleu_as_written"]
 
 
 def test_a_results_file_with_other_columns_is_refused_and_stays_as_it_is(model_folder, capsys):
@@ -121,6 +130,9 @@ def test_a_results_file_with_other_columns_is_refused_and_stays_as_it_is(model_f
         (["model"], "has no run.json; name a recipe"),
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
+        (["model", "--kinds", "s", "--config", "demo"], "--kinds belongs to --source and --reference"),
+        (["model", "--config", "demo", "--hypotheses", "no/where"], "no/where: give the name of a file in a folder"),
+        (["model", "--config", "paper_base_en_de", "--data", "nowhere"], "there is no folder nowhere"),
     ],
 )
 def test_wrong_arguments_are_one_line(model_folder, arguments, message, capsys, monkeypatch):

@@ -141,6 +141,12 @@ def test_outside_training_there_is_no_smoothing_and_no_gradient_work(tiny_model)
     torch.testing.assert_close(loss, plain)
 
 
+@pytest.mark.parametrize("rate", [0.001, 0.3, 0.999])
+def test_dropout_of_any_rate_keeps_the_mean(rate):
+    dropped = machine.ByteDropout(rate).train()(torch.ones(4_000_000))
+    assert dropped.mean() == pytest.approx(1, abs=6 * (rate / (1 - rate) / 4_000_000) ** 0.5 + 1e-6)
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_model_of_a_step_is_compiled_once_for_all_sizes(tiny_model, attention):
     """Batches, lengths and numbers of target tokens that are never the same twice."""

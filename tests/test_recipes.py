@@ -15,6 +15,7 @@ from training.plan import make_plan
 from training.recipe import SHIPPED, load_recipe, shipped_recipes
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.programs import wanted_processes
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -66,6 +67,21 @@ def test_flags_override_the_file_and_reach_into_the_model():
     assert load_recipe("multi30k_en_de", {"mixed_precision": "no"}).mixed_precision == "no"  # YAML reads `no` as false
     with pytest.raises(InputError, match="'7' is not a flag"):
         flags_of(["7"])
+    with pytest.raises(InputError, match=r"--train is given twice; several names are one list: --train '\[a, b\]'"):
+        flags_of(["--train", "a", "--train=b"])
+
+
+@pytest.mark.parametrize("name", ["2024_06_01", "2024-06-01", "010", "1e3", "yes", "{language}/train.txt", "a: b"])
+def test_a_name_is_what_was_typed(name):
+    recipe = load_recipe(None, {"output_dir": name, "train": name, "data": json.dumps(name)})
+    assert (recipe.output_dir, recipe.train, recipe.data) == (name, [name], name)
+
+
+def test_processes_of_a_recipe_are_those_that_are_started(tmp_path):
+    (tmp_path / "two.yaml").write_text("processes: 2\n")
+    words = ["--config", str(tmp_path / "two.yaml"), "--seed", "3"]
+    assert wanted_processes(words) == 2 and wanted_processes([*words, "--processes=3"]) == 3
+    assert wanted_processes(["--config", "demo"]) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +102,13 @@ def test_flags_override_the_file_and_reach_into_the_model():
         ({"train": "[1]"}, r"train is \[1\], must be a list of names"),
         ({"train": "[]"}, "train is empty"),
         ({"overwrite": "3"}, "overwrite is 3"),
-        ({"output_dir": "{a: 1}"}, "output_dir is {'a': 1}"),
+        ({"output_dir": "[a, b]"}, r"output_dir is \['a', 'b'\]"),
+        ({"max_gradient_norm": "0"}, "max_gradient_norm is 0.0, must be above 0, or null"),
+        ({"adam_epsilon": "0"}, "adam_epsilon is 0.0, must be above 0$"),
+        ({"seed": "9223372036854775808"}, "seed is 9223372036854775808, must be below"),
+        ({"bleu_every": "1500"}, r"bleu_every is 1500, must be a multiple of 1000, .* \(validate_every\)"),
+        ({"validation": "[]", "patience": "3"}, "patience is 3, but validation is empty"),
+        ({"validation": "[]", "bleu_every": "1000"}, "bleu_every is 1000, but validation is empty"),
         ({"max_steps": "null"}, "max_steps and max_epochs are both empty"),
         ({"tokens_per_step": "400"}, "max_length 256 does not fit into a micro-batch of 50 tokens"),
         ({"average_last": "6"}, r"average_last is 6, more than the 5 checkpoints kept \(keep\)"),

@@ -1,5 +1,6 @@
 """The training program as it is used: whole runs in processes of their own, interrupted, killed, resumed."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -11,18 +12,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
 from training_child import TrainingProcess
 
 from training import fsdp
+from training.evaluate import corpus_bleu
 from training.recipe import load_recipe
-from training.train import make_accelerator
+from training.report import Reporter
+from training.train import Run, make_accelerator
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.pictures import curves_of
 
 ROOT = Path(__file__).parent.parent
 STEPS = 24
@@ -469,12 +475,19 @@ def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupte
 # --- faults --------------------------------------------------------------------------------------------------------
 
 
-def test_steps_that_are_not_finite_never_reach_the_weights(start, tmp_path):
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (1e30, "3 steps in a row had a loss or gradient that is not finite"),
+        (3e38, "holds values that are not finite, so it is not saved"),  # Adam makes them of gradients that are.
+    ],
+)
+def test_what_is_not_finite_never_reaches_a_checkpoint(start, tmp_path, rate, message):
     process = start(
-        learning_rate=1e30, warmup_steps=1, max_bad_steps=3, save_every=1, validate_every=None, validation=[]
+        learning_rate=rate, warmup_steps=1, max_bad_steps=3, save_every=1, validate_every=None, validation=[]
     )
     assert process.wait() == 2
-    assert "3 steps in a row had a loss or gradient that is not finite" in process.said()
+    assert message in process.said() and not (tmp_path / "run/model.safetensors").exists()
     for path in (tmp_path / "run/checkpoints").glob("step-*/*.safetensors"):
         assert all(tensor.isfinite().all() for tensor in load_file(path).values())
 
@@ -581,6 +594,11 @@ def test_a_second_run_on_the_same_folder_is_refused_by_name(start):
         ({"preset": "huge"}, "preset 'huge' is not one of base"),
         ({"vocab_size": 100_000}, "vocab_size 100000 is larger than the texts give"),
         ({"tokenizer": "nowhere"}, "nowhere has no tokenizer.json"),
+        (
+            {"model": {**SMALL["model"], "position_embedding_type": "learned", "max_position_embeddings": 20}},
+            "max_length is 40, the model has 20 learned positions",
+        ),
+        ({"max_hours": 1e-9}, "ended the run before its first step"),
     ],
 )
 def test_wrong_input_is_one_line_before_the_first_step(start, keys, message):
@@ -589,6 +607,39 @@ def test_wrong_input_is_one_line_before_the_first_step(start, keys, message):
     (line,) = [line for line in process.said().splitlines() if line.startswith("error")]
     assert message in line
     assert "Traceback" not in process.said() and "step 6" not in process.said()
+
+
+def test_a_signal_ends_a_run_that_still_reads_its_text(start, tmp_path):
+    """A thousand million lines in a file of a megabyte: minutes of reading."""
+    (tmp_path / "text").mkdir()
+    for name in ("train.en.gz", "train.de.gz"):
+        (tmp_path / "text" / name).write_bytes(gzip.compress(b"a\n" * 1_000_000) * 1000)
+    process = start(data=str(tmp_path / "text"), validation=[], validate_every=None)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run").is_dir():
+        assert time.monotonic() < deadline and process.ranks[0].is_alive(), process.said()
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(process.ranks[0].pid, signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
+
+
+def test_a_validation_that_is_no_number_is_null_in_the_log_and_never_the_best(tmp_path):
+    reporter = Reporter(True)
+    reporter.start(tmp_path, None, 0, 9)
+    reporter.write({"event": "validation", "step": 1, "validation_loss": float("nan")})
+    assert records_of(tmp_path) == [{"event": "validation", "step": 1, "validation_loss": None}]
+    assert curves_of(tmp_path / "metrics.jsonl")["validation_loss"] == {}
+
+
+@pytest.mark.parametrize("end", ["\n", " \r\n"])
+def test_bleu_during_training_is_that_of_the_text_without_its_line_ends(tmp_path, end):
+    for language, lines in (("en", ENGLISH), ("de", GERMAN)):
+        (tmp_path / f"val.{language}").write_bytes("".join(line + end for line in lines).encode())
+    recipe = load_recipe(None, {"data": str(tmp_path)})
+    run = cast(Run, SimpleNamespace(recipe=recipe, tokenizer=trained_tokenizer(), target_tokenizer=None))
+    translations = Translator(trained_model(), trained_tokenizer()).translate(ENGLISH)
+    assert Run._bleu(run, trained_model()) == pytest.approx(corpus_bleu(translations, GERMAN, False))
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(start, tmp_path):

@@ -1,6 +1,7 @@
 """training/translate.py: a corpus in shards, by several processes, interrupted, in order."""
 
 import random
+import shutil
 
 import pytest
 from saved_model import ENGLISH, GERMAN, saved_model
@@ -33,7 +34,8 @@ def start(work, tmp_path):
     def run(ranks: int = 1, fault=None, **flags) -> TrainingProcess:
         folder, _ = work
         values = {"input": folder / "text", "output": tmp_path / "out", "shard-lines": SHARD} | flags
-        words = [str(folder / "model"), *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+        model = values.pop("model", folder / "model")
+        words = [str(model), *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
         running.append(TrainingProcess(words, tmp_path / f"{len(running)}.log", ranks, fault, "translate"))
         return running[-1]
 
@@ -64,6 +66,33 @@ def test_killed_it_goes_on_with_the_missing_shards_and_any_number_of_processes(s
     process = start(ranks=2)
     assert process.wait() == 0, process.said()
     assert "lines 1 to 5 translated" not in process.said()
+    assert lines_of(tmp_path / "out") == work[1]
+
+
+def test_what_a_model_translates_to_is_all_of_its_files(start, work, tmp_path):
+    shutil.copytree(work[0] / "model", tmp_path / "model")
+    words = {"model": tmp_path / "model"}
+    assert start(fault=("kill", 16), **words).wait() == -9
+    settings = tmp_path / "model/generation_config.json"
+    settings.write_text(settings.read_text().replace('"max_source_length_offset": 50', '"max_source_length_offset": 5'))
+    process = start(**words)
+    assert process.wait() == 2 and "holds shards of another translation (model was " in process.said()
+
+
+def test_what_cannot_be_written_or_searched_is_refused_before_anything_is_translated(start, work, tmp_path):
+    (tmp_path / "folder").mkdir()
+    process = start(output=tmp_path / "folder")
+    assert process.wait() == 2 and "folder is a folder; give the name of a file" in process.said()
+    process = start(**{"num-beams": 100_000})
+    assert process.wait() == 2 and "num_beams is 100000; it must lie between 1 and 1000" in process.said()
+    assert not (tmp_path / "out.shards").exists()
+
+
+def test_a_translation_that_has_no_shard_yet_stands_in_nobody_s_way(start, work, tmp_path):
+    (tmp_path / "out.shards").mkdir()
+    (tmp_path / "out.shards/about.json").write_text('{"num_beams": 9}')
+    process = start()
+    assert process.wait() == 0, process.said()
     assert lines_of(tmp_path / "out") == work[1]
 
 

@@ -36,6 +36,8 @@ def flags_of(words: list[str]) -> dict[str, str]:
         key, equals, value = word[2:].partition("=")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        if key in flags:
+            raise InputError(f"--{key} is given twice; several names are one list: --{key} '[{flags[key]}, {value}]'")
         flags[key] = value
     return flags
 

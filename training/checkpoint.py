@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -168,6 +169,14 @@ def copies(tensors: Mapping[str, torch.Tensor], keep: bool = True) -> dict[str, 
         if keep:
             kept[name] = whole.to("cpu", copy=True).contiguous()
     return kept
+
+
+def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """The name of a tensor with a NaN or an infinity in it; None where there is none."""
+    for name, tensor in tensors.items():
+        if tensor.numel() and not all(math.isfinite(end) for end in tensor.aminmax()):
+            return name
+    return None
 
 
 def mark_best(root: Path, step: int) -> None:

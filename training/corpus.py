@@ -85,7 +85,7 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
         if len(stems) != 2:
             raise InputError(f"corpus {name!r} names {len(stems)} files, must be source,target")
     else:
-        stems = [name.format(language=x) if "{language}" in name else f"{name}.{x}" for x in languages]
+        stems = [name.replace("{language}", x) if "{language}" in name else f"{name}.{x}" for x in languages]
     source, target = (_existing(folder, stem) for stem in stems)
     return ParallelText(
         name,

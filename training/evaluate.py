@@ -1,4 +1,4 @@
-"""Section 6.1: how good a model's translations are: BLEU in the four ways people mean, chrF, and exact matches."""
+"""Section 6.1: how good a model's translations are: BLEU in the five ways people mean, chrF, and exact matches."""
 
 import csv
 import json
@@ -19,8 +19,9 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from vaswani_transformer import __version__
+from vaswani_transformer.cli import in_one_line
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
-from vaswani_transformer.lines import read_lines
+from vaswani_transformer.lines import read_lines, written_whole
 from vaswani_transformer.texts import TextTranslator
 from vaswani_transformer.translator import Translator
 
@@ -60,8 +61,9 @@ def scores(
     """Every score of translations against one reference each.
 
     bleu: sacreBLEU, the number to compare; bleu_lowercase: of lower-cased text; bleu_tokenised: of text lower-cased and
-    tokenised by Moses' scripts, what papers on Multi30k and IWSLT print, None without sacremoses; bleu_compound_split:
-    as get_ende_bleu.sh of tensor2tensor counts, the paper's Table 2, in which every hyphen between letters is a word of
+    tokenised by Moses' scripts, what papers on Multi30k print, None without sacremoses; bleu_as_written: of the words
+    between spaces, what fairseq prints of IWSLT's text, which is tokenised already; bleu_compound_split: as
+    get_ende_bleu.sh of tensor2tensor counts, the paper's Table 2, in which every hyphen between letters is a word of
     its own, with mteval-v13a's tokens.
     language: of the translations, a code such as de, for Moses' rules
     """
@@ -78,6 +80,7 @@ def scores(
         "bleu_lowercase": lowercase.corpus_score(translations, [references]).score,
         "bleu_lowercase_signature": str(lowercase.get_signature()),
         "bleu_tokenised": plain.corpus_score(tokenised[0], [tokenised[1]]).score if all(tokenised) else None,
+        "bleu_as_written": plain.corpus_score(translations, [references]).score,
         "bleu_compound_split": plain.corpus_score(split[0], [split[1]]).score,
         "chrf": chrf.corpus_score(translations, [references]).score,
         "chrf_signature": str(chrf.get_signature()),
@@ -154,6 +157,7 @@ def show(result: dict[str, Any]) -> str:
         if result["bleu_tokenised"] is not None
         else "BLEU   -     tokenised (Moses), lower-cased: pip install sacremoses",
         f"BLEU {result['bleu_compound_split']:.2f}   tokenised (13a), compounds split: the paper's Table 2",
+        f"BLEU {result['bleu_as_written']:.2f}   of the words between spaces, for text that is tokenised already",
         f"chrF {result['chrf']:.2f}   {result['chrf_signature']}",
         f"exact match {result['exact_match']:.1f} % of {result['sentences']} sentences",
     ]
@@ -232,7 +236,7 @@ def hardware() -> str:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(help="Translate a test set and score it: BLEU four ways, chrF, exact matches.")
+@app.command(help="Translate a test set and score it: BLEU five ways, chrF, exact matches.")
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     source: Annotated[Path | None, typer.Option(help="Source sentences, one a line.")] = None,
@@ -257,13 +261,19 @@ def evaluate(
         raise InputError("--source and --reference come together")
     if not model.is_dir():
         raise InputError(f"{model}: there is no such model folder")
+    if source is None and kinds is not None:
+        raise InputError("--kinds belongs to --source and --reference")
     if record_to is not None and (dtype is not None or backend != "torch"):
         raise InputError("--record: its rows are of models as they were trained, without --dtype and --backend")
     if source is not None and reference is not None:
         chosen = files_test_set(source, reference, kinds)
     else:
         flags = {key: value for key, value in (("data", data), ("test", test)) if value is not None}
+        if data is not None:
+            flags |= {"dataset": "null", "streaming": "false"}
         chosen = test_set(_recipe_of(model, config, flags))
+    if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
+        raise InputError(f"--hypotheses {hypotheses}: give the name of a file in a folder that is there")
     from_pretrained: Any = Translator.from_pretrained  # which has a signature for each backend
     translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
     beam, alpha = translator.search_settings(beam, alpha)
@@ -272,7 +282,8 @@ def evaluate(
     )
     result = scores(translations, chosen.references, chosen.kinds, chosen.language)
     if hypotheses is not None:
-        hypotheses.write_text("".join(f"{line}\n" for line in translations), encoding="utf-8")
+        with written_whole(hypotheses) as out:
+            out.write("".join(f"{in_one_line(line)}\n" for line in translations).encode())
     if as_json:
         typer.echo(json.dumps({"test": chosen.name, "beam": beam, "alpha": alpha, **result}, indent=1))
     else:
@@ -291,7 +302,8 @@ def _recipe_of(model: Path, config: str | None, flags: dict[str, str]) -> Recipe
     where = (
         "data", "dataset", "dataset_config", "streaming", "source_language", "target_language", "validation", "test",
     )  # fmt: skip
-    return load_recipe(None, {**{key: json.dumps(saved[key]) for key in where if key in saved}, **flags})
+    texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in where if key in saved}
+    return load_recipe(None, texts | flags)
 
 
 def main(arguments: list[str] | None = None) -> None:

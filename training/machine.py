@@ -27,6 +27,8 @@ class ByteDropout(nn.Dropout):
         kept = 256 - round(self.p * 256)
         if not self.training or kept == 256:
             return input
+        if kept == 0:  # a rate above 0.998
+            return super().forward(input)
         if torch.compiler.is_compiling():  # The compiler fuses torch's own, and fails on bytes seen as words.
             return super().forward(input)
         return _ByteDropout.apply(input, kept)  # type: ignore[no-any-return]

@@ -36,13 +36,64 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
         temporary.rmdir()
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
-    return load_tokenizer(folder)
+    tokenizer = whole_texts(load_tokenizer(folder))
+    if not (folder / TARGET_TOKENIZER).is_dir():
+        check_end(tokenizer, folder)
+    if recipe.lowercase and tokenizer.decode(tokenizer("A")["input_ids"], skip_special_tokens=True).strip() != "a":
+        raise InputError(f"lowercase: the tokenizer in {folder} keeps capitals; `tokenizer --lowercase` trains one")
+    before = recipe.initial_weights and find_folder(recipe.initial_weights)
+    if before and folder != before and (before / "tokenizer.json").is_file():
+        if tokenizer.get_vocab() != load_tokenizer(before).get_vocab():
+            say(f"warning: the tokenizer in {folder} is not the one that {before} was trained with: its ids differ")
+    return tokenizer
 
 
 def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
     """The second tokenizer, in the same place as the first, where the languages share no vocabulary; else None."""
     folder = tokenizer_folder(recipe, output) / TARGET_TOKENIZER
-    return load_tokenizer(folder) if folder.is_dir() and folder.parent != output else None
+    if not folder.is_dir() or folder.parent == output:
+        return None
+    tokenizer = whole_texts(load_tokenizer(folder))
+    check_end(tokenizer, folder)
+    return tokenizer
+
+
+def whole_texts(tokenizer: Any) -> Any:
+    """The tokenizer, cutting no text and padding none: files from the Hub may say that it does both."""
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def check_end(tokenizer: Any, folder: Path) -> None:
+    """Raises InputError if a target text would have no end, so that the model would never learn to stop."""
+    ids = tokenizer("a")["input_ids"]
+    if not ids or ids[-1] != tokenizer.eos_token_id:
+        raise InputError(
+            f"tokenizer: {folder / 'tokenizer.json'} does not end a text in {tokenizer.eos_token} "
+            f"({tokenizer.eos_token_id}), so nothing would teach the model to stop; its post_processor adds it"
+        )
+
+
+def control_ids(tokenizer: Any, target_tokenizer: Any = None) -> dict[str, int | None]:
+    """The config's fields of what a tokenizer calls its control tokens.
+
+    Decoding starts with <s>, and with <pad> where there is none, as T5 and Marian do. Raises InputError if two
+    tokenizers pad with different ids: the model knows one.
+    """
+    target = tokenizer if target_tokenizer is None else target_tokenizer
+    if tokenizer.pad_token_id != target.pad_token_id:
+        raise InputError(
+            f"tokenizer: pad_token_id is {tokenizer.pad_token_id} in the source's and {target.pad_token_id} in the "
+            "target's; the model needs one for both"
+        )
+    start = target.pad_token_id if target.bos_token_id is None else target.bos_token_id
+    return {
+        "bos_token_id": target.bos_token_id,
+        "pad_token_id": target.pad_token_id,
+        "eos_token_id": target.eos_token_id,
+        "decoder_start_token_id": start,
+    }
 
 
 def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
@@ -51,10 +102,15 @@ def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
     return output if recipe.initial_weights is None else find_folder(recipe.initial_weights)
 
 
-def model_config(recipe: Recipe, vocabulary: int, target_vocabulary: int | None = None) -> VaswaniTransformerConfig:
+def model_config(
+    recipe: Recipe,
+    vocabulary: int,
+    target_vocabulary: int | None = None,
+    ids: dict[str, int | None] | None = None,
+) -> VaswaniTransformerConfig:
     """The config of preset, or of initial_weights, and overrides, for tokenizers of that size.
 
-    target_vocabulary: None where both languages share one tokenizer
+    target_vocabulary: None where both languages share one tokenizer;  ids: the `control_ids` of the tokenizers
     Raises InputError by field.
     """
     known = {f.name for f in dataclasses.fields(VaswaniTransformerConfig)}
@@ -62,7 +118,7 @@ def model_config(recipe: Recipe, vocabulary: int, target_vocabulary: int | None 
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             raise InputError(f"model: unknown config field {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    sizes: dict[str, Any] = {"vocab_size": vocabulary}
+    sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
     if target_vocabulary is not None:
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
     try:
@@ -80,6 +136,15 @@ def model_config(recipe: Recipe, vocabulary: int, target_vocabulary: int | None 
     ):
         if size < wanted:
             raise InputError(f"model: {field} is {size}, the tokenizer has {wanted} tokens")
+    for field in ("pad_token_id", "eos_token_id"):
+        if ids is not None and getattr(config, field) != ids[field]:
+            raise InputError(f"model: {field} is {getattr(config, field)}, in the tokenizer {ids[field]}")
+    positions = config.max_position_embeddings
+    if positions is not None and positions < recipe.max_length:
+        raise InputError(
+            f"max_length is {recipe.max_length}, the model has {positions} learned positions "
+            "(model.max_position_embeddings)"
+        )
     return config
 
 

@@ -18,7 +18,7 @@ from .batches import plan_batches
 from .corpus import load_corpus, parallel_texts
 from .cost import count_parameters, product_rate, seconds_of, training_flops, training_memory
 from .loss import CHUNK_ELEMENTS, TrainingLoss
-from .model import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
+from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
 from .recipe import Recipe, load_recipe
 from .train import total_steps
 
@@ -39,7 +39,8 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
     rows = max(1, recipe.tokens_per_step // recipe.micro_batches // 50)
-    ids = torch.randint(4, config.vocab_size, (rows, 25), device=device)
+    vocabulary = min(config.vocab_size, config.decoder_vocab_size or config.vocab_size)
+    ids = torch.randint(4, vocabulary, (rows, 25), device=device)
     positions = torch.arange(rows * 25, device=device)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.mixed_precision or "no")
 
@@ -65,6 +66,7 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
             targets_own = load_target_tokenizer(recipe, Path(folder))
             corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None, targets_own)
             vocabulary, target_vocabulary = len(tokenizer), targets_own and len(targets_own)
+            ids = control_ids(tokenizer, targets_own)
             plan = plan_batches(
                 corpus.source_lengths,
                 corpus.target_lengths,
@@ -80,11 +82,11 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
             }
     else:
         # The paper's text: 25 tokens a side on average (about 4.5 million pairs, 25,000 + 25,000 tokens a step).
-        vocabulary, target_vocabulary, source, target = recipe.vocab_size, None, 25.0, 25.0
+        vocabulary, target_vocabulary, ids, source, target = recipe.vocab_size, None, None, 25.0, 25.0
         # How many steps an epoch has is not known.
         steps = recipe.max_steps if recipe.max_epochs is None else None
         result |= {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": steps}
-    config = model_config(recipe, vocabulary, target_vocabulary)
+    config = model_config(recipe, vocabulary, target_vocabulary, ids)
     share = source / (source + target)
     tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)

@@ -16,9 +16,16 @@ SHIPPED = Path(__file__).parent / "recipes"
 EMBEDDED = "embedded"  # `data: embedded` is the corpus of the demo.
 
 
-def _key(default: Any, at_least: float | None = None, below: float | None = None, choices=(), resume="same") -> Any:
+def _key(
+    default: Any,
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices=(),
+    resume="same",
+) -> Any:
     """A recipe key with its limits. resume="free": a finished or interrupted run may go on with another value."""
-    metadata = {"at_least": at_least, "below": below, "choices": tuple(choices), "resume": resume}
+    metadata = {"at_least": at_least, "above": above, "below": below, "choices": tuple(choices), "resume": resume}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -75,8 +82,8 @@ class Recipe:
     decay_share: float = _key(0.0, at_least=0, below=1.000001)
     adam_beta1: float = _key(0.9, at_least=0, below=1)
     adam_beta2: float = _key(0.98, at_least=0, below=1)
-    adam_epsilon: float = _key(1e-9, at_least=0)
-    max_gradient_norm: float | None = _key(None, at_least=0)
+    adam_epsilon: float = _key(1e-9, above=0)
+    max_gradient_norm: float | None = _key(None, above=0)  # null: no clipping
 
     # Regularisation (section 5.4); dropout belongs to the model. The paper's code spreads the smoothed mass over
     # the V-1 "others", torch over "all" V.
@@ -106,7 +113,7 @@ class Recipe:
 
     # The run.
     output_dir: str = _key("runs/base", resume="free")
-    seed: int = _key(1, at_least=0)
+    seed: int = _key(1, at_least=0, below=2**63)
     overwrite: bool = _key(False, resume="free")
     allow_changed: bool = _key(False, resume="free")
     # Go on training when a checkpoint cannot be written (disk full).
@@ -167,10 +174,7 @@ def load_recipe(name: str | None, flags: dict[str, str] | None = None) -> Recipe
     for flag, text in (flags or {}).items():
         key, _, inner = flag.replace("-", "_").partition(".")
         _refuse_unknown([key], "the flags")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InputError(f"--{flag} {text}: not a value") from error
+        value = _typed(key, inner, text, flag)
         if inner:
             outer = values.get(key) or {}
             if not isinstance(outer, dict):
@@ -179,6 +183,19 @@ def load_recipe(name: str | None, flags: dict[str, str] | None = None) -> Recipe
         else:
             values[key] = value
     return _checked(values, where)
+
+
+def _typed(key: str, inner: str, text: str, flag: str) -> Any:
+    """The value of a flag: YAML, but a name where the key takes names, were it `2024_06_01` or `{language}.txt`."""
+    hint = typing.get_type_hints(Recipe)[key]
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    takes_names = not inner and (str in kinds or list[str] in kinds)
+    if takes_names and text not in ("", "~", "null") and not text.startswith(("[", '"', "'")):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--{flag} {text}: not a value") from error
 
 
 def _refuse_unknown(keys, where: str) -> None:
@@ -200,11 +217,14 @@ def _checked(values: dict[str, Any], where: str) -> Recipe:
         if f.name not in values:
             continue
         value = _as_type(f.name, values[f.name], hints[f.name], where)
-        at_least, below, choices = (f.metadata[k] for k in ("at_least", "below", "choices"))
+        at_least, above, below, choices = (f.metadata[k] for k in ("at_least", "above", "below", "choices"))
         if value == float("inf"):
             raise InputError(f"{where}: {f.name} is {value}, must be a finite number")
         if value is not None and at_least is not None and not value >= at_least:
             raise InputError(f"{where}: {f.name} is {value}, must be at least {at_least}")
+        if value is not None and above is not None and not value > above:
+            unlimited = ", or null" if f.default is None else ""
+            raise InputError(f"{where}: {f.name} is {value}, must be above {above}{unlimited}")
         if value is not None and below is not None and not value < below:
             raise InputError(f"{where}: {f.name} is {value}, must be below {below:g}")
         if choices and value not in choices:
@@ -225,6 +245,15 @@ def _checked(values: dict[str, Any], where: str) -> Recipe:
         raise InputError(
             f"{where}: a pair of two sentences of max_length {recipe.max_length} does not fit into a micro-batch of "
             f"{per_batch} tokens (tokens_per_step {recipe.tokens_per_step} / micro_batches {recipe.micro_batches})"
+        )
+    if not recipe.validation and (recipe.patience is not None or recipe.bleu_every is not None):
+        key = "bleu_every" if recipe.patience is None else "patience"
+        raise InputError(f"{where}: {key} is {getattr(recipe, key)}, but validation is empty: there is nothing to test")
+    every = recipe.validate_every or recipe.save_every
+    if recipe.bleu_every is not None and recipe.bleu_every % every:
+        raise InputError(
+            f"{where}: bleu_every is {recipe.bleu_every}, must be a multiple of {every}, the steps between validations "
+            f"({'save_every' if recipe.validate_every is None else 'validate_every'})"
         )
     if recipe.average_last > recipe.keep:
         raise InputError(

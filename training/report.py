@@ -1,6 +1,7 @@
 """What a run tells: a progress bar on a terminal, plain lines elsewhere, metrics.jsonl always, trackers by name."""
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -66,6 +67,8 @@ class Reporter:
         """A line of metrics.jsonl, and of the trackers. Raises UnavailableError when it cannot be written."""
         if not self.speaks or self.metrics is None:
             return
+        # JSON has no NaN.
+        record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         line = (json.dumps(record) + "\n").encode()
         size = self.metrics.stat().st_size if self.metrics.exists() else 0
         try:

@@ -41,7 +41,7 @@ from .batches import Order, Plan, plan_batches, shares
 from .corpus import Corpus, load_corpus, overlap, parallel_texts, tokenizer_sha256
 from .cost import product_rate, training_flops
 from .loss import TrainingLoss
-from .model import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
+from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
 from .output import claim_output, refuse_changes
 from .recipe import Recipe
 from .report import Reporter
@@ -98,13 +98,15 @@ def train(recipe: Recipe) -> None:
     accelerator = make_accelerator(recipe, output)
     reporter = Reporter(accelerator.is_main_process, recipe.keep_going)
     with ExitStack() as stack:
-        signals = stack.enter_context(Signals())
         machine.refuse_too_few_processes(recipe.processes, accelerator.num_processes)
         if accelerator.is_main_process:
             stack.enter_context(checkpoint.lock_run(output))
             claim_output(recipe, output, reporter)
         accelerator.wait_for_everyone()
+        # Until here a signal ends the process: there is nothing to save, and text may be read for an hour.
+        signals = Signals()
         run = Run(recipe, output, accelerator, reporter, signals, split_weights)
+        stack.enter_context(signals)
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
         stack.callback(run.let_go)
@@ -162,7 +164,12 @@ class Run:
         self.began = time.perf_counter()
 
         self.tokenizer, self.target_tokenizer, self.corpus, self.validation = self._main_process_first(self._read_text)
-        self.config = model_config(recipe, len(self.tokenizer), self.target_tokenizer and len(self.target_tokenizer))
+        self.config = model_config(
+            recipe,
+            len(self.tokenizer),
+            self.target_tokenizer and len(self.target_tokenizer),
+            control_ids(self.tokenizer, self.target_tokenizer),
+        )
         self.plan = plan_batches(
             self.corpus.source_lengths,
             self.corpus.target_lengths,
@@ -266,7 +273,7 @@ class Run:
         code = self._agreed_code()
         if progress.step > progress.validated_step and self._validation_is_due(code):
             # A signal came between this step and its validation.
-            self._validate()
+            self._validate(last=code == LIMIT_REACHED)
             if progress.best_step == progress.step:
                 self._save()
             code = max(code, self._agreed_code())
@@ -282,7 +289,7 @@ class Run:
             code = self._agreed_code()
             save_due = step % recipe.save_every == 0 or code == LIMIT_REACHED
             if self._validation_is_due(code):
-                self._validate()
+                self._validate(last=code == LIMIT_REACHED)
                 code = max(code, self._agreed_code())
             if code != GO_ON or save_due or progress.best_step == step:
                 self._save()
@@ -501,8 +508,8 @@ class Run:
     # --- validation ---
 
     @torch.no_grad()
-    def _validate(self) -> None:
-        """The loss on the validation text (without smoothing), and BLEU when its step has come."""
+    def _validate(self, last: bool) -> None:
+        """The loss on the validation text (without smoothing), and BLEU when its step has come or the last one has."""
         recipe, progress, accelerator = self.recipe, self.progress, self.accelerator
         assert self.validation is not None
         corpus = self.validation
@@ -525,13 +532,13 @@ class Run:
             "seconds": progress.seconds,
             "cpu_seconds": progress.cpu_seconds,
         }
-        if progress.best_loss is None or loss < progress.best_loss:
+        if math.isfinite(loss) and (progress.best_loss is None or loss < progress.best_loss):
             progress.best_loss, progress.best_step, progress.validations_since_best = loss, progress.step, 0
         else:
             progress.validations_since_best += 1
         progress.validated_step = progress.step
         news = f"step {progress.step}: validation loss {loss:.4f}, perplexity {record['validation_perplexity']:.2f}"
-        if recipe.bleu_every is not None and progress.step % recipe.bleu_every == 0:
+        if recipe.bleu_every is not None and (last or progress.step % recipe.bleu_every == 0):
             model = self._whole_model()
             if accelerator.is_main_process:
                 record["validation_bleu"] = self._bleu(model)
@@ -555,12 +562,12 @@ class Run:
         return model.to(self.accelerator.device).eval()
 
     def _bleu(self, model: VaswaniTransformerForConditionalGeneration) -> float:
-        from .evaluate import corpus_bleu  # sacrebleu is needed here alone
+        from .evaluate import clean, corpus_bleu  # sacrebleu is needed here alone
 
         texts = parallel_texts(self.recipe, self.recipe.validation)
         chunks = [chunk for text in texts for chunk in text.chunks()]
-        sources = [line or "" for chunk in chunks for line in chunk.sources]
-        references = [line or "" for chunk in chunks for line in chunk.targets]
+        sources = clean([line or "" for chunk in chunks for line in chunk.sources])
+        references = clean([line or "" for chunk in chunks for line in chunk.targets])
         translations = Translator(model, self.tokenizer, self.target_tokenizer).translate(sources)
         return corpus_bleu(translations, references, self.recipe.lowercase)
 
@@ -584,6 +591,12 @@ class Run:
             "environment": self.environment,
         }
         weights, moments = checkpoint.copies(parameters), checkpoint.copies(moments)
+        odd = checkpoint.not_finite(weights | moments)
+        if odd is not None:
+            raise InputError(
+                f"step {step}: {odd} holds values that are not finite, so it is not saved; try a lower learning rate "
+                "or a larger adam_epsilon. The checkpoints before it are intact"
+            )
 
         def write(folder: Path) -> None:
             self.model.save_pretrained(folder, state_dict=weights)
@@ -659,6 +672,8 @@ class Run:
             regular = checkpoint.regular(self.root, self.recipe.save_every, last=self.progress.step)
             whole = checkpoint.whole_ones(regular, self.reporter.say)
             folders = list(itertools.islice(whole, self.recipe.average_last))[::-1]
+            if not folders and not self.progress.step:
+                raise InputError("max_hours, max_cpu_seconds or max_tokens ended the run before its first step")
             if not folders:
                 raise UnavailableError(
                     f"{self.root}: no checkpoint could be written, so there is no model; make room and run it again"

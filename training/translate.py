@@ -24,6 +24,7 @@ from accelerate import PartialState
 from vaswani_transformer.cli import in_one_line
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import existing_file, read_lines, written_whole
+from vaswani_transformer.texts import MAX_BEAMS, TARGET_TOKENIZER, check_length_penalty, check_number
 from vaswani_transformer.translator import Translator
 
 from . import checkpoint, machine
@@ -55,19 +56,23 @@ def translate(
     if not model.is_dir():
         raise InputError(f"{model}: there is no such model folder")
     source = existing_file(input)
+    if output.is_dir():
+        raise InputError(f"--output {output} is a folder; give the name of a file")
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=TIMEOUT)
     reporter = Reporter(state.is_main_process)
     machine.refuse_too_few_processes(None, state.num_processes)
     folder = output.with_name(f"{output.name}.shards")
     translator = Translator.from_pretrained(model, device=state.device, dtype=dtype)
     num_beams, length_penalty = translator.search_settings(num_beams, length_penalty)
+    num_beams = check_number("num_beams", num_beams, 1, MAX_BEAMS)
+    check_length_penalty(length_penalty)
     about = {"shard_lines": shard_lines, "num_beams": num_beams, "length_penalty": length_penalty, "dtype": dtype}
     with ExitStack() as stack:
         if state.is_main_process:
             stack.enter_context(checkpoint.lock_run(folder))
             _claim(
                 folder,
-                {**about, "input": files_sha256(source), "model": files_sha256(*sorted(model.glob("*.safetensors")))},
+                {**about, "input": files_sha256(source), "model": files_sha256(*_files_of(model))},
             )
         state.wait_for_everyone()
         lines = 0
@@ -89,6 +94,12 @@ def translate(
         state.wait_for_everyone()
 
 
+def _files_of(model: Path) -> list[Path]:
+    """All that decides what a model's folder translates to: weights, settings, tokenizers."""
+    patterns = ("*.safetensors", "*config.json", "*tokenizer.json", f"{TARGET_TOKENIZER}/*.json")
+    return sorted(path for pattern in patterns for path in model.glob(pattern))
+
+
 def _shards(source: Path, size: int) -> Iterator[list[str]]:
     lines = read_lines(source)
     while shard := list(islice(lines, size)):
@@ -105,7 +116,7 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
     if path.is_file():
         before = checkpoint.read_json(path)
         changes = [f"{key} was {before.get(key)}, is {about[key]}" for key in about if before.get(key) != about[key]]
-        if changes:
+        if changes and any(folder.glob("shard-*")):
             raise InputError(
                 f"{folder} holds shards of another translation ({'; '.join(changes)}); finish that one, or remove the "
                 "folder"

@@ -212,7 +212,7 @@ def curves_of(metrics: Path) -> dict[str, dict[int, float]]:
         try:
             record: dict[str, Any] = json.loads(line)
             for name in CURVES:
-                if name in record:
+                if record.get(name) is not None:  # a loss that was no number
                     curves[name][int(record["step"])] = float(record[name])
         except (ValueError, TypeError, KeyError) as error:
             raise BrokenFileError(f"{metrics} line {number} is not a record of training ({error!r})") from error

@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -91,12 +90,9 @@ def launch(name: str, arguments: list[str]) -> int:
 
 
 def wanted_processes(arguments: list[str]) -> int | None:
-    """The value of `--processes`, the recipe's key; what is wrong with it the training program says."""
-    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
-        if match := re.fullmatch(r"--processes(?:=(.*))?", word):
-            number = after if match[1] is None else match[1]
-            return int(number) if re.fullmatch(r"[1-9]\d{0,3}", number) else None
-    return None
+    """`processes` of the recipe that the training program will read. Raises InputError for what it would refuse."""
+    flags = program("__main__").flags_of(arguments)
+    return program("recipe").load_recipe(flags.pop("config", None), flags).processes
 
 
 def in_foreground() -> bool:
