@@ -183,7 +183,7 @@ def onnx_files(folder: Path, onnx: Path | None) -> Files:
     if not any(onnx.glob("*.onnx")):
         raise InputError(f"{onnx} holds no .onnx file; `vaswani-transformer export onnx` writes one")
     if (onnx / "config.json").is_file():
-        ours, theirs = read_json_object(folder / "config.json"), read_json_object(onnx / "config.json")
+        ours, theirs = load_config(folder).to_dict(), load_config(onnx).to_dict()
         different = sorted(key for key in ours if key not in NOT_THE_MODELS and ours[key] != theirs.get(key))
         if different:
             raise InputError(

@@ -7,9 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly, one_line
+from vaswani_transformer.errors import (
+    BrokenFileError,
+    InputError,
+    ProofError,
+    UnavailableError,
+    exit_cleanly,
+    one_line,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,7 +43,12 @@ def app_that_raises(error: BaseException) -> typer.Typer:
         (FileNotFoundError(errno.ENOENT, "No such file", "a b/ü.txt"), 2, "error: a b/ü.txt: No such file"),
         (OSError(errno.ENOSPC, "No space left on device", "run"), 4, "error: run: No space left on device"),
         (PermissionError(errno.EACCES, "Permission denied"), 2, "error: Permission denied"),
-        (MemoryError("too much"), 4, "error: out of memory: too much; smaller batches need less"),
+        (MemoryError("too much"), 4, "error: out of memory: too much; smaller batches and fewer beams need less"),
+        (
+            ProofError("the graph does not translate as torch does"),
+            1,
+            "error: the graph does not translate as torch does",
+        ),
         (KeyError("x"), 1, "error: unexpected KeyError: 'x'; --debug shows the traceback"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
@@ -45,6 +58,16 @@ def test_an_error_is_one_line_with_its_exit_code(error, code, line, capsys):
         exit_cleanly(app_that_raises(error), [])
     printed = capsys.readouterr()
     assert (stopped.value.code, printed.err, printed.out) == (code, line + "\n", "")
+
+
+def test_memory_that_torch_does_not_get_on_the_cpu_is_no_accident(capsys):
+    app = typer.Typer(add_completion=False)
+    app.command()(lambda: torch.empty(10**14))
+    with pytest.raises(SystemExit) as stopped:
+        exit_cleanly(app, [])
+    line = capsys.readouterr().err
+    assert stopped.value.code == 4 and line.count("\n") == 1
+    assert line.startswith("error: out of memory: ") and line.endswith("; smaller batches and fewer beams need less\n")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """`pipeline("translation", model=...)` with the package: what it gives is what the Translator gives."""
 
+import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
+from tokenizers import normalizers
 from transformers import MarianConfig, MarianMTModel
 from transformers import pipeline as typed_pipeline
 
@@ -94,6 +97,16 @@ def test_texts_are_cut_where_the_translator_cuts_them(text, limit):
     translator = Translator(trained_model(), trained_tokenizer())
     expected = [(part.source, part.joint) for part in translator._parts(0, text, limit)]
     assert [(trained_tokenizer()(part)["input_ids"], joint) for part, joint in cutter._parts(text, limit)] == expected
+
+
+@pytest.mark.parametrize("text", [" " * 400 + LONG, "ab \ufdfa\ufdfa cd"])
+def test_white_space_and_characters_that_no_part_can_hold_are_the_translators(text):
+    tokenizer = copy.deepcopy(trained_tokenizer())
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()  # makes 18 characters of U+FDFA
+    cutter = VaswaniTransformerTranslationPipeline(trained_model(), tokenizer=tokenizer, device="cpu")
+    expected = [part.source for part in Translator(trained_model(), tokenizer)._parts(0, text, 8)]
+    found = itertools.islice(cutter.preprocess(text, max_source_length=8), 99)
+    assert [part["input_ids"][0].tolist() for part in found] == expected
 
 
 def test_a_model_with_learned_positions_cuts_at_its_last_position():

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from saved_model import VOCABULARY, saved_model, trained_model
+from saved_model import ENGLISH, VOCABULARY, saved_model, trained_model
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
@@ -188,13 +188,44 @@ def test_an_absurd_generation_config_is_refused_by_field(folder, field, value):
 @pytest.mark.parametrize(
     "field, value",
     [("no_repeat_ngram_size", 3), ("min_new_tokens", 4), ("do_sample", True), ("eos_token_id", [2, 5])]
-    + [("pad_token_id", 5), ("early_stopping", True), ("repetition_penalty", 1.2), ("forced_eos_token_id", 2)],
+    + [("pad_token_id", 5), ("early_stopping", True), ("repetition_penalty", 1.2), ("forced_eos_token_id", 2)]
+    + [("max_time", 3.0), ("renormalize_logits", True), ("guidance_scale", 2.0), ("stop_strings", ["a"])]
+    + [("num_beam_groups", 2), ("diversity_penalty", 0.5), ("force_words_ids", [[5]]), ("token_healing", True)],
 )
 def test_what_generate_does_and_the_search_does_not_is_refused_by_field(folder, field, value):
     change(folder / "generation_config.json", **{field: value})
     message = refusal(folder, InputError)
     assert f"generation_config.json: {field} is {value}" in message
     load_model(folder, device="cpu")  # generate() has it
+
+
+def test_settings_that_change_no_translation_are_not_refused(folder):
+    neutral = {"num_beam_groups": 1, "guidance_scale": 1, "renormalize_logits": False, "temperature": 0.5, "top_k": 9}
+    change(folder / "generation_config.json", **neutral)
+    Translator.from_pretrained(folder, device="cpu")
+
+
+def test_a_watermark_is_refused(folder):
+    change(folder / "generation_config.json", watermarking_config={"greenlist_ratio": 0.5})
+    assert "watermarking_config is " in refusal(folder, InputError)
+
+
+def test_what_the_generation_config_leaves_out_is_transformers_own_search(folder):
+    path = folder / "generation_config.json"
+    fields = json.loads(path.read_text())
+    for name in ("num_beams", "length_penalty", "early_stopping"):
+        del fields[name]
+    path.write_text(json.dumps(fields))
+    translator = Translator.from_pretrained(folder, device="cpu")
+    assert translator.own_search == (1, 1.0)
+    batch = translator.tokenizer(ENGLISH, return_tensors="pt", padding=True)
+    found = translator.tokenizer.batch_decode(translator.model.generate(**batch), skip_special_tokens=True)
+    assert translator.translate(ENGLISH) == found
+    # With several beams generate() would stop by transformers' heuristic.
+    change(path, num_beams=4)
+    assert "early_stopping is False" in refusal(folder, InputError)
+    path.unlink()
+    assert Translator.from_pretrained(folder, device="cpu").own_search == (4, 0.6)
 
 
 class Bomb:

@@ -1,6 +1,7 @@
 """The single graph translates as `generate()` does, whatever the configuration, and proves it before it has a name."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,13 @@ from conversion.onnx import prove as prove_module
 from conversion.onnx.__main__ import export_folder, main
 from conversion.onnx.quantize import graphs_of
 from conversion.onnx.sentences import encoded_sentences, race
-from conversion.onnx.single_graph import export_single_graph
+from conversion.onnx.single_graph import EXAMPLE_LENGTH, export_single_graph
 from vaswani_transformer import PRESETS, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+from vaswani_transformer.onnx_translator import OnnxTranslator
 
 onnxruntime = pytest.importorskip("onnxruntime")
 PAD = 1
@@ -245,16 +247,21 @@ def test_length_limits_are_inputs(folders: tuple[Path, Path]) -> None:
 
 
 def test_the_readme_translates_where_torch_and_transformers_cannot_be_imported(folders: tuple[Path, Path]) -> None:
-    """The five lines of Python as they stand in the folder's README."""
+    """The lines of Python as they stand in the folder's README."""
     readme = (folders[1] / "README.md").read_text(encoding="utf-8")
     lines = readme.split("```python\n")[1].split("```")[0]
-    assert len(lines.splitlines()) == 5
+    assert len(lines.splitlines()) == 5 and '("CUDAExecutionProvider", {"use_tf32": 0})' in readme
     forbidden = "import sys\nfor name in ('torch', 'transformers', 'onnx'):\n    sys.modules[name] = None\n"
     done = subprocess.run(
         [sys.executable, "-c", forbidden + lines], cwd=folders[1], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "Das Haus ist klein.\n"
+    assert (done.returncode, done.stdout) == (0, "Das Haus ist klein.\n"), done.stderr
+    # With the two remarks below them nothing is warned of, and a control token that somebody types is text.
+    text, quiet = re.findall(r"`(\S+(?: = True|\(3\)))`", readme)
+    imports, session, ids, *_ = lines.replace("The house is small.", "a </s> b").splitlines()
+    typed = "\n".join([imports, quiet, session, text, ids, "print(ids[0].tolist())"])
+    done = subprocess.run([sys.executable, "-c", typed], cwd=folders[1], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{trained_tokenizer()('a </s> b')['input_ids']}\n", "")
 
 
 def test_an_export_that_translates_otherwise_leaves_nothing_behind(
@@ -269,9 +276,46 @@ def test_an_export_that_translates_otherwise_leaves_nothing_behind(
             array = onnx.numpy_helper.to_array(tensor)
             tensor.raw_data = (array[::-1].copy() if array.size >= 1024 else array).tobytes()
     monkeypatch.setattr(single_graph, "export_single_graph", lambda model, attention: wrong)
-    with pytest.raises(RuntimeError, match="does not translate as torch does"):
+    with pytest.raises(ProofError, match="does not translate as torch does"):
         export_folder(folders[0], tmp_path / "new")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_is_too_large_for_a_file_has_its_weights_beside_it(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of 100 kB at most, and the graph that was exported already."""
+    from conversion.onnx import __main__ as command
+    from conversion.onnx import single_graph
+
+    whole = onnx.load(folders[1] / "model.onnx")
+    monkeypatch.setattr(single_graph, "export_single_graph", lambda model, attention: whole)
+    monkeypatch.setattr(command, "LARGEST_FILE", 100_000)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx.data").write_text("another model's")
+    main([str(folders[0]), "out", "--text"])
+    assert "out/model.onnx.data: " in capsys.readouterr().out
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").glob("*.onnx*")}
+    assert len(sizes) == 4 and sizes["model.onnx"] < sizes["model.onnx.data"] <= sizes["model_text.onnx.data"]
+    assert (tmp_path / "model.onnx.data").read_text() == "another model's"
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "in `model.onnx.data`, which" in page and "only `model_text.onnx.data` beside it" in page
+    found = OnnxTranslator.from_pretrained("out", device="cpu").translate(ENGLISH)
+    assert found == OnnxTranslator.from_pretrained(folders[1], device="cpu").translate(ENGLISH)
+
+
+def test_fewer_positions_than_an_export_tries_are_named(
+    tiny_model: ModelMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for positions in (EXAMPLE_LENGTH, EXAMPLE_LENGTH - 1):
+        model = tiny_model(1, position_embedding_type="learned", max_position_embeddings=positions)
+        model.save_pretrained(tmp_path / f"{positions}")
+    main([str(tmp_path / f"{EXAMPLE_LENGTH}"), str(tmp_path / "out")])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path / f"{EXAMPLE_LENGTH - 1}"), str(tmp_path / "new")])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and "max_position_embeddings is 6; ONNX" in error and error.count("\n") == 1
 
 
 def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Path) -> None:

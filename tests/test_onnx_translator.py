@@ -11,13 +11,14 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
+import typer
 from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
 
 from conversion.onnx.__main__ import export_folder
 from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.loading import load_model, load_tokenizer
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.modeling_vaswani_transformer import MAX_BEAMS
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.texts import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
@@ -25,6 +26,7 @@ from vaswani_transformer.texts import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 pytest.importorskip("onnxruntime")
+BEAMS_AND_ALPHA = ("num_beams", "length_penalty")
 SENTENCES = [*ENGLISH, *GERMAN, "", " ", "a", "</s> <pad>", "日本語 🙂", " ".join(ENGLISH * 4)]
 
 
@@ -62,6 +64,9 @@ def test_without_arguments_the_search_is_that_of_generation_config(folder: Path,
     assert found != by_the_paper
     with pytest.raises(InputError, match="n_best is 3; it must lie between 1 and 2"):
         translator.translate(SENTENCES, n_best=3)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in content.items() if name not in BEAMS_AND_ALPHA}))
+    assert Translator.from_pretrained(tmp_path, device="cpu", backend=backend).own_search == (1, 1.0)  # generate()'s
     path.unlink()
     translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
     assert translator.translate(SENTENCES, return_scores=True) == by_the_paper
@@ -130,7 +135,10 @@ def test_it_translates_where_torch_and_transformers_cannot_be_imported(folder: P
         ({"input_ids": [[5, 6, 2]], "attention_mask": [[0.5, 1.0, 1.0]]}, "integers"),
         ({"input_ids": [[5, 6, 2]], "num_beams": 0}, "num_beams is 0; it must lie between 1 and 1000"),
         ({"input_ids": [[5, 6, 2]], "num_beams": 10_000}, "num_beams is 10000"),
-        ({"input_ids": [[5, 6, 2]], "length_penalty": float("nan")}, "length_penalty is nan; it must lie between -100"),
+        (
+            {"input_ids": [[5, 6, 2]], "length_penalty": float("nan")},
+            "length_penalty is nan; it must lie between -1 and 5",
+        ),
         ({"input_ids": [[5, 6, 2]], "length_penalty": "0.6"}, "length_penalty is '0.6'"),
         ({"input_ids": [[5, 6, 2]], "max_length": 0}, "max_length is 0"),
         ({"input_ids": [[5, 6, 2]], "min_length": -1}, "min_length is -1"),
@@ -216,6 +224,68 @@ def test_weights_in_a_file_beside_the_graph_are_read_or_that_file_is_named(
     with pytest.raises(BrokenFileError, match=said[state]):
         OnnxTranslator.from_pretrained(data.parent, device="cpu")
     assert not capfd.readouterr().err
+
+
+def test_weights_in_a_folder_beside_the_graph_are_found_or_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "divided")
+    (tmp_path / "divided" / "data").mkdir()
+    data, path = tmp_path / "divided" / "data" / "weights.bin", tmp_path / "divided" / "model.onnx"
+    graph = onnx.load(folder / "model.onnx")
+    onnx.save(graph, path, save_as_external_data=True, location="data/weights.bin", size_threshold=1024)
+    assert OnnxTranslator.from_pretrained(path.parent, device="cpu").translate(ENGLISH[:1]) == GERMAN[:1]
+    whole = path.read_bytes()
+    # Within the name of the first tensor's file, its offset and its length.
+    for key in (b"location", b"offset", b"length"):
+        path.write_bytes(whole[: whole.index(key) + len(key) + 1])
+        with pytest.raises(BrokenFileError, match="model.onnx is not a whole ONNX file"):
+            OnnxTranslator.from_pretrained(path.parent, device="cpu")
+    path.write_bytes(whole)
+    data.unlink()
+    with pytest.raises(BrokenFileError, match="data/weights.bin: no such file"):
+        OnnxTranslator.from_pretrained(path.parent, device="cpu")
+
+
+@pytest.mark.parametrize("arena", [True, False])
+def test_memory_that_onnx_runtime_does_not_get_is_said_in_one_line(
+    arena: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import onnxruntime
+
+    node = onnx.helper.make_node("ConstantOfShape", ["shape"], ["out"])
+    shape, out = onnx.helper.make_tensor_value_info("shape", 7, [1]), onnx.helper.make_tensor_value_info("out", 1, None)
+    graph = onnx.helper.make_graph([node], "large", [shape], [out])
+    opset = onnx.helper.make_opsetid("", 20)
+    model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.enable_cpu_mem_arena = 4, arena
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    app = typer.Typer(add_completion=False)
+    app.command()(lambda: session.run(None, {"shape": np.array([10**13])}))
+    with pytest.raises(SystemExit) as stop:
+        exit_cleanly(app, [])
+    error = capsys.readouterr().err
+    assert stop.value.code == 4 and error.startswith("error: out of memory: ") and error.count("\n") == 1
+    assert "unexpected" not in error
+
+
+def test_a_ported_config_is_completed_as_torch_reads_it(tmp_path: Path) -> None:
+    """A maximum that sinusoids do not have, and fields that the code knows."""
+    path = saved_model(tmp_path / "model") / "config.json"
+    config = json.loads(path.read_text()) | {"max_position_embeddings": 12, "decoder_vocab_size": None, "auto_map": {}}
+    del config["pad_token_id"], config["eos_token_id"]
+    path.write_text(json.dumps(config))
+    export_folder(tmp_path / "model", tmp_path / "onnx")
+    translator = OnnxTranslator.from_pretrained(tmp_path / "onnx", device="cpu")
+    expected = Translator.from_pretrained(tmp_path / "model", device="cpu")
+    text = " ".join(ENGLISH)
+    assert translator.translate(text) == expected.translate(text)
+    assert "auto_map" in translator.config
+    assert load_config(tmp_path / "onnx").to_dict() == load_config(tmp_path / "model").to_dict()
+    # An older export has the model's own file.
+    shutil.copy(path, tmp_path / "onnx" / "config.json")
+    path = tmp_path / "onnx" / "config.json"
+    path.write_text(json.dumps(config | {"pad_token_id": 1, "eos_token_id": 2}))
+    assert OnnxTranslator.from_pretrained(tmp_path / "onnx", device="cpu").translate(text) == expected.translate(text)
 
 
 def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
@@ -341,6 +411,17 @@ def test_a_second_tokenizer_that_is_missing_or_does_not_fit_is_named(
     train_tokenizer([*ENGLISH, *GERMAN], 300).save_pretrained(tmp_path / "other" / TARGET_TOKENIZER)
     with pytest.raises(BrokenFileError, match="ids up to 299, but config.json has decoder_vocab_size 270"):
         Translator.from_pretrained(tmp_path / "other", device="cpu", backend=backend)
+
+
+def test_a_second_tokenizer_is_looked_at_before_an_export(two_vocabularies: Path, tmp_path: Path) -> None:
+    shutil.copytree(two_vocabularies / "model", tmp_path / "model")
+    train_tokenizer([*ENGLISH, *GERMAN], 300).save_pretrained(tmp_path / "model" / TARGET_TOKENIZER)
+    with pytest.raises(BrokenFileError, match="ids up to 299, but config.json has decoder_vocab_size 270"):
+        export_folder(tmp_path / "model", tmp_path / "onnx")
+    shutil.rmtree(tmp_path / "model" / TARGET_TOKENIZER)
+    with pytest.raises(InputError, match="275 source and 270 target tokens and one tokenizer"):
+        export_folder(tmp_path / "model", tmp_path / "onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_the_largest_beam_is_that_of_torch() -> None:

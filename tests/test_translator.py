@@ -1,20 +1,24 @@
 """Translator: order, batching, cutting and scores do not change what `generate()` says of one sentence."""
 
+import copy
 import dataclasses
 import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
+from tokenizers import normalizers
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.texts import (
     CHARACTERS_PER_TOKEN,
+    LENGTH_PENALTIES,
     Hypothesis,
     batches_of_equal_length,
     best_cut,
@@ -68,6 +72,12 @@ def test_one_text_is_a_list_of_one(translator):
 def test_the_length_penalty_reaches_the_search(translator, alpha):
     expected = [by_generate(translator, text, length_penalty=alpha)[0] for text in ENGLISH]
     assert translator.translate(ENGLISH, length_penalty=alpha) == expected
+
+
+def test_a_length_penalty_may_be_numpys(translator):
+    assert translator.translate(ENGLISH, length_penalty=np.float32(2)) == translator.translate(
+        ENGLISH, length_penalty=2.0
+    )
 
 
 def test_n_best_are_those_of_generate_with_gnmt_scores(translator):
@@ -177,6 +187,29 @@ def test_a_text_much_longer_than_any_model_reads_is_cut_in_bounded_windows(trans
     assert "".join(translator.tokenizer.decode(p.source, skip_special_tokens=True) for p in parts) == text
 
 
+def test_white_space_before_a_text_that_is_cut_is_no_part_of_its_own(translator):
+    long = " ".join(ENGLISH)
+    for spaces in (" " * 40, "\n\u3000" * CHARACTERS_PER_TOKEN * 20):
+        for text in (long, "small"):
+            assert list(translator._parts(0, spaces + text, 16)) == list(translator._parts(0, text, 16))
+
+
+def test_a_character_of_more_tokens_than_a_part_has_loses_some_and_nothing_else():
+    # NFKC makes 18 characters of U+FDFA.
+    tokenizer = copy.deepcopy(trained_tokenizer())
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    translator = Translator(untrained_model(), tokenizer)
+    whole, _ = translator._encode("\ufdfa")
+    assert len(whole) > 8
+    parts = list(itertools.islice(translator._parts(0, "ab \ufdfa\ufdfa cd", 8), 9))
+    assert [part.source for part in parts] == [
+        translator._encode("ab")[0],
+        *[[*whole[:7], 2]] * 2,
+        translator._encode("cd")[0],
+    ]
+    assert [part.joint for part in parts] == ["", " ", "", " "]
+
+
 @pytest.mark.parametrize(
     "text, reach, kept",
     [
@@ -196,6 +229,21 @@ def test_a_cut_prefers_the_last_sentence_end_then_the_last_space(text, reach, ke
 def test_hypotheses_of_the_parts_of_a_text_are_joined_in_their_rank():
     first, second = [Hypothesis("a", -1.0, [4, 2]), Hypothesis("b", -2.0, [5, 2])], [Hypothesis("c", -3.0, [6, 2])]
     assert joined(first, " ", second) == [Hypothesis("a c", -4.0, [4, 2, 6, 2])]
+
+
+@pytest.mark.parametrize("alpha", LENGTH_PENALTIES)
+def test_scores_of_a_thousand_tokens_are_those_of_hypotheses(alpha):
+    # A model that says each of its 300 tokens with the same probability, and never </s>.
+    model = untrained_model()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    model.generation_config.update(max_source_length_offset=1000)
+    model.generation_config.suppress_tokens = [0, 1, 2]
+    translator = Translator(model, trained_tokenizer())
+    ((best,),) = translator.translate(["a"], num_beams=1, length_penalty=alpha, return_scores=True)
+    length = len(best.tokens)
+    assert length > 1000
+    assert best.score == pytest.approx(-length * math.log(300) / ((5 + length) / 6) ** alpha, rel=1e-4)
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=60), batch_tokens=st.integers(1, 300))
@@ -221,6 +269,8 @@ def test_batches_hold_every_text_once_within_their_tokens(lengths, batch_tokens)
         ({"max_source_length": 3}, "max_source_length is 3"),
         ({"length_penalty": math.nan}, "length_penalty is nan"),
         ({"length_penalty": "much"}, "length_penalty is 'much'"),
+        ({"length_penalty": True}, "length_penalty is True"),
+        ({"length_penalty": -1.5}, "length_penalty is -1.5; it must lie between -1 and 5"),
     ],
 )
 def test_an_impossible_option_is_refused_with_its_limit(translator, options, named):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from saved_model import saved_model
 
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import free_output_folder, written_whole
 from vaswani_transformer.unfinished import lock_of, remove_abandoned, whole_file, whole_folder
 
 ROOT = Path(__file__).parents[1]
@@ -149,6 +151,49 @@ def test_whoever_has_a_handler_keeps_it(tmp_path: Path) -> None:
     with whole_file(tmp_path / "file"):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_device_and_a_pipe_are_written_and_stay(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(os.devnull)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (pipe, tmp_path / "link"):
+        with written_whole(path) as stream:
+            stream.write(b"line\n")
+    assert os.read(reader, 99) == b"line\n"
+    os.close(reader)
+    assert pipe.is_fifo() and (tmp_path / "link").is_symlink() and Path(os.devnull).is_char_device()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "old").write_text("old")
+    for name in ("old", "new"):
+        (tmp_path / name).symlink_to(f"inner/{name}")
+        with written_whole(tmp_path / name) as stream:
+            stream.write(b"line\n")
+        assert (tmp_path / name).is_symlink() and (tmp_path / "inner" / name).read_text() == "line\n"
+    (tmp_path / "folder").symlink_to("inner/folder")
+    (tmp_path / "inner" / "folder").mkdir()
+    with whole_folder(free_output_folder(tmp_path / "folder")) as folder:
+        (folder / "file").write_text("whole")
+    assert (tmp_path / "folder").is_symlink() and (tmp_path / "inner" / "folder" / "file").read_text() == "whole"
+
+
+def test_an_empty_folder_that_cannot_be_replaced_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"^\. is the current folder, .*; give a new folder inside it"):
+        free_output_folder(".")
+    monkeypatch.chdir("/")
+    assert free_output_folder(tmp_path) == tmp_path
+    # A real one that is empty takes a superuser to make.
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
+    with pytest.raises(InputError, match="is a mount point, .*; give a new folder inside it"):
+        free_output_folder(tmp_path)
 
 
 @pytest.mark.slow

@@ -33,10 +33,20 @@ class UnavailableError(RuntimeError):
     exit_code = 4
 
 
+class ProofError(RuntimeError):
+    """What was made of a model does not do what the model does. Exit code 1, as for what nobody foresaw."""
+
+    exit_code = 1
+
+
 UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
 
 # What a user cannot repair by typing something else.
 ENVIRONMENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM}
+
+# On the CPU neither torch nor ONNX Runtime has a class for it: torch's allocator says its name in a RuntimeError, ONNX
+# Runtime what its arena, C++ or CUDA says.
+OUT_OF_MEMORY = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "out of memory")
 
 
 def debug_wanted(arguments: list[str]) -> bool:
@@ -94,9 +104,13 @@ def exit_code_of(error: BaseException) -> int:
         return code
     if isinstance(error, OSError):
         return UnavailableError.exit_code if error.errno in ENVIRONMENT_ERRNOS else InputError.exit_code
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return UnavailableError.exit_code
-    return UNEXPECTED
+    return UnavailableError.exit_code if out_of_memory(error) else UNEXPECTED
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether there was not enough memory, of this machine or of its GPU."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def render(error: BaseException, name: str | None = None) -> list[str]:
@@ -107,13 +121,13 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
         path = context.command_path if context else name or Path(sys.argv[0]).name
         usage = context.get_usage() if context else f"Usage: {path} [OPTIONS]"
         return ["error: " + one_line(format_message()), one_line(f"{usage}   (more: {path} --help)")]
-    if isinstance(error, (InputError, BrokenFileError, UnavailableError)):
+    if isinstance(error, (InputError, BrokenFileError, UnavailableError, ProofError)):
         return ["error: " + one_line(str(error))]
     if isinstance(error, OSError) and error.strerror:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         return ["error: " + one_line(place + error.strerror)]
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
-        return ["error: out of memory: " + one_line(str(error)) + "; smaller batches need less"]
+    if out_of_memory(error):
+        return ["error: out of memory: " + one_line(str(error)) + "; smaller batches and fewer beams need less"]
     message = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
     return ["error: " + one_line(message)]
 

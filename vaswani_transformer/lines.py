@@ -111,7 +111,10 @@ def arriving_lines(most: int) -> Iterator[list[str]]:
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[BinaryIO]:
-    """A binary stream to a file that appears under its name only when everything has been written; "-" is stdout."""
+    """A binary stream to a file that appears under its name only when everything has been written; "-" is stdout.
+
+    A link stays one, and what it leads to is written; a device or a pipe stays one, too, and is written as it comes.
+    """
     if str(path) == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -119,17 +122,27 @@ def written_whole(path: str | Path) -> Iterator[BinaryIO]:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the name of a file")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
-    with whole_file(path) as stream:
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            yield stream
+        return
+    target = path.resolve() if path.is_symlink() else path
+    if not target.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {target.parent}")
+    with whole_file(target) as stream:
         yield stream
 
 
 def free_output_folder(path: str | Path) -> Path:
-    """The folder, checked to be new or empty. InputError if it is a file or holds something."""
+    """The folder, checked to be new or empty. InputError if it is a file, holds something, or has to stay."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give the name of a new folder")
     if path.is_dir() and any(path.iterdir()):
         raise InputError(f"{path} is not empty; give a new folder, so that nothing in it is lost")
+    # The finished folder takes the place of an empty one: a mount point cannot be replaced, and who is in a folder that
+    # was replaced does not see the new one.
+    if path.is_dir() and (path.resolve().is_mount() or path.resolve() == Path.cwd()):
+        state = "a mount point" if path.resolve().is_mount() else "the current folder"
+        raise InputError(f"{path} is {state}, which the finished folder cannot replace; give a new folder inside it")
     return path

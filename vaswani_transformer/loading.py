@@ -20,7 +20,7 @@ from transformers.utils import logging
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .modeling_vaswani_transformer import MAX_BEAMS, VaswaniTransformerForConditionalGeneration
-from .texts import TARGET_TOKENIZER
+from .texts import LENGTH_PENALTIES, TARGET_TOKENIZER
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -35,7 +35,7 @@ GENERATION_LIMITS = {
     "min_length": (0, 1_000_000),
     "min_new_tokens": (0, 1_000_000),
     "max_source_length_offset": (1, 1_000_000),
-    "length_penalty": (-100, 100),
+    "length_penalty": LENGTH_PENALTIES,
 }
 
 
@@ -43,19 +43,31 @@ GENERATION_LIMITS = {
 SEARCHES_OTHERWISE = {
     "bad_words_ids": None,
     "begin_suppress_tokens": None,
+    "constraints": None,
+    "diversity_penalty": 0.0,
     "do_sample": False,
+    "dola_layers": None,
     "early_stopping": "never",
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
+    "guidance_scale": 1.0,
     "max_new_tokens": None,
+    "max_time": None,
     "min_length": 0,
     "min_new_tokens": 0,
     "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0.0,
+    "renormalize_logits": False,
     "repetition_penalty": 1.0,
     "sequence_bias": None,
+    "stop_strings": None,
+    "token_healing": False,
+    "watermarking_config": None,
 }
 
 
@@ -246,6 +258,14 @@ def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> N
         raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
 
 
+def own_search(model: VaswaniTransformerForConditionalGeneration) -> tuple[int, float]:
+    """Beam size and alpha with which the model's generate() searches when nothing is asked for."""
+    # What its generation_config.json leaves out is transformers' own, greedy search and 1.0; a model without that file
+    # has the paper's, written out.
+    beams, alpha = model.generation_config.num_beams, model.generation_config.length_penalty
+    return 1 if beams is None else beams, 1.0 if alpha is None else alpha
+
+
 def check_search(model: VaswaniTransformerForConditionalGeneration) -> None:
     """Raises InputError naming what the generation config says, generate() does and the search in tensors does not."""
     settings, config = model.generation_config, model.config
@@ -258,10 +278,12 @@ def check_search(model: VaswaniTransformerForConditionalGeneration) -> None:
             )
     for field, neutral in SEARCHES_OTHERWISE.items():
         value = getattr(settings, field, None)
+        if field == "early_stopping" and value is None and own_search(model)[0] > 1:
+            value = False  # generate()'s own
         if value is not None and value != neutral:
             raise InputError(
                 f"generation_config.json: {field} is {value!r}, which generate() follows and the search of Translator "
-                "and ONNX does not have; remove it, or call generate()"
+                f"and ONNX does not have; make it {json.dumps(neutral)}, or call generate()"
             )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from tokenizers import Tokenizer
 
-from .errors import BrokenFileError, InputError, UnavailableError, one_line
+from .errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
 from .texts import MAX_BEAMS, TARGET_TOKENIZER, Hypothesis, TextTranslator, check_length_penalty, check_number
 
 GRAPH = "model.onnx"
@@ -236,6 +236,8 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
         # Its own way to go on with the CPU prints on stdout.
         session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     except Exception as error:  # its exceptions have no common base
+        if out_of_memory(error):
+            raise
         check_external_data(path)
         if on_cuda and device is None:
             return load_session(path, "cpu", threads)
@@ -256,7 +258,8 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
 def check_external_data(path: Path) -> None:
     """Raises BrokenFileError naming a file of weights beside a graph that is missing or shorter than the graph says.
 
-    What we export is one file; other tools divide it. ONNX names such a file in entries (key, value) of a tensor.
+    What we export is one file up to 2 GB; other tools divide it. ONNX names such a file in entries (key, value) of a
+    tensor.
     """
     content = path.read_bytes()
 
@@ -265,13 +268,16 @@ def check_external_data(path: Path) -> None:
         return content[found + 1 : found + 1 + content[found]] if found >= start + len(key) + 3 else b"0"
 
     needed: dict[bytes, int] = {}
-    for entry in re.finditer(rb"\x0a\x08location\x12", content):
-        name = value(b"location", entry.start(), entry.end())
-        end = entry.end() + len(name) + 80
-        size = int(value(b"offset", entry.end(), end)) + int(value(b"length", entry.end(), end))
-        needed[name] = max(needed.get(name, 0), size)
+    try:
+        for entry in re.finditer(rb"\x0a\x08location\x12", content):
+            name = value(b"location", entry.start(), entry.end())
+            end = entry.end() + len(name) + 80
+            size = int(value(b"offset", entry.end(), end)) + int(value(b"length", entry.end(), end))
+            needed[name] = max(needed.get(name, 0), size)
+    except (IndexError, ValueError):  # the graph itself ends, or is damaged, within an entry
+        return
     for name, size in needed.items():
-        data = path.with_name(os.fsdecode(name))
+        data = path.parent / os.fsdecode(name)
         if not data.is_file():
             raise BrokenFileError(f"{data}: no such file; {path} keeps weights in it: copy it, too, or export again")
         if data.stat().st_size < size:
@@ -320,6 +326,8 @@ def checked_config(path: Path) -> dict[str, Any]:
     end = config.get("eos_token_id")
     if type(end) is not int or not 0 <= end < vocabulary:
         raise BrokenFileError(f"{path}: eos_token_id is {end!r}; ids go from 0 to {vocabulary - 1} (vocab_size)")
+    if config.get("position_embedding_type") != "learned":
+        config["max_position_embeddings"] = None  # sinusoids have none; torch, too, ignores what ported files say
     positions = config.get("max_position_embeddings")
     if positions is not None and (type(positions) is not int or positions < 1):
         raise BrokenFileError(f"{path}: max_position_embeddings is {positions!r}; it must be a positive number or null")
@@ -327,12 +335,12 @@ def checked_config(path: Path) -> dict[str, Any]:
 
 
 def checked_search(path: Path) -> tuple[int, float]:
-    """Beam size and alpha of generation_config.json, the paper's where it has none. Raises BrokenFileError."""
-    settings = read_json_object(path) if path.exists() else {}
+    """Beam size and alpha of generation_config.json, as generate() reads it (`own_search`). Raises BrokenFileError."""
+    settings = read_json_object(path) if path.exists() else {"num_beams": 4, "length_penalty": 0.6}
     beams, alpha = settings.get("num_beams"), settings.get("length_penalty")
     try:
-        beams = check_number("num_beams", 4 if beams is None else beams, 1, MAX_BEAMS)
-        alpha = 0.6 if alpha is None else alpha
+        beams = check_number("num_beams", 1 if beams is None else beams, 1, MAX_BEAMS)
+        alpha = 1.0 if alpha is None else alpha
         check_length_penalty(alpha)
     except InputError as error:
         raise BrokenFileError(f"{path}: {error}") from None

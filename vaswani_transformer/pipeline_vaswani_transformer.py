@@ -103,11 +103,13 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """The parts of a text that are translated at once; one, unless it is long."""
         if not isinstance(text, str):
             raise ValueError(f"a text to translate is a str or a list of str, not {type(text).__name__}")
-        parts = list(self._parts(text, self._source_limit(max_source_length)))
+        limit = self._source_limit(max_source_length)
+        parts = list(self._parts(text, limit))
         if not parts:  # white space alone; every text needs a part
             parts = [("", "")]
         for number, (part, joint) in enumerate(parts, start=1):
-            encoding = self.tokenizer(part, return_tensors="pt", verbose=False)
+            # Only a part of one character, of which NFKC can make up to 18, is ever truncated.
+            encoding = self.tokenizer(part, return_tensors="pt", truncation=True, max_length=limit, verbose=False)
             yield {
                 "input_ids": encoding["input_ids"],
                 "attention_mask": encoding["attention_mask"],
@@ -137,8 +139,11 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             if length <= limit and len(window) == len(rest):
                 yield window, joint
                 return
+            if rest[0].isspace():  # more of it than a part holds would be a part without a word
+                rest = rest.lstrip()
+                continue
             # The first token that has no room; </s>, the last one, has no place in the text.
-            reach = encoding["offset_mapping"][limit - 1][0] if length > limit else len(window)
+            reach = max(1, encoding["offset_mapping"][limit - 1][0]) if length > limit else len(window)
             head = rest[: best_cut(rest, reach)]
             yield head.rstrip(), joint
             tail = rest[len(head) :]

@@ -4,6 +4,7 @@ restore the order.
 Nothing here needs torch: `translator.py` searches with it, `onnx_translator.py` with ONNX Runtime.
 """
 
+import numbers
 import operator
 import re
 from abc import ABC, abstractmethod
@@ -15,6 +16,9 @@ from typing import Literal, SupportsIndex, overload
 from .errors import InputError
 
 MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which travels alone
+# With these, float32 holds the penalty of a thousand tokens, and their scores stay far above -1e8, where a hypothesis
+# counts as none: log P = -10,000 becomes -1.7e6 with alpha -1 and -7.6e-8 with 5.
+LENGTH_PENALTIES = (-1, 5)
 # In a model's folder: the folder of the decoder's tokenizer, where the languages share no vocabulary.
 TARGET_TOKENIZER = "target_tokenizer"
 
@@ -59,7 +63,11 @@ class TextTranslator(ABC):
     @property
     @abstractmethod
     def own_search(self) -> tuple[int, float]:
-        """Beam size and alpha of the model's generation config; the paper's, 4 and 0.6, where it has none."""
+        """Beam size and alpha with which generate() searches when nothing is asked for.
+
+        generation_config.json says them; where that says nothing, transformers' 1 and 1.0, and where there is no such
+        file, the paper's 4 and 0.6.
+        """
 
     def search_settings(self, num_beams: int | None, length_penalty: float | None) -> tuple[int, float]:
         """What a call asks for, and the model's own where it asks for nothing."""
@@ -202,10 +210,15 @@ class TextTranslator(ABC):
             if len(ids) <= limit and len(window) == len(rest):
                 yield Part(number, ids, joint)
                 return
-            # The first token that has no room; </s>, the last one, has no place in the text.
-            reach = starts[limit - 1] if len(ids) > limit else len(window)
+            if rest[0].isspace():  # more of it than a part holds would be a part without a word
+                rest = rest.lstrip()
+                continue
+            # The first token that has no room; </s>, the last one, has no place in the text. NFKC makes of one
+            # character up to 18: of such a one a part has as much as there is room for.
+            reach = max(1, starts[limit - 1]) if len(ids) > limit else len(window)
             head = rest[: best_cut(rest, reach)]
-            yield Part(number, self._encode(head.rstrip())[0], joint)
+            ids, _ = self._encode(head.rstrip())
+            yield Part(number, ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]], joint)
             tail = rest[len(head) :]
             rest = tail.lstrip()
             joint = " " if len(rest) < len(tail) or head[-1:].isspace() else ""
@@ -271,9 +284,10 @@ def check_number(name: str, value: SupportsIndex, least: int, most: int) -> int:
 
 
 def check_length_penalty(alpha: float) -> None:
-    """Raises InputError if alpha is no number, or one whose powers are none."""
-    if not isinstance(alpha, (int, float)) or not -100 <= alpha <= 100:
-        raise InputError(f"length_penalty is {alpha!r}; it must lie between -100 and 100 (paper: 0.6)")
+    """Raises InputError if alpha is no number, numpy's too, or one with which scores mean nothing."""
+    least, most = LENGTH_PENALTIES
+    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not least <= alpha <= most:
+        raise InputError(f"length_penalty is {alpha!r}; it must lie between {least} and {most} (paper: 0.6)")
 
 
 @contextmanager

@@ -132,9 +132,9 @@ class Translator(TextTranslator):
 
     @property
     def own_search(self) -> tuple[int, float]:
-        settings = self.model.generation_config
-        alpha = settings.length_penalty
-        return settings.num_beams or 4, 0.6 if alpha is None else alpha
+        from .loading import own_search
+
+        return own_search(self.model)
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)

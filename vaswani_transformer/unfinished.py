@@ -25,6 +25,7 @@ writing: dict[Path, int] = {}
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder that takes the name of `path`, a new or empty folder, at the end, and is gone if something fails."""
+    path = path.resolve()  # a link to an empty folder stays one
     with hidden(path) as unfinished:
         unfinished.mkdir()
         lock = lock_of(unfinished)

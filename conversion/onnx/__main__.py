@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.errors import InputError, ProofError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import free_output_folder, read_lines
 from vaswani_transformer.texts import TARGET_TOKENIZER
 
@@ -18,8 +18,11 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
 LAYOUTS = ("single", "split")
-# The model's own files that the runtime reads, too.
-BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+# Bytes of weights in a file: at 2 GiB, the graph itself included, ONNX's format ends.
+LARGEST_FILE = 2_000_000_000
+# The model's own files that the runtime reads, too, as they are.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+BESIDE = ("generation_config.json", *TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{file}" for file in TOKENIZER_FILES))
 
 
 @app.command(help="Write a model as one ONNX file that holds its search, and prove that it translates as torch does.")
@@ -79,7 +82,7 @@ def export(
             name=sentences or "",
         )
     )
-    for path in sorted(folder.glob("*.onnx")):
+    for path in sorted(path for kind in ("*.onnx", "*.onnx.data") for path in folder.glob(kind)):
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {precision}")
 
 
@@ -102,8 +105,8 @@ def export_folder(
     text: beside the single graph, model_text.onnx, which has the tokenizer in it
     sentences: of the single graph, texts that it is proved on, too, and timed with; name: what an error calls them
 
-    Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, RuntimeError if the graph does
-    not do what torch does.
+    Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, ProofError if the graph does not
+    do what torch does.
     """
     try:
         import onnx
@@ -113,22 +116,36 @@ def export_folder(
         raise UnavailableError(f'{error.name} is not installed: pip install "vaswani-transformer[onnx]"') from None
     import torch
 
-    from vaswani_transformer.loading import check_search, load_model, load_tokenizer
+    from vaswani_transformer.loading import check_search, load_model, load_tokenizer, target_vocabulary
 
     from ..folder import folder_written_whole
     from .prove import prove, prove_attention, prove_split, split_table, table
     from .quantize import quantized
     from .readme import readme
     from .sentences import encoded_sentences, race
-    from .single_graph import SETTINGS, export_single_graph
+    from .single_graph import EXAMPLE_LENGTH, SETTINGS, export_single_graph
     from .split import export_split
     from .text import prove_text, readable_tokenizer, with_tokenizer
 
     model = load_model(source, device="cpu", dtype=torch.float32)
     if layout == "single":
         check_search(model)
+    positions = model.config.max_position_embeddings
+    if positions is not None and positions < EXAMPLE_LENGTH:
+        raise InputError(
+            f"{source / 'config.json'}: max_position_embeddings is {positions}; ONNX is exported with sentences of "
+            f"{EXAMPLE_LENGTH} tokens and needs as many"
+        )
     has_tokenizer = (source / "tokenizer.json").exists()
     tokenizer = load_tokenizer(source, model.config) if has_tokenizer or sentences is not None else None
+    two_tokenizers = (source / TARGET_TOKENIZER).is_dir()
+    if two_tokenizers:
+        load_tokenizer(source / TARGET_TOKENIZER, model.config, target=True)
+    elif has_tokenizer and target_vocabulary(model.config) != model.config.vocab_size:
+        raise InputError(
+            f"{source}: the model has {model.config.vocab_size} source and {target_vocabulary(model.config)} target "
+            f"tokens and one tokenizer; its translations need their own: {TARGET_TOKENIZER}/tokenizer.json"
+        )
     real = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
     bpe = readable_tokenizer(source, model) if text else None
     with folder_written_whole(folder) as unfinished:
@@ -149,6 +166,7 @@ def export_folder(
                 graph = quantized(graph, activations=precision == "int8")
             save(graph, unfinished, folder, f"{part}.onnx")
             if bpe is not None:
+                onnx.load_external_data_for_model(graph, str(unfinished))  # what `save` has taken out of it
                 save(with_tokenizer(graph, bpe, model), unfinished, folder, "model_text.onnx")
             del graph
         if layout == "single":
@@ -167,25 +185,35 @@ def export_folder(
             differences, wrong = prove_split(unfinished, model, precision)
             report = split_table(differences)
         if wrong:
-            raise RuntimeError(
+            raise ProofError(
                 f"the exported graph does not translate as torch does ({'; '.join(wrong)}); nothing was written"
             )
-        for file in (*BESIDE, *(f"{TARGET_TOKENIZER}/{file}" for file in BESIDE)):
+        # Not the model's file, which may leave to torch's code what the runtime has to read.
+        model.config.to_json_file(unfinished / "config.json")
+        for file in BESIDE:
             if (source / file).exists():
                 (unfinished / file).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / file, unfinished / file)
         if not (unfinished / "generation_config.json").exists():
             model.generation_config.save_pretrained(unfinished)
         if has_tokenizer and layout == "single":
-            two_tokenizers = (source / TARGET_TOKENIZER).is_dir()
-            page = readme(model, precision, settings, two_tokenizers, attention, text)
+            page = readme(model, precision, settings, unfinished, attention, text)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
     return report
 
 
 def save(graph: "onnx.ModelProto", unfinished: Path, folder: Path, name: str) -> None:
+    """As one file; where that would be too large, with the weights in NAME.data beside it, which leave the graph."""
     import onnx
+    from onnx.external_data_helper import set_external_data
 
+    from .quantize import graphs_of
+
+    tensors = [tensor for body in graphs_of(graph.graph) for tensor in body.initializer]
+    if sum(len(tensor.raw_data) for tensor in tensors) > LARGEST_FILE:
+        for tensor in tensors:
+            if len(tensor.raw_data) >= 1024:
+                set_external_data(tensor, f"{name}.data")
     try:
         onnx.save(graph, unfinished / name)
     except OSError as error:  # onnx does not say which file

@@ -6,6 +6,9 @@ largest value, so that a sentence does not depend on its neighbours: a scale per
 quantize_dynamic has it, is 1.1 times as fast and lets one sentence's outlier coarsen all others (twice the divergence
 from float32's probabilities). What a ReLU gives is never negative and has all 255 steps.
 
+On x86 without VNNI, ONNX Runtime adds products of unsigned with signed bytes in pairs in 16 bits, where large ones
+saturate (its documentation on quantization): a file that was proved on VNNI or ARM may score otherwise there.
+
 Or they stay float32, and the weights become float32 again before the products: a small file, float32's speed and
 almost its translations. That is spelt Cast and Mul, which ONNX Runtime computes once, when it loads the file.
 DequantizeLinear would say the same, but ONNX Runtime 1.31 computes it in every call (base, one sentence: 3 times as

@@ -1,5 +1,6 @@
 """The README.md beside an exported graph, whose lines of Python run as they stand there."""
 
+import json
 from pathlib import Path
 from string import Template
 
@@ -17,26 +18,44 @@ def readme(
     model: VaswaniTransformerForConditionalGeneration,
     precision: str,
     settings: dict[str, np.ndarray],
-    two_tokenizers: bool = False,
+    folder: Path,
     attention: bool = False,
     text: bool = False,
 ) -> str:
-    """settings: the inputs that have no values of their own, and good ones for them;  two_tokenizers: one a language"""
+    """settings: the inputs that have no values of their own, and good ones for them;  folder: all the other files"""
+    tokenizer_settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    beside = {name: (folder / f"{name}.data").exists() for name in ("model.onnx", "model_text.onnx")}
     limit = f"its source tokens + {source_length_offset(model)}"
     if model.config.max_position_embeddings is not None:
         limit += f" and at most {model.config.max_position_embeddings - 1}"
+    remarks = []
+    if tokenizer_settings.get("split_special_tokens"):
+        remarks.append("A typed `</s>` is text after `tokenizer.encode_special_tokens = True`, and without it an end.")
+    if not settings:
+        remarks.append("`onnxruntime.set_default_logger_severity(3)` silences warnings of inputs that have defaults.")
     filled_in = {
         "define_settings": spelled(settings),
         # The file with the tokenizer inside gives the best translation alone.
         "define_text_settings": spelled({name: x for name, x in settings.items() if name != "num_return_sequences"}),
         "settings": ", **settings" if settings else "",
+        "remarks": "".join(f"\n{remark}\n" for remark in remarks),
+        "weights": (
+            " Its weights are in `model.onnx.data`, which has to lie beside it: one file ends at 2 GB."
+            if beside["model.onnx"]
+            else ""
+        ),
+        "other_file": "only `model_text.onnx.data` beside it" if beside["model_text.onnx"] else "no other file",
         "scalar": "scalar" if settings else "scalar, optional",
         "target_tokenizer": (
-            f'tokenizers.Tokenizer.from_file("{TARGET_TOKENIZER}/tokenizer.json")' if two_tokenizers else "tokenizer"
+            f'tokenizers.Tokenizer.from_file("{TARGET_TOKENIZER}/tokenizer.json")'
+            if (folder / TARGET_TOKENIZER).is_dir()
+            else "tokenizer"
         ),
         "limit": limit,
         "cuda": (
-            "But CUDA has no products of unsigned with signed bytes: there, export with `--precision fp16`."
+            "But CUDA has no products of unsigned with signed bytes: there, export with `--precision fp16`.\n"
+            "On x86 CPUs without VNNI, ONNX Runtime adds these products in pairs in 16 bits, and large ones saturate:\n"
+            "scores and translations may be others there than where the file was proved."
             if precision == "int8"
             else "CUDA has all operators of this file, by ONNX Runtime's list of them."
         ),

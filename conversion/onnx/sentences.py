@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.loading import own_search
 from vaswani_transformer.modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 from .prove import EQUALLY_GOOD, TOLERANCES, difference_by_token, filled, open_session, run
@@ -69,9 +70,7 @@ def race(
     """Translate the sentences by each in turn; what they took, and what is wrong with the file's translations."""
     session = open_session(path)
     pad = cast(int, model.config.pad_token_id)
-    generation = model.generation_config
-    beams = generation.num_beams or 4
-    alpha = 0.6 if generation.length_penalty is None else generation.length_penalty
+    beams, alpha = own_search(model)
     offset = source_length_offset(model)
     batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
 

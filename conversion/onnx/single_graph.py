@@ -38,6 +38,7 @@ from vaswani_transformer.beam_search import (
     start,
     step,
 )
+from vaswani_transformer.loading import own_search
 from vaswani_transformer.modeling_vaswani_transformer import (
     NO_HYPOTHESIS,
     VaswaniTransformerForConditionalGeneration,
@@ -51,6 +52,7 @@ NO_MAXIMUM = 1_000_000  # max_length that is none
 TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication")
 # Smaller tensors are constants of the operators, not weights.
 SMALLEST_WEIGHT = 1024
+EXAMPLE_LENGTH = 7  # source tokens of what is traced: learned positions have to be as many
 
 
 class Start(nn.Module):
@@ -164,7 +166,7 @@ def export_single_graph(model: VaswaniTransformerForConditionalGeneration, atten
 def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[GraphProto, GraphProto, list[list[str]]]:
     """The graphs of `start` and `step`, and what the tensors between them are called: a list for each part."""
     # No two sizes alike, so that torch takes none for another.
-    batch, live, beams, length, source = 2, 3, 4, 5, 7
+    batch, live, beams, length, source = 2, 3, 4, 5, EXAMPLE_LENGTH
     input_ids = torch.full((batch, source), 2)
     alpha, most, min_length, needed = (torch.tensor(number) for number in (0.6, NO_MAXIMUM, 0, [2]))
     start_graph = exported_graph(
@@ -191,7 +193,7 @@ def export_both(model: VaswaniTransformerForConditionalGeneration) -> tuple[Grap
 
 def export_attention(model: VaswaniTransformerForConditionalGeneration) -> GraphProto:
     """The graph of `Attention`."""
-    input_ids, sequences = torch.full((2, 7), 2), torch.full((2, 1, 5), 2)
+    input_ids, sequences = torch.full((2, EXAMPLE_LENGTH), 2), torch.full((2, 1, 5), 2)
     memory, _, tables, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, torch.tensor(0.6))
     _, known, shapes = described(memory, model)
     names, example, free = described(tables, model)
@@ -261,7 +263,7 @@ def join(
     last: GraphProto | None = None,
 ) -> GraphProto:
     """`start`; then `step` in a loop until sentences are done, in a loop until the last one is; `Attention` then."""
-    config, generation = model.config, model.generation_config
+    config, (num_beams, alpha) = model.config, own_search(model)
     memory, places, tables, search = names
     # Names are unique across the loops' borders.
     given = ["input_ids", "attention_mask", "beams", "roots", "length_penalty", "max_length"]
@@ -444,9 +446,9 @@ def join(
         shape = ["batch", config.decoder_layers, config.decoder_attention_heads, "length", "source"]
         outputs.append(helper.make_tensor_value_info("cross_attentions", TensorProto.FLOAT, shape))
     defaults = {
-        "num_beams": np.array(generation.num_beams or 4, np.int64),
+        "num_beams": np.array(num_beams, np.int64),
         "max_length": np.array(NO_MAXIMUM, np.int64),
-        "length_penalty": np.array(0.6 if generation.length_penalty is None else generation.length_penalty, np.float32),
+        "length_penalty": np.array(alpha, np.float32),
         "min_length": np.array(0, np.int64),
         "num_return_sequences": np.array(0, np.int64),
     }

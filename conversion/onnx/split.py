@@ -24,7 +24,7 @@ from vaswani_transformer.modeling_vaswani_transformer import (
 )
 
 from .shapes import remove_unread
-from .single_graph import OPSET, Weights, exported_graph, renamed
+from .single_graph import EXAMPLE_LENGTH, OPSET, Weights, exported_graph, renamed
 
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 
@@ -159,7 +159,7 @@ def names(prefix: str, layers: int) -> list[str]:
 def export_three(
     model: VaswaniTransformerForConditionalGeneration, attention: bool
 ) -> tuple[GraphProto, GraphProto, GraphProto]:
-    batch, source, target = 2, 7, 3
+    batch, source, target = 2, EXAMPLE_LENGTH, 3
     ids, mask = torch.full((batch, source), 2), torch.ones(batch, source, dtype=torch.long)
     both = {0: Dim.AUTO, 1: Dim.AUTO}
     encoder = exported_graph(Encoder(model), (ids, mask), (both, both))

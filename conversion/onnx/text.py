@@ -43,6 +43,7 @@ AWKWARD = [
     " \u3000\t",
     "it's we'll I'M 'd ''s they're'nt",
     "3.14 1,000 ½ ٣ Ⅷ x2y",
+    "From 1987 to 2024 1234567890 people, 20000 of them in 1990.",
     "null \0 and \x1f, \ufffd \U0010ffff",
     "a" * 40,
 ]
@@ -136,9 +137,8 @@ def prove_text(
             f"({one_line(str(error))[:200]}): pip install --upgrade onnxruntime"
         ) from None
     translator = Translator(model, tokenizer)
-    most, generation = model.config.max_position_embeddings, model.generation_config
-    beams = generation.num_beams or 4
-    alpha = 0.6 if generation.length_penalty is None else generation.length_penalty
+    most = model.config.max_position_embeddings
+    beams, alpha = translator.own_search
     encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*AWKWARD, *lines]]
     encoded = [(text, ids) for text, ids in encoded if most is None or len(ids) <= most]
     different, with_torch = [], 0

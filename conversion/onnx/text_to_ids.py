@@ -63,13 +63,18 @@ class ByteLevelBPE:
             end_of(content["post_processor"])[0],
             frozenset(token["id"] for token in content["added_tokens"]),
             content["normalizer"] is not None,
-            content["pre_tokenizer"]["type"] == "Sequence",
+            "Digits" in [step["type"] for step in steps_of(content["pre_tokenizer"])],
         )
 
     def in_order(self) -> bool:
         """Whether no merge needs what a later one makes. Training gives them so."""
         made = {left + right: rank for rank, (left, right) in enumerate(self.merges)}
         return all(max(made.get(part, -1) for part in pair) < rank for rank, pair in enumerate(self.merges))
+
+
+def steps_of(before: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a pre_tokenizer: of a Sequence, which may have one alone, those in it."""
+    return before.get("pretokenizers", []) if before.get("type") == "Sequence" else [before]
 
 
 def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, str]]:
@@ -91,7 +96,7 @@ def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[tuple
         found.append(("model.vocab", f"without {len(missing)} of the 256 bytes"))
     if content.get("normalizer") not in (None, {"type": "Lowercase"}):
         found.append(("normalizer", str(kind(content["normalizer"]))))
-    steps = before.get("pretokenizers", []) if kind(before) == "Sequence" else [before]
+    steps = steps_of(before)
     if len(steps) == 2 and steps[0] == {"type": "Digits", "individual_digits": True}:
         steps = steps[1:]
     if (

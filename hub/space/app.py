@@ -45,8 +45,9 @@ model = AutoModelForSeq2SeqLM.from_pretrained(
     MODEL_ID, revision=REVISION, trust_remote_code=True, attn_implementation="eager"
 ).eval()
 config, search = model.config, model.generation_config
-BEAMS = search.num_beams or 4
-ALPHA = 0.6 if search.length_penalty is None else search.length_penalty
+# What generation_config.json leaves out is transformers' own; a model without that file has the paper's, written out.
+BEAMS = search.num_beams or 1
+ALPHA = 1.0 if search.length_penalty is None else search.length_penalty
 
 KINDS = {
     "Cross-attention": ("cross", "each word of the translation (down) reads the sentence (across)"),
