@@ -266,14 +266,14 @@ def own_search(model: VaswaniTransformerForConditionalGeneration) -> tuple[int, 
     return 1 if beams is None else beams, 1.0 if alpha is None else alpha
 
 
-def check_search(model: VaswaniTransformerForConditionalGeneration) -> None:
+def check_search(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
     """Raises InputError naming what the generation config says, generate() does and the search in tensors does not."""
-    settings, config = model.generation_config, model.config
+    settings, config, path = model.generation_config, model.config, folder / "generation_config.json"
     for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
         value, known = getattr(settings, field), getattr(config, field)
         if value is not None and value not in (known, [known]):
             raise InputError(
-                f"generation_config.json: {field} is {value}, in config.json {known}: generate() follows the one, the "
+                f"{path}: {field} is {value}, in config.json {known}: generate() follows the one, the "
                 "search of Translator and ONNX the other; make them agree"
             )
     for field, neutral in SEARCHES_OTHERWISE.items():
@@ -282,7 +282,7 @@ def check_search(model: VaswaniTransformerForConditionalGeneration) -> None:
             value = False  # generate()'s own
         if value is not None and value != neutral:
             raise InputError(
-                f"generation_config.json: {field} is {value!r}, which generate() follows and the search of Translator "
+                f"{path}: {field} is {value!r}, which generate() follows and the search of Translator "
                 f"and ONNX does not have; make it {json.dumps(neutral)}, or call generate()"
             )
 

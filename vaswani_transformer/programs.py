@@ -4,11 +4,14 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+
+import yaml
 
 from vaswani_transformer.errors import UnavailableError
 
@@ -90,9 +93,19 @@ def launch(name: str, arguments: list[str]) -> int:
 
 
 def wanted_processes(arguments: list[str]) -> int | None:
-    """`processes` of the recipe that the training program will read. Raises InputError for what it would refuse."""
-    flags = program("__main__").flags_of(arguments)
-    return program("recipe").load_recipe(flags.pop("config", None), flags).processes
+    """`--processes`, or else `processes` in the file of `--config`; what is wrong with them the program says."""
+    given: dict[str, str] = {}
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        if match := re.fullmatch(r"--(processes|config)(?:=(.*))?", word):
+            given[match[1]] = after if match[2] is None else match[2]
+    number = given.get("processes")
+    if number is None and Path(given.get("config", "")).is_file():
+        try:
+            recipe = yaml.safe_load(Path(given["config"]).read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError, OSError):
+            return None
+        number = str(recipe.get("processes")) if isinstance(recipe, dict) else ""
+    return int(number) if number and re.fullmatch(r"[1-9]\d{0,3}", number) else None
 
 
 def in_foreground() -> bool:

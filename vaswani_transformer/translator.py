@@ -125,7 +125,7 @@ class Translator(TextTranslator):
 
         folder = find_folder(folder_or_repo, revision)
         model = load_model(folder, device, dtype)
-        check_search(model)
+        check_search(model, folder)
         second = folder / TARGET_TOKENIZER
         target = load_tokenizer(second, model.config, target=True) if second.is_dir() else None
         return cls(model, load_tokenizer(folder, model.config), target)

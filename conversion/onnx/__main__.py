@@ -129,7 +129,7 @@ def export_folder(
 
     model = load_model(source, device="cpu", dtype=torch.float32)
     if layout == "single":
-        check_search(model)
+        check_search(model, source)
     positions = model.config.max_position_embeddings
     if positions is not None and positions < EXAMPLE_LENGTH:
         raise InputError(
