@@ -103,9 +103,9 @@ def train(recipe: Recipe) -> None:
             stack.enter_context(checkpoint.lock_run(output))
             claim_output(recipe, output, reporter)
         accelerator.wait_for_everyone()
-        # Until here a signal ends the process: there is nothing to save, and text may be read for an hour.
         signals = Signals()
         run = Run(recipe, output, accelerator, reporter, signals, split_weights)
+        # Until here a signal ends the process: there is nothing to save, and text may be read for an hour.
         stack.enter_context(signals)
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
