@@ -8,6 +8,11 @@ import typer
 
 from vaswani_transformer.errors import InputError, exit_cleanly
 
+# The names in formats.py, which takes seconds to import.
+FROM = ("fairseq", "opennmt-py", "joeynmt", "torch-nn-transformer", "annotated-transformer", "marian", "hf-marian",
+        "hf-fsmt", "sockeye", "tensor2tensor")  # fmt: skip
+TO = ("ctranslate2", "fairseq", "marian", "hf-marian", "opennmt-py")
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -17,11 +22,13 @@ def convert(
         list[str],
         typer.Argument(
             metavar="[FROM] PATH OUT",
-            help="The checkpoint or its folder, and a new folder; FROM, the toolkit, where it is not recognised.",
+            help=f"The checkpoint or its folder, and a new folder; FROM, where not recognised: {', '.join(FROM)}.",
             show_default=False,
         ),
     ],
-    to: Annotated[str | None, typer.Option(help="The toolkit to write for; PATH is then a model folder.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help=f"The toolkit to write for: {', '.join(TO)}; PATH is then a model folder.")
+    ] = None,
     check: Annotated[
         tuple[Path, Path] | None,
         typer.Option(help="Source and target texts: compare log-probabilities on them.", metavar="SRC TGT"),

@@ -78,7 +78,7 @@ def load_checkpoint(path: Path) -> Any:
             if name in shells or name.split(".")[0] not in TOOLKITS:
                 raise InputError(
                     f"{path} is refused: its pickle wants to call {', '.join(unknown_names(path) or [name])}, which "
-                    "could be any code; none of it was run. Save the state_dict alone where you trust the file"
+                    "could be any code; none of it was run. Where you trust the file, save it again without that object"
                 ) from None
             shells[name] = type(name.rsplit(".", 1)[-1], (Shell,), {"__module__": __name__})
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

@@ -110,6 +110,8 @@ def write_card(
         converted_file=record.conversion.get("file"),
         notes=record.notes,
         results=record.results,
+        scores=record.scores,
+        lowercase=bool(record.recipe.get("lowercase")),
         signatures=signatures(record),
         limits=limits(config, record),
         version=__version__,
@@ -132,7 +134,7 @@ def card_data(repo_id: str, record: Record, files: Files, license: str | None) -
     if record.results:
         evaluated = {
             "model_name": repo_id.split("/")[1],
-            "eval_results": [result for row in record.results for result in eval_results(row, dataset)],
+            "eval_results": [result for row in record.results for result in eval_results(row, record.scores, dataset)],
         }
     return ModelCardData(
         language=codes or None,
@@ -141,19 +143,19 @@ def card_data(repo_id: str, record: Record, files: Files, license: str | None) -
         pipeline_tag="translation",
         tags=["translation", "vaswani_transformer", "arxiv:1706.03762", *onnx],
         datasets=[dataset] if dataset else None,
-        metrics=["bleu", "chrf"] if record.results else None,
+        metrics=[name.lower() for name in record.scores.values()] if record.results else None,
         **evaluated,
     )
 
 
-def eval_results(row: dict[str, str], dataset: str | None) -> list[EvalResult]:
+def eval_results(row: dict[str, str], scores: dict[str, str], dataset: str | None) -> list[EvalResult]:
     """A row of a results file as the Hub's model-index has it. Raises InputError for a score that is none."""
     found = []
-    for metric, name in (("bleu", "BLEU"), ("chrf", "chrF")):
+    for column, name in scores.items():
         try:
-            value = float(row[metric])
+            value = float(row[column])
         except ValueError:
-            raise InputError(f"a row of the results has {metric} {row[metric]!r}; it must be a number") from None
+            raise InputError(f"a row of the results has {column} {row[column]!r}; it must be a number") from None
         found.append(
             EvalResult(
                 task_type="translation",
@@ -161,10 +163,10 @@ def eval_results(row: dict[str, str], dataset: str | None) -> list[EvalResult]:
                 dataset_type=dataset or row["data"],
                 dataset_name=f"{row['data']}, {row['test']}",
                 dataset_split=row["test"],
-                metric_type=metric,
+                metric_type=name.lower(),
                 metric_name=name,
                 metric_value=value,
-                metric_args={"signature": row[f"{metric}_signature"]},
+                metric_args={"signature": row[f"{column}_signature"]},
             )
         )
     return found
@@ -174,9 +176,9 @@ def signatures(record: Record) -> list[str]:
     """Each once, with the metric it belongs to."""
     return list(
         dict.fromkeys(
-            f"{name}: `{row[f'{metric}_signature']}`"
+            f"{name}: `{row[f'{column}_signature']}`"
             for row in record.results
-            for metric, name in (("bleu", "BLEU"), ("chrf", "chrF"))
+            for column, name in record.scores.items()
         )
     )
 
@@ -219,7 +221,7 @@ def training_facts(record: Record) -> list[tuple[str, str]]:
         facts.append(("steps", f"{progress['step']:,}, on {progress['tokens']:,} source and target tokens"))
         cpu = progress.get("cpu_seconds")
         duration = f"{hours(progress['seconds'])} hours" + (f", {hours(cpu)} CPU hours" if cpu else "")
-        facts.append(("time", f"{duration}; validation and saving not counted"))
+        facts.append(("time", f"{duration}; validation not counted, saving only where it works beside the steps"))
     machines = list(dict.fromkeys(row["hardware"] for row in record.results))
     facts.append(("hardware", "; ".join(machines) if machines else "not recorded"))
     losses = [line["validation_loss"] for line in record.metrics if "validation_loss" in line]
@@ -238,6 +240,8 @@ def limits(config: VaswaniTransformerConfig, record: Record) -> list[str]:
     if record.languages:
         source, target = map(language_name, record.languages)
         known.append(f"One direction: {source} to {target}. Text in another language gives nonsense.")
+    if record.recipe.get("lowercase"):
+        known.append("Small letters in and out: capitals are read as small ones, and it writes none.")
     text = record.recipe.get("dataset") or record.recipe.get("data")
     if text:
         known.append(f"It has seen the text of {last_name(str(text))} alone; expect worse translations of other text.")

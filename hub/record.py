@@ -19,8 +19,9 @@ from vaswani_transformer.loading import read_json_object
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
 WHERE = ("--data", "--output-dir", "--output_dir", "--cache")
-NEEDED_COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "bleu",
-                  "bleu_signature", "chrf", "chrf_signature")  # fmt: skip
+NEEDED_COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "beam",
+                  "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "chrf",
+                  "chrf_signature")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Record:
     @property
     def recipe(self) -> dict[str, Any]:
         return self.run.get("recipe", {})
+
+    @property
+    def scores(self) -> dict[str, str]:
+        """The columns of results that say something of this model, and their names: case is not in small letters."""
+        return {"bleu_lowercase": "BLEU"} if self.recipe.get("lowercase") else {"bleu": "BLEU", "chrf": "chrF"}
 
     @property
     def languages(self) -> tuple[str, str] | None:

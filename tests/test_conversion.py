@@ -8,7 +8,8 @@ import torch
 from golden import Golden, converted, golden, golden_folders
 
 from benchmarks import conversion_marian
-from conversion.__main__ import main
+from conversion.__main__ import FROM, TO, main
+from conversion.formats import READERS, WRITERS
 
 NAMES = [folder.name for folder in golden_folders()]
 
@@ -221,3 +222,7 @@ def test_convert_ends_with_a_proof(name: str, tmp_path: Path, capsys: pytest.Cap
         assert "is not installed here" in printed
     else:
         assert float(printed.split(" tokens is ")[1].split("\n")[0]) <= 1e-5
+
+
+def test_the_help_names_every_toolkit() -> None:
+    assert set(FROM) == READERS.keys() and set(TO) == WRITERS.keys()

@@ -359,15 +359,35 @@ def test_the_example_is_a_short_sentence_of_the_validation_text(trained, tmp_pat
 def test_every_number_of_the_card_comes_from_somewhere(trained, tmp_path):
     """Change what a number is read from, and it changes; nothing stays that only the card knows."""
     push(trained, REPO, "--to-folder", tmp_path / "one", "--no-pictures", "--results", rows(tmp_path / "a.csv", {}))
-    change = {"bleu": "12.34", "chrf": "23.45", "sentences": "77", "beam": "5", "hardware": "another machine"}
+    change = {
+        "bleu": "12.34",
+        "chrf": "23.45",
+        "sentences": "77",
+        "beam": "5",
+        "alpha": "1.4",
+        "hardware": "another one",
+    }
     push(trained, REPO, "--to-folder", tmp_path / "two", "--no-pictures", "--results", rows(tmp_path / "b.csv", change))
     one, two = ((tmp_path / out / "README.md").read_text() for out in ("one", "two"))
     for card, values in ((one, ROW), (two, ROW | change)):
-        cells = " | ".join(values[key] for key in ("sentences", "beam", "bleu", "chrf"))
+        cells = " | ".join(values[key] for key in ("sentences", "beam", "alpha", "bleu", "chrf"))
         assert f"| news, test2016 | {cells} | 2026-11-21, commit abc1234 |" in card
         assert f"* hardware: {values['hardware']}" in card and f"value: {values['bleu']}" in card
     for key in ("bleu", "chrf", "hardware"):
         assert ROW[key] in one and ROW[key] not in two, key
+
+
+def test_a_model_of_small_letters_is_judged_by_small_letters(trained, tmp_path):
+    """In cased text its score says little of it: 7.4 BLEU where it has 40."""
+    folder = Path(shutil.copytree(trained, tmp_path / "small"))
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"recipe": run["recipe"] | {"lowercase": True}}))
+    push(folder, REPO, "--to-folder", tmp_path / "out", "--no-pictures", "--results", rows(tmp_path / "a.csv", {}))
+    card: Any = card_of(tmp_path / "out")
+    assert [(result.metric_type, result.metric_value) for result in card.data.eval_results] == [("bleu", 36.0)]
+    assert card.data.eval_results[0].metric_args == {"signature": "nrefs:1|case:lc"}
+    assert ROW["bleu"] not in card.text and ROW["chrf"] not in card.text
+    assert "Small letters in and out" in card.text
 
 
 def test_a_published_row_may_leave_out_where_things_were(trained, tmp_path):

@@ -85,7 +85,7 @@ def train(context: typer.Context) -> None:
         raise SystemExit(code)
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="BLEU of a model, or of translations.")
+@app.command(add_help_option=False, context_settings=PASS_ON, help="BLEU of a model's translations.")
 def evaluate(context: typer.Context) -> None:
     program("evaluate").main(context.args)
 
@@ -102,7 +102,12 @@ def translate(
     n_best: Annotated[int, typer.Option(help="Translations per line: line number, score, text, with tabs.")] = 1,
     scores: Annotated[bool, typer.Option("--scores", help="The score and a tab before each translation.")] = False,
     batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch, times beams: less needs less memory.")] = 8192,
-    max_source_length: Annotated[int | None, typer.Option(help="Cut a line of more tokens into sentences.")] = None,
+    max_source_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Cut a line of more tokens into sentences; default: 256, or as many as learned positions are."
+        ),
+    ] = None,
     chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are sorted into batches together.")] = 2000,
     progress: Annotated[bool, typer.Option("--progress", help="A bar per chunk, on stderr.")] = False,
     device: Device = None,

@@ -197,7 +197,8 @@ def weight_files(folder: Path) -> list[Path]:
             raise InputError(
                 f"{folder}: the weights are only there as {enumerated(pickles)}, a pickle, which can run any code when "
                 f"it is opened; convert it to {WEIGHTS} where you trust it: "
-                "safetensors.torch.save_file(torch.load(file, weights_only=True), target)"
+                "safetensors.torch.save_file("
+                "{n: t.clone() for n, t in torch.load(file, weights_only=True).items()}, target)"
             )
         raise BrokenFileError(f"{folder / WEIGHTS}: no such file; the folder has a config.json but no weights")
     path = folder / INDEX

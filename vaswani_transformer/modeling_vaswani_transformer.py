@@ -114,7 +114,8 @@ def scaled_dot_product_attention(
     scaling: None for 1 / sqrt(d_k)
     returns the output (..., target, d_v) and the weights (..., target, source) before their dropout
 
-    A query that may attend to nothing gets equal weights, never NaN. Scores and weights are float32 inside.
+    A query to which a bool mask or a finite bias allows nothing gets equal weights, never NaN. Scores and weights are
+    float32 inside.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = ((query * scaling) @ key.transpose(-2, -1)).float()  # (..., target, source)
@@ -709,7 +710,11 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         stopping_criteria: StoppingCriteriaList | None = None,
         **kwargs,
     ):
-        """transformers' `generate()`; see there. Raises `ValueError` naming the row for ids that the model lacks."""
+        """transformers' `generate()`; see there. Raises `ValueError` naming the row for ids that the model lacks.
+
+        A sentence ends at its source's tokens plus `max_source_length_offset`, unless the call says `max_length` or
+        `max_new_tokens`; a `max_length` of the model's own generation config does not count.
+        """
 
         call = (kwargs.get, lambda name: getattr(generation_config, name, None))
         own = (lambda name: getattr(self.generation_config, name, None),)
@@ -723,7 +728,7 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         lengths = self._source_lengths(inputs, kwargs)
         offset = setting("max_source_length_offset", call + own)
         kwargs.pop("max_source_length_offset", None)
-        # A maximum in the model's own generation config does not count: Seq2SeqTrainer writes its 20 there.
+        # `max_length` of the model's own generation config does not count: Seq2SeqTrainer writes its 20 there.
         if offset is not None and all(setting(name, call) is None for name in ("max_length", "max_new_tokens")):
             prompt_length = self._prompt_length(kwargs.get("decoder_input_ids"))
             limits = lengths + offset

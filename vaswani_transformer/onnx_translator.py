@@ -225,7 +225,7 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
     except ModuleNotFoundError:
         raise UnavailableError('onnxruntime is not installed: pip install "vaswani-transformer[onnx]"') from None
     if not path.is_file():
-        raise BrokenFileError(f"{path}: no such file; `vaswani-transformer export onnx MODEL {path.parent}` writes it")
+        raise BrokenFileError(f"{path}: no such file; `vaswani-transformer export onnx MODEL NEW_FOLDER` writes one")
     providers = checked_providers(onnxruntime, device)
     on_cuda = len(providers) > 1
     options = onnxruntime.SessionOptions()

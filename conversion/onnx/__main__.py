@@ -37,8 +37,8 @@ def export(
         bool,
         typer.Option(
             "--attention",
-            help="One more output: what each token of the best translation attends to, for about a tenth more time. "
-            "Of the split layout: decoder_model says it of the tokens that it is given.",
+            help="One more output: what each token of the best translation attends to, for about a tenth more time; "
+            "not with --text. Of the split layout: decoder_model says it of the tokens that it is given.",
         ),
     ] = False,
     text: Annotated[

@@ -36,6 +36,7 @@ async function load() {
       element("progress").value = part;
     });
     element("beams-field").hidden = !model.hasSettings;
+    beams.value = model.beams;
     translate.disabled = false;
     say("Ready.");
   } catch (error) {

@@ -15,7 +15,7 @@ const here = dirname(fileURLToPath(import.meta.url));
 const CODE = ["app.js", "worker.js", "translator.js", "tokenizer.js", "service-worker.js"];
 const PAGE = ["README.md", "index.html", "style.css", ...CODE];
 const RUNTIME = ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"];
-const MODEL = ["model.onnx", "config.json", "tokenizer.json", "tokenizer_config.json"];
+const MODEL = ["model.onnx", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"];
 
 /** What the user can mend, in one line. */
 class InputError extends Error {}

@@ -12,6 +12,7 @@ const FILES = [
   "vendor/ort-wasm-simd-threaded.mjs",
   "vendor/ort-wasm-simd-threaded.wasm",
   "model/config.json",
+  "model/generation_config.json",
   "model/tokenizer.json",
   "model/tokenizer_config.json",
   "model/model.onnx",

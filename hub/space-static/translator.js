@@ -8,8 +8,11 @@ const NO_MAXIMUM = 1_000_000;
 const NO_HYPOTHESIS = -1e8; // a score below is that of an empty slot
 
 export class Translator {
-  constructor(session, tokenizer, config) {
+  constructor(session, tokenizer, config, generationConfig) {
     Object.assign(this, { session, tokenizer, config });
+    // As generate() searches when nothing is asked for.
+    this.beams = generationConfig.num_beams ?? 1;
+    this.alpha = generationConfig.length_penalty ?? 1;
     // onnxruntime-web hides inputs that have defaults: `export onnx --no-defaults` lets the page choose.
     this.hasSettings = session.inputNames.includes("num_beams");
     this.limit = Math.min(MAX_SOURCE_LENGTH, config.max_position_embeddings ?? MAX_SOURCE_LENGTH);
@@ -24,22 +27,23 @@ export class Translator {
     ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency) : 1;
     ort.env.logLevel = "error";
     const json = async (name) => (await fetched(new URL(name, folder))).json();
-    const [config, tokenizerJson, settings, graph] = await Promise.all([
+    const [config, generationConfig, tokenizerJson, settings, graph] = await Promise.all([
       json("config.json"),
+      json("generation_config.json"),
       json("tokenizer.json"),
       json("tokenizer_config.json"),
       fetched(new URL("model.onnx", folder)).then((response) => body(response, progress)),
     ]);
     const tokenizer = new ByteLevelBPE(tokenizerJson, settings);
     const session = await ort.InferenceSession.create(graph, { logSeverityLevel: 3 });
-    return new Translator(session, tokenizer, config);
+    return new Translator(session, tokenizer, config, generationConfig);
   }
 
   /**
    * The translations of a sentence, best first: [{text, score, tokens}], score = log-probability / penalty.
    * beams: beam size, where the model lets one choose.  Throws an Error if the sentence is too long.
    */
-  async translate(sentence, beams = 4) {
+  async translate(sentence, beams = this.beams) {
     if (sentence.trim() === "") return [];
     const tooLong = (length) =>
       new Error(`the sentence has ${length}; the page translates up to ${this.limit} tokens: break it into lines`);
@@ -52,7 +56,7 @@ export class Translator {
       num_beams: integer(beams),
       num_return_sequences: integer(beams),
       max_length: integer(NO_MAXIMUM),
-      length_penalty: new ort.Tensor("float32", Float32Array.of(0.6), []),
+      length_penalty: new ort.Tensor("float32", Float32Array.of(this.alpha), []),
       min_length: integer(0),
     };
     const { sequences, scores } = await this.session.run({

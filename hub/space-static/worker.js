@@ -15,8 +15,8 @@ async function answer({ id, ask, sentence, beams }) {
     if (ask === "load") {
       translator = await Translator.load(modelFolder, (part) => postMessage({ id, part }));
       await translator.translate("a"); // the first call allocates memory
-      const { hasSettings, limit } = translator;
-      postMessage({ id, result: { hasSettings, limit } });
+      const { hasSettings, beams: own, limit } = translator;
+      postMessage({ id, result: { hasSettings, beams: own, limit } });
     } else {
       postMessage({ id, result: await translator.translate(sentence, beams) });
     }
