@@ -48,6 +48,8 @@ def test_a_micro_batch_takes_as_many_pairs_as_fit():
     source, target = np.full(10, 4, np.int32), np.full(10, 6, np.int32)
     plan = plan_batches(source, target, tokens_per_micro_batch=45)
     assert np.diff(plan.starts).tolist() == [4, 4, 2]  # 4 pairs of 4 + 6 tokens are 40 of 45
+    filled = plan_batches(source, target, tokens_per_micro_batch=40)
+    assert np.diff(filled.starts).tolist() == [4, 4, 2]
 
 
 def test_the_same_step_has_the_same_batches_whoever_asks_and_in_whatever_order():
@@ -71,6 +73,8 @@ def test_epochs_and_seeds_differ_in_the_order_and_in_the_company_of_a_sentence()
     first = companies(1, 0)
     for other in (companies(1, 1), companies(2, 0)):
         assert len(set(first) & set(other)) < 0.3 * len(first)
+    orders = [Epoch(plan, seed, epoch).micro_batches.tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    assert orders[0] not in orders[1:]
     # Neighbouring steps are not of neighbouring lengths.
     longest = [max(source[list(batch)].max(), target[list(batch)].max()) for batch in first]
     assert abs(np.corrcoef(longest[:-1], longest[1:])[0, 1]) < 0.2

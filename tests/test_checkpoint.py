@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,15 @@ def test_what_a_killed_process_left_is_never_taken_for_a_checkpoint(root):
     assert not (root / "step-40.tmp-123").exists() and (root / "step-30").is_dir()
 
 
+def test_what_is_half_written_does_not_become_a_checkpoint(root):
+    """Killed before its manifest was there, or with a file that is not whole."""
+    for name, file in (("step-40.tmp-1", "manifest.json"), ("step-50.tmp-1", "model.safetensors")):
+        shutil.copytree(root / "step-30", root / name)
+        (root / name / file).unlink()
+    checkpoint.remove_unfinished(root)
+    assert names(checkpoint.checkpoints(root)) == ["step-30", "step-20", "step-10"] and not list(root.glob("*.tmp-*"))
+
+
 class Calls:
     """Of several functions, counted together; the one of number `wrong` raises instead."""
 
@@ -141,6 +151,18 @@ def test_the_same_step_saved_again_is_never_without_a_whole_checkpoint(root, mon
         if calls.made < number:
             break
     assert kills > 10
+
+
+def test_every_file_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+    """What a power cut would leave: a name that is on the disk stands for files that are."""
+    events: list[Any] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: events.append(os.fstat(file).st_ino) or fsync(file))
+    monkeypatch.setattr(os, "replace", lambda old, new: events.append(str(new)) or replace(old, new))
+    made = checkpoint.save_checkpoint(tmp_path, 1, write_step(1))
+    before = events[: events.index(str(made))]
+    assert {path.name for path in made.iterdir() if path.stat().st_ino not in before} == set()
+    assert tmp_path.stat().st_ino in events[events.index(str(made)) :]
 
 
 def test_an_optimizer_that_never_stepped_is_restored_as_such(tmp_path):
@@ -227,6 +249,12 @@ def test_model_and_optimizer_come_back_bit_for_bit(tiny_model, tmp_path):
         assert torch.equal(a, b)
 
 
+def test_an_infinity_of_either_sign_is_found():
+    for value in (torch.inf, -torch.inf, torch.nan):
+        assert checkpoint.not_finite({"a": torch.ones(2), "b": torch.tensor([0.0, value])}) == "b"
+    assert checkpoint.not_finite({"a": torch.ones(2), "empty": torch.ones(0)}) is None
+
+
 def test_weights_of_another_model_are_refused_by_name(tiny_model, tmp_path):
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(BrokenFileError, match=r"lacks model\.decoder\.layers\.3"):
@@ -247,6 +275,16 @@ def test_the_average_is_the_mean_of_every_tensor(root):
         torch.testing.assert_close(averaged[name], value * 20)
 
 
+def test_weights_of_bfloat16_are_averaged_without_its_rounding(tmp_path):
+    folders = []
+    for number, value in enumerate((1.0, 1.0, 1.0078125, 1.0078125, 1.0078125)):
+        folders.append(tmp_path / str(number))
+        folders[-1].mkdir()
+        checkpoint.save_tensors({"a": torch.full((3,), value, dtype=torch.bfloat16)}, folders[-1] / "model.safetensors")
+    expected = torch.tensor((2 + 3 * 1.0078125) / 5).to(torch.bfloat16)
+    assert average_weights(folders)["a"].tolist() == [expected.item()] * 3
+
+
 def test_the_average_command_makes_a_model_folder_of_the_last_checkpoints(root, tmp_path, capsys):
     average([str(tmp_path), "--output", str(tmp_path / "model"), "--last", "2"])
     assert "the average of step-20, step-30" in capsys.readouterr().out
@@ -256,6 +294,26 @@ def test_the_average_command_makes_a_model_folder_of_the_last_checkpoints(root, 
     with pytest.raises(SystemExit) as stop:
         average([str(tmp_path), "--output", str(tmp_path / "model")])
     assert stop.value.code == 2 and "exists; name a new folder" in capsys.readouterr().err
+
+
+def test_the_averaged_folder_has_both_tokenizers(root, tmp_path):
+    files = ["tokenizer.json", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"]
+    for name in files:
+        (root / "step-30" / name).parent.mkdir(exist_ok=True)
+        (root / "step-30" / name).write_text(f'"{name}"')
+    write_model_folder([root / "step-20", root / "step-30"], tmp_path / "model")
+    assert [(tmp_path / "model" / name).read_text() for name in files] == [f'"{name}"' for name in files]
+
+
+def test_a_damaged_checkpoint_is_not_averaged(root, tmp_path, capsys):
+    state = root / "step-20/model.safetensors"
+    raw = bytearray(state.read_bytes())
+    raw[-1] ^= 1
+    state.write_bytes(raw)
+    with pytest.raises(SystemExit) as stop:
+        average([str(tmp_path), "--output", str(tmp_path / "model"), "--last", "2"])
+    assert stop.value.code == 3 and "step-20/model.safetensors has been altered" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
 
 
 def test_checkpoints_of_different_models_are_not_averaged(root, tmp_path):

@@ -200,11 +200,28 @@ def test_a_stream_that_breaks_off_is_one_line(tmp_path, load):
 
 
 def test_a_shared_cache_knows_the_direction(tmp_path, load):
+    """Of a file, of a dataset and of the embedded corpus."""
+    import datasets
+
     rows = [{"en": e, "de": g} for e, g in zip(ENGLISH, GERMAN, strict=True)]
     write(tmp_path, "pairs.jsonl", [json.dumps(row) for row in rows])
-    there, _ = load("pairs.jsonl", cache=str(tmp_path / "cache"))
-    back, _ = load("pairs.jsonl", cache=str(tmp_path / "cache"), source_language="de", target_language="en")
-    assert list(there.source_lengths) == list(back.target_lengths) != list(back.source_lengths)
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "flat"))
+    dataset = {"data": None, "dataset": str(tmp_path / "flat")}
+    for name, keys in (("pairs.jsonl", {}), ("train", dataset), ("test", {"data": "embedded"})):
+        there, _ = load(name, **keys)
+        back, _ = load(name, **keys, source_language="de", target_language="en")
+        assert list(there.source_lengths) == list(back.target_lengths) != list(back.source_lengths)
+
+
+def test_another_tokenizer_of_either_side_is_another_corpus_in_the_cache(tmp_path, tokenizer, recipe_for):
+    write_both(tmp_path)
+    recipe = recipe_for()
+    texts, other = parallel_texts(recipe, ["train"]), train_tokenizer(GERMAN * 3, 270)
+    made = {
+        load_corpus(texts, source, recipe, tmp_path / "cache", lambda _: None, target).sha256
+        for source, target in ((tokenizer, None), (other, None), (tokenizer, other))
+    }
+    assert len(made) == 3
 
 
 def test_the_embedded_corpus_is_translated_both_ways_and_no_other(recipe_for):
@@ -287,6 +304,8 @@ def test_a_byte_that_is_not_utf8_is_named_by_line_and_column(tmp_path, load):
         load()
     corpus, said = load(encoding_errors="skip")
     assert len(corpus) == 3 and "dropped 1 not UTF-8 (lines 2)" in said[0]
+    with pytest.raises(InputError, match="line 2: byte 0xff"):  # That corpus is in the cache, and is another.
+        load()
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
@@ -321,11 +340,25 @@ def test_sentences_beyond_max_length_are_dropped_and_counted(tmp_path, load):
     assert corpus.source_lengths.max() <= 60
 
 
+def test_a_sentence_of_max_length_tokens_stays(tmp_path, load, tokenizer):
+    write_both(tmp_path)
+    longest = max(len(tokenizer(text)["input_ids"]) for text in (*ENGLISH, *GERMAN))
+    assert len(load(max_length=longest)[0]) == 4
+    assert len(load(max_length=longest - 1)[0]) < 4
+
+
 def test_lopsided_pairs_are_dropped_by_max_length_ratio(tmp_path, load):
     write_both(tmp_path, [*ENGLISH, "a"], [*GERMAN, "Das ist ein sehr langer Satz."])
     assert len(load()[0]) == 5
     corpus, said = load(max_length_ratio=3)
     assert len(corpus) == 4 and "dropped 1 length ratio (lines 5)" in said[0]
+
+
+def test_the_ratio_is_of_words_without_the_end(tmp_path, load):
+    """Of one token and of two, </s> not counted: twice as long; of one and three, more."""
+    write_both(tmp_path, ["x", "x"], ["yz", "yzx"])
+    corpus, said = load(max_length_ratio=2)
+    assert corpus.target_lengths.tolist() == [3] and "dropped 1 length ratio (lines 2)" in said[0]
 
 
 @pytest.mark.timeout(20)
@@ -366,6 +399,15 @@ def test_a_table_with_one_column_is_refused(tmp_path, load):
         load("p.tsv")
 
 
+def test_faults_are_named_by_their_line_beyond_the_first_chunk(tmp_path, load):
+    lines = ["a"] * 9000
+    write_both(tmp_path, [*lines, "", *lines], [*lines, "b", *lines])
+    assert "dropped 1 empty (lines 9001)" in load()[1][0]
+    write(tmp_path, "p.tsv", ["a\tb"] * 9000 + ["one"])
+    with pytest.raises(InputError, match=r"p\.tsv line 9001: 1 column"):
+        load("p.tsv")
+
+
 def test_a_gzip_file_that_is_cut_off_is_named(tmp_path, load):
     write(tmp_path, "train.en.gz", ENGLISH * 100)
     write(tmp_path, "train.de.gz", GERMAN * 100)
@@ -383,7 +425,8 @@ def test_missing_text_is_named(tmp_path, load):
 
 
 def test_pairs_common_to_training_and_test_text_are_counted(tmp_path, load):
-    write_both(tmp_path)
+    """Those of the test text, however often the training text has them."""
+    write_both(tmp_path, ENGLISH * 3, GERMAN * 3)
     write(tmp_path, "test.en", [ENGLISH[1], "New.", ENGLISH[0]])
     write(tmp_path, "test.de", [GERMAN[1], "Neu.", "Etwas anderes."])
     assert overlap(load()[0], load("test")[0]) == 1

@@ -6,10 +6,21 @@ import sys
 
 import pytest
 import sacrebleu
+from saved_model import ENGLISH, saved_model
 
-from training.evaluate import COLUMNS, files_test_set, main, moses_tokenised, scores, show, split_compounds
+from training.evaluate import (
+    COLUMNS,
+    corpus_bleu,
+    files_test_set,
+    main,
+    moses_tokenised,
+    scores,
+    show,
+    split_compounds,
+)
 from training.evaluate import test_set as set_of_recipe
 from training.recipe import load_recipe
+from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -25,6 +36,12 @@ def test_bleu_and_chrf_are_sacrebleu_s_and_carry_their_signature():
     assert result["chrf"] == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score
     assert "tok:13a" in result["bleu_signature"] and "case:lc" in result["bleu_lowercase_signature"]
     assert f"version:{sacrebleu.__version__}" in result["chrf_signature"]
+
+
+def test_small_and_capital_letters_count_in_every_score_but_the_lower_cased():
+    capitals, small = ["THE dog runs very fast"], ["the dog runs very fast"]
+    assert corpus_bleu(capitals, small, lowercase=True) == pytest.approx(100) and corpus_bleu(capitals, small) < 100
+    assert scores(["a dog runs."], ["A dog runs."])["exact_match"] == 0
 
 
 def test_tokenised_bleu_counts_the_words_of_moses_scripts():
@@ -103,12 +120,63 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     assert expected["bleu_signature"] in said and said.startswith("s, beam 2, length penalty 0.6\n")
 
 
+def test_alpha_and_the_language_of_the_references_are_those_that_were_asked_for(tmp_path, capsys):
+    saved_model(tmp_path / "model")
+    (tmp_path / "s").write_text("\n".join(ENGLISH))
+    translator = Translator.from_pretrained(tmp_path / "model", device="cpu")
+    expected = translator.translate(ENGLISH, length_penalty=-1.0)
+    assert expected != translator.translate(ENGLISH)
+    references = [f"{line} L'homme." for line in expected]
+    (tmp_path / "r.de").write_text("\n".join(references))
+    written = tmp_path / "out"
+    files = ["--source", str(tmp_path / "s"), "--reference", str(tmp_path / "r.de"), "--hypotheses", str(written)]
+    main([str(tmp_path / "model"), *files, "--alpha", "-1", "--json"])
+    assert written.read_text().splitlines() == expected
+    found = json.loads(capsys.readouterr().out)["bleu_tokenised"]
+    assert found == scores(expected, references, language="de")["bleu_tokenised"]
+    assert found != scores(expected, references, language="en")["bleu_tokenised"]
+
+
+def test_the_test_set_is_that_of_the_model_s_own_run(model_folder, capsys):
+    names = {"train": ["train"], "validation": ["held_out"], "test": ["final"]}
+    for name, count in (("held_out", 1), ("final", 2)):
+        for language in ("xx", "yy"):
+            (model_folder / f"{name}.{language}").write_text("\n".join(REFERENCES[:count]) + "\n")
+    recipe = {"data": str(model_folder), "source_language": "xx", "target_language": "yy"} | names
+    (model_folder / "model/run.json").write_text(json.dumps({"recipe": recipe}))
+    main([str(model_folder / "model"), "--beam", "1", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert (result["test"], result["sentences"]) == ("final", 2)
+
+
+def test_a_recorded_row_says_what_the_run_of_the_model_took(model_folder):
+    state = model_folder / "model/checkpoints/step-7/trainer_state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"progress": {"step": 7, "seconds": 5400.0, "cpu_seconds": 9000.0}}))
+    (model_folder / "model/run.json").write_text(json.dumps({"command": "python -m training --config x"}))
+    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--beam", "1"]
+    main([str(model_folder / "model"), *files, "--record", str(model_folder / "results.csv")])
+    with (model_folder / "results.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["hours"], row["cpu_hours"], row["steps"]) == ("1.5", "2.5", "7")
+    assert row["command"] == "python -m training --config x"
+
+
 def test_text_that_is_tokenised_already_is_scored_as_it_is():
     """Moses would make four tokens of `&apos;s` on both sides, and four times a match of one."""
     translations, references = ["it &apos;s a big old dog"], ["it &apos;s a big old cat"]
     result = scores(translations, references)
     assert result["bleu_as_written"] == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
     assert result["bleu_tokenised"] is None or result["bleu_tokenised"] > result["bleu_as_written"]
+
+
+def test_a_row_of_a_model_in_another_precision_is_refused(model_folder, capsys):
+    table = model_folder / "results.csv"
+    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--record", str(table)]
+    with pytest.raises(SystemExit) as stop:
+        main([str(model_folder / "model"), *files, "--dtype", "bfloat16"])
+    assert stop.value.code == 2 and "without --dtype and --backend" in capsys.readouterr().err
+    assert not table.exists()
 
 
 def test_a_results_file_with_other_columns_is_refused_and_stays_as_it_is(model_folder, capsys):

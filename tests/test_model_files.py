@@ -190,7 +190,8 @@ def test_an_absurd_generation_config_is_refused_by_field(folder, field, value):
     [("no_repeat_ngram_size", 3), ("min_new_tokens", 4), ("do_sample", True), ("eos_token_id", [2, 5])]
     + [("pad_token_id", 5), ("early_stopping", True), ("repetition_penalty", 1.2), ("forced_eos_token_id", 2)]
     + [("max_time", 3.0), ("renormalize_logits", True), ("guidance_scale", 2.0), ("stop_strings", ["a"])]
-    + [("num_beam_groups", 2), ("diversity_penalty", 0.5), ("force_words_ids", [[5]]), ("token_healing", True)],
+    + [("num_beam_groups", 2), ("diversity_penalty", 0.5), ("force_words_ids", [[5]]), ("token_healing", True)]
+    + [("forced_bos_token_id", 5), ("min_length", 4), ("bad_words_ids", [[5]]), ("decoder_start_token_id", 5)],
 )
 def test_what_generate_does_and_the_search_does_not_is_refused_by_field(folder, field, value):
     change(folder / "generation_config.json", **{field: value})

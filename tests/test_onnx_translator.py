@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
-from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
+from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer, untrained_model
 
 from conversion.onnx.__main__ import export_folder
 from training.evaluate import main as evaluate
@@ -20,7 +20,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.modeling_vaswani_transformer import MAX_BEAMS
-from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.onnx_translator import GRAPH, OnnxTranslator, checked_tokenizer, load_session
 from vaswani_transformer.texts import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
 from vaswani_transformer.texts import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
@@ -202,6 +202,23 @@ def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content
         OnnxTranslator.from_pretrained(tmp_path / "broken")
 
 
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [("enable_truncation", {"max_length": 5}), ("enable_padding", {"length": 40, "pad_id": 1})],
+    ids=["truncation", "padding"],
+)
+def test_texts_are_neither_cut_nor_padded_whatever_tokenizer_json_says(
+    tmp_path: Path, change: str, settings: dict[str, Any]
+) -> None:
+    trained_tokenizer().save_pretrained(tmp_path)
+    tokenizer = checked_tokenizer(tmp_path, 300)
+    expected = [tokenizer.encode(text).ids for text in ENGLISH]
+    getattr(tokenizer, change)(**settings)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert [tokenizer.encode(text).ids for text in ENGLISH] != expected
+    assert [checked_tokenizer(tmp_path, 300).encode(text).ids for text in ENGLISH] == expected
+
+
 @pytest.mark.parametrize("state", ["whole", "missing", "truncated"])
 def test_weights_in_a_file_beside_the_graph_are_read_or_that_file_is_named(
     folder: Path, translator: OnnxTranslator, tmp_path: Path, capfd: pytest.CaptureFixture[str], state: str
@@ -295,6 +312,12 @@ def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
         OnnxTranslator.from_pretrained(folder, device="tpu")
     with pytest.raises(InputError, match="threads is 0"):
         OnnxTranslator.from_pretrained(folder, threads=0)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_are_as_many_as_were_asked_for(folder: Path, threads: int) -> None:
+    session = load_session(folder / GRAPH, "cpu", threads)
+    assert session.get_session_options().intra_op_num_threads == threads
 
 
 def test_a_missing_gpu_is_named(folder: Path) -> None:

@@ -110,7 +110,6 @@ def test_processes_of_a_recipe_are_those_that_are_started(tmp_path):
         ({"validation": "[]", "patience": "3"}, "patience is 3, but validation is empty"),
         ({"validation": "[]", "bleu_every": "1000"}, "bleu_every is 1000, but validation is empty"),
         ({"max_steps": "null"}, "max_steps and max_epochs are both empty"),
-        ({"tokens_per_step": "400"}, "max_length 256 does not fit into a micro-batch of 50 tokens"),
         ({"average_last": "6"}, r"average_last is 6, more than the 5 checkpoints kept \(keep\)"),
         ({"seed": "1", "seed.x": "1"}, "--seed.x: seed is 1, which has no keys"),
         ({"data": "a", "dataset": "b"}, "data and dataset are both given"),
@@ -121,6 +120,12 @@ def test_processes_of_a_recipe_are_those_that_are_started(tmp_path):
 def test_a_wrong_key_or_value_is_named_with_what_it_must_be(flags, message):
     with pytest.raises(InputError, match=message):
         load_recipe(None, flags)
+
+
+def test_a_pair_of_two_longest_sentences_has_to_fit():
+    with pytest.raises(InputError, match="max_length 256 does not fit into a micro-batch of 511 tokens"):
+        load_recipe(None, {"tokens_per_step": "4095"})
+    load_recipe(None, {"tokens_per_step": "4096"})
 
 
 def test_a_wrong_file_is_named(tmp_path):

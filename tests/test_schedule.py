@@ -21,6 +21,11 @@ def test_the_rate_peaks_at_warmup(d_model, warmup, factor, peak):
     assert rates[warmup] == pytest.approx(peak, rel=1e-3)
 
 
+def test_the_factor_multiplies_the_paper_s_rate():
+    for step in (1, 4000, 9000):
+        assert learning_rate(step, d_model=512, warmup_steps=4000, factor=2) == 2 * paper_learning_rate(step, 512, 4000)
+
+
 def test_the_paper_s_shape_with_a_given_peak():
     peak = paper_learning_rate(4000, 512, 4000)
     for step in (1, 400, 4000, 9000):

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,12 +23,13 @@ from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
 from training_child import TrainingProcess
 
 from training import fsdp
+from training.batches import plan_batches
 from training.evaluate import corpus_bleu
 from training.recipe import load_recipe
 from training.report import Reporter
-from training.train import Run, make_accelerator
+from training.train import GO_ON, LIMIT_REACHED, Progress, Run, make_accelerator, total_steps
 from vaswani_transformer import Translator
-from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.pictures import curves_of
 
 ROOT = Path(__file__).parent.parent
@@ -461,6 +463,26 @@ def test_a_limit_ends_the_run_with_a_model(start, tmp_path, limit, last):
     assert int(newest.removeprefix("step-")) in last and (tmp_path / "run/model.safetensors").is_file()
 
 
+def test_a_part_of_an_epoch_is_rounded_up():
+    plan = plan_batches(np.full(8, 4, np.int32), np.full(8, 6, np.int32), 20)  # four steps an epoch
+    recipes = [load_recipe(None, {"max_steps": "null", "max_epochs": epochs}) for epochs in ("0.3", "1", "1.6")]
+    assert [total_steps(recipe, plan) for recipe in recipes] == [2, 4, 7]
+
+
+@pytest.mark.parametrize(("before", "code"), [(3590.0, GO_ON), (3601.0, LIMIT_REACHED)])
+def test_hours_count_over_all_parts_of_a_run(before, code):
+    run = SimpleNamespace(
+        recipe=load_recipe(None, {"max_hours": "1"}),
+        progress=Progress(),
+        total_steps=9,
+        wall_seconds_before=before,
+        began=time.perf_counter(),
+        signals=SimpleNamespace(received=None),
+        accelerator=SimpleNamespace(num_processes=1),
+    )
+    assert Run._agreed_code(cast(Run, run)) == code
+
+
 def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupted):
     folder, _ = uninterrupted(1)
     keys = {"initial_weights": str(folder), "tokenizer": str(folder), "max_steps": 1, "average_last": 1}
@@ -498,6 +520,20 @@ def test_one_step_that_is_not_finite_is_skipped_and_counted(start, tmp_path):
     (record,) = [record for record in records_of(tmp_path / "run") if "skipped_steps" in record]
     assert record["skipped_steps"] == 1
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+def test_steps_that_are_not_finite_count_in_a_row_only():
+    run = SimpleNamespace(
+        progress=Progress(),
+        recipe=load_recipe(None, {"max_bad_steps": "2"}),
+        accelerator=SimpleNamespace(mixed_precision="no"),
+        reporter=Reporter(False),
+    )
+    for finite in (False, True, False, True, False):
+        Run._count_skipped(cast(Run, run), finite)
+    assert run.progress.skipped_steps == 3
+    with pytest.raises(InputError, match="2 steps in a row"):
+        Run._count_skipped(cast(Run, run), False)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which tokenizer a run trains with, and the model that belongs to it: tokenizers of other people's making."""
+"""What a run trains with: tokenizers of other people's making, the model that belongs to one, each step's numbers."""
 
 import json
 import shutil
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer
 from tokenizers import Tokenizer, processors
 
@@ -16,6 +18,7 @@ from training.recipe import Recipe, load_recipe
 from training.train import train
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.loading import load_model
 from vaswani_transformer.texts import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -140,3 +143,78 @@ def test_two_tokenizers_that_pad_differently_are_refused(folder: Path) -> None:
     recipe = recipe_of(folder)
     with pytest.raises(InputError, match="pad_token_id is 0 in the source's and 1 in the target's"):
         control_ids(loaded(recipe), load_target_tokenizer(recipe, Path(recipe.output_dir)))
+
+
+# --- steps ---------------------------------------------------------------------------------------------------------
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_steps_are_torch_s_own_with_every_number_of_the_recipe(folder: Path) -> None:
+    """The whole text is one micro-batch, so that no order matters; and no number is a default."""
+    saved_model(folder / "model")
+    numbers: dict[str, Any] = {"adam_beta1": 0.5, "adam_beta2": 0.7, "adam_epsilon": 1e-3, "max_gradient_norm": 0.3}
+    numbers |= {"warmup_steps": 2, "learning_rate_factor": 0.2, "decay_share": 0.5, "max_steps": 3}
+    numbers |= {"label_smoothing": 0.3, "label_smoothing_spread": "all", "tokens_per_step": 8000, "log_every": 1}
+    train(recipe_of(folder, initial_weights=str(folder / "model"), model={}, **numbers))
+    model: Any = load_model(folder / "model", device="cpu").train()
+    batch: Any = trained_tokenizer()(ENGLISH, text_target=GERMAN, return_tensors="pt", padding=True)
+    batch["labels"][batch["labels"] == 1] = -100
+    adam = torch.optim.Adam(model.parameters(), betas=(0.5, 0.7), eps=1e-3)
+    records = [record for record in records_of(folder / "run") if "gradient_norm" in record]
+    for step, record in enumerate(records, start=1):
+        loss = model(**batch, label_smoothing=0.3, label_smoothing_spread="all").loss
+        adam.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        assert norm > 0.6  # or it would not be clipped
+        rate = 0.2 * 32**-0.5 * min(step**-0.5, step * 2**-1.5) * min(1, (4 - step) / 1.5)
+        adam.param_groups[0]["lr"] = rate
+        perplexity = model(**batch).loss.exp().item()
+        adam.step()
+        assert record["loss"] == pytest.approx(loss.item(), rel=1e-4)
+        assert record["perplexity"] == pytest.approx(perplexity, rel=1e-4)
+        assert record["gradient_norm"] == pytest.approx(norm.item(), rel=1e-3)
+        assert record["learning_rate"] == pytest.approx(rate)
+    assert len(records) == 3
+    trained = load_file(folder / "run/model.safetensors")
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[name], parameter.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_the_validation_loss_is_that_of_forced_decoding(folder: Path) -> None:
+    """Which masks padding, starts with the start token, counts target tokens, and neither drops nor smooths."""
+    sizes = SIZES | {"dropout": 0.3}
+    train(recipe_of(folder, validation=["train"], model=sizes, max_steps=1, label_smoothing=0.3))
+    (record,) = [record for record in records_of(folder / "run") if "validation_loss" in record]
+    forced = Translator.from_pretrained(folder / "run", device="cpu").score(ENGLISH, GERMAN)
+    expected = -sum(each.total for each in forced) / sum(len(each.tokens) for each in forced)
+    assert record["validation_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def losses_of(folder: Path, name: str, **keys: Any) -> list[float]:
+    """Of steps that change nothing."""
+    keys = {"learning_rate": 0, "log_every": 1, "max_steps": 3} | keys
+    train(recipe_of(folder, output_dir=str(folder / name), **keys))
+    return [record["loss"] for record in records_of(folder / name) if "loss" in record]
+
+
+def test_each_micro_batch_of_each_step_has_dropout_of_its_own(folder: Path) -> None:
+    """Of a text with one pair again and again, one micro-batch of it; a step of two has that one twice."""
+    for language, line in (("en", ENGLISH[0]), ("de", GERMAN[0])):
+        (folder / f"one.{language}").write_text(f"{line}\n" * 6)
+    keys = {"model": SIZES | {"dropout": 0.3}, "train": ["one"]}
+    one = losses_of(folder, "run of one", **keys)
+    two = losses_of(folder, "run of two", tokens_per_step=960, micro_batches=2, max_steps=1, **keys)
+    assert len(set(one)) == 3 and two[0] != pytest.approx(one[0], rel=1e-6)
+
+
+def test_the_seed_decides_the_weights_and_the_order(folder: Path) -> None:
+    """Without dropout, of steps that change nothing, the losses are those of the weights and of the order alone."""
+    keys = {"model": SIZES | {"dropout": 0.0}, "tokens_per_step": 120}
+    once, again = (losses_of(folder, name, **keys) for name in ("once", "again"))
+    assert once == again
+    keys["model"] = {}
+    assert once != losses_of(folder, "other", seed=2, initial_weights=str(folder / "once"), **keys)

@@ -1,5 +1,6 @@
 """training/translate.py: a corpus in shards, by several processes, interrupted, in order."""
 
+import json
 import random
 import shutil
 
@@ -7,6 +8,9 @@ import pytest
 from saved_model import ENGLISH, GERMAN, saved_model
 from training_child import TrainingProcess
 
+from training.corpus import files_sha256
+from training.translate import _files_of
+from training.translate import main as translate
 from vaswani_transformer import Translator
 
 LINES = 47
@@ -77,6 +81,31 @@ def test_what_a_model_translates_to_is_all_of_its_files(start, work, tmp_path):
     settings.write_text(settings.read_text().replace('"max_source_length_offset": 50', '"max_source_length_offset": 5'))
     process = start(**words)
     assert process.wait() == 2 and "holds shards of another translation (model was " in process.said()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--length-penalty", "1"], "length_penalty was 0.6, is 1.0"),
+        (["--dtype", "bfloat16"], "dtype was None, is bfloat16"),
+        (["--input", "other"], "input was "),
+    ],
+)
+def test_shards_of_another_text_or_search_are_not_taken(work, tmp_path, monkeypatch, capsys, flags, said):
+    model, text, folder = work[0] / "model", work[0] / "text", tmp_path / "out.shards"
+    about = {"shard_lines": SHARD, "num_beams": 4, "length_penalty": 0.6, "dtype": None}
+    about |= {"input": files_sha256(text), "model": files_sha256(*_files_of(model))}
+    folder.mkdir()
+    (folder / "about.json").write_text(json.dumps(about))
+    (folder / "shard-0000000").write_text(json.dumps(["stale"] * SHARD))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").write_text(text.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
+    words = [str(model), "--input", str(text), "--output", str(tmp_path / "out"), "--shard-lines", str(SHARD), *flags]
+    with pytest.raises(SystemExit) as stop:
+        translate(words)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "holds shards of another translation" in error and said in error
 
 
 def test_what_cannot_be_written_or_searched_is_refused_before_anything_is_translated(start, work, tmp_path):

@@ -255,6 +255,21 @@ def test_batches_hold_every_text_once_within_their_tokens(lengths, batch_tokens)
     assert in_order == sorted(in_order, reverse=True)
 
 
+def test_beams_count_in_the_tokens_of_a_batch(translator, monkeypatch):
+    """What memory depends on: rows of a batch, padded, times its beams."""
+    search, sizes = translator._search, []
+
+    def watched(sources, num_beams, *others):
+        sizes.append((len(sources), len(sources) * max(map(len, sources)) * num_beams))
+        return search(sources, num_beams, *others)
+
+    monkeypatch.setattr(translator, "_search", watched)
+    for beams in (1, 4):
+        translator.translate(ENGLISH, num_beams=beams, batch_tokens=100)
+    assert all(rows == 1 or size <= 100 for rows, size in sizes)
+    assert any(rows > 1 for rows, _ in sizes)
+
+
 @pytest.mark.parametrize(
     "options, named",
     [
@@ -299,6 +314,15 @@ def test_learned_positions_set_the_longest_source_and_target():
         translator.translate(["a"], max_source_length=17)
     with pytest.raises(InputError, match="target 1 has .* tokens; the model has 16 positions"):
         translator.score(["a"], ["a" * 100])
+
+
+def test_texts_are_cut_as_of_sinusoids_where_a_model_has_more_positions(translator):
+    long = " ".join(ENGLISH * 12)
+    assert len(translator.tokenizer(long)["input_ids"]) > 300
+    model = untrained_model(position_embedding_type="learned", max_position_embeddings=1000)
+    with_positions = Translator(model, trained_tokenizer())
+    parts = [list(each._parts(0, long, each._source_limit(None))) for each in (translator, with_positions)]
+    assert parts[0] == parts[1] and len(parts[0]) > 1
 
 
 def test_a_model_with_two_vocabularies_is_refused():
