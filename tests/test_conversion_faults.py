@@ -16,6 +16,7 @@ from golden import FIXTURES
 from conversion.__main__ import main
 from conversion.unpickle import load_checkpoint
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.loading import load_model
 
 
 @pytest.fixture
@@ -170,6 +171,27 @@ def test_all_options_of_fairseq_that_the_model_lacks_are_told_at_once(tmp_path: 
     message = refusal(capsys, folder, tmp_path / "out")
     for reason in ("--layernorm-embedding True", "--cross-self-attention True", "--activation-fn 'glu'"):
         assert reason in message
+
+
+def test_stacks_of_fairseq_that_normalise_at_different_places_are_refused(tmp_path: Path, capsys, copy_of):
+    folder = copy_of("fairseq-old")
+    checkpoint = dict(load_checkpoint(folder / "checkpoint_best.pt"))
+    checkpoint["args"] = argparse.Namespace(**vars(checkpoint["args"]) | {"decoder_normalize_before": True})
+    rewrite(checkpoint, folder / "checkpoint_best.pt")
+    message = refusal(capsys, folder, tmp_path / "out")
+    assert "--encoder-normalize-before and --decoder-normalize-before differ" in message
+
+
+def test_the_old_name_of_fairseq_s_dropout_counts(tmp_path: Path, copy_of):
+    """Before 0.9 `activation_dropout` was `relu_dropout`."""
+    folder = copy_of("fairseq-old")
+    checkpoint = dict(load_checkpoint(folder / "checkpoint_best.pt"))
+    options = {**vars(checkpoint["args"]), "relu_dropout": 0.25}
+    options.pop("activation_dropout", None)
+    checkpoint["args"] = argparse.Namespace(**options)
+    rewrite(checkpoint, folder / "checkpoint_best.pt")
+    main([str(folder), str(tmp_path / "ours")])
+    assert load_model(tmp_path / "ours", device="cpu").config.activation_dropout == 0.25
 
 
 def test_missing_and_left_over_tensors_are_named(tmp_path: Path, capsys, copy_of):

@@ -1,5 +1,6 @@
 """Out again: what came from a toolkit goes back bit by bit, and what it cannot be is refused with all reasons."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from conftest import tiny_config
 from golden import Golden, converted, golden
 from safetensors.torch import load_file
-from saved_model import trained_model, trained_tokenizer
+from saved_model import trained_model, trained_tokenizer, untrained_model
 from transformers import MarianMTModel
 
 from conversion.__main__ import main
@@ -128,7 +129,7 @@ def test_fairseq_s_files_go_back_where_both_languages_have_one_dictionary(tmp_pa
 
 
 def test_transformers_computes_the_same_from_a_model_of_ours(tmp_path: Path):
-    """A paper model with Hugging Face's epsilon is a MarianMTModel."""
+    """A paper model with Hugging Face's epsilon is a MarianMTModel, which does not say the start token either."""
     torch.manual_seed(0)
     model = VaswaniTransformerForConditionalGeneration(tiny_config(layer_norm_eps=1e-5)).eval()
     model.save_pretrained(tmp_path / "ours")
@@ -142,6 +143,8 @@ def test_transformers_computes_the_same_from_a_model_of_ours(tmp_path: Path):
     with torch.inference_mode():
         difference = (model(**batch).logits - theirs(**batch, use_cache=False).logits).abs().max().item()
     assert difference <= 1e-5
+    generation = json.loads((tmp_path / "theirs" / "generation_config.json").read_text())
+    assert generation["bad_words_ids"] == [[0], [1]]
 
 
 @pytest.mark.parametrize("name", ["marian", "fairseq", "hf-marian", "opennmt-py", "tensor2tensor", "sockeye"])
@@ -173,3 +176,27 @@ def test_what_the_target_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytes
     for reason in ("position_base", "position_offset 0", "layer_norm_eps 1e-06", "decoder with </s>"):
         assert reason in message
     assert not (tmp_path / "out").exists() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_marian_of_transformers_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture):
+    model = untrained_model(layer_norm_eps=1e-5, tie_word_embeddings=False, position_offset=2)
+    model.save_pretrained(tmp_path / "ours")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["--to", "hf-marian", str(tmp_path / "ours"), str(tmp_path / "out")])
+    message = capsys.readouterr().err
+    assert stop.value.code == 2 and "position_offset 2" in message and "matrix of its own" in message
+
+
+def test_a_first_token_that_has_learned_an_embedding_cannot_go_back_to_marian(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    folder = shutil.copytree(converted("marian").folder, tmp_path / "ours")
+    model = load_model(folder, device="cpu")
+    with torch.no_grad():
+        model.get_decoder().embed_tokens.weight[model.config.decoder_start_token_id] = 1
+    model.save_pretrained(folder)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["--to", "marian", str(folder), str(tmp_path / "out")])
+    assert stop.value.code == 2 and "the decoder's first token has an embedding" in capsys.readouterr().err

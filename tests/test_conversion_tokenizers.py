@@ -1,6 +1,7 @@
 """Tokenizers of converted models against the libraries and the algorithms that they come from."""
 
 import io
+import json
 import random
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 from golden import converted
 from saved_model import ENGLISH, GERMAN
 
+from conversion import hf_marian, marian
 from conversion.segmentation import find_sentencepiece
 from conversion.sentencepiece import SentencePieceModel
 from conversion.subwords import subword_tokenizer
 from conversion.vocabulary import Vocabulary, read_codes
+from vaswani_transformer.errors import InputError
 
 TEXTS = [*GERMAN, *ENGLISH, "  zwei  Räume ", "ﬁne ① Ωmega 漢字 x", "", "naïve—test…", "a b"]
 
@@ -147,3 +150,23 @@ def test_a_sentencepiece_model_is_found_by_its_language_as_a_word_of_its_own(tmp
         assert found is not None and found.path.name == f"sentencepiece.{language}.model"
         found = find_sentencepiece(tmp_path, "src", pieces[language])  # no name says it: the pieces do
         assert found is not None and found.path.name == f"sentencepiece.{language}.model"
+
+
+def test_vocabularies_of_marian_are_cut_at_the_model_s_rows(tmp_path: Path):
+    (tmp_path / "v.txt").write_text("</s>\n<unk>\na\nb\n")
+    (tmp_path / "v.yml").write_text("</s>: 0\n<unk>: 1\na: 2\nb: 3\n")
+    for name in ("v.txt", "v.yml"):
+        assert marian.read_tokens(tmp_path / name, 3) == ["</s>", "<unk>", "a"]
+
+
+def test_vocabularies_of_marian_that_end_differently_are_refused(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("</s>\n<unk>\na\n")
+    (tmp_path / "b.txt").write_text("<unk>\n</s>\nb\n")
+    with pytest.raises(InputError, match=r"a\.txt and b\.txt give </s> and <unk> different ids"):
+        marian.read_vocabulary(tmp_path / "model.npz", {"vocabs": ["a.txt", "b.txt"]}, [3, 3], [])
+
+
+def test_hf_marian_finds_its_unknown_token(tmp_path: Path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "a": 1, "<unk>": 2, "<pad>": 3}))
+    vocabulary, _ = hf_marian.read_vocabulary(tmp_path, {"eos_token_id": 0, "pad_token_id": 3}, [4, 4], [])
+    assert (vocabulary.unknown, vocabulary.pad_id, vocabulary.start_id) == (2, 3, 3)

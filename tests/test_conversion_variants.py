@@ -14,6 +14,7 @@ from golden import FIXTURES
 from torch import Tensor, nn
 from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
+from conversion import marian
 from conversion.__main__ import main
 from conversion.layout import interleaved_sinusoids
 from vaswani_transformer.loading import load_model
@@ -84,6 +85,20 @@ def test_variants_of_marian_have_the_scores_that_it_prints(name: str, tmp_path: 
                 logits = model(input_ids=source, decoder_input_ids=decoder_input).logits
             ours = logits.double().log_softmax(-1).gather(-1, target[..., None])[0, :, 0].numpy()
             assert np.abs(ours - scores).max() <= 2e-5, (words, ours, scores)  # five digits
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("v1.9.0", "quick_gelu"),
+        ("v1.11.14 59c6f83", "quick_gelu"),
+        ("v1.12.0", "gelu"),
+        ("2.0", "gelu"),
+        (None, "gelu"),
+    ],
+)
+def test_the_gelu_of_marian_depends_on_its_version(version: str | None, expected: str):
+    assert marian.activation({"transformer-ffn-activation": "gelu", "version": version}) == expected
 
 
 class TutorialTransformer(nn.Module):
@@ -171,6 +186,35 @@ def test_marian_models_of_transformers(shared: bool, activation: str, tmp_path: 
     randomised(model)
     model.get_buffer("final_logits_bias").normal_()
     model.save_pretrained(tmp_path / "theirs")
+    main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    batch = padded(SENTENCES, pad=13)
+    with torch.inference_mode():
+        theirs = model(**batch, decoder_input_ids=TARGETS, use_cache=False).logits
+    assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
+
+
+def test_what_a_marian_model_of_transformers_does_not_say_is_its_default(tmp_path: Path):
+    config = MarianConfig(
+        vocab_size=17,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=20,
+        decoder_ffn_dim=20,
+        pad_token_id=13,
+        eos_token_id=0,
+        decoder_start_token_id=13,
+        forced_eos_token_id=None,
+    )
+    model = MarianMTModel(config)
+    randomised(model)
+    model.save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    said = json.loads(path.read_text())
+    del said["scale_embedding"], said["activation_function"]
+    path.write_text(json.dumps(said))
     main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
     batch = padded(SENTENCES, pad=13)
     with torch.inference_mode():

@@ -118,10 +118,18 @@ MORE_SWITCHES = {
 @pytest.mark.parametrize("switches", SWITCHES)
 def test_the_graph_gives_every_hypothesis_of_generate(lively_model: ModelMaker, switches: str) -> None:
     """On models that end sentences and switch beams, in padded batches, with beams from 1 to 8."""
-    model = lively_model(1, **SWITCHES[switches])
-    model.generation_config.max_source_length_offset = OFFSET
+    model = lively_model(1, attn_implementation="sdpa", **SWITCHES[switches])
+    model.generation_config.update(num_beams=3, length_penalty=1.5, max_source_length_offset=OFFSET)
     session = session_of(model)
+    assert model.config._attn_implementation == "sdpa"
     assert sum(compared_with_generate(model, session, seed) for seed in range(3)) >= 200
+    # Told nothing, it searches as the generation config says.
+    batch: dict[str, Any] = padded(random_sentences(1, count=9, vocab_size=model.config.vocab_size, longest=9))
+    found, scores = translated(session, batch)
+    sequences, expected = beam_search(model, **batch, num_beams=3, length_penalty=1.5, max_source_length_offset=OFFSET)
+    assert found == [[stripped(row) for row in sentence] for sentence in sequences.tolist()]
+    exists = scores > NO_HYPOTHESIS
+    np.testing.assert_allclose(scores[exists], expected.numpy()[exists], atol=1e-4)
 
 
 @pytest.mark.slow
@@ -336,21 +344,34 @@ def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Pa
     assert wrong
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_proof_sees_a_file_that_translates_nothing(
-    folders: tuple[Path, Path], tmp_path: Path, precision: str
-) -> None:
-    """Weights that are no numbers, which compare with nothing."""
-    from vaswani_transformer.loading import load_model
-
+@pytest.fixture
+def without_numbers(folders: tuple[Path, Path], tmp_path: Path) -> Path:
+    """The exported file with weights that are no numbers, which compare with nothing."""
     graph = onnx.load(folders[1] / "model.onnx")
     for tensor in (tensor for body in graphs_of(graph.graph) for tensor in body.initializer):
         if len(tensor.dims) == 2 and tensor.data_type == onnx.TensorProto.FLOAT:
             array = onnx.numpy_helper.to_array(tensor)
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.full_like(array, np.nan), tensor.name))
     onnx.save(graph, tmp_path / "model.onnx")
-    _, wrong = prove_module.prove(tmp_path / "model.onnx", load_model(folders[0]), precision)
+    return tmp_path / "model.onnx"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_proof_sees_a_file_that_translates_nothing(
+    folders: tuple[Path, Path], without_numbers: Path, precision: str
+) -> None:
+    _, wrong = prove_module.prove(without_numbers, load_model(folders[0]), precision)
     assert any("other sentences have no translation" in reason for reason in wrong)
+
+
+def test_the_proof_sees_weights_that_are_no_numbers_on_either_side(
+    folders: tuple[Path, Path], without_numbers: Path
+) -> None:
+    model = load_model(folders[0])
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    _, wrong = prove_module.prove(without_numbers, model)
+    assert any("no sentence has a translation" in reason for reason in wrong)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from conversion.onnx.single_graph import export_single_graph
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 EIGHT_BITS = ("int8", "int8-weights")
 
 
@@ -127,8 +127,6 @@ def two_products(first: np.ndarray, second: np.ndarray) -> onnx.ModelProto:
 
 def test_a_row_is_as_near_as_its_own_steps_allow(tmp_path: Path) -> None:
     """Large beside small rows, a row of zeros, and one of which the ReLU leaves zeros alone."""
-    import onnxruntime
-
     generator = np.random.default_rng(0)
     first, second = (generator.standard_normal(shape).astype(np.float32) for shape in ((16, 32), (32, 8)))
     first[:, 3] = 0  # a column of zeros
@@ -152,6 +150,32 @@ def test_a_row_is_as_near_as_its_own_steps_allow(tmp_path: Path) -> None:
     assert not found[4:].any()
     kinds = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
     assert kinds.count("MatMulIntegerToFloat") == 2, "ONNX Runtime fuses scale and product"
+
+
+def computed(graph: onnx.ModelProto, rows: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"rows": rows})[0])
+
+
+@pytest.mark.parametrize("activations", [True, False])
+def test_small_weights_have_as_many_steps_as_large_ones(activations: bool) -> None:
+    generator = np.random.default_rng(0)
+    shapes = ((16, 32), (32, 8))
+    first, second = (generator.standard_normal(shape).astype(np.float32) * np.float32(1e-4) for shape in shapes)
+    rows = generator.standard_normal((6, 16)).astype(np.float32)
+    exact = np.maximum(rows @ first, 0) @ second
+    found = computed(quantized(two_products(first, second), activations), rows)
+    assert np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_what_a_relu_gives_has_all_255_steps() -> None:
+    """Rows and columns that int8 holds exactly, and a second product that changes nothing: one rounding remains."""
+    generator = np.random.default_rng(0)
+    rows, first = (generator.integers(-127, 128, shape).astype(np.float32) / 127 for shape in ((6, 16), (16, 32)))
+    rows[:, 0] = first[0] = 1
+    exact = np.maximum(rows @ first, 0)
+    found = computed(quantized(two_products(first, np.eye(32, dtype=np.float32))), rows)
+    assert (np.abs(found - exact) <= exact.max(axis=1, keepdims=True) * 0.501 / 255).all()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from conftest import ModelMaker, padded, random_sentences
 from saved_model import saved_model
 
 from conversion.onnx.__main__ import main
-from conversion.onnx.prove import cross_attentions
+from conversion.onnx.prove import cross_attentions, prove_split, random_batch
 from conversion.onnx.split import FirstDecoder
 from vaswani_transformer.loading import load_model
 
@@ -107,6 +107,19 @@ def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, P
         assert row[:end] == tokens_of_generate[:end]
 
 
+def test_the_proof_sees_logits_that_are_a_hundredth_off(folders: tuple[Path, Path]) -> None:
+    model = load_model(folders[0])
+    assert not prove_split(folders[1], model)[1]
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.002)
+    _, wrong = prove_split(folders[1], model)
+    assert [line.split(":")[0] for line in wrong] == [
+        "decoder_model, all tokens at once",
+        "decoder_model, then decoder_with_past_model",
+        "decoder_model_merged",
+    ]
+
+
 def test_the_decoder_gives_the_weights_of_its_attention_to_a_padded_source(tiny_model: ModelMaker) -> None:
     """Those of transformers' `output_attentions`, which go through other code."""
     model = tiny_model(3, d_k=3, d_v=5)
@@ -118,6 +131,12 @@ def test_the_decoder_gives_the_weights_of_its_attention_to_a_padded_source(tiny_
         assert ours.shape == (4, 2, 4, batch["input_ids"].shape[1])
         np.testing.assert_allclose(ours.detach().numpy(), theirs, atol=1e-6)
         assert not ours[batch["attention_mask"][:, None, None].expand_as(ours) == 0].any()
+
+
+def test_a_model_keeps_its_attention_when_it_is_proved(tiny_model: ModelMaker) -> None:
+    model = tiny_model(1, attn_implementation="sdpa")
+    cross_attentions(model, random_batch(model, 0, 2, 4), torch.zeros(2, 3, dtype=torch.long))
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.slow

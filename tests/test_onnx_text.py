@@ -179,6 +179,13 @@ def test_merges_follow_ranks_the_leftmost_first(
         made.check_ids(["".join(chance.choices(letters, k=chance.randint(1, 14))) for _ in range(300)])
 
 
+def test_short_forms_are_words_of_their_own(tmp_path: Path) -> None:
+    forms = ["'s", "'t", "'m", "'d", "'re", "'ve", "'ll"]
+    tokenizer = train_tokenizer([f"x{form} x{form}y" for form in forms] * 9, 271)
+    Halves(tmp_path, tokenizer).check_ids([f"x{form} x{form}y '{form}" for form in forms])
+    assert all(len(tokenizer(form)["input_ids"]) == 2 for form in forms)
+
+
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 OTHERS: dict[str, dict[str, Any]] = {
     "normalizer NFKC": {"normalizer": {"type": "NFKC"}},
@@ -189,6 +196,30 @@ OTHERS: dict[str, dict[str, Any]] = {
     "added_tokens ['zz']": {"added_tokens": [{"id": 2, "content": "zz", "special": False}]},
     "split_special_tokens": {},
 }
+# Of this kind, with a setting that the operators do not have: where it is, its value, and what is named.
+SETTINGS_OF_OTHERS: list[tuple[list[str], Any, str]] = [
+    (["model", "dropout"], 0.1, "model.dropout 0.1"),
+    (["model", "unk_token"], "<unk>", "model.unk_token <unk>"),
+    (["model", "continuing_subword_prefix"], "##", "model.continuing_subword_prefix ##"),
+    (["model", "end_of_word_suffix"], "</w>", "model.end_of_word_suffix </w>"),
+    (["model", "byte_fallback"], True, "model.byte_fallback True"),
+    (["model", "ignore_merges"], True, "model.ignore_merges true"),
+    (["model", "vocab"], {"a": 0}, "without 255 of the 256 bytes"),
+    (["pre_tokenizer", "use_regex"], False, "pre_tokenizer"),
+    (
+        ["pre_tokenizer"],
+        {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Digits", "individual_digits": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            ],
+        },
+        "pre_tokenizer",
+    ),
+    (["post_processor", "special_tokens", "</s>", "ids"], [2, 2], "post_processor"),
+    (["clean_up_tokenization_spaces"], True, "clean_up_tokenization_spaces"),
+]
 
 
 @pytest.fixture
@@ -208,6 +239,21 @@ def test_another_kind_of_tokenizer_is_refused_by_name(folder: Path, field: str) 
     with pytest.raises(InputError, match="tokenizer.json: --text needs a byte-level BPE") as error:
         ByteLevelBPE.read(folder)
     assert field in str(error.value)
+
+
+@pytest.mark.parametrize(("keys", "value", "named"), SETTINGS_OF_OTHERS, ids=str)
+def test_a_setting_that_the_operators_do_not_have_is_refused_by_name(
+    folder: Path, keys: list[str], value: Any, named: str
+) -> None:
+    ByteLevelBPE.read(folder)
+    path = folder / ("tokenizer_config.json" if keys == ["clean_up_tokenization_spaces"] else "tokenizer.json")
+    part = content = json.loads(path.read_text())
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=re.escape(named)):
+        ByteLevelBPE.read(folder)
 
 
 @pytest.mark.parametrize(
