@@ -137,6 +137,25 @@ def test_quantised_layers_are_called(lively_model: ModelMaker) -> None:
         compared(model, padded([sentence]), 1, 0.6)
 
 
+def test_offloaded_layers_are_called(lively_model: ModelMaker) -> None:
+    """Their weights are on no device until their turn comes."""
+    accelerate = pytest.importorskip("accelerate")
+    batch: dict[str, Any] = padded(random_sentences(2, count=5, vocab_size=16, longest=9))
+    expected = beam_search(lively_model(2), **batch)[0]
+    model = accelerate.cpu_offload(lively_model(2), execution_device=torch.device("cpu"))
+    assert model.model.decoder.layers[0].self_attn.q_proj.weight.device.type == "meta"
+    assert torch.equal(beam_search(model, **batch)[0], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_log_probabilities_of_half_precision_are_float32s(lively_model: ModelMaker, dtype: torch.dtype) -> None:
+    """One token, whose penalty is 1: logarithms of a softmax in float32, not rounded to the model's few bits."""
+    batch: dict[str, Any] = padded(random_sentences(3, count=6, vocab_size=16, longest=9))
+    _, scores = beam_search(lively_model(3).to(dtype), **batch, max_length=1)
+    assert scores.dtype == torch.float32
+    assert (scores.to(dtype).float() != scores).float().mean() > 0.5
+
+
 def test_these_models_end_their_hypotheses_and_switch_their_beams(lively_model: ModelMaker) -> None:
     """What makes the comparison above worth something, counted by the brute-force search."""
     ended = switched = total = 0
@@ -156,6 +175,14 @@ def test_unusual_penalties_are_those_of_generate(lively_model: ModelMaker, alpha
     for seed in range(3):
         model = lively_model(seed)
         compared(model, padded(random_sentences(seed, count=7, vocab_size=16, longest=9)), 4, alpha)
+
+
+def test_greedy_search_ends_with_its_first_end_whatever_the_penalty(lively_model: ModelMaker) -> None:
+    for seed in range(3):
+        model = lively_model(seed, end_at=3.0)
+        batch: dict[str, Any] = padded(random_sentences(seed, count=9, vocab_size=16, longest=9))
+        plain = beam_search(model, **batch, num_beams=1, length_penalty=0.0)[0]
+        assert torch.equal(beam_search(model, **batch, num_beams=1, length_penalty=5.0)[0], plain)
 
 
 @pytest.mark.parametrize("beams", [1, 4])

@@ -9,6 +9,8 @@ from transformers import AutoConfig
 
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig
 
+SMALLER_TARGET = {"decoder_vocab_size": 25, "share_encoder_decoder_embeddings": False}
+
 
 @pytest.mark.parametrize(
     ("changes", "named"),
@@ -18,10 +20,13 @@ from vaswani_transformer import PRESETS, VaswaniTransformerConfig
         ({"decoder_layers": -1}, "decoder_layers"),
         ({"d_model": 18}, "d_model"),  # four heads do not divide it
         ({"decoder_attention_heads": 3}, "d_model"),
+        ({"d_model": 18, "d_k": 5}, "d_model"),
         ({"d_k": 0}, "d_k"),
         ({"d_v": -2}, "d_v"),
         ({"encoder_ffn_dim": 0}, "encoder_ffn_dim"),
         ({"dropout": 1.5}, "dropout"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"activation_dropout": 1.5}, "activation_dropout"),
         ({"attention_dropout": -0.1}, "attention_dropout"),
         ({"norm_position": "middle"}, "norm_position"),
         ({"position_embedding_type": "rotary"}, "position_embedding_type"),
@@ -29,12 +34,17 @@ from vaswani_transformer import PRESETS, VaswaniTransformerConfig
         ({"decoder_vocab_size": 40}, "share_encoder_decoder_embeddings"),
         ({"activation_function": "rleu"}, "activation_function"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
+        ({"layer_norm_eps": float("inf")}, "layer_norm_eps"),
         ({"position_base": 0.0}, "position_base"),
         ({"d_model": 15, "encoder_attention_heads": 1, "decoder_attention_heads": 1}, "d_model"),
         ({"d_model": 10**9}, "d_model"),
         ({"pad_token_id": 30}, "pad_token_id"),
+        (SMALLER_TARGET | {"pad_token_id": 27}, "pad_token_id"),
         ({"decoder_start_token_id": 99}, "decoder_start_token_id"),
+        (SMALLER_TARGET | {"decoder_start_token_id": 27}, "decoder_start_token_id"),
+        ({"bos_token_id": 30}, "bos_token_id"),
         ({"eos_token_id": -1}, "eos_token_id"),
+        ({"eos_token_id": [2, 3]}, "eos_token_id"),
         ({"vocab_size": "many"}, "vocab_size"),
     ],
     ids=str,
@@ -47,6 +57,11 @@ def test_an_impossible_value_is_refused_by_the_name_of_its_field(changes: dict, 
 def test_sizes_that_do_not_divide_are_fine_with_d_k_and_d_v() -> None:
     config = tiny_config(d_model=18, d_k=5, d_v=7)
     assert (config.d_k, config.d_v) == (5, 7)
+
+
+def test_the_start_token_is_one_of_the_decoders_vocabulary() -> None:
+    larger = {"decoder_vocab_size": 40, "share_encoder_decoder_embeddings": False}
+    assert tiny_config(**larger, decoder_start_token_id=35).decoder_start_token_id == 35
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
@@ -95,3 +110,5 @@ def test_sinusoids_have_no_maximum() -> None:
     assert VaswaniTransformerConfig(max_position_embeddings=512).max_position_embeddings is None
     learned = VaswaniTransformerConfig(position_embedding_type="learned", max_position_embeddings=512)
     assert learned.max_position_embeddings == 512
+    # Of learned positions there are tensor2tensor's 256 unless told.
+    assert VaswaniTransformerConfig(position_embedding_type="learned").max_position_embeddings == 256

@@ -232,6 +232,11 @@ def test_no_beams_are_refused(lively_model: ModelMaker, beams: int) -> None:
         lively_model(0).generate(torch.tensor([[5, 2]]), num_beams=beams)
 
 
+def test_more_beams_than_memory_holds_are_refused(lively_model: ModelMaker) -> None:
+    with pytest.raises(ValueError, match="`num_beams` is 1001; it must lie between 1 and 1000"):
+        lively_model(0).generate(torch.tensor([[5, 2]]), num_beams=1001)
+
+
 @pytest.mark.parametrize("wrong", [16, -1, 10**6])
 def test_ids_outside_the_vocabulary_are_refused_by_row(lively_model: ModelMaker, wrong: int) -> None:
     with pytest.raises(ValueError, match=r"row 1.*15"):

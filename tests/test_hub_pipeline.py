@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
 from tokenizers import normalizers
-from transformers import MarianConfig, MarianMTModel
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
 from transformers import pipeline as typed_pipeline
 
 from vaswani_transformer import Translator
@@ -49,6 +49,11 @@ def test_a_list_of_texts_gives_a_list_of_translations_in_the_old_format(translat
     assert translate(TEXTS) == [{"translation_text": text} for text in translator.translate(TEXTS)]
 
 
+def test_a_tuple_of_texts_is_a_list_of_texts(translate):
+    assert translate(tuple(TEXTS[:2])) == translate(TEXTS[:2])
+    assert translate(()) == []
+
+
 def test_one_text_gives_a_list_of_one_in_the_old_format(translate, translator):
     assert translate(TEXTS[0]) == [{"translation_text": translator.translate([TEXTS[0]])[0]}]
 
@@ -71,6 +76,13 @@ def test_n_best_are_the_translators_with_their_scores(translate, translator):
         assert torch.allclose(scores, torch.tensor([hypothesis.score for hypothesis in hypotheses]), atol=1e-4)
 
 
+def test_scores_are_of_the_length_penalty_that_a_generation_config_asks_for(translate, translator):
+    config = GenerationConfig(length_penalty=2.0)
+    (found,) = translate(TEXTS[:1], generation_config=config, return_scores=True)
+    ((expected,),) = translator.translate(TEXTS[:1], length_penalty=2.0, return_scores=True)
+    assert found["score"] == pytest.approx(expected.score, abs=1e-4)
+
+
 def test_several_translations_of_a_text_are_a_list_of_their_own(translate):
     found = translate(TEXTS[:2], num_return_sequences=2)
     assert [len(translations) for translations in found] == [2, 2]
@@ -85,9 +97,15 @@ def test_scores_of_greedy_search_are_those_of_forced_decoding(translate, transla
 
 
 def test_a_long_text_is_translated_as_the_translator_does(translate, translator):
-    found = translate(LONG, max_source_length=20, num_return_sequences=2, batch_size=3)
+    asked = {"max_source_length": 20, "num_return_sequences": 2, "batch_size": 3}
+    found = translate(LONG, **asked)
     expected = translator.translate(LONG, max_source_length=20, n_best=2)[0]
     assert texts(found) == [hypothesis.text for hypothesis in expected]
+    found = translate(LONG, return_tensors=True, return_scores=True, **asked)
+    scores = [hypothesis.score for hypothesis in expected]
+    assert [translation["score"] for translation in found] == pytest.approx(scores, abs=1e-4)
+    tokens = [hypothesis.tokens for hypothesis in expected]
+    assert [translation["translation_token_ids"].tolist() for translation in found] == tokens
 
 
 @settings(max_examples=50, deadline=None)
@@ -115,6 +133,15 @@ def test_a_model_with_learned_positions_cuts_at_its_last_position():
     assert texts(translate([LONG])) == Translator(model, trained_tokenizer()).translate([LONG])
     with pytest.raises(ValueError, match="max_source_length is 13; it must lie between 8 and 12"):
         translate(LONG, max_source_length=13)
+
+
+@pytest.mark.parametrize(
+    "positions", [{}, {"position_embedding_type": "learned", "max_position_embeddings": 300}], ids=str
+)
+def test_a_text_of_more_than_256_tokens_is_cut_unless_told(positions):
+    model = untrained_model(**positions)
+    cutter = VaswaniTransformerTranslationPipeline(model, tokenizer=trained_tokenizer(), device="cpu")
+    assert cutter._source_limit(None) == Translator(model, trained_tokenizer())._source_limit(None) == 256
 
 
 def test_texts_of_white_space_become_empty_ones(translate):

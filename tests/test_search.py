@@ -252,6 +252,16 @@ def test_the_limit_belongs_to_the_sentence_not_to_the_batch(lively_model: ModelM
     assert [len(tokens_of(row)) for row in rows] == [5, 9, 7]
 
 
+def test_a_given_beginning_takes_no_more_of_the_limit_than_it_should(lively_model: ModelMaker) -> None:
+    """A model that never ends: |source| + 3 tokens after the beginning; with learned positions, up to the last one."""
+    for beginning in ([[START, 5, 6, 7]], [[5, 6, 7]]):
+        prompt = {"decoder_input_ids": torch.tensor(beginning)}
+        row = without_end(lively_model(0)).generate(**padded([[8, 9, 2]]), **prompt, max_source_length_offset=3)
+        assert row.shape == (1, 4 + 6)
+        learned = without_end(lively_model(0, position_embedding_type="learned", max_position_embeddings=12))
+        assert learned.generate(**padded([[8, 9, 2]]), **prompt).shape == (1, 12)
+
+
 def test_live_hypotheses_count_at_the_limit_only_if_nothing_ended(lively_model: ModelMaker) -> None:
     """Cases in which an unfinished hypothesis would score better than everything that ended."""
     would_have_won = 0
@@ -295,6 +305,25 @@ def test_the_search_stops_as_soon_as_the_best_is_proved(lively_model: ModelMaker
                 early += truth.steps < len(sentence) + 10
         hook.remove()
     assert early >= 8
+
+
+@pytest.mark.parametrize(("seed", "start"), [(0, [START]), (1, []), (2, [START])])
+def test_a_given_beginning_is_continued_as_brute_force_does(
+    lively_model: ModelMaker, seed: int, start: list[int]
+) -> None:
+    """Limit, penalty and the bound that ends the search count what is generated, not what was given."""
+    model = lively_model(seed)
+    sentence, beginning = [5, 6, 7, 2], (5, 6, 4)
+    forward = full_forward(model, sentence)
+    truth = beam_search(lambda row: forward((START, *beginning, *row[1:])), beams=4, alpha=1.0, limit=len(sentence) + 4)
+    assert truth.margin > FLOAT_NOISE, "choose another seed: two translations are equally good"
+    calls: list[int] = []
+    model.get_decoder().register_forward_hook(lambda *_: calls.append(1))
+    given = {"decoder_input_ids": torch.tensor([[*start, *beginning]])}
+    ((best,),) = search(model, [sentence], **given, length_penalty=1.0, max_source_length_offset=4)
+    assert best[0] == (*beginning, *truth.hypotheses[0].tokens)
+    assert best[1] == close_to(truth.hypotheses[0].score)
+    assert len(calls) == truth.steps
 
 
 def test_beam_1_is_greedy_search(lively_model: ModelMaker) -> None:

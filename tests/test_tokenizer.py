@@ -1,5 +1,6 @@
 """The tokenizer: lossless for any text, control tokens that nobody can type, a plain folder for AutoTokenizer."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -137,6 +138,14 @@ def test_the_worked_example_of_sennrich_et_al():
     assert {token for token, id in vocabulary.items() if id >= 260} == {"es", "est", "lo", "low"}
 
 
+def test_options_of_training_reach_the_tokenizer():
+    texts = ["abab cdcdcd", *GERMAN]
+    with pytest.raises(InputError, match="pairs that occur at least 9 times"):
+        train_tokenizer(texts, 270, min_frequency=9)
+    assert len(train_tokenizer(texts, 350, min_frequency=1)) == 350
+    assert train_tokenizer(texts, 262, model_max_length=77).model_max_length == 77
+
+
 def test_training_reads_a_stream_once_without_holding_it():
     class Line(str):
         """A str that can be watched."""
@@ -175,6 +184,11 @@ def test_lines_are_the_same_with_a_byte_order_mark_and_carriage_returns(tmp_path
     assert list(lines_of_files([plain])) == list(lines_of_files([dos])) == ["Äpfel", "", "zwei\u2028Zeilen"]
 
 
+def test_white_space_at_the_end_of_a_line_belongs_to_the_text(tmp_path):
+    (tmp_path / "text").write_bytes(b"a \t\r\n b\r\r\n\n")
+    assert list(lines_of_files([tmp_path / "text"])) == ["a \t", " b\r", ""]
+
+
 @pytest.mark.parametrize(
     "vocab_size, named", [(259, "need 260"), (0, "need 260"), (-5, "need 260"), (5000, "5000.* at most")]
 )
@@ -200,7 +214,8 @@ def test_a_corpus_without_text_is_refused(texts, named):
     "content, named",
     [
         (b"fine\nb\xe4d\n", r"corpus line 2: byte 0xe4 at column 2 is not UTF-8.*Latin-1"),
-        ("fine".encode("utf-16"), r"corpus line 1: byte 0xff at column 1 .*UTF-16"),
+        ("\ufefffine".encode("utf-16-le"), r"corpus line 1: byte 0xff at column 1 .* if the file is UTF-16"),
+        ("\ufefffine".encode("utf-16-be"), r"corpus line 1: byte 0xfe at column 1 .* if the file is UTF-16"),
     ],
 )
 def test_what_is_not_utf_8_is_refused_by_line_and_byte(tmp_path, content, named):
@@ -216,6 +231,14 @@ def test_a_missing_file_a_folder_and_a_truncated_gzip_file_are_named(tmp_path):
         list(lines_of_files([tmp_path]))
     (tmp_path / "text.gz").write_bytes(b"\x1f\x8b\x08\x00rest")
     with pytest.raises(BrokenFileError, match="text.gz is not a whole gzip file"):
+        list(lines_of_files([tmp_path / "text.gz"]))
+
+
+def test_a_gzip_file_with_a_wrong_byte_inside_is_named(tmp_path):
+    raw = bytearray(gzip.compress("".join(f"{i * i}\n" for i in range(999)).encode()))
+    raw[10:14] = b"\xff" * 4
+    (tmp_path / "text.gz").write_bytes(raw)
+    with pytest.raises(BrokenFileError, match=r"text\.gz is not a whole gzip file"):
         list(lines_of_files([tmp_path / "text.gz"]))
 
 

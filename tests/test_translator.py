@@ -16,6 +16,7 @@ from tokenizers import normalizers
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.pipeline_vaswani_transformer import best_cut as pipelines_cut
 from vaswani_transformer.texts import (
     CHARACTERS_PER_TOKEN,
     LENGTH_PENALTIES,
@@ -24,6 +25,7 @@ from vaswani_transformer.texts import (
     best_cut,
     joined,
 )
+from vaswani_transformer.tokenization import train_tokenizer
 
 SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
 
@@ -165,6 +167,13 @@ def test_a_sentence_that_is_too_long_is_cut_at_spaces(translator):
     assert rejoined == words.strip()
 
 
+def test_a_text_of_just_as_many_tokens_as_a_part_may_have_is_not_cut(translator):
+    text = "A house. A cat"
+    ids, _ = translator._encode(text)
+    assert [part.source for part in translator._parts(0, text, len(ids))] == [ids]
+    assert len(list(translator._parts(0, text, len(ids) - 1))) == 2
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.text(alphabet=st.sampled_from("ab .!?\n。ü🙂"), min_size=1, max_size=400)
@@ -185,6 +194,13 @@ def test_a_text_much_longer_than_any_model_reads_is_cut_in_bounded_windows(trans
     parts = list(translator._parts(0, text, 16))
     assert sum(len(part.source) - 1 for part in parts) >= len(text) / CHARACTERS_PER_TOKEN
     assert "".join(translator.tokenizer.decode(p.source, skip_special_tokens=True) for p in parts) == text
+
+
+def test_a_text_of_tokens_that_are_longer_than_expected_loses_nothing():
+    tokenizer = train_tokenizer(["x" * 8192], 267)  # of up to 128 letters each
+    text = "x" * 5000
+    sources = [part.source for part in Translator(untrained_model(), tokenizer)._parts(0, text, 8)]
+    assert "".join(tokenizer.batch_decode(sources, skip_special_tokens=True)) == text
 
 
 def test_white_space_before_a_text_that_is_cut_is_no_part_of_its_own(translator):
@@ -210,6 +226,7 @@ def test_a_character_of_more_tokens_than_a_part_has_loses_some_and_nothing_else(
     assert [part.joint for part in parts] == ["", " ", "", " "]
 
 
+@pytest.mark.parametrize("cut", [best_cut, pipelines_cut], ids=["package", "pipeline"])
 @pytest.mark.parametrize(
     "text, reach, kept",
     [
@@ -217,13 +234,22 @@ def test_a_character_of_more_tokens_than_a_part_has_loses_some_and_nothing_else(
         ("One. Two and three", 10, "One."),
         ("He said “No.” She left", 15, "He said “No.”"),
         ("3.14 and 2.71", 13, "3.14 and "),
+        ("It is 3.14 now", 8, "It is "),
         ("一。二三", 3, "一。"),
         ("abcdef", 4, "abcd"),
         (".......", 4, "...."),
     ],
 )
-def test_a_cut_prefers_the_last_sentence_end_then_the_last_space(text, reach, kept):
-    assert text[: best_cut(text, reach)] == kept
+def test_a_cut_prefers_the_last_sentence_end_then_the_last_space(text, reach, kept, cut):
+    assert text[: cut(text, reach)] == kept
+
+
+@pytest.mark.parametrize("cut", [best_cut, pipelines_cut], ids=["package", "pipeline"])
+def test_a_sentence_ends_with_its_quotes_and_brackets(cut):
+    for end in [mark + closing for mark in ".!?…" for closing in ("", *"\"'”’»)]")]:
+        assert cut(f"One{end} Two and", 10) == len(f"One{end}"), end
+    for end in [mark + closing for mark in "。！？" for closing in ("", *"」』）")]:
+        assert cut(f"一{end}二三", 5) == len(f"一{end}"), end
 
 
 def test_hypotheses_of_the_parts_of_a_text_are_joined_in_their_rank():
