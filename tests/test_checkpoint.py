@@ -360,3 +360,10 @@ def test_a_failure_in_the_background_is_raised_once_and_by_the_next_save_at_the_
         saving.start(lambda: done.append(2))
         saving.wait()
     assert done == [2, 2]
+
+
+def test_weights_may_be_read_by_whom_every_other_file_may(tmp_path):
+    """safetensors makes its files for their owner alone, and a model that another user trained would not load."""
+    checkpoint.save_tensors(TENSORS, tmp_path / "model.safetensors")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode

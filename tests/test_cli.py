@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,43 @@ def test_whoever_types_a_line_gets_its_translation_at_once_and_may_leave_by_ctrl
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert process.communicate() == (b"", b"interrupted\n")
+
+
+def test_a_pipe_that_does_not_wait_is_waited_for(model, expected):
+    """Python takes a pause of such a stdin for the end; a raw stdout (unbuffered) takes a part of what it is given."""
+    (theirs, ours), (read, write) = os.pipe(), os.pipe()
+    os.set_blocking(theirs, False)
+    os.set_blocking(write, False)
+    words = [sys.executable, *SCRIPT, "translate", "--model", model, "--device", "cpu", "--num-beams", "1"]
+    with (
+        subprocess.Popen(
+            words, stdin=theirs, stdout=write, stderr=subprocess.PIPE, env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"}
+        ) as process,
+        open(ours, "wb", buffering=0) as text,
+        open(read, "rb") as translations,
+    ):
+        os.close(theirs)
+        os.close(write)
+        many = 9000  # more than a pipe holds
+        text.write(ENGLISH[0][:3].encode())
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        text.write(ENGLISH[0][3:].encode() + b"\n" * many)
+        text.close()
+        time.sleep(2)
+        assert len(translations.read().splitlines()) == many
+        assert (process.communicate()[1], process.returncode) == (b"", 0)
+
+
+def test_a_closed_stdin_or_stdout_is_said(model, source, tmp_path):
+    script = [sys.executable, *SCRIPT, "translate", "--model", str(model), "--device", "cpu"]
+    for words, close, said in (
+        ([], "<&-", "stdin cannot be read"),
+        (["--input", str(source)], ">&-", "stdout is closed"),
+    ):
+        line = f"{shlex.join([*script, *words])} {close}"
+        done = subprocess.run(["sh", "-c", line], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_reader_that_goes_away_is_no_error(model):

@@ -2,12 +2,14 @@
 
 import csv
 import json
+import subprocess
 import sys
 
 import pytest
 import sacrebleu
 from saved_model import ENGLISH, saved_model
 
+from training import evaluate
 from training.evaluate import (
     COLUMNS,
     corpus_bleu,
@@ -20,7 +22,7 @@ from training.evaluate import (
 )
 from training.evaluate import test_set as set_of_recipe
 from training.recipe import load_recipe
-from vaswani_transformer import Translator
+from vaswani_transformer import Translator, __version__
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -209,3 +211,28 @@ def test_wrong_arguments_are_one_line(model_folder, arguments, message, capsys, 
         main(arguments)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and message in error and "Traceback" not in error
+
+
+def test_a_row_begins_a_line_of_its_own_and_needs_no_git(model_folder, monkeypatch):
+    """Whatever an editor or a full disk left of the last one."""
+    table = model_folder / "results.csv"
+    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--beam", "1"]
+    record = [str(model_folder / "model"), *files, "--record", str(table)]
+    main(record)
+    table.write_bytes(table.read_bytes().rstrip())
+    monkeypatch.setenv("PATH", str(model_folder))
+    main(record)
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 and rows[1]["commit"] == __version__
+    assert {key: rows[0][key] for key in ("bleu", "test")} == {key: rows[1][key] for key in ("bleu", "test")}
+
+
+def test_the_revision_is_of_the_clone_that_the_program_belongs_to(tmp_path, monkeypatch):
+    """Not of the project in whose folder it was installed."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    (tmp_path / "evaluate.py").touch()
+    monkeypatch.setattr(evaluate, "__file__", str(tmp_path / "evaluate.py"))
+    assert evaluate.commit() == __version__

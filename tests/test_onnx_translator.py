@@ -449,3 +449,13 @@ def test_a_second_tokenizer_is_looked_at_before_an_export(two_vocabularies: Path
 
 def test_the_largest_beam_is_that_of_torch() -> None:
     assert MAX_BEAMS_OF_TEXTS == MAX_BEAMS
+
+
+def test_onnx_runtime_tells_nobody_who_runs_it(folder: Path, tmp_path: Path) -> None:
+    """It writes what it would send into the home folder first."""
+    code = "import sys; from vaswani_transformer.onnx_translator import OnnxTranslator; "
+    code += "OnnxTranslator.from_pretrained(sys.argv[1])"
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    words = [sys.executable, "-c", code, str(folder)]
+    subprocess.run(words, check=True, env=environment | {"HOME": str(tmp_path)}, timeout=120)
+    assert list(tmp_path.rglob("*onnxruntime*")) == []

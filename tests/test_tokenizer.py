@@ -234,6 +234,12 @@ def test_a_missing_file_a_folder_and_a_truncated_gzip_file_are_named(tmp_path):
         list(lines_of_files([tmp_path / "text.gz"]))
 
 
+def test_an_empty_gzip_file_is_none(tmp_path):
+    (tmp_path / "text.gz").touch()
+    with pytest.raises(BrokenFileError, match="text.gz is not a whole gzip file"):
+        list(lines_of_files([tmp_path / "text.gz"]))
+
+
 def test_a_gzip_file_with_a_wrong_byte_inside_is_named(tmp_path):
     raw = bytearray(gzip.compress("".join(f"{i * i}\n" for i in range(999)).encode()))
     raw[10:14] = b"\xff" * 4

@@ -218,3 +218,13 @@ def test_the_seed_decides_the_weights_and_the_order(folder: Path) -> None:
     assert once == again
     keys["model"] = {}
     assert once != losses_of(folder, "other", seed=2, initial_weights=str(folder / "once"), **keys)
+
+
+def test_a_new_run_does_not_remove_the_text_that_it_is_to_train_on(folder: Path) -> None:
+    corpus = folder / "run" / "corpus"
+    shutil.copytree(folder, corpus, ignore=shutil.ignore_patterns("run"))
+    before = sorted(corpus.iterdir())
+    (folder / "run" / "run.json").write_text("{}")
+    with pytest.raises(InputError, match=r"data .* lies in .*corpus, which a new run removes"):
+        train(recipe_of(folder, data=str(corpus), overwrite=True))
+    assert sorted(corpus.iterdir()) == before

@@ -1,6 +1,7 @@
 """training/translate.py: a corpus in shards, by several processes, interrupted, in order."""
 
 import json
+import os
 import random
 import shutil
 
@@ -135,3 +136,22 @@ def test_a_shard_that_is_cut_off_is_named_and_done_again(start, work, tmp_path):
     shard.unlink()
     assert start().wait() == 0
     assert lines_of(tmp_path / "out") == work[1]
+
+
+def test_a_pipe_is_refused_since_it_can_be_read_once(work, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SystemExit) as stop:
+        translate([str(work[0] / "model"), "--input", str(tmp_path / "pipe"), "--output", str(tmp_path / "out")])
+    assert stop.value.code == 2 and "pipe is no file" in capsys.readouterr().err
+
+
+def test_a_folder_of_somebody_else_s_is_left_alone(start, work, tmp_path):
+    folder = tmp_path / "out.shards"
+    folder.mkdir()
+    (folder / "notes").write_text("mine")
+    assert start().wait() == 0
+    assert [path.name for path in folder.iterdir()] == ["notes"]
+    (folder / "shard-00").write_text("mine")
+    process = start()
+    assert process.wait() == 2 and "nobody knows whose it is" in process.said()
+    assert (folder / "shard-00").read_text() == "mine"

@@ -8,12 +8,11 @@ from typing import Annotated
 import torch
 import typer
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.texts import TARGET_TOKENIZER
 
-from .checkpoint import checkpoints, verify
+from .checkpoint import checkpoints, save_tensors, verify
 
 WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
@@ -55,7 +54,7 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
     temporary = output / f"model.tmp-{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
-        save_file(average_weights(folders), temporary / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(average_weights(folders), temporary / WEIGHTS)
         for name in BESIDE_WEIGHTS:
             if (folders[-1] / name).is_file():
                 (temporary / name).parent.mkdir(exist_ok=True)

@@ -195,6 +195,8 @@ def record(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam:
                 if next(csv.reader(file), None) != list(COLUMNS):
                     raise InputError(f"--record {path}: its columns are not {','.join(COLUMNS)}; name a new file")
         with path.open("a", newline="", encoding="utf-8") as file:
+            if not new and not path.read_bytes().endswith(b"\n"):
+                file.write("\r\n")  # whoever edited it, or a full disk, left the last row without an end
             writer = csv.DictWriter(file, list[str](COLUMNS), extrasaction="ignore")
             if new:
                 writer.writeheader()
@@ -214,6 +216,12 @@ def commit() -> str:
     """The revision of the clone this program lies in, or the package's version outside of one."""
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here)]
+    try:  # the clone of somebody's project, with this package installed in a folder of it, is not ours
+        known = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
+    except FileNotFoundError:  # no git on this machine
+        return __version__
+    if known.returncode != 0:
+        return __version__
     found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     if found.returncode != 0:
         return __version__

@@ -17,6 +17,9 @@ from .model import model_config
 from .recipe import Recipe
 from .report import Reporter
 
+# Folders of an earlier run that a new one removes.
+TAKEN_AWAY = ("checkpoints", "corpus", TARGET_TOKENIZER)
+
 
 def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     """Make output_dir this run's: new, or one of the same recipe. Never someone else's folder."""
@@ -66,13 +69,16 @@ def refuse_to_remove(recipe: Recipe, output: Path) -> None:
             raise InputError(
                 f"{field} {value} lies in output_dir {output}, which a new run overwrites; name another output_dir"
             )
+    for name in TAKEN_AWAY:
+        if recipe.data is not None and Path(recipe.data).resolve().is_relative_to((output / name).resolve()):
+            raise InputError(f"data {recipe.data} lies in {output / name}, which a new run removes; move it")
     for names in (recipe.train, recipe.validation, recipe.test):
         parallel_texts(recipe, names)
     model_config(recipe, recipe.vocab_size if recipe.initial_weights is None else 0)
 
 
 def remove_run(output: Path) -> None:
-    for name in ("checkpoints", "corpus", TARGET_TOKENIZER):
+    for name in TAKEN_AWAY:
         shutil.rmtree(output / name, ignore_errors=True)
     for name in (
         "run.json",

@@ -34,6 +34,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.pictures import curve_figure, curves_of
 from vaswani_transformer.texts import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
+from vaswani_transformer.unfinished import as_others_are
 
 from . import checkpoint, fsdp, machine
 from .average import write_model_folder
@@ -600,6 +601,7 @@ class Run:
 
         def write(folder: Path) -> None:
             self.model.save_pretrained(folder, state_dict=weights)
+            as_others_are(folder / "model.safetensors")
             self.tokenizer.save_pretrained(folder)
             if self.target_tokenizer is not None:
                 self.target_tokenizer.save_pretrained(folder / TARGET_TOKENIZER)

@@ -9,7 +9,6 @@ instant, the same command goes on with the shards that are missing, with any num
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -56,6 +55,8 @@ def translate(
     if not model.is_dir():
         raise InputError(f"{model}: there is no such model folder")
     source = existing_file(input)
+    if not source.is_file():
+        raise InputError(f"--input {input} is no file: it is read twice, which a pipe cannot be; save it first")
     if output.is_dir():
         raise InputError(f"--output {output} is a folder; give the name of a file")
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=TIMEOUT)
@@ -89,7 +90,7 @@ def translate(
         state.wait_for_everyone()
         if state.is_main_process:
             _join(folder, output, -(-lines // shard_lines), lines)
-            shutil.rmtree(folder)
+            _remove(folder)
             reporter.say(f"{output}: {lines} lines")
         state.wait_for_everyone()
 
@@ -110,6 +111,14 @@ def _name(number: int) -> str:
     return f"shard-{number:07}"
 
 
+def _remove(folder: Path) -> None:
+    """What this program has put there, and the folder where that was all."""
+    for path in (*folder.glob("shard-*"), folder / ABOUT, folder / ".lock"):
+        path.unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def _claim(folder: Path, about: dict[str, Any]) -> None:
     """Make the folder this translation's; what another process left unfinished goes."""
     path = folder / ABOUT
@@ -121,10 +130,12 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
                 f"{folder} holds shards of another translation ({'; '.join(changes)}); finish that one, or remove the "
                 "folder"
             )
+    elif shards := sorted(folder.glob("shard-*")):
+        raise InputError(
+            f"{folder} holds {shards[0].name} and no {ABOUT}: nobody knows whose it is; move it away, or name another "
+            "--output"
+        )
     try:
-        if not path.is_file():  # Nobody knows whose these are; a kill while they were removed leaves such ones.
-            for shard in folder.glob("shard-*"):
-                shard.unlink()
         checkpoint.remove_unfinished(folder)
         checkpoint.write_json(path, about)
     except OSError as error:

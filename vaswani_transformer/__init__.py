@@ -7,6 +7,7 @@ Importing the package registers the model with transformers' Auto classes:
 >>> model = AutoModelForSeq2SeqLM.from_pretrained("folder-or-repository")
 """
 
+import os
 import sys
 from importlib import import_module
 from itertools import pairwise
@@ -63,6 +64,9 @@ def register() -> None:
     AutoModelForSeq2SeqLM.register(VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration, exist_ok=True)
     register_pipeline()
 
+
+# ONNX Runtime 1.31 writes who ran it into the home folder and sends it; nobody was asked.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # The console script, and `python -m vaswani_transformer`, answer --help without the seconds that torch takes.
 if Path(sys.argv[0]).stem != "vaswani-transformer" and ("-m", __name__) not in pairwise(sys.orig_argv):

@@ -4,6 +4,7 @@ A line ends at `\\n`; a `\\r` before it and a byte order mark at the start of th
 """
 
 import gzip
+import io
 import os
 import queue
 import sys
@@ -56,6 +57,8 @@ def existing_file(path: str | Path) -> Path:
 def opened(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked where its name ends in .gz. BrokenFileError where that is not whole."""
     try:
+        if path.suffix == ".gz" and path.is_file() and path.stat().st_size == 0:
+            raise EOFError("it is empty")
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             yield cast(BinaryIO, stream)
     except PermissionError as error:
@@ -67,22 +70,35 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 def read_lines(path: str | Path) -> Iterator[str]:
     """The lines of a text file (.gz too), or of stdin for "-", one at a time. InputError if it cannot be read."""
     if str(path) == "-":
-        yield from decode_lines(sys.stdin.buffer, "stdin")
+        with stdin() as stream:
+            yield from decode_lines(stream, "stdin")
         return
     path = existing_file(path)
     with opened(path) as stream:
         yield from decode_lines(stream, str(path))
 
 
+def stdin() -> BinaryIO:
+    """A stream of its own, of stdin: Python cannot end while a thread holds sys.stdin. InputError where it is closed.
+
+    Where whoever started us has made it non-blocking, Python would take a pause for the end of the text.
+    """
+    try:
+        os.set_blocking(0, True)
+        return open(os.dup(0), "rb")
+    except OSError as error:
+        raise InputError(f"stdin cannot be read ({error.strerror}); give a file") from None
+
+
 def arriving_lines(most: int) -> Iterator[list[str]]:
     """The lines of stdin in lists of at most `most`: many from a file, one when somebody types and waits for it."""
     arrived: queue.Queue[str | Exception | None] = queue.Queue(maxsize=2 * most)
+    source = stdin()
 
     def read() -> None:
-        # A stream of its own: Python cannot end while a thread holds sys.stdin.
-        with open(os.dup(0), "rb") as stream:
+        with source:
             try:
-                for line in decode_lines(stream, "stdin"):
+                for line in decode_lines(source, "stdin"):
                     arrived.put(line)
                 arrived.put(None)
             except Exception as error:  # raised below, in the thread that asked
@@ -116,8 +132,16 @@ def written_whole(path: str | Path) -> Iterator[BinaryIO]:
     A link stays one, and what it leads to is written; a device or a pipe stays one, too, and is written as it comes.
     """
     if str(path) == "-":
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        if sys.stdout is None:
+            raise InputError("stdout is closed; give --output FILE")
+        stream = sys.stdout.buffer
+        if isinstance(stream, io.RawIOBase):  # PYTHONUNBUFFERED: its write() may take a part, and nobody looks
+            os.set_blocking(stream.fileno(), True)
+            with open(stream.fileno(), "wb", closefd=False) as stream:
+                yield stream
+        else:
+            yield stream
+            stream.flush()
         return
     path = Path(path)
     if path.is_dir():

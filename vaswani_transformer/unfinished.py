@@ -18,6 +18,8 @@ from typing import BinaryIO
 
 # Python turns SIGINT into an exception by itself. Windows has no SIGHUP.
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+UMASK = os.umask(0o077)  # it can only be read by being set
+os.umask(UMASK)
 # What is being written, and by which process: a fork inherits the list.
 writing: dict[Path, int] = {}
 
@@ -31,6 +33,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
         lock = lock_of(unfinished)
         try:
             yield unfinished
+            for file in unfinished.rglob("*.safetensors"):
+                as_others_are(file)
             os.replace(unfinished, path)  # over an empty folder, if there was one
         finally:
             if lock is not None:
@@ -49,6 +53,11 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
                 if lock is not None:
                     os.close(lock)
         os.replace(unfinished, path)
+
+
+def as_others_are(file: Path) -> None:
+    """Who may read it is as of every other file made here: safetensors makes its own for their owner alone."""
+    file.chmod(0o666 & ~UMASK)
 
 
 @contextmanager
