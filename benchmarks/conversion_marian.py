@@ -34,7 +34,7 @@ def main_command(
     folders: Annotated[list[Path], typer.Argument(help="Folders with model.npz and expected.npz.")],
     csv_file: Annotated[Path | None, typer.Option("--csv", help="A file for the rows.")] = None,
 ) -> None:
-    from training.evaluate import commit, hardware
+    from training.record import commit, hardware
 
     torch.set_num_threads(1)
     rows = []

@@ -167,7 +167,7 @@ def main_command(
                 }
             )
     if record is not None:
-        from training.evaluate import commit, hardware
+        from training.record import commit, hardware
 
         about = {
             "date": date.today().isoformat(),

@@ -202,7 +202,7 @@ def ctranslate2_model(translator: Any) -> Any:
 
 
 def write_rows(record: Path, threads: int, rows: list[dict[str, Any]]) -> None:
-    from training.evaluate import commit, hardware
+    from training.record import commit, hardware
 
     about = {
         "date": date.today().isoformat(),

@@ -39,7 +39,7 @@ def main_command(
         rows.append({"order": order, "padding": round(padding, 4), "batches": len(found)})
         typer.echo(f"{order:<58}{padding:>7.1%}{len(found):>7} batches")
     if record is not None:
-        from training.evaluate import commit
+        from training.record import commit
 
         about = {"date": date.today().isoformat(), "commit": commit(), "pairs": len(source), "tokens_per_batch": tokens}
         about["command"] = command("padding")

@@ -52,7 +52,7 @@ def main_command(
     for name, value in row.items():
         typer.echo(f"{name:<32}{value:>14,}")
     if record is not None:
-        from training.evaluate import commit, hardware
+        from training.record import commit, hardware
 
         about = {"date": date.today().isoformat(), "commit": commit(), "hardware": hardware()}
         about["command"] = command("planning")

@@ -229,7 +229,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     import torch
     import transformers
 
-    from training.evaluate import commit, hardware
+    from training.record import commit, hardware
 
     about = {
         "date": date.today().isoformat(),

@@ -22,6 +22,7 @@ from vaswani_transformer.cli import main
 ROOT = Path(__file__).parents[1]
 SCRIPT = ["-c", "import sys; sys.argv[0] = 'vaswani-transformer'; from vaswani_transformer.cli import main; main()"]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+COMMANDS = "demo tokenizer train evaluate translate score average plan convert push doctor".split()
 LINES = [ENGLISH[0], "", "  ", *ENGLISH[1:], "zwölf", "</s> <pad>", "日本語 🙂"]
 
 
@@ -71,17 +72,25 @@ def refused(capsys, *arguments) -> tuple[int, str]:
 def test_help_names_every_command(start):
     result = subprocess.run([sys.executable, *start, "--help"], env=ENVIRONMENT, capture_output=True, text=True)
     assert result.returncode == 0
-    for name in "demo tokenizer train evaluate translate score average plan plot doctor".split():
+    for name in (*COMMANDS, "plot", "export"):
         assert re.search(rf"^  {name}  +\w", result.stdout, re.MULTILINE), name
 
 
-@pytest.mark.parametrize("start", [SCRIPT, ["-m", "vaswani_transformer"]], ids=["console script", "module"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        [*SCRIPT],
+        ["-m", "vaswani_transformer"],
+        *([*SCRIPT, *command.split()] for command in (*COMMANDS, "export onnx", "plot attention")),
+    ],
+    ids=lambda start: " ".join(word for word in start[1:] if "import" not in word) or "console script",
+)
 def test_help_is_there_at_once_since_nothing_heavy_is_imported(start):
     """Seconds would depend on what else the machine does: measured alone, 0.1 to 0.2."""
     command = [sys.executable, "-X", "importtime", *start, "--help"]
     result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     imported = {line.rsplit("|", 1)[1].strip() for line in result.stderr.splitlines() if "|" in line}
-    assert "typer" in imported
+    assert "typer" in imported and result.stdout.startswith("Usage: ")
     heavy = {"torch", "transformers", "tokenizers", "numpy", "accelerate", "huggingface_hub", "onnxruntime"}
     assert not imported & heavy
 

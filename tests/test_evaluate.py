@@ -1,4 +1,4 @@
-"""training/evaluate.py: the scores are those of sacreBLEU and of the paper's script, and are recorded with it all."""
+"""What `evaluate` is made of: scores are those of sacreBLEU and of the paper's script, and are recorded with it all."""
 
 import csv
 import json
@@ -9,19 +9,13 @@ import pytest
 import sacrebleu
 from saved_model import ENGLISH, saved_model
 
-from training import evaluate
-from training.evaluate import (
-    COLUMNS,
-    corpus_bleu,
-    files_test_set,
-    main,
-    moses_tokenised,
-    scores,
-    show,
-    split_compounds,
-)
-from training.evaluate import test_set as set_of_recipe
+from training import record
+from training.evaluate import main
 from training.recipe import load_recipe
+from training.record import COLUMNS
+from training.scores import corpus_bleu, moses_tokenised, scores, show, split_compounds
+from training.test_sets import files_test_set
+from training.test_sets import test_set as set_of_recipe
 from vaswani_transformer import Translator, __version__
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.tokenization import train_tokenizer
@@ -233,6 +227,6 @@ def test_the_revision_is_of_the_clone_that_the_program_belongs_to(tmp_path, monk
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
-    (tmp_path / "evaluate.py").touch()
-    monkeypatch.setattr(evaluate, "__file__", str(tmp_path / "evaluate.py"))
-    assert evaluate.commit() == __version__
+    (tmp_path / "record.py").touch()
+    monkeypatch.setattr(record, "__file__", str(tmp_path / "record.py"))
+    assert record.commit() == __version__

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from training.__main__ import flags_of
 from training.cost import training_flops
+from training.dry_run import make_plan
 from training.plan import main as plan_command
-from training.plan import make_plan
 from training.recipe import SHIPPED, load_recipe, shipped_recipes
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError

@@ -24,9 +24,9 @@ from training_child import TrainingProcess
 
 from training import fsdp
 from training.batches import plan_batches
-from training.evaluate import corpus_bleu
 from training.recipe import load_recipe
 from training.report import Reporter
+from training.scores import corpus_bleu
 from training.train import GO_ON, LIMIT_REACHED, Progress, Run, make_accelerator, total_steps
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError, UnavailableError

@@ -3,16 +3,16 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.texts import TARGET_TOKENIZER
 
-from .checkpoint import checkpoints, save_tensors, verify
+if TYPE_CHECKING:  # --help does not wait for it
+    import torch
 
 WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
@@ -20,7 +20,7 @@ BESIDE_WEIGHTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 BESIDE_WEIGHTS += tuple(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)
 
 
-def average_weights(folders: list[Path]) -> dict[str, torch.Tensor]:
+def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
     """The mean of each tensor over the model folders, summed in float64. One folder: its weights as they are."""
     files = []
     for folder in folders:
@@ -51,6 +51,8 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
 
     Every file appears in `output` whole, config.json last.
     """
+    from .checkpoint import save_tensors
+
     temporary = output / f"model.tmp-{os.getpid()}"
     try:
         temporary.mkdir(parents=True)
@@ -78,6 +80,8 @@ def average(
     output: Annotated[Path, typer.Option(help="The new model folder.")],
     last: Annotated[int, typer.Option(min=1, help="How many of a run's last checkpoints.")] = 5,
 ) -> None:
+    from .checkpoint import checkpoints, verify
+
     folders = checkpoint
     if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():
         folders = checkpoints(checkpoint[0] / "checkpoints")[:last][::-1]

@@ -563,7 +563,8 @@ class Run:
         return model.to(self.accelerator.device).eval()
 
     def _bleu(self, model: VaswaniTransformerForConditionalGeneration) -> float:
-        from .evaluate import clean, corpus_bleu  # sacrebleu is needed here alone
+        from .scores import corpus_bleu  # sacrebleu is needed here alone
+        from .test_sets import clean
 
         texts = parallel_texts(self.recipe, self.recipe.validation)
         chunks = [chunk for text in texts for chunk in text.chunks()]

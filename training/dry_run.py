@@ -1,0 +1,137 @@
+"""What a recipe will cost, before it costs it: parameters, FLOPs, memory, steps, and the time they take."""
+
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from vaswani_transformer import VaswaniTransformerConfig
+
+from . import machine
+from .batches import plan_batches
+from .corpus import load_corpus, parallel_texts
+from .cost import count_parameters, product_rate, seconds_of, training_flops, training_memory
+from .loss import CHUNK_ELEMENTS, TrainingLoss
+from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
+from .recipe import Recipe
+from .train import total_steps
+
+
+def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:
+    """(source + target tokens a second, matrix-product FLOP a second) of this machine.
+
+    The speed of real micro-batches of the recipe's size, of sentences of 25 tokens, with random tokens.
+    """
+    device = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    if device.type == "cpu":
+        machine.keep_memory()
+    machine.choose_matmul_precision(recipe.matmul_precision, device)
+    model = make_model(recipe, config, machine.choose_attention(recipe.attention, device, 25))
+    cast(torch.nn.Module, model).to(device)
+    if device.type == "cpu" and recipe.fast_dropout == "auto":
+        machine.use_byte_dropout(model)
+    module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
+    rows = max(1, recipe.tokens_per_step // recipe.micro_batches // 50)
+    vocabulary = min(config.vocab_size, config.decoder_vocab_size or config.vocab_size)
+    ids = torch.randint(4, vocabulary, (rows, 25), device=device)
+    positions = torch.arange(rows * 25, device=device)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.mixed_precision or "no")
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            loss, _ = module(ids, None, ids, positions, ids.flatten())
+        (loss / len(positions)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    took = seconds_of(step, device, seconds)
+    return 2 * rows * 25 / took, product_rate(device, dtype or torch.float32, min(seconds / 4, 2))
+
+
+def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
+    """Everything a dry run says, by name; of a dataset that lies on the Hub, without fetching it."""
+    has_text = recipe.dataset is None or Path(recipe.dataset).is_dir()
+    result: dict[str, Any] = {}
+    if has_text:
+        with tempfile.TemporaryDirectory() as folder:
+            texts = parallel_texts(recipe, recipe.train)
+            tokenizer = load_or_train_tokenizer(recipe, Path(folder), texts, lambda _: None)
+            targets_own = load_target_tokenizer(recipe, Path(folder))
+            corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None, targets_own)
+            vocabulary, target_vocabulary = len(tokenizer), targets_own and len(targets_own)
+            ids = control_ids(tokenizer, targets_own)
+            plan = plan_batches(
+                corpus.source_lengths,
+                corpus.target_lengths,
+                recipe.tokens_per_step // recipe.micro_batches,
+                recipe.micro_batches,
+            )
+            source, target = (float(np.mean(side)) for side in (corpus.source_lengths, corpus.target_lengths))
+            result |= {
+                "pairs": len(corpus),
+                "steps_per_epoch": plan.steps_per_epoch,
+                "padding": plan.padding(),
+                "steps": total_steps(recipe, plan),
+            }
+    else:
+        # The paper's text: 25 tokens a side on average (about 4.5 million pairs, 25,000 + 25,000 tokens a step).
+        vocabulary, target_vocabulary, ids, source, target = recipe.vocab_size, None, None, 25.0, 25.0
+        # How many steps an epoch has is not known.
+        steps = recipe.max_steps if recipe.max_epochs is None else None
+        result |= {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": steps}
+    config = model_config(recipe, vocabulary, target_vocabulary, ids)
+    share = source / (source + target)
+    tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
+    flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
+    micro_batch = recipe.tokens_per_step // recipe.micro_batches
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    result |= {
+        "parameters": count_parameters(config).total,
+        "vocabulary": vocabulary,
+        "flop_per_step": flops,
+        "flop": flops * result["steps"] if result["steps"] else None,
+        "memory_bytes": training_memory(config, micro_batch, max(64, CHUNK_ELEMENTS[device] // vocabulary)),
+    }
+    if seconds:
+        speed, peak = measure(recipe, config, seconds)
+        paper = VaswaniTransformerConfig.from_preset("base")
+        rate = speed / tokens * flops
+        result |= {
+            "tokens_per_second": speed,
+            "flop_per_second": rate,
+            "matmul_flop_per_second": peak,
+            "mfu": rate / peak,
+            "hours": result["steps"] * tokens / speed / 3600 if result["steps"] else None,
+            # Section 5.2: base, 100,000 steps of 25,000 + 25,000 tokens, at the speed in FLOP/s seen here.
+            "hours_for_the_paper_s_base": 100_000 * training_flops(paper, 25_000, 25_000, 25, 25) / rate / 3600,
+        }
+    return result
+
+
+def show(plan: dict[str, Any]) -> str:
+    """The plan as people read it."""
+    lines = [f"parameters        {plan['parameters']:,} (vocabulary {plan['vocabulary']:,})"]
+    if plan["pairs"] is not None:
+        lines.append(
+            f"corpus            {plan['pairs']:,} pairs, {plan['steps_per_epoch']:,} steps an epoch, "
+            f"{plan['padding']:.1%} padding"
+        )
+    else:
+        lines.append("corpus            on the Hub, not fetched: steps an epoch unknown")
+    lines.append(f"FLOP per step     {plan['flop_per_step']:.3g}")
+    if plan["steps"]:
+        lines.append(f"steps             {plan['steps']:,}, {plan['flop']:.3g} FLOP in all")
+    lines.append(f"memory            about {plan['memory_bytes'] / 2**30:.1f} GiB a process")
+    if "tokens_per_second" in plan:
+        lines.append(
+            f"speed             {plan['tokens_per_second']:,.0f} source + target tokens/s, "
+            f"{plan['flop_per_second'] / 1e9:,.0f} GFLOP/s, {plan['mfu']:.0%} of the matrix products' "
+            f"{plan['matmul_flop_per_second'] / 1e9:,.0f}"
+        )
+        if plan["hours"] is not None:
+            lines.append(f"this recipe       {plan['hours']:,.2f} hours on this machine, one process")
+        lines.append(f"the paper's base  {plan['hours_for_the_paper_s_base']:,.1f} hours for its 100,000 steps, so")
+    return "\n".join(lines)

@@ -1,0 +1,98 @@
+"""A row of training/results/*.csv: what was trained, on what, by which command, and how good it is."""
+
+import csv
+import os
+import platform
+import subprocess
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from vaswani_transformer import __version__
+from vaswani_transformer.errors import InputError, UnavailableError
+
+from .checkpoint import STATE, checkpoints, read_json
+from .test_sets import TestSet
+
+# The columns of training/results/*.csv, in their order.
+COLUMNS = (
+    "date", "commit", "command", "hardware", "hours", "cpu_hours", "steps", "parameters", "data", "test", "sentences",
+    "beam", "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "bleu_tokenised",
+    "bleu_compound_split", "chrf", "chrf_signature", "exact_match",
+)  # fmt: skip
+
+
+def record(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam: int, alpha: float) -> None:
+    """Append a row to a results file; see training/results/README.md for the columns."""
+    run = read_json(model / "run.json") if (model / "run.json").is_file() else {}
+    folders = checkpoints(model / "checkpoints")
+    progress = read_json(folders[0] / STATE)["progress"] if folders else {}
+    values: dict[str, Any] = {
+        **result,
+        "date": date.today().isoformat(),
+        "commit": commit(),
+        "command": run.get("command", ""),
+        "hardware": hardware(),
+        "hours": round(progress["seconds"] / 3600, 3) if progress else "",
+        "cpu_hours": round(progress["cpu_seconds"] / 3600, 3) if progress else "",
+        "steps": progress.get("step", ""),
+        "parameters": parameters(model),
+        "data": test.data,
+        "test": test.name,
+        "beam": beam,
+        "alpha": alpha,
+    }
+    for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
+        values[name] = None if values[name] is None else round(values[name], 2)
+    new = not path.exists()
+    try:
+        if not new:
+            with path.open(newline="", encoding="utf-8") as file:
+                if next(csv.reader(file), None) != list(COLUMNS):
+                    raise InputError(f"--record {path}: its columns are not {','.join(COLUMNS)}; name a new file")
+        with path.open("a", newline="", encoding="utf-8") as file:
+            if not new and not path.read_bytes().endswith(b"\n"):
+                file.write("\r\n")  # whoever edited it, or a full disk, left the last row without an end
+            writer = csv.DictWriter(file, list[str](COLUMNS), extrasaction="ignore")
+            if new:
+                writer.writeheader()
+            writer.writerow(values)
+    except OSError as error:
+        raise UnavailableError(f"--record {path} cannot be written: {error.strerror}") from error
+
+
+def parameters(model: Path) -> int:
+    with safe_open(model / "model.safetensors", framework="pt") as file:
+        return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118
+
+
+def commit() -> str:
+    """The revision of the clone this program lies in, or the package's version outside of one."""
+    here = Path(__file__).resolve().parent
+    git = ["git", "-C", str(here)]
+    try:  # the clone of somebody's project, with this package installed in a folder of it, is not ours
+        known = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
+    except FileNotFoundError:  # no git on this machine
+        return __version__
+    if known.returncode != 0:
+        return __version__
+    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        return __version__
+    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def hardware() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return name  # Not Linux: the platform's own word.
+    return f"{len(os.sched_getaffinity(0))} cores of {name}"

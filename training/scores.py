@@ -1,0 +1,86 @@
+"""BLEU in the five ways people mean, chrF, and exact matches."""
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+
+def corpus_bleu(translations: list[str], references: list[str], lowercase: bool = False) -> float:
+    """sacreBLEU of detokenised text (13a), cased or lower-cased."""
+    return BLEU(lowercase=lowercase, force=True).corpus_score(translations, [references]).score
+
+
+def scores(
+    translations: list[str], references: list[str], kinds: list[str] | None = None, language: str = "en"
+) -> dict[str, Any]:
+    """Every score of translations against one reference each.
+
+    bleu: sacreBLEU, the number to compare; bleu_lowercase: of lower-cased text; bleu_tokenised: of text lower-cased and
+    tokenised by Moses' scripts, what papers on Multi30k print, None without sacremoses; bleu_as_written: of the words
+    between spaces, what fairseq prints of IWSLT's text, which is tokenised already; bleu_compound_split: as
+    get_ende_bleu.sh of tensor2tensor counts, the paper's Table 2, in which every hyphen between letters is a word of
+    its own, with mteval-v13a's tokens.
+    language: of the translations, a code such as de, for Moses' rules
+    """
+    # force: no advice on detokenising, where a corpus spells its full stops apart.
+    bleu, lowercase = BLEU(force=True), BLEU(lowercase=True, force=True)
+    plain, chrf = BLEU(tokenize="none", force=True), CHRF()
+    split = [[split_compounds(text) for text in side] for side in (translations, references)]
+    tokenised = [moses_tokenised(side, language) for side in (translations, references)]
+    matches = [t.strip() == r.strip() for t, r in zip(translations, references, strict=True)]
+    result: dict[str, Any] = {
+        "sentences": len(references),
+        "bleu": bleu.corpus_score(translations, [references]).score,
+        "bleu_signature": str(bleu.get_signature()),
+        "bleu_lowercase": lowercase.corpus_score(translations, [references]).score,
+        "bleu_lowercase_signature": str(lowercase.get_signature()),
+        "bleu_tokenised": plain.corpus_score(tokenised[0], [tokenised[1]]).score if all(tokenised) else None,
+        "bleu_as_written": plain.corpus_score(translations, [references]).score,
+        "bleu_compound_split": plain.corpus_score(split[0], [split[1]]).score,
+        "chrf": chrf.corpus_score(translations, [references]).score,
+        "chrf_signature": str(chrf.get_signature()),
+        "exact_match": 100 * sum(matches) / len(matches),
+    }
+    if kinds is not None:
+        by_kind = defaultdict(list)
+        for kind, match in zip(kinds, matches, strict=True):
+            by_kind[kind].append(match)
+        result["exact_match_by_kind"] = {k: 100 * sum(v) / len(v) for k, v in sorted(by_kind.items())}
+    return result
+
+
+def moses_tokenised(lines: list[str], language: str) -> list[str]:
+    """Lower-cased, punctuation normalised, tokenised: task1-tokenize.sh of Multi30k. Empty without sacremoses."""
+    try:
+        from sacremoses import MosesPunctNormalizer, MosesTokenizer
+    except ModuleNotFoundError:
+        return []
+    normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
+    return [" ".join(tokenizer.tokenize(normalizer.normalize(line.lower()))) for line in lines]
+
+
+def split_compounds(text: str) -> str:
+    """Tokenised, and "rich-text" as "rich ##AT##-##AT## text": utils/get_ende_bleu.sh of tensor2tensor."""
+    return re.sub(r"(\S)-(?=\S)", r"\1 ##AT##-##AT## ", Tokenizer13a()(text))
+
+
+def show(result: dict[str, Any]) -> str:
+    """The scores as people read them."""
+    rows = [
+        f"BLEU {result['bleu']:.2f}   sacreBLEU, cased (it tokenises by mteval-v13a): {result['bleu_signature']}",
+        f"BLEU {result['bleu_lowercase']:.2f}   sacreBLEU, lower-cased: {result['bleu_lowercase_signature']}",
+        f"BLEU {result['bleu_tokenised']:.2f}   tokenised (Moses), lower-cased"
+        if result["bleu_tokenised"] is not None
+        else "BLEU   -     tokenised (Moses), lower-cased: pip install sacremoses",
+        f"BLEU {result['bleu_compound_split']:.2f}   tokenised (13a), compounds split: the paper's Table 2",
+        f"BLEU {result['bleu_as_written']:.2f}   of the words between spaces, for text that is tokenised already",
+        f"chrF {result['chrf']:.2f}   {result['chrf_signature']}",
+        f"exact match {result['exact_match']:.1f} % of {result['sentences']} sentences",
+    ]
+    for kind, share in result.get("exact_match_by_kind", {}).items():
+        rows.append(f"    {kind:<14} {share:5.1f} %")
+    return "\n".join(rows)

@@ -1,0 +1,79 @@
+"""What is translated and compared: a recipe's test set, or text files."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import read_lines
+
+from . import demo_corpus
+from .checkpoint import read_json
+from .corpus import parallel_texts
+from .recipe import EMBEDDED, Recipe, load_recipe
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Sources with their references, and what kind of sentence each is, where that is known."""
+
+    name: str
+    data: str
+    sources: list[str]
+    references: list[str]
+    kinds: list[str] | None = None
+    language: str = "en"
+
+
+def test_set(recipe: Recipe) -> TestSet:
+    """The sentences that a recipe's `test` names."""
+    names = recipe.test or recipe.validation
+    if not names:
+        raise InputError("the recipe names no test corpus; --test NAME, or --source and --reference files")
+    sources, references = [], []
+    for text in parallel_texts(recipe, names):
+        for chunk in text.chunks():
+            sources += [line or "" for line in chunk.sources]
+            references += [line or "" for line in chunk.targets]
+    kinds = None
+    if recipe.data == EMBEDDED:
+        kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)]
+    data = recipe.dataset or recipe.data or "."
+    return TestSet(" + ".join(names), Path(data).name, clean(sources), clean(references), kinds, recipe.target_language)
+
+
+def clean(lines: list[str]) -> list[str]:
+    return [line.strip() for line in lines]
+
+
+def files_test_set(source: Path, reference: Path, kinds: Path | None) -> TestSet:
+    """A test set of text files, line by line."""
+    lines = {path: clean(list(read_lines(path))) for path in (source, reference, kinds) if path is not None}
+    for path, content in lines.items():
+        if len(content) != len(lines[source]):
+            raise InputError(f"{source} has {len(lines[source])} lines, {path} has {len(content)}")
+    if not lines[source]:
+        raise InputError(f"{source} is empty")
+    return TestSet(
+        source.stem,
+        source.parent.name,
+        lines[source],
+        lines[reference],
+        lines[kinds] if kinds else None,
+        language=reference.name.removesuffix(".gz").rpartition(".")[2],  # test.de
+    )
+
+
+def recipe_of(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
+    """The recipe of that name or, without one, of the run that the model's folder holds; with these flags."""
+    if config is not None:
+        return load_recipe(config, flags)
+    if not (model / "run.json").is_file():
+        raise InputError(f"{model} has no run.json; name a recipe (--config), or --source and --reference files")
+    saved = read_json(model / "run.json").get("recipe", {})
+    # Of a recipe that another version may have written, only what says where the text is.
+    where = (
+        "data", "dataset", "dataset_config", "streaming", "source_language", "target_language", "validation", "test",
+    )  # fmt: skip
+    texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in where if key in saved}
+    return load_recipe(None, texts | flags)
