@@ -383,7 +383,8 @@ def write_back(model: VaswaniTransformerForConditionalGeneration, origin: Origin
         "optimizer_history": [],
         "extra_state": {},
     }
-    torch.save(checkpoint, out / "checkpoint_best.pt")
+    with (out / "checkpoint_best.pt").open("wb") as file:  # by its name torch would not say why it cannot be written
+        torch.save(checkpoint, file)
     if origin.toolkit == NAME:
         origin.copy_originals(out)
     if None in dictionaries:

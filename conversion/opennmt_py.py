@@ -360,7 +360,9 @@ def write_back(model: VaswaniTransformerForConditionalGeneration, origin: Origin
     )
     saved = origin.in_saved_dtype(tensors | {"generator": ours[OUTPUT], "generator bias": bias})
     generator = {"weight": saved.pop("generator"), "bias": saved.pop("generator bias")}
-    torch.save({"model": saved, "generator": generator, "vocab": vocabulary, "opt": options}, out / "model_release.pt")
+    checkpoint = {"model": saved, "generator": generator, "vocab": vocabulary, "opt": options}
+    with (out / "model_release.pt").open("wb") as file:  # by its name torch would not say why it cannot be written
+        torch.save(checkpoint, file)
     if same:
         origin.copy_originals(out)
 

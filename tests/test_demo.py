@@ -32,6 +32,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess:
 def newcomer(tmp_path_factory) -> Path:
     """A folder in which somebody has typed `vaswani-transformer demo --quick demo`."""
     folder = tmp_path_factory.mktemp("a newcomer's folder, größer")
+    (folder / "yaml.py").write_text("raise SystemExit('not the module that was meant')")
     result = shell("vaswani-transformer demo --quick demo", folder)
     assert result.returncode == 0, result.stderr
     (folder / "stdout").write_text(result.stdout, encoding="utf-8")
@@ -87,11 +88,26 @@ def test_the_demo_without_onnxruntime_says_what_to_install(capsys, monkeypatch, 
     commands = []
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.setattr(demo, "run", lambda *words: commands.append(words[0]))
+    (tmp_path / "README.md").write_text(demo.README, encoding="utf-8")
     (tmp_path / "eight.de").write_text("\n" * 8, encoding="utf-8")
     demo.main([str(tmp_path)])
     said = capsys.readouterr().out
     assert "export" not in commands and "--backend onnx" not in said
     assert 'onnxruntime not installed; pip install "vaswani-transformer[onnx]"' in said
+
+
+def test_the_demo_leaves_somebody_else_s_folder_as_it_is(capsys, tmp_path):
+    from vaswani_transformer import demo
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "eight.en").write_text("mine\n")
+    with pytest.raises(SystemExit) as stopped:
+        demo.main([str(tmp_path)])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path} is not empty and no demo's; name a new folder, so that nothing in it is lost\n"
+    )
+    assert (tmp_path / "eight.en").read_text() == "mine\n" and len(list(tmp_path.iterdir())) == 2
 
 
 def typed(newcomer: Path, command: str) -> str:

@@ -43,6 +43,11 @@ def app_that_raises(error: BaseException) -> typer.Typer:
         (FileNotFoundError(errno.ENOENT, "No such file", "a b/ü.txt"), 2, "error: a b/ü.txt: No such file"),
         (OSError(errno.ENOSPC, "No space left on device", "run"), 4, "error: run: No space left on device"),
         (PermissionError(errno.EACCES, "Permission denied"), 2, "error: Permission denied"),
+        (
+            UnicodeEncodeError("utf-8", "in/a\udcff", 4, 5, "surrogates not allowed"),
+            2,
+            r"error: in/a\udcff: a name that is not UTF-8, which not every library takes; rename it",
+        ),
         (MemoryError("too much"), 4, "error: out of memory: too much; smaller batches and fewer beams need less"),
         (
             ProofError("the graph does not translate as torch does"),
@@ -142,6 +147,35 @@ def test_a_reader_that_goes_away_is_no_error(statement, tmp_path):
     writer.stdout.close()
     assert (writer.stderr.read(), writer.wait(timeout=60)) == (b"", 0)
     writer.stderr.close()
+
+
+FAILING = """
+import sys
+import typer
+from vaswani_transformer.errors import InputError, exit_cleanly, tell
+sys.argv[0] = "vaswani-transformer"
+app = typer.Typer()
+@app.command()
+def fail() -> None:
+    print("line")
+    tell("note")
+    raise InputError("wrong")
+exit_cleanly(app, [])
+"""
+
+
+@pytest.mark.parametrize("where", ["2>&-", "<&- 2>&-", "2>/dev/full", "2>file"])
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_an_error_that_nobody_can_read_is_not_written_into_the_output(where, debug, tmp_path):
+    script = tmp_path / "vaswani-transformer"
+    script.write_text(FAILING)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "VASWANI_DEBUG": debug}
+    command = ["sh", "-c", f'exec "$0" "$1" {where}', sys.executable, str(script)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "line\n", "")
+    if where == "2>file":
+        said = (tmp_path / "file").read_text().splitlines()
+        assert (said[0], said[-1]) == ("note", "error: wrong") and ("Traceback" in said[1]) == (debug == "1")
 
 
 def test_one_line_keeps_spaces_and_shows_what_cannot_be_seen():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -445,6 +446,20 @@ def test_a_second_tokenizer_is_looked_at_before_an_export(two_vocabularies: Path
     with pytest.raises(InputError, match="275 source and 270 target tokens and one tokenizer"):
         export_folder(tmp_path / "model", tmp_path / "onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_another_process_loads_the_folder_that_this_one_did(
+    folder: Path, translator: OnnxTranslator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """datasets.map(num_proc=...) and multiprocessing hand functions over as pickles."""
+    monkeypatch.chdir(folder)
+    relative = OnnxTranslator.from_pretrained(".", device="cpu", threads=1)
+    monkeypatch.chdir(folder.parent)
+    copy = pickle.loads(pickle.dumps(relative))
+    assert copy.translate(ENGLISH) == translator.translate(ENGLISH)
+    assert copy.session.get_session_options().intra_op_num_threads == 1
+    with pytest.raises(TypeError, match="of a session, and not of a folder"):
+        pickle.dumps(OnnxTranslator(translator.session, translator.tokenizer, translator.config))
 
 
 def test_the_largest_beam_is_that_of_torch() -> None:

@@ -718,6 +718,16 @@ def test_who_reads_the_log_may_go_away():
         assert process.stdout.read() == "goes on\n" and process.wait() == 0
 
 
+def test_a_log_that_cannot_be_written_ends_no_training(text, tmp_path):
+    flags = SMALL | {"data": str(text), "output_dir": str(tmp_path / "run"), "max_steps": 2}
+    command = [sys.executable, "-m", "training"]
+    command += [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
+    with Path("/dev/full").open("wb") as full:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        result = subprocess.run(command, cwd=ROOT, env=environment, stderr=full, timeout=200)
+    assert result.returncode == 0 and (tmp_path / "run/model.safetensors").is_file()
+
+
 def test_a_full_disk_leaves_whole_lines_in_the_log_and_is_named(tmp_path):
     """No file may grow beyond 100 bytes; the first line has 60."""
     path = tmp_path / "metrics.jsonl"

@@ -167,6 +167,71 @@ def test_a_device_and_a_pipe_are_written_and_stay(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_pipe_whose_reader_goes_away_is_an_error(tmp_path: Path) -> None:
+    """Of stdout it is none (`| head`); a file that was asked for has not been written."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(InputError, match="pipe: who reads this pipe has gone"), written_whole(tmp_path / "pipe") as out:
+        os.close(reader)
+        out.write(b"line\n")
+
+
+def test_a_link_that_leads_to_itself_is_named_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for attempt in (lambda: free_output_folder(tmp_path / "a"), lambda: written_whole(tmp_path / "a").__enter__()):
+        with pytest.raises(InputError, match="/a is a link that leads to itself; remove it"):
+            attempt()
+    assert (tmp_path / "a").is_symlink() and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
+def test_a_file_that_is_written_again_may_be_read_by_whom_it_could(tmp_path: Path, mode: int) -> None:
+    """While it is being written, too."""
+    (tmp_path / "out").touch()
+    (tmp_path / "out").chmod(mode)
+    with whole_file(tmp_path / "out") as stream:
+        stream.write(b"line\n")
+        assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [mode, mode]
+    assert (tmp_path / "out").read_text() == "line\n" and (tmp_path / "out").stat().st_mode & 0o777 == mode
+
+
+# What may grow no further fails as on a full disk, whoever writes it.
+TOO_LARGE = {
+    "open": "(folder / 'file').write_bytes(bytes(10**6))",
+    "numpy": "import numpy; numpy.savez(folder / 'file.npz', a=numpy.zeros(10**6))",
+    "safetensors": "import safetensors.numpy as s, numpy; s.save_file({'a': numpy.zeros(10**6)}, folder / 'file')",
+    "tokenizers": "from tokenizers import Tokenizer, models as m; Tokenizer(m.WordLevel({str(i): i for i in "
+    "range(10**5)}, unk_token='0')).save(str(folder / 'file'))",
+    "torch.save": "import torch; torch.save(torch.zeros(10**6), (folder / 'file').open('wb'))",
+}
+
+
+@pytest.mark.parametrize("writer", TOO_LARGE)
+def test_a_full_disk_is_said_of_the_name_that_people_know(tmp_path: Path, writer: str) -> None:
+    program = f"{IMPORTS}import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))\n"
+    program += f"with whole_folder(Path(sys.argv[1])) as folder:\n    {TOO_LARGE[writer]}\n"
+    command = [sys.executable, "-c", program, str(tmp_path / "out")]
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    last = result.stderr.splitlines()[-1]
+    assert last == f"OSError: [Errno 27] File too large: '{tmp_path / 'out'}'"
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_goes_wrong_elsewhere_keeps_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"), whole_folder(tmp_path / "out"):
+        (tmp_path / "absent").read_text()
+    for name, said in (("x" * 250, "File name too long: '.*/x{250}'$"), ("no/out", "No such file.*: '.*/no/out'$")):
+        with pytest.raises(OSError, match=said), whole_file(tmp_path / name):
+            pass
+    # An error of ours says more than the system's that it came of.
+    with pytest.raises(InputError, match="better said"), whole_file(tmp_path / "out"):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise InputError("better said") from error
+
+
 def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "old").write_text("old")

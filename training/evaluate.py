@@ -70,13 +70,13 @@ def evaluate(
         chosen.sources, num_beams=beam, length_penalty=alpha, batch_tokens=batch_tokens, progress=True
     )
     result = scores(translations, chosen.references, chosen.kinds, chosen.language)
-    if hypotheses is not None:
-        with written_whole(hypotheses) as out:
-            out.write("".join(f"{in_one_line(line)}\n" for line in translations).encode())
     if as_json:
         typer.echo(json.dumps({"test": chosen.name, "beam": beam, "alpha": alpha, **result}, indent=1))
     else:
         typer.echo(f"{chosen.name}, beam {beam}, length penalty {alpha}\n{show(result)}")
+    if hypotheses is not None:
+        with written_whole(hypotheses) as out:
+            out.write("".join(f"{in_one_line(line)}\n" for line in translations).encode())
     if record_to is not None:
         record(record_to, model, chosen, result, beam, alpha)
 

@@ -130,7 +130,7 @@ def refuse_too_few_processes(wanted: int | None, running: int) -> None:
     if asked is None and running == 1 and launched:
         raise UnavailableError(
             "1 process runs, Accelerate's configuration asks for more; without GPUs "
-            "`accelerate launch --multi_gpu --num_processes N` starts them (gloo); --processes 1 if one is meant"
+            "`accelerate launch --multi_gpu --num_processes N` starts them (gloo), `python -m` one, if one is meant"
         )
 
 

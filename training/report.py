@@ -4,14 +4,13 @@ import json
 import math
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.errors import UnavailableError, tell
 
 
 class Reporter:
@@ -31,10 +30,7 @@ class Reporter:
         if self.bar is not None:
             self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
             return
-        try:
-            print(message, file=sys.stderr, flush=True)
-        except BrokenPipeError:  # Who read the log has gone; training goes on, and metrics.jsonl has the numbers.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        tell(message)  # Without a reader training goes on, and metrics.jsonl has the numbers.
 
     def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
         self.metrics = output_dir / "metrics.jsonl"

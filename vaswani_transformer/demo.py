@@ -11,14 +11,26 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from vaswani_transformer.errors import exit_cleanly
+from vaswani_transformer.errors import InputError, exit_cleanly, tell
 from vaswani_transformer.lines import read_lines
-from vaswani_transformer.programs import program
+from vaswani_transformer.programs import program, safe_environment
 
 EIGHT = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
 EXPORTED_WITH = ("onnx", "onnxruntime", "onnxscript")
+# The first file of a demo's folder: where it is, the rest is ours to write again.
+README = """# What `vaswani-transformer demo` has written
+
+* `model/`: the trained model, an ordinary model folder of transformers, and its run
+* `corpus/`: the embedded corpus as text
+* `eight.en`, `eight.de`: eight sentences of the test set, and their translations
+* `attention.png`, `positions.png`: the pictures
+* `onnx/`: the model and its search as one ONNX file; `timed.en`: the sentences that it was timed on
+
+The same command again goes on where it was, and writes these files again.
+"""
 PICTURED = "Tomorrow the old man is buying a red apple."
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -38,6 +50,7 @@ def demo(
     # A wider page where no terminal sets one. The quick demo has another schedule, and so another run.
     console = Console(width=None if sys.stdout.isatty() else 120)
     folder = folder or Path("demo-quick" if quick else "demo")
+    claim(folder)
     model, corpus = folder / "model", folder / "corpus"
 
     console.print("[bold]1. The corpus:[/] 20,000 sentences that a grammar wrote; none of the test set is in training.")
@@ -76,7 +89,7 @@ def demo(
         timed.write_text("".join(f"{source}\n" for source in test[1][: 24 if quick else 200]), encoding="utf-8")
         run("export", "onnx", model, exported, "--sentences", timed)
 
-    console.print(f"\n[bold]{model}[/] is an ordinary model folder of transformers. What to type next:")
+    console.print(f"\n[bold]{escape(str(model))}[/] is an ordinary model folder of transformers. What to type next:")
     on_onnx = [f'echo "{PICTURED}" | vaswani-transformer translate --model {exported} --backend onnx']
     for line in (
         f'echo "{PICTURED}" | vaswani-transformer translate --model {model} --n-best 4',
@@ -88,6 +101,15 @@ def demo(
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
+def claim(folder: Path) -> None:
+    """Make the folder the demo's: new, empty, or of an earlier demo. InputError for anybody else's."""
+    readme, title = folder / "README.md", README.partition("\n")[0].encode()
+    if folder.is_dir() and any(folder.iterdir()) and not (readme.is_file() and readme.read_bytes().startswith(title)):
+        raise InputError(f"{folder} is not empty and no demo's; name a new folder, so that nothing in it is lost")
+    folder.mkdir(parents=True, exist_ok=True)
+    readme.write_text(README, encoding="utf-8")
+
+
 def run(*words: str | Path) -> None:
     """Print a command as one would type it, and run it; its exit code, if not 0, becomes the demo's."""
     command = [str(word) for word in words]
@@ -95,11 +117,12 @@ def run(*words: str | Path) -> None:
     # Ctrl-C reaches the command by itself and it ends in its own time: training saves first.
     previous = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        code = subprocess.run([sys.executable, "-m", "vaswani_transformer", *command], check=False).returncode
+        module = [sys.executable, "-m", "vaswani_transformer"]
+        code = subprocess.run([*module, *command], env=safe_environment(), check=False).returncode
     finally:
         signal.signal(signal.SIGINT, previous)
     if code == 130:
-        print("\nThe same command again goes on from here.", file=sys.stderr)
+        tell("\nThe same command again goes on from here.")
     if code:
         raise SystemExit(code)
 

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 
 class InputError(ValueError):
@@ -67,6 +68,9 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         os.environ["VASWANI_DEBUG"] = "1"  # for the programs and processes that this one starts
         if "--debug" in arguments:
             arguments.remove("--debug")
+    if sys.stderr is None:  # closed (2>&-): print would turn to stdout, and the next file opened would get its number
+        silence(None, 2)
+        sys.stderr = open(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a letter gets a substitute, not a crash.
         if isinstance(stream, io.TextIOWrapper):
@@ -78,21 +82,21 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
         # typer turns a closed pipe into exit code 1.
-        silence_closed_stdout()
+        silence(sys.__stdout__, 1)
         return
-    except BrokenPipeError:
-        silence_closed_stdout()
+    except BrokenPipeError:  # the reader of our output has gone (`| head`)
+        silence(sys.__stdout__, 1)
         return
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            tell(traceback.format_exc().rstrip())
         for line in render(error, name):
-            print(line, file=sys.stderr)
+            tell(line)
         raise SystemExit(exit_code_of(error)) from None
     if code == INTERRUPTED:  # typer returns it instead of raising
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
     if isinstance(code, int) and code != 0:
         raise SystemExit(code)
 
@@ -104,6 +108,8 @@ def exit_code_of(error: BaseException) -> int:
         return code
     if isinstance(error, OSError):
         return UnavailableError.exit_code if error.errno in ENVIRONMENT_ERRNOS else InputError.exit_code
+    if name_that_is_not_utf8(error):
+        return InputError.exit_code
     return UnavailableError.exit_code if out_of_memory(error) else UNEXPECTED
 
 
@@ -111,6 +117,11 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether there was not enough memory, of this machine or of its GPU."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def name_that_is_not_utf8(error: BaseException) -> str | None:
+    """A file's name, where it stopped a library that writes names as UTF-8: Python has odd bytes as lone surrogates."""
+    return error.object if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason else None
 
 
 def render(error: BaseException, name: str | None = None) -> list[str]:
@@ -126,10 +137,20 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
     if isinstance(error, OSError) and error.strerror:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         return ["error: " + one_line(place + error.strerror)]
+    if (odd := name_that_is_not_utf8(error)) is not None:
+        return ["error: " + one_line(f"{odd}: a name that is not UTF-8, which not every library takes; rename it")]
     if out_of_memory(error):
         return ["error: out of memory: " + one_line(str(error)) + "; smaller batches and fewer beams need less"]
     message = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
     return ["error: " + one_line(message)]
+
+
+def tell(message: str) -> None:
+    """A line on stderr; where its reader has gone or its disk is full, nothing, now and later."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.__stderr__, 2)
 
 
 def one_line(message: str) -> str:
@@ -138,8 +159,11 @@ def one_line(message: str) -> str:
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
 
 
-def silence_closed_stdout() -> None:
-    """The reader of our output has gone (`| head`): what is still buffered goes nowhere, without a complaint."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.__stdout__.fileno() if sys.__stdout__ else 1)
-    os.close(nowhere)
+def silence(stream: TextIO | None, number: int) -> None:
+    """What this stream still holds, and what it will be given, goes nowhere, without a complaint at the end."""
+    nowhere, number = os.open(os.devnull, os.O_WRONLY), stream.fileno() if stream else number
+    if nowhere == number:
+        os.set_inheritable(number, True)
+    else:
+        os.dup2(nowhere, number)
+        os.close(nowhere)

@@ -147,26 +147,38 @@ def written_whole(path: str | Path) -> Iterator[BinaryIO]:
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the name of a file")
     if path.exists() and not path.is_file():
-        with path.open("wb") as stream:
-            yield stream
+        try:
+            with path.open("wb") as stream:
+                yield stream
+        except BrokenPipeError:
+            raise InputError(f"{path}: who reads this pipe has gone before everything was written") from None
         return
-    target = path.resolve() if path.is_symlink() else path
+    target = followed(path)
     if not target.parent.is_dir():
         raise InputError(f"{path}: there is no folder {target.parent}")
     with whole_file(target) as stream:
         yield stream
 
 
+def followed(path: Path) -> Path:
+    """Where links lead. InputError for one that leads to itself."""
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise InputError(f"{path} is a link that leads to itself; remove it")
+    return target
+
+
 def free_output_folder(path: str | Path) -> Path:
     """The folder, checked to be new or empty. InputError if it is a file, holds something, or has to stay."""
     path = Path(path)
+    target = followed(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give the name of a new folder")
     if path.is_dir() and any(path.iterdir()):
         raise InputError(f"{path} is not empty; give a new folder, so that nothing in it is lost")
     # The finished folder takes the place of an empty one: a mount point cannot be replaced, and who is in a folder that
     # was replaced does not see the new one.
-    if path.is_dir() and (path.resolve().is_mount() or path.resolve() == Path.cwd()):
-        state = "a mount point" if path.resolve().is_mount() else "the current folder"
+    if path.is_dir() and (target.is_mount() or target == Path.cwd()):
+        state = "a mount point" if target.is_mount() else "the current folder"
         raise InputError(f"{path} is {state}, which the finished folder cannot replace; give a new folder inside it")
     return path

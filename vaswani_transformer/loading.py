@@ -222,6 +222,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes in a safetensors file, from its header. Raises BrokenFileError if the file is not whole."""
+    str(file).encode()  # UnicodeEncodeError for a name that safetensors does not take: errors.py says it better
     try:
         with safe_open(file, framework="pt") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
@@ -300,6 +301,7 @@ def load_tokenizer(
     path, settings_path = folder / "tokenizer.json", folder / "tokenizer_config.json"
     read_json_object(path)
     settings = read_json_object(settings_path)
+    str(path).encode()  # UnicodeEncodeError for a name that tokenizers does not take: errors.py says it better
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust library raises bare Exceptions

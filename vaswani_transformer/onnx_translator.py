@@ -50,6 +50,7 @@ class OnnxTranslator(TextTranslator):
         search: beam size and alpha where a call names none
         """
         self.session, self.tokenizer, self.config, self.search = session, tokenizer, config, search
+        self.loaded: tuple[Path, str | None, int | None] | None = None  # from_pretrained's folder, device and threads
         self.target_tokenizer = target_tokenizer or tokenizer
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
@@ -92,6 +93,7 @@ class OnnxTranslator(TextTranslator):
                     "graph and config do not belong together"
                 )
         translator = cls(session, tokenizer, config, second, checked_search(folder / "generation_config.json"))
+        translator.loaded = (folder.absolute(), device, threads)
         # The first call allocates memory and, on a GPU, chooses kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
         return translator
@@ -146,6 +148,12 @@ class OnnxTranslator(TextTranslator):
             "num_return_sequences": np.array(wanted, np.int64),
         }
         return self._run(inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process (datasets.map, multiprocessing) loads the folder again: no session can be handed over."""
+        if self.loaded is None:
+            raise TypeError("an OnnxTranslator of a session, and not of a folder, cannot be pickled")
+        return type(self).from_pretrained, self.loaded
 
     def score(self, *_: object, **__: object) -> NoReturn:
         """Raises InputError: the file holds the search alone."""
@@ -354,6 +362,7 @@ def checked_tokenizer(folder: Path, vocabulary: int, field: str = "vocab_size") 
     """
     path = folder / "tokenizer.json"
     read_json_object(path)
+    str(path).encode()  # UnicodeEncodeError for a name that tokenizers does not take: errors.py says it better
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust library raises bare Exceptions

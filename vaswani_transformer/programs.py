@@ -47,6 +47,15 @@ def program(module: str, of: str = "training") -> ModuleType:
         raise UnavailableError(f"{error.name} is not installed: {extra}") from None
 
 
+def safe_environment() -> dict[str, str]:
+    """The environment of a program of ours: neither `training` nor `yaml.py` in the user's current folder is meant."""
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}
+    if program_name() == "training":  # a clone, which need not be installed
+        path = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = str(clone()) + (os.pathsep + path if path else "")
+    return environment
+
+
 def launch(name: str, arguments: list[str]) -> int:
     """Run the training program, on all GPUs or as many processes as `--processes` says; its exit code.
 
@@ -60,10 +69,7 @@ def launch(name: str, arguments: list[str]) -> int:
         raise UnavailableError('accelerate is not installed: pip install "vaswani-transformer[train]"') from None
 
     processes = wanted_processes(arguments) or max(1, torch.cuda.device_count())
-    environment = os.environ | {"PYTHONSAFEPATH": "1"}  # a folder `training` of the user's is not the program
-    if name == "training":
-        path = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = str(clone()) + (os.pathsep + path if path else "")
+    environment = safe_environment()
     command = [sys.executable, "-m"]
     if processes > 1 or Path(default_config_file).is_file():
         # Without --multi_gpu several processes on a CPU would silently be one.

@@ -4,11 +4,13 @@ However the process ends, nothing else stays: an error, Ctrl-C, SIGTERM and a te
 unfinished, and what SIGKILL or a power cut leaves is removed by the next process that writes the same name.
 """
 
+import errno
 import itertools
 import os
 import re
 import shutil
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from typing import BinaryIO
 
 # Python turns SIGINT into an exception by itself. Windows has no SIGHUP.
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+# A full disk: its errors name no file.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UMASK = os.umask(0o077)  # it can only be read by being set
 os.umask(UMASK)
 # What is being written, and by which process: a fork inherits the list.
@@ -27,7 +31,7 @@ writing: dict[Path, int] = {}
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder that takes the name of `path`, a new or empty folder, at the end, and is gone if something fails."""
-    path = path.resolve()  # a link to an empty folder stays one
+    path = Path(os.path.realpath(path))  # a link to an empty folder stays one
     with hidden(path) as unfinished:
         unfinished.mkdir()
         lock = lock_of(unfinished)
@@ -46,6 +50,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A binary stream to a file that takes the name `path` at the end, and is gone if something fails."""
     with hidden(path) as unfinished:
         with unfinished.open("wb") as stream:
+            if path.is_file():  # who may read it may, before a word of it is written
+                unfinished.chmod(stat.S_IMODE(path.stat().st_mode))
             lock = lock_of(unfinished)
             try:
                 yield stream
@@ -67,7 +73,7 @@ def hidden(path: Path) -> Iterator[Path]:
     path = path.absolute()
     names = (f".{path.name}.{os.getpid()}{f'-{n}' if n else ''}.unfinished" for n in itertools.count())
     # A process of that number may be at work in another container.
-    unfinished = next(file for name in names if not (file := path.with_name(name)).exists())
+    unfinished = next(file for name in names if not os.path.lexists(file := path.with_name(name)))
     # Who has another handler decides what a signal does; and only the main thread may set one.
     in_main_thread = threading.current_thread() is threading.main_thread()
     ours = [number for number in ENDING if in_main_thread and signal.getsignal(number) == signal.SIG_DFL]
@@ -76,11 +82,32 @@ def hidden(path: Path) -> Iterator[Path]:
         signal.signal(number, remove_and_end)
     try:
         yield unfinished
+    except Exception as error:
+        if (number := error_of_writing(error, unfinished)) is not None:
+            raise OSError(number, os.strerror(number), str(path)) from error
+        raise
     finally:
         remove(unfinished)
         del writing[unfinished]
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
+
+
+def error_of_writing(error: Exception, unfinished: Path) -> int | None:
+    """The operating system's number of an error that came of writing there, or None: people know the other name.
+
+    safetensors and tokenizers, which are written in Rust, have it at the end of their messages; torch.save has an error
+    of its own on top.
+    """
+    if hasattr(error, "exit_code"):  # ours has said it already
+        return None
+    while not isinstance(error, OSError) and isinstance(error.__context__, Exception):
+        error = error.__context__
+    if isinstance(error, OSError):
+        here = error.filename is not None and Path(os.fsdecode(error.filename)).is_relative_to(unfinished)
+        return error.errno if here or (error.filename is None and error.errno in NO_SPACE) else None
+    number = re.search(r"\(os error (\d+)\)\W*$", str(error))
+    return int(number[1]) if number and int(number[1]) in NO_SPACE else None
 
 
 def remove_and_end(number: int, frame: FrameType | None) -> None:
@@ -142,7 +169,7 @@ def lock_of(path: Path) -> int | None:
 
 
 def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
+    if os.path.isdir(path) and not os.path.islink(path):  # Path's own raise what is wrong with a name
         shutil.rmtree(path, ignore_errors=True)
-    else:
+    elif os.path.lexists(path):
         path.unlink(missing_ok=True)
