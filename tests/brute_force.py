@@ -8,7 +8,8 @@ nothing taken from the library or from transformers. The search is tensor2tensor
 * every one of them that is `</s>` enters the finished pool with logP / ((5 + L) / 6)^alpha, where L counts
   `</s>` and not the start token; the best `beam` of the others live on; the pool keeps its best `beam`;
 * at the sentence's limit the live hypotheses count only if the pool is empty;
-* the sentence is done when the worst of a full pool is at least best-live / lp(limit);
+* the sentence is done when the worst of a full pool is at least best-live / lp(limit); where alpha is below 0, which
+  tensor2tensor does not provide for, at least best-live / lp(next step), the best that it could become there;
 * beam 1 is greedy search: only the single best continuation counts.
 """
 
@@ -113,7 +114,7 @@ def beam_search(
             else:
                 pool = best(at_limit, beams)
         elif len(pool) == beams:
-            bound = live[0].log_probability / length_penalty(limit, alpha)
+            bound = live[0].log_probability / length_penalty(limit if alpha > 0 else step + 1, alpha)
             margins.append(abs(pool[-1].score - bound))
             if pool[-1].score >= bound:
                 break

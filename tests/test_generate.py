@@ -207,6 +207,23 @@ def test_a_custom_processor_and_criterion_are_honoured_beside_ours(lively_model:
         assert rows.shape[1] <= 4
 
 
+def test_a_criterion_ends_single_hypotheses_and_the_others_live_on(lively_model: ModelMaker) -> None:
+    class After7(StoppingCriteria):
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            return input_ids[:, -1] == 7
+
+    model = lively_model(3, end_at=9.0)
+    several = 0
+    for sentence in ([5, 6, 7, 2], [8, 2], [9, 9, 4, 2]):
+        rows = model.generate(
+            **padded([sentence]), stopping_criteria=[After7()], num_beams=4, num_return_sequences=4
+        ).tolist()
+        hypotheses = [[token for token in row if token > 1] for row in rows]  # no start, no padding
+        assert all(7 not in hypothesis[:-1] for hypothesis in hypotheses)
+        several += len({len(hypothesis) for hypothesis in hypotheses if hypothesis[-1:] == [7]}) > 1
+    assert several == 3
+
+
 def test_tokens_stream_as_they_come(lively_model: ModelMaker) -> None:
     class Collect(BaseStreamer):
         def __init__(self) -> None:

@@ -93,7 +93,7 @@ def test_search_equals_brute_force(lively_model: ModelMaker, seed: int, end_at: 
     offset = 4
     count = Count()
     for beams in range(2, 9):
-        for alpha in (0.0, 0.6, 1.0, 2.0):
+        for alpha in (-0.9, 0.0, 0.6, 2.0):
             found = search(
                 model,
                 sentences,
