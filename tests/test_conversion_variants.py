@@ -5,6 +5,7 @@ Those of frameworks that are installed are made here; the others' are in fixture
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,66 +161,51 @@ def test_torch_transformers_of_every_form(options: dict, tmp_path: Path):
     assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
 
 
+def marian_of_transformers(**changes: Any) -> MarianMTModel:
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    ids = {"vocab_size": 17, "pad_token_id": 13, "eos_token_id": 0, "decoder_start_token_id": 13}
+    config = MarianConfig(**sizes | heads | ids | {"forced_eos_token_id": None} | changes)
+    model = MarianMTModel(config)
+    randomised(model)
+    model.get_buffer("final_logits_bias").normal_()
+    return model
+
+
+def converted_difference(model: torch.nn.Module, folder: Path, pad: int = 1) -> float:
+    """Between the logits of a model, saved in folder/theirs, and of what it was converted to."""
+    main([str(folder / "theirs"), str(folder / "ours")])
+    batch = padded(SENTENCES, pad=pad)
+    with torch.inference_mode():
+        theirs = model(**batch, decoder_input_ids=TARGETS, use_cache=False).logits
+    return difference(folder / "ours", batch, theirs)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("activation", ["swish", "relu", "gelu"])
 def test_marian_models_of_transformers(shared: bool, activation: str, tmp_path: Path):
-    config = MarianConfig(
-        vocab_size=17,
+    model = marian_of_transformers(
         decoder_vocab_size=17 if shared else 14,
         share_encoder_decoder_embeddings=shared,
-        d_model=16,
         encoder_layers=3,
-        decoder_layers=1,
-        encoder_attention_heads=2,
         decoder_attention_heads=4,
-        encoder_ffn_dim=20,
         decoder_ffn_dim=28,
         activation_function=activation,
         scale_embedding=shared,
         max_position_embeddings=32,
-        pad_token_id=13,
-        eos_token_id=0,
-        decoder_start_token_id=13,
-        forced_eos_token_id=None,
     )
-    model = MarianMTModel(config)
-    randomised(model)
-    model.get_buffer("final_logits_bias").normal_()
     model.save_pretrained(tmp_path / "theirs")
-    main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    batch = padded(SENTENCES, pad=13)
-    with torch.inference_mode():
-        theirs = model(**batch, decoder_input_ids=TARGETS, use_cache=False).logits
-    assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
+    assert converted_difference(model, tmp_path, pad=13) <= 1e-5
 
 
 def test_what_a_marian_model_of_transformers_does_not_say_is_its_default(tmp_path: Path):
-    config = MarianConfig(
-        vocab_size=17,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=20,
-        decoder_ffn_dim=20,
-        pad_token_id=13,
-        eos_token_id=0,
-        decoder_start_token_id=13,
-        forced_eos_token_id=None,
-    )
-    model = MarianMTModel(config)
-    randomised(model)
+    model = marian_of_transformers()
     model.save_pretrained(tmp_path / "theirs")
     path = tmp_path / "theirs" / "config.json"
     said = json.loads(path.read_text())
     del said["scale_embedding"], said["activation_function"]
     path.write_text(json.dumps(said))
-    main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    batch = padded(SENTENCES, pad=13)
-    with torch.inference_mode():
-        theirs = model(**batch, decoder_input_ids=TARGETS, use_cache=False).logits
-    assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
+    assert converted_difference(model, tmp_path, pad=13) <= 1e-5
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -247,8 +233,4 @@ def test_fsmt_models_of_transformers(tied: bool, tmp_path: Path):
         for embedding in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens):
             embedding.weight[1] = 0
     model.save_pretrained(tmp_path / "theirs")
-    main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
-    batch = padded(SENTENCES)
-    with torch.inference_mode():
-        theirs = model(**batch, decoder_input_ids=TARGETS, use_cache=False).logits
-    assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
+    assert converted_difference(model, tmp_path) <= 1e-5

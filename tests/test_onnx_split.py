@@ -10,6 +10,7 @@ import torch
 from conftest import ModelMaker, padded, random_sentences
 from saved_model import saved_model
 
+from conversion.onnx import single_graph, split
 from conversion.onnx.__main__ import main
 from conversion.onnx.prove import cross_attentions, prove_split, random_batch
 from conversion.onnx.split import FirstDecoder
@@ -137,6 +138,29 @@ def test_a_model_keeps_its_attention_when_it_is_proved(tiny_model: ModelMaker) -
     model = tiny_model(1, attn_implementation="sdpa")
     cross_attentions(model, random_batch(model, 0, 2, 4), torch.zeros(2, 3, dtype=torch.long))
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    "part, export",
+    [(split, split.export_split), (single_graph, single_graph.export_single_graph)],
+    ids=["split", "single"],
+)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_an_export_that_fails_leaves_the_model_the_attention_that_it_had(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, part: Any, export: Any, implementation: str
+) -> None:
+    model = load_model(folders[0])
+    model.set_attn_implementation(implementation)
+    seen = []
+
+    def failing(model: Any, *_: object) -> None:
+        seen.append(model.config._attn_implementation)
+        raise MemoryError
+
+    monkeypatch.setattr(part, "export_three" if part is split else "export_both", failing)
+    with pytest.raises(MemoryError):
+        export(model)
+    assert (seen, model.config._attn_implementation) == (["eager"], implementation)
 
 
 @pytest.mark.slow
