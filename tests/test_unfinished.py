@@ -1,6 +1,7 @@
 """What has a name is whole; what was being written when the process ended, however it did, is nowhere to be found."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,6 +260,22 @@ def test_an_empty_folder_that_cannot_be_replaced_is_refused_before_the_work(
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
     with pytest.raises(InputError, match="is a mount point, .*; give a new folder inside it"):
         free_output_folder(tmp_path)
+
+
+def test_a_folder_mounted_from_the_same_disk_is_a_mount_point(tmp_path: Path) -> None:
+    for name in ("from", "in a\\folder"):
+        (tmp_path / name).mkdir()
+    code = "from vaswani_transformer.lines import *; print(*map(is_mount_point, map(Path, sys.argv[1:])))"
+    command = 'mount --bind "$1" "$2" && exec "$0" -c "$3" "$1" "$2" /'
+    words = [sys.executable, str(tmp_path / "from"), str(tmp_path / "in a\\folder")]
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no user namespaces here")
+    script = "import sys; sys.argv[0] = 'vaswani-transformer'; " + code
+    result = subprocess.run(
+        [*unshare, "sh", "-c", command, *words, script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == "False True True\n", result.stderr
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 import queue
+import re
 import sys
 import threading
 import zlib
@@ -168,6 +169,16 @@ def followed(path: Path) -> Path:
     return target
 
 
+def is_mount_point(path: Path) -> bool:
+    """Of a folder of the same file system, too (`mount --bind`), which Path.is_mount does not see."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:  # not Linux
+        mounts = []
+    escaped = re.sub(rb"[ \t\n\\]", lambda character: b"\\%03o" % character[0][0], os.fsencode(path))
+    return path.is_mount() or any(line.split(b" ")[4] == escaped for line in mounts)
+
+
 def free_output_folder(path: str | Path) -> Path:
     """The folder, checked to be new or empty. InputError if it is a file, holds something, or has to stay."""
     path = Path(path)
@@ -178,7 +189,7 @@ def free_output_folder(path: str | Path) -> Path:
         raise InputError(f"{path} is not empty; give a new folder, so that nothing in it is lost")
     # The finished folder takes the place of an empty one: a mount point cannot be replaced, and who is in a folder that
     # was replaced does not see the new one.
-    if path.is_dir() and (target.is_mount() or target == Path.cwd()):
-        state = "a mount point" if target.is_mount() else "the current folder"
+    if path.is_dir() and (is_mount_point(target) or target == Path.cwd()):
+        state = "a mount point" if is_mount_point(target) else "the current folder"
         raise InputError(f"{path} is {state}, which the finished folder cannot replace; give a new folder inside it")
     return path

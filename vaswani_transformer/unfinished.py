@@ -104,8 +104,9 @@ def error_of_writing(error: Exception, unfinished: Path) -> int | None:
     while not isinstance(error, OSError) and isinstance(error.__context__, Exception):
         error = error.__context__
     if isinstance(error, OSError):
-        here = error.filename is not None and Path(os.fsdecode(error.filename)).is_relative_to(unfinished)
-        return error.errno if here or (error.filename is None and error.errno in NO_SPACE) else None
+        named = isinstance(error.filename, (str, bytes))
+        here = Path(os.fsdecode(error.filename)).is_relative_to(unfinished) if named else error.errno in NO_SPACE
+        return error.errno if here else None
     number = re.search(r"\(os error (\d+)\)\W*$", str(error))
     return int(number[1]) if number and int(number[1]) in NO_SPACE else None
 

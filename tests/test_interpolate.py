@@ -1,0 +1,83 @@
+"""training/interpolate.py: of n best translations the one closest to the reference, line by line."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sacrebleu
+from saved_model import ENGLISH, GERMAN, saved_model
+
+from training.interpolate import main
+from vaswani_transformer.cli import main as vaswani_transformer
+
+REFERENCES = ["A dog runs.", "Two men sit on a bench.", "no"]
+HYPOTHESES = [
+    ["a cat runs.", "A dog runs.", "A dog."],
+    ["Two men sit.", "Two men sat on the bench.", "Two men sit on the bench."],
+    ["", "yes", "never"],  # equally far
+]
+
+
+def table(hypotheses: list[list[str]]) -> str:
+    rows = [(number, text) for number, texts in enumerate(hypotheses, start=1) for text in texts]
+    return "".join(f"{number}\t{-0.1 * row:.6f}\t{text}\n" for row, (number, text) in enumerate(rows))
+
+
+def closest(folder: Path, hypotheses: list[list[str]], references: list[str], *flags: str) -> list[str]:
+    (folder / "n-best.tsv").write_text(table(hypotheses), encoding="utf-8")
+    (folder / "reference").write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
+    words = [str(folder / "n-best.tsv"), "--reference", str(folder / "reference"), "--output", str(folder / "out")]
+    main([*words, *flags])
+    return (folder / "out").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_the_reference_itself_or_what_has_most_of_its_words_and_of_equals_the_first(tmp_path: Path) -> None:
+    assert closest(tmp_path, HYPOTHESES, REFERENCES) == ["A dog runs.", "Two men sit on the bench.", ""]
+
+
+def test_small_letters_are_the_same_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    hypotheses, references = [["a dog runs.", "A DOG barks."]], ["A DOG RUNS."]
+    assert closest(tmp_path, hypotheses, references) == ["A DOG barks."]
+    assert closest(tmp_path, hypotheses, references, "--lowercase") == ["a dog runs."]
+
+
+def test_what_translate_wrote_is_read_and_no_translation_of_a_list_is_closer(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    sources, references = [ENGLISH[0], "", *ENGLISH[1:]], [GERMAN[0], "", *GERMAN[1:]]
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
+    words = ["--model", tmp_path / "model", "--input", tmp_path / "in", "--output", tmp_path / "n-best.tsv"]
+    vaswani_transformer(["translate", *map(str, words), "--n-best", "4", "--num-beams", "4", "--device", "cpu"])
+    lists: list[list[str]] = [[] for _ in sources]
+    for line in (tmp_path / "n-best.tsv").read_text(encoding="utf-8").splitlines():
+        number, _, text = line.split("\t")
+        lists[int(number) - 1].append(text)
+    assert max(map(len, lists)) == 4
+    chosen = closest(tmp_path, lists, references)
+    for text, texts, reference in zip(chosen, lists, references, strict=True):
+        scores = {each: sacrebleu.sentence_bleu(each, [reference]).score for each in texts}
+        assert scores[text] == max(scores.values())
+
+
+@pytest.mark.parametrize(
+    "written, references, said",
+    [
+        ("1\t-0.5\ta dog\n1 -0.6 a dog\n", 1, "n-best.tsv line 2: not a line number, a score and a text"),
+        ("one\t-0.5\ta dog\n", 1, "n-best.tsv line 1: not a line number, a score and a text"),
+        ("1\t-0.5\ta dog\n3\t-0.5\ta dog\n", 3, "translations of line 3 where those of line 2 are due"),
+        ("1\t-0.5\ta\n2\t-0.5\tb\n1\t-0.6\tc\n", 3, "translations of line 1 where those of line 3 are due"),
+        ("1\t-0.5\ta dog\n", 2, "reference has a line 2, .*n-best.tsv ends before; they must be parallel"),
+        ("1\t-0.5\ta dog\n2\t-0.5\ta dog\n", 1, "n-best.tsv has a line 2, .*reference ends before"),
+    ],
+)
+def test_wrong_lists_are_named_and_nothing_is_written(
+    tmp_path: Path, capsys: Any, written: str, references: int, said: str
+) -> None:
+    (tmp_path / "n-best.tsv").write_text(written)
+    (tmp_path / "reference").write_text("a dog\n" * references)
+    words = [str(tmp_path / "n-best.tsv"), "--reference", str(tmp_path / "reference"), "--output", str(tmp_path / "o")]
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert re.search(said, capsys.readouterr().err)
+    assert not (tmp_path / "o").exists()

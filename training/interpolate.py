@@ -1,0 +1,63 @@
+"""Sequence-level interpolation: text to train on that is nearly what a model says already, and nearly the reference.
+
+Kim and Rush (2016), section 3.3: of the n best translations of a training sentence, the one closest to its reference.
+
+    vaswani-transformer translate --model MODEL --input train.en --n-best 6 --num-beams 6 --output n-best.tsv
+    python -m training.interpolate n-best.tsv --reference train.fr --output interpolated.fr
+"""
+
+from collections.abc import Iterator
+from itertools import groupby, zip_longest
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.lines import read_lines, written_whole
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(help="Of the n best translations of every line, write the one closest to the reference.")
+def interpolate(
+    n_best: Annotated[Path, typer.Argument(help="What `translate --n-best` wrote: line number, score, text.")],
+    reference: Annotated[Path, typer.Option(help="The reference of every line (.gz too).")],
+    output: Annotated[str, typer.Option(help="A file, or - for stdout.")] = "-",
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Small letters and capitals are the same.")] = False,
+) -> None:
+    from sacrebleu.metrics.bleu import BLEU
+
+    bleu = BLEU(lowercase=lowercase, effective_order=True)  # of a sentence: of the n-grams that it is long enough for
+    with written_whole(output) as out:
+        for number, (hypotheses, line) in enumerate(zip_longest(lists_of(n_best), read_lines(reference)), start=1):
+            if hypotheses is None or line is None:
+                longer, shorter = (n_best, reference) if line is None else (reference, n_best)
+                raise InputError(f"{longer} has a line {number}, {shorter} ends before; they must be parallel")
+            # Of equally close ones the first, which the model finds best.
+            closest = max(hypotheses, key=lambda text, line=line: bleu.sentence_score(text, [line]).score)
+            out.write(f"{closest}\n".encode())
+
+
+def lists_of(path: Path) -> Iterator[list[str]]:
+    """The translations of line 1, of line 2, ... of what `translate --n-best` wrote. InputError naming the line."""
+
+    def numbered() -> Iterator[tuple[int, str]]:
+        for row, line in enumerate(read_lines(path), start=1):
+            number, *rest = line.split("\t")
+            if len(rest) != 2 or not number.isdecimal():
+                raise InputError(f"{path} line {row}: not a line number, a score and a text, with tabs between them")
+            yield int(number), rest[1]
+
+    for expected, (number, rows) in enumerate(groupby(numbered(), key=lambda row: row[0]), start=1):
+        if number != expected:
+            raise InputError(f"{path}: translations of line {number} where those of line {expected} are due")
+        yield [text for _, text in rows]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    exit_cleanly(app, arguments, name="interpolate")
+
+
+if __name__ == "__main__":
+    main()
