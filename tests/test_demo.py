@@ -5,6 +5,7 @@ import gzip
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -88,10 +89,15 @@ def test_the_demo_without_onnxruntime_says_what_to_install(capsys, monkeypatch, 
     commands = []
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.setattr(demo, "run", lambda *words: commands.append(words[0]))
-    (tmp_path / "README.md").write_text(demo.README, encoding="utf-8")
-    (tmp_path / "eight.de").write_text("\n" * 8, encoding="utf-8")
-    demo.main([str(tmp_path)])
+    folder = tmp_path / "a [bold] name"
+    folder.mkdir()
+    (folder / "README.md").write_text(demo.README, encoding="utf-8")
+    (folder / "eight.de").write_text("\n" * 8, encoding="utf-8")
+    demo.main([str(folder)])
     said = capsys.readouterr().out
+    # The lines to type next are a shell's.
+    scoring = next(line for line in said.splitlines() if line.startswith("  vaswani-transformer score "))
+    assert shlex.split(scoring)[2:4] == ["--model", str(folder / "model")] and f"{folder}/model is an ordinary" in said
     assert "export" not in commands and "--backend onnx" not in said
     assert 'onnxruntime not installed; pip install "vaswani-transformer[onnx]"' in said
 

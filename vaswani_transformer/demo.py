@@ -90,13 +90,13 @@ def demo(
         run("export", "onnx", model, exported, "--sentences", timed)
 
     console.print(f"\n[bold]{escape(str(model))}[/] is an ordinary model folder of transformers. What to type next:")
-    on_onnx = [f'echo "{PICTURED}" | vaswani-transformer translate --model {exported} --backend onnx']
+    says = f'echo "{PICTURED}" | '
     for line in (
-        f'echo "{PICTURED}" | vaswani-transformer translate --model {model} --n-best 4',
-        *(on_onnx if not missing else []),
-        f"vaswani-transformer score --model {model} --source {folder / 'eight.en'} --target {folder / 'eight.de'}",
-        "vaswani-transformer plan --config paper_base_en_de",
-        "vaswani-transformer train --config multi30k_en_de --data FOLDER",
+        says + typed("translate", "--model", model, "--n-best", "4"),
+        *([says + typed("translate", "--model", exported, "--backend", "onnx")] if not missing else []),
+        typed("score", "--model", model, "--source", folder / "eight.en", "--target", folder / "eight.de"),
+        typed("plan", "--config", "paper_base_en_de"),
+        typed("train", "--config", "multi30k_en_de", "--data", "FOLDER"),
     ):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
@@ -110,15 +110,19 @@ def claim(folder: Path) -> None:
     readme.write_text(README, encoding="utf-8")
 
 
+def typed(*words: str | Path) -> str:
+    """A command as one types it, whatever the folder is called."""
+    return shlex.join(["vaswani-transformer", *map(str, words)])
+
+
 def run(*words: str | Path) -> None:
     """Print a command as one would type it, and run it; its exit code, if not 0, becomes the demo's."""
-    command = [str(word) for word in words]
-    print(f"$ vaswani-transformer {shlex.join(command)}", flush=True)
+    print(f"$ {typed(*words)}", flush=True)
     # Ctrl-C reaches the command by itself and it ends in its own time: training saves first.
     previous = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        module = [sys.executable, "-m", "vaswani_transformer"]
-        code = subprocess.run([*module, *command], env=safe_environment(), check=False).returncode
+        command = [sys.executable, "-m", "vaswani_transformer", *map(str, words)]
+        code = subprocess.run(command, env=safe_environment(), check=False).returncode
     finally:
         signal.signal(signal.SIGINT, previous)
     if code == 130:
