@@ -36,6 +36,15 @@ def test_the_reference_itself_or_what_has_most_of_its_words_and_of_equals_the_fi
     assert closest(tmp_path, HYPOTHESES, REFERENCES) == ["A dog runs.", "Two men sit on the bench.", ""]
 
 
+def test_of_several_models_the_closest_of_all_is_taken(tmp_path: Path) -> None:
+    for name, hypotheses in (("a", [["a dog."], ["yes", "no no"]]), ("b", [["a cat.", "A dog runs."], ["never"]])):
+        (tmp_path / name).write_text(table(hypotheses))
+    (tmp_path / "reference").write_text("A dog runs.\nno no\n")
+    files = [str(tmp_path / name) for name in "ab"]
+    main([*files, "--reference", str(tmp_path / "reference"), "--output", str(tmp_path / "out")])
+    assert (tmp_path / "out").read_text() == "A dog runs.\nno no\n"
+
+
 def test_small_letters_are_the_same_only_where_that_is_asked_for(tmp_path: Path) -> None:
     hypotheses, references = [["a dog runs.", "A DOG barks."]], ["A DOG RUNS."]
     assert closest(tmp_path, hypotheses, references) == ["A DOG barks."]

@@ -7,9 +7,9 @@ Kim and Rush (2016), section 3.3: of the n best translations of a training sente
 """
 
 from collections.abc import Iterator
-from itertools import groupby, zip_longest
+from itertools import chain, groupby, zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -19,9 +19,11 @@ from vaswani_transformer.lines import read_lines, written_whole
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(help="Of the n best translations of every line, write the one closest to the reference.")
+@app.command(help="Of the n best translations of every line, write the one closest to the reference (sentence BLEU).")
 def interpolate(
-    n_best: Annotated[Path, typer.Argument(help="What `translate --n-best` wrote: line number, score, text.")],
+    n_best: Annotated[
+        list[Path], typer.Argument(help="What `translate --n-best` wrote of the same lines, for one model or several.")
+    ],
     reference: Annotated[Path, typer.Option(help="The reference of every line (.gz too).")],
     output: Annotated[str, typer.Option(help="A file, or - for stdout.")] = "-",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Small letters and capitals are the same.")] = False,
@@ -30,12 +32,15 @@ def interpolate(
 
     bleu = BLEU(lowercase=lowercase, effective_order=True)  # of a sentence: of the n-grams that it is long enough for
     with written_whole(output) as out:
-        for number, (hypotheses, line) in enumerate(zip_longest(lists_of(n_best), read_lines(reference)), start=1):
-            if hypotheses is None or line is None:
-                longer, shorter = (n_best, reference) if line is None else (reference, n_best)
+        files = [reference, *n_best]
+        for number, row in enumerate(zip_longest(read_lines(reference), *map(lists_of, n_best)), start=1):
+            ended = [found is None for found in row]
+            if any(ended):
+                longer, shorter = files[ended.index(False)], files[ended.index(True)]
                 raise InputError(f"{longer} has a line {number}, {shorter} ends before; they must be parallel")
+            line, lists = cast(str, row[0]), cast(tuple[list[str], ...], row[1:])
             # Of equally close ones the first, which the model finds best.
-            closest = max(hypotheses, key=lambda text, line=line: bleu.sentence_score(text, [line]).score)
+            closest = max(chain(*lists), key=lambda text, line=line: bleu.sentence_score(text, [line]).score)
             out.write(f"{closest}\n".encode())
 
 
