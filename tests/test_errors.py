@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from saved_model import saved_model
 
 from vaswani_transformer.errors import (
+    EXTRAS,
     BrokenFileError,
     InputError,
     ProofError,
@@ -121,6 +123,7 @@ def test_success_returns_and_an_exit_code_of_the_command_is_kept(capsys):
 WRITER = """
 import sys
 import typer
+from saved_model import saved_model
 from vaswani_transformer.errors import exit_cleanly
 sys.argv[0] = "vaswani-transformer"  # the package does not load torch for it
 app = typer.Typer()
@@ -152,6 +155,7 @@ def test_a_reader_that_goes_away_is_no_error(statement, tmp_path):
 FAILING = """
 import sys
 import typer
+from saved_model import saved_model
 from vaswani_transformer.errors import InputError, exit_cleanly, tell
 sys.argv[0] = "vaswani-transformer"
 app = typer.Typer()
@@ -180,3 +184,34 @@ def test_an_error_that_nobody_can_read_is_not_written_into_the_output(where, deb
 
 def test_one_line_keeps_spaces_and_shows_what_cannot_be_seen():
     assert one_line("a  b\r\n\tc\u202e\ud800") == r"a  b c\u202e\ud800"
+
+
+@pytest.mark.parametrize(
+    "missing, command",
+    [
+        ("sacrebleu", "evaluate {model} --source {text} --reference {text}"),
+        ("accelerate", "plan --config demo --seconds 0"),
+        ("accelerate", "train --config demo"),
+        ("jinja2", "push {model} owner/name"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(missing, command, tmp_path):
+    saved_model(tmp_path / "model")
+    (tmp_path / "text").write_text("a dog\n")
+    words = command.format(model=tmp_path / "model", text=tmp_path / "text").split()
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv[0] = 'vaswani-transformer'\n"
+        "from vaswani_transformer.cli import main; main()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    extra = EXTRAS[missing]
+    assert result.stderr == f'error: {missing} is not installed: pip install "vaswani-transformer[{extra}]"\n'
+    assert result.returncode == 4

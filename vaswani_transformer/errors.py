@@ -45,6 +45,12 @@ UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
 # What a user cannot repair by typing something else.
 ENVIRONMENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM}
 
+# Packages that not every installation has, and what brings them: `pip install "vaswani-transformer[...]"`.
+EXTRAS = {
+    "accelerate": "train", "datasets": "train", "sacrebleu": "train", "sacremoses": "train", "jinja2": "hub",
+    "matplotlib": "viz", "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
+}  # fmt: skip
+
 # On the CPU neither torch nor ONNX Runtime has a class for it: torch's allocator says its name in a RuntimeError, ONNX
 # Runtime what its arena, C++ or CUDA says.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "out of memory")
@@ -110,13 +116,19 @@ def exit_code_of(error: BaseException) -> int:
         return UnavailableError.exit_code if error.errno in ENVIRONMENT_ERRNOS else InputError.exit_code
     if name_that_is_not_utf8(error):
         return InputError.exit_code
-    return UnavailableError.exit_code if out_of_memory(error) else UNEXPECTED
+    return UnavailableError.exit_code if out_of_memory(error) or missing_package(error) else UNEXPECTED
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether there was not enough memory, of this machine or of its GPU."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def missing_package(error: BaseException) -> str | None:
+    """One of EXTRAS that could not be imported."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return name if name in EXTRAS else None
 
 
 def name_that_is_not_utf8(error: BaseException) -> str | None:
@@ -137,6 +149,8 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
     if isinstance(error, OSError) and error.strerror:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         return ["error: " + one_line(place + error.strerror)]
+    if (package := missing_package(error)) is not None:
+        return [f'error: {package} is not installed: pip install "vaswani-transformer[{EXTRAS[package]}]"']
     if (odd := name_that_is_not_utf8(error)) is not None:
         return ["error: " + one_line(f"{odd}: a name that is not UTF-8, which not every library takes; rename it")]
     if out_of_memory(error):

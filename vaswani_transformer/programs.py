@@ -15,9 +15,6 @@ import yaml
 
 from vaswani_transformer.errors import UnavailableError
 
-# What a program needs beyond the library, as `pip install "vaswani-transformer[...]"` names it.
-EXTRAS = {"training": "train", "conversion": "onnx", "hub": "hub"}
-
 
 def program_name(program: str = "training") -> str:
     """A program's module: inside the package in the wheel, beside it in a clone."""
@@ -38,13 +35,7 @@ def program(module: str, of: str = "training") -> ModuleType:
     name = program_name(of)
     if name == of and str(clone()) not in sys.path[:1]:
         sys.path.insert(0, str(clone()))  # before any other package of that name
-    try:
-        return importlib.import_module(f"{name}.{module}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith(name):
-            raise
-        extra = f'pip install "vaswani-transformer[{EXTRAS[of]}]"'
-        raise UnavailableError(f"{error.name} is not installed: {extra}") from None
+    return importlib.import_module(f"{name}.{module}")
 
 
 def safe_environment() -> dict[str, str]:
@@ -62,11 +53,7 @@ def launch(name: str, arguments: list[str]) -> int:
     One process needs no launcher; for several, and where `accelerate config` has been used, it is `accelerate launch`.
     """
     import torch
-
-    try:
-        from accelerate.commands.config import default_config_file
-    except ModuleNotFoundError:
-        raise UnavailableError('accelerate is not installed: pip install "vaswani-transformer[train]"') from None
+    from accelerate.commands.config import default_config_file
 
     processes = wanted_processes(arguments) or max(1, torch.cuda.device_count())
     environment = safe_environment()
