@@ -162,10 +162,12 @@ def test_torch_transformers_of_every_form(options: dict, tmp_path: Path):
 
 
 def marian_of_transformers(**changes: Any) -> MarianMTModel:
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    ids = {"vocab_size": 17, "pad_token_id": 13, "eos_token_id": 0, "decoder_start_token_id": 13}
-    config = MarianConfig(**sizes | heads | ids | {"forced_eos_token_id": None} | changes)
+    settings: dict[str, Any] = {
+        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 17, "pad_token_id": 13,
+        "eos_token_id": 0, "decoder_start_token_id": 13, "forced_eos_token_id": None,
+    }  # fmt: skip
+    config = MarianConfig(**settings | changes)
     model = MarianMTModel(config)
     randomised(model)
     model.get_buffer("final_logits_bias").normal_()

@@ -154,7 +154,7 @@ def written_whole(path: str | Path) -> Iterator[BinaryIO]:
         except BrokenPipeError:
             raise InputError(f"{path}: who reads this pipe has gone before everything was written") from None
         return
-    target = followed(path)
+    target = followed(path) if path.is_symlink() else path
     if not target.parent.is_dir():
         raise InputError(f"{path}: there is no folder {target.parent}")
     with whole_file(target) as stream:
