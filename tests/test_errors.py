@@ -123,7 +123,6 @@ def test_success_returns_and_an_exit_code_of_the_command_is_kept(capsys):
 WRITER = """
 import sys
 import typer
-from saved_model import saved_model
 from vaswani_transformer.errors import exit_cleanly
 sys.argv[0] = "vaswani-transformer"  # the package does not load torch for it
 app = typer.Typer()
@@ -155,7 +154,6 @@ def test_a_reader_that_goes_away_is_no_error(statement, tmp_path):
 FAILING = """
 import sys
 import typer
-from saved_model import saved_model
 from vaswani_transformer.errors import InputError, exit_cleanly, tell
 sys.argv[0] = "vaswani-transformer"
 app = typer.Typer()
