@@ -19,9 +19,9 @@ import numpy as np
 import torch
 import typer
 
-from conversion import hugging_face, marian
 from conversion.converted import OUTPUT_BIAS, SOURCE, TARGET, Converted
 from conversion.refuse import Reasons
+from conversion.toolkits import hugging_face, marian
 from vaswani_transformer.errors import UnavailableError, exit_cleanly
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerFast
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.texts import TARGET_TOKENIZER
 
 from .converted import Converted
-from .origin import TARGET_TOKENIZER
-from .toolkits import NotComparable, scored
+from .reference_forward import NotComparable, scored
 from .vocabulary import Vocabulary
 
 LARGEST_DIFFERENCE = 1e-3  # float32; a wrong switch shows as 0.2 to 10

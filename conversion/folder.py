@@ -11,10 +11,11 @@ from transformers.utils import logging
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import free_output_folder
+from vaswani_transformer.texts import TARGET_TOKENIZER
 from vaswani_transformer.unfinished import whole_folder
 
 from .converted import Converted
-from .origin import ORIGINALS, RECORD, TARGET_TOKENIZER
+from .origin import ORIGINALS, RECORD
 
 NOTES = "CONVERSION.md"
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated
 
-from . import (
+from .toolkits import (
     annotated,
     ctranslate2,
     fairseq,

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.texts import TARGET_TOKENIZER
 
 from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
 from .refuse import Reasons
 
-RECORD, ORIGINALS, TARGET_TOKENIZER = "conversion.json", "original", "target_tokenizer"
+RECORD, ORIGINALS = "conversion.json", "original"
 LANGUAGE = re.compile(r"[\w-]+")
 
 

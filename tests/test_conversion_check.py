@@ -10,10 +10,10 @@ import torch
 from golden import FIXTURES, converted, golden
 from test_conversion_variants import TutorialTransformer, randomised, write_words
 
-from conversion import torch_nn
 from conversion.__main__ import main
+from conversion.reference_forward import NotComparable, scored
 from conversion.refuse import Reasons
-from conversion.toolkits import NotComparable, scored
+from conversion.toolkits import torch_nn
 from vaswani_transformer import Translator
 
 PACKAGE = {
@@ -102,7 +102,7 @@ def test_prenorm_marian_is_not_compared_with_its_other_function():
         pytest.skip("needs pymarian")
     with pytest.raises(NotComparable, match="another function"):
         checkpoint = converted("marian-prenorm").checkpoint
-        from conversion import marian
+        from conversion.toolkits import marian
 
         scored(marian.read(checkpoint / "model.npz", Reasons(checkpoint)), [([2, 0], [2, 0])])
 

@@ -9,10 +9,10 @@ import pytest
 from golden import converted
 from saved_model import ENGLISH, GERMAN
 
-from conversion import hf_marian, marian
 from conversion.segmentation import find_sentencepiece
 from conversion.sentencepiece import SentencePieceModel
 from conversion.subwords import subword_tokenizer
+from conversion.toolkits import hf_marian, marian
 from conversion.vocabulary import Vocabulary, read_codes
 from vaswani_transformer.errors import InputError
 

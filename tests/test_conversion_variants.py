@@ -15,9 +15,9 @@ from golden import FIXTURES
 from torch import Tensor, nn
 from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
-from conversion import marian
 from conversion.__main__ import main
 from conversion.layout import interleaved_sinusoids
+from conversion.toolkits import marian
 from vaswani_transformer.loading import load_model
 
 SENTENCES = [[5, 9, 7, 11, 3], [8, 4, 3], [6, 10, 12, 12, 9, 5, 3]]

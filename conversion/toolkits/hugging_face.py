@@ -13,9 +13,9 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import read_json_object
 
+from ..rename import Rule, for_layers
+from ..unpickle import load_checkpoint
 from . import fairseq
-from .rename import Rule, for_layers
-from .unpickle import load_checkpoint
 
 SIZES = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
 SIZES += ("encoder_ffn_dim", "decoder_ffn_dim")

@@ -19,14 +19,14 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError
 
-from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
-from .layout import base_of_concatenated, concatenated
-from .origin import Origin
-from .refuse import Reasons, shown
-from .rename import Rule, Tensors, for_layers, write
-from .sentencepiece import CONTROL, UNKNOWN, SentencePieceModel
-from .unpickle import check_archive
-from .vocabulary import Vocabulary, new_name, read_words
+from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
+from ..layout import base_of_concatenated, concatenated
+from ..origin import Origin
+from ..refuse import Reasons, shown
+from ..rename import Rule, Tensors, for_layers, write
+from ..sentencepiece import CONTROL, UNKNOWN, SentencePieceModel
+from ..unpickle import check_archive
+from ..vocabulary import Vocabulary, new_name, read_words
 
 NAME = "marian"
 CONFIG = "special:model.yml"

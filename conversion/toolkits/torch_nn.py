@@ -14,12 +14,12 @@ from torch import Tensor
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import read_json_object
 
-from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
-from .layout import base_of_concatenated, concatenated_sinusoids, interleaved_sinusoids
-from .refuse import Reasons
-from .rename import Rule, Tensors, for_layers, with_bias
-from .unpickle import load_checkpoint
-from .word_lists import read_vocabulary
+from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
+from ..layout import base_of_concatenated, concatenated_sinusoids, interleaved_sinusoids
+from ..refuse import Reasons
+from ..rename import Rule, Tensors, for_layers, with_bias
+from ..unpickle import load_checkpoint
+from ..word_lists import read_vocabulary
 
 NAME = "torch-nn-transformer"
 MARK = "encoder.layers.0.self_attn.in_proj_weight"

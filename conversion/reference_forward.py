@@ -25,9 +25,20 @@ from torch import Tensor, nn
 from transformers import FSMTForConditionalGeneration, MarianMTModel
 from transformers.utils import logging
 
-from . import annotated, fairseq, hf_fsmt, hf_marian, joeynmt, marian, opennmt_py, sockeye, tensor2tensor, torch_nn
 from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
 from .layout import concatenated_sinusoids, interleaved_sinusoids
+from .toolkits import (
+    annotated,
+    fairseq,
+    hf_fsmt,
+    hf_marian,
+    joeynmt,
+    marian,
+    opennmt_py,
+    sockeye,
+    tensor2tensor,
+    torch_nn,
+)
 from .unpickle import load_checkpoint
 
 # (source ids, decoder's input ids), both (1, length) -> logits (1, target, vocabulary)

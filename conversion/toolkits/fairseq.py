@@ -16,14 +16,14 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError
 
-from .converted import OUTPUT, SOURCE, TARGET, Converted
-from .layout import base_of_concatenated, concatenated
-from .origin import Origin
-from .refuse import Reasons, shown
-from .rename import Rule, Tensors, for_layers, with_bias, write
-from .segmentation import find_sentencepiece
-from .unpickle import load_checkpoint
-from .vocabulary import Vocabulary, find_file, read_codes, read_counted_words
+from ..converted import OUTPUT, SOURCE, TARGET, Converted
+from ..layout import base_of_concatenated, concatenated
+from ..origin import Origin
+from ..refuse import Reasons, shown
+from ..rename import Rule, Tensors, for_layers, with_bias, write
+from ..segmentation import find_sentencepiece
+from ..unpickle import load_checkpoint
+from ..vocabulary import Vocabulary, find_file, read_codes, read_counted_words
 
 NAME = "fairseq"
 BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"  # ids 0 to 3, not in the dictionary's file

@@ -15,15 +15,15 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError
 
-from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
+from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
+from ..layout import base_of_concatenated, concatenated, concatenated_sinusoids, interleaved_sinusoids
+from ..origin import Origin
+from ..refuse import Reasons, shown
+from ..rename import Rule, Tensors, for_layers, with_bias, write
+from ..segmentation import set_tokenizers
+from ..unpickle import load_checkpoint
+from ..vocabulary import Vocabulary
 from .hugging_face import load_safetensors
-from .layout import base_of_concatenated, concatenated, concatenated_sinusoids, interleaved_sinusoids
-from .origin import Origin
-from .refuse import Reasons, shown
-from .rename import Rule, Tensors, for_layers, with_bias, write
-from .segmentation import set_tokenizers
-from .unpickle import load_checkpoint
-from .vocabulary import Vocabulary
 
 NAME = "opennmt-py"
 BLANK, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"

@@ -12,9 +12,9 @@ import torch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, sinusoidal_positional_encoding
 from vaswani_transformer.errors import UnavailableError
 
-from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
-from .origin import Origin
-from .refuse import Reasons
+from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
+from ..origin import Origin
+from ..refuse import Reasons
 
 NAME = "ctranslate2"
 POSITIONS = 2048  # CTranslate2 needs a table; its own converters write as many rows

@@ -13,15 +13,15 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import read_json_object
 
-from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
+from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
+from ..layout import concatenated_sinusoids
+from ..refuse import Reasons, shown
+from ..rename import Rule, Tensors, for_layers, with_bias
+from ..segmentation import set_tokenizers
+from ..unpickle import is_pickled, load_checkpoint
+from ..vocabulary import Vocabulary, find_file
 from .hf_marian import tokens_of
 from .hugging_face import is_table
-from .layout import concatenated_sinusoids
-from .refuse import Reasons, shown
-from .rename import Rule, Tensors, for_layers, with_bias
-from .segmentation import set_tokenizers
-from .unpickle import is_pickled, load_checkpoint
-from .vocabulary import Vocabulary, find_file
 
 NAME = "sockeye"
 EPSILON = 1e-6

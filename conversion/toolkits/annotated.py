@@ -13,12 +13,12 @@ from torch import Tensor
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import read_json_object
 
-from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
-from .layout import interleaved_sinusoids
-from .refuse import Reasons
-from .rename import Rule, Tensors, for_layers, with_bias
-from .unpickle import load_checkpoint
-from .word_lists import read_vocabulary
+from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
+from ..layout import interleaved_sinusoids
+from ..refuse import Reasons
+from ..rename import Rule, Tensors, for_layers, with_bias
+from ..unpickle import load_checkpoint
+from ..word_lists import read_vocabulary
 
 NAME = "annotated-transformer"
 EPSILON = 1e-12

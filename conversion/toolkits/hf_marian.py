@@ -19,14 +19,14 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.loading import read_json_object
 
+from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
+from ..layout import concatenated, concatenated_sinusoids
+from ..origin import Origin
+from ..refuse import Reasons
+from ..rename import Tensors, write
+from ..sentencepiece import SentencePieceModel
+from ..vocabulary import Vocabulary
 from . import hugging_face
-from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
-from .layout import concatenated, concatenated_sinusoids
-from .origin import Origin
-from .refuse import Reasons
-from .rename import Tensors, write
-from .sentencepiece import SentencePieceModel
-from .vocabulary import Vocabulary
 
 NAME = "hf-marian"
 EPSILON = 1e-5  # torch's default

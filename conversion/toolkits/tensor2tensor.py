@@ -15,13 +15,13 @@ from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 
-from .converted import OUTPUT, SOURCE, TARGET, Converted
-from .layout import base_of_concatenated
-from .refuse import Reasons
-from .rename import Rule, Tensors, for_layers
-from .subwords import read_subwords, subword_tokenizer
-from .tensorflow_bundle import TYPES, Bundle
-from .vocabulary import Vocabulary, new_name
+from ..converted import OUTPUT, SOURCE, TARGET, Converted
+from ..layout import base_of_concatenated
+from ..refuse import Reasons
+from ..rename import Rule, Tensors, for_layers
+from ..subwords import read_subwords, subword_tokenizer
+from ..tensorflow_bundle import TYPES, Bundle
+from ..vocabulary import Vocabulary, new_name
 
 NAME = "tensor2tensor"
 TARGET_SPACE = 0  # SpaceID.GENERIC, the default of text problems

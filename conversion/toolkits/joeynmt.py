@@ -9,14 +9,14 @@ from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 
-from .converted import OUTPUT, SOURCE, TARGET, Converted
-from .layout import interleaved_sinusoids
+from ..converted import OUTPUT, SOURCE, TARGET, Converted
+from ..layout import interleaved_sinusoids
+from ..refuse import Reasons, shown
+from ..rename import Rule, Tensors, for_layers, with_bias
+from ..segmentation import set_tokenizers
+from ..unpickle import load_checkpoint
+from ..vocabulary import Vocabulary, find_file, read_words
 from .marian import read_yaml
-from .refuse import Reasons, shown
-from .rename import Rule, Tensors, for_layers, with_bias
-from .segmentation import set_tokenizers
-from .unpickle import load_checkpoint
-from .vocabulary import Vocabulary, find_file, read_words
 
 NAME = "joeynmt"
 EPSILON = 1e-6

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from vaswani_transformer.loading import read_json_object
 
+from ..converted import OUTPUT, SOURCE, TARGET, Converted
+from ..layout import base_of_concatenated, concatenated_sinusoids
+from ..refuse import Reasons
+from ..rename import Tensors
+from ..vocabulary import Vocabulary, read_codes
 from . import hugging_face
-from .converted import OUTPUT, SOURCE, TARGET, Converted
 from .hf_marian import tokens_of
-from .layout import base_of_concatenated, concatenated_sinusoids
-from .refuse import Reasons
-from .rename import Tensors
-from .vocabulary import Vocabulary, read_codes
 
 NAME = "hf-fsmt"
 OFFSET = 2  # padding_idx + 1
