@@ -95,7 +95,7 @@ def main_command(
     if references is not None and len(references) != len(lines):
         raise InputError(f"{source} has {len(lines)} lines and {reference} {len(references)}")
     from vaswani_transformer.loading import load_tokenizer
-    from vaswani_transformer.texts import batches_of_equal_length
+    from vaswani_transformer.text_translator import batches_of_equal_length
 
     tokenizer = load_tokenizer(model)
     encoded: Any = tokenizer(lines, verbose=False)["input_ids"]

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .converted import Converted
 from .reference_forward import NotComparable, scored

@@ -9,10 +9,10 @@ from pathlib import Path
 from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import free_output_folder
-from vaswani_transformer.texts import TARGET_TOKENIZER
-from vaswani_transformer.unfinished import whole_folder
+from vaswani_transformer.lines import check_new_folder
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .converted import Converted
 from .origin import ORIGINALS, RECORD
@@ -23,10 +23,10 @@ NOTES = "CONVERSION.md"
 @contextmanager
 def folder_written_whole(out: Path) -> Iterator[Path]:
     """A folder beside `out` that takes its name at the end, and is gone if something fails."""
-    out = free_output_folder(out)
+    out = check_new_folder(out)
     if not out.absolute().parent.is_dir():
         raise InputError(f"{out}: there is no folder {out.absolute().parent}")
-    with whole_folder(out) as unfinished:
+    with atomic_folder(out) as unfinished:
         yield unfinished
 
 

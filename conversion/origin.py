@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
 from .refuse import Reasons

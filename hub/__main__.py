@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import InputError, exit_cleanly
-from vaswani_transformer.lines import free_output_folder
-from vaswani_transformer.unfinished import whole_folder
+from vaswani_transformer.lines import check_new_folder
 
 if TYPE_CHECKING:  # huggingface_hub and torch are for who pushes, not for --help
     from .remote import Plan
@@ -57,7 +57,7 @@ def push(
         raise InputError("--message is empty; a commit needs one")
     if yes and to_folder is not None:
         raise InputError("--yes pushes and --to-folder does not; give one of them")
-    out = None if to_folder is None else free_output_folder(to_folder)
+    out = None if to_folder is None else check_new_folder(to_folder)
     quiet_transformers()
 
     source = Path(folder)
@@ -130,7 +130,7 @@ def write_folder(files: dict[str, Path | bytes], out: Path) -> list[tuple[str, i
     """Write the new folder, or nothing; the names and sizes of its files."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     written = []
-    with whole_folder(out) as unfinished:
+    with atomic_folder(out) as unfinished:
         for name, file in sorted(files.items()):
             path = unfinished / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.onnx_translator import GRAPH, NO_MAXIMUM
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
 from .contents import ONNX, Files

@@ -18,17 +18,9 @@ from safetensors import safe_open
 
 import vaswani_transformer
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.loading import (
-    INDEX,
-    PICKLES,
-    WEIGHTS,
-    enumerated,
-    load_config,
-    read_json_object,
-    tensor_shapes,
-    weight_files,
-)
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.loading import INDEX, PICKLES, WEIGHTS, enumerated, load_config, tensor_shapes, weight_files
+from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
 Files = dict[str, Path | bytes]
@@ -37,6 +29,7 @@ CODE = (
     "configuration_vaswani_transformer.py",
     "modeling_vaswani_transformer.py",
     "pipeline_vaswani_transformer.py",
+    "text_vaswani_transformer.py",
 )
 # transformers' own registration writes the entry of the saved class alone, and AutoModel then fails.
 AUTO_MAP = {

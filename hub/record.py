@@ -14,7 +14,7 @@ from typing import Any
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import existing_file
-from vaswani_transformer.loading import read_json_object
+from vaswani_transformer.model_folder import read_json_object
 
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"

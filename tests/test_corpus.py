@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import os
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from training.corpus import load_corpus, open_corpus, overlap, parallel_texts, t
 from training.recipe import load_recipe
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
-from vaswani_transformer.unfinished import lock_of
 
 ENGLISH = ["The house is small.", "I see a dog.", "We have two houses.", "It is late."]
 GERMAN = ["Das Haus ist klein.", "Ich sehe einen Hund.", "Wir haben zwei Häuser.", "Es ist spät."]
@@ -233,25 +230,6 @@ def test_the_embedded_corpus_is_translated_both_ways_and_no_other(recipe_for):
     assert ways[0] == ways[1][::-1] and ways[0] != ways[1]
     with pytest.raises(InputError, match=r"is English and German \(en, de\), not en to fr"):
         parallel_texts(recipe_for(data="embedded", target_language="fr"), ["test"])
-
-
-def test_another_run_at_work_on_the_same_cache_is_left_alone(tmp_path, tokenizer, recipe_for):
-    """Two containers give their processes the same numbers."""
-    write_both(tmp_path)
-    recipe = recipe_for()
-    texts = parallel_texts(recipe, ["train"])
-    plain = load_corpus(texts, tokenizer, recipe, tmp_path / "one", lambda _: None)
-    (key,) = (folder.name for folder in (tmp_path / "one").iterdir())
-    theirs = tmp_path / "two" / f".{key}.{os.getpid()}.unfinished"
-    theirs.mkdir(parents=True)
-    lock = lock_of(theirs)
-    assert lock is not None
-    assert load_corpus(texts, tokenizer, recipe, tmp_path / "two", lambda _: None).sha256 == plain.sha256
-    assert theirs.is_dir()
-    os.close(lock)  # Dead: the next one that makes this corpus removes it.
-    shutil.rmtree(tmp_path / "two" / key)
-    load_corpus(texts, tokenizer, recipe, tmp_path / "two", lambda _: None)
-    assert [folder.name for folder in (tmp_path / "two").iterdir()] == [key]
 
 
 def test_several_corpora_are_read_one_after_the_other(tmp_path, tokenizer, recipe_for):

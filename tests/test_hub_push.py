@@ -39,6 +39,7 @@ FILES = {
     "README.md", "config.json", "generation_config.json", "model.safetensors",
     "tokenizer.json", "tokenizer_config.json",
     "configuration_vaswani_transformer.py", "modeling_vaswani_transformer.py", "pipeline_vaswani_transformer.py",
+    "text_vaswani_transformer.py",
 }  # fmt: skip
 ROW = {
     "date": "2026-11-21", "commit": "abc1234", "command": COMMAND, "hardware": "2 cores of a test", "hours": "0.213",

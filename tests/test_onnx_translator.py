@@ -22,8 +22,8 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.modeling_vaswani_transformer import MAX_BEAMS
 from vaswani_transformer.onnx_translator import GRAPH, OnnxTranslator, checked_tokenizer, load_session
-from vaswani_transformer.texts import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.text_translator import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 pytest.importorskip("onnxruntime")

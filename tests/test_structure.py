@@ -14,6 +14,7 @@ TRAVELLING = [
     "configuration_vaswani_transformer.py",
     "modeling_vaswani_transformer.py",
     "pipeline_vaswani_transformer.py",
+    "text_vaswani_transformer.py",
 ]
 # Wanted by some users only: imported where they are used, so that the library works without them.
 OPTIONAL = {"accelerate", "datasets", "matplotlib", "onnx", "onnxruntime", "onnxscript", "sacrebleu", "sacremoses"}
@@ -64,11 +65,11 @@ def test_files_that_travel_to_the_hub_need_torch_and_transformers_alone(name):
     assert siblings <= {sibling.removesuffix(".py") for sibling in TRAVELLING}
 
 
-@pytest.mark.parametrize("name", ["cli.py", "errors.py", "lines.py", "programs.py", "unfinished.py", "__main__.py"])
+@pytest.mark.parametrize("name", ["cli.py", "errors.py", "lines.py", "programs.py", "atomic.py", "__main__.py"])
 def test_the_command_line_starts_without_heavy_packages(name):
     heavy = {"torch", "transformers", "tokenizers", "numpy", "huggingface_hub", "safetensors"} | OPTIONAL
     assert not roots(Path(LIBRARY) / name, everywhere=False) & heavy
-    light = {"cli", "errors", "lines", "programs", "unfinished"}
+    light = {"cli", "errors", "lines", "programs", "atomic"}
     own = {
         module.removeprefix(f"{LIBRARY}.")
         for _, module in imports(Path(LIBRARY) / name, everywhere=False)

@@ -19,7 +19,7 @@ from training.train import train
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import load_model
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 SMALL = {"preset": "base", "max_length": 60, "tokens_per_step": 480, "micro_batches": 1, "max_steps": 2}

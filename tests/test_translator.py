@@ -16,15 +16,13 @@ from tokenizers import normalizers
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.pipeline_vaswani_transformer import best_cut as pipelines_cut
-from vaswani_transformer.texts import (
-    CHARACTERS_PER_TOKEN,
+from vaswani_transformer.text_translator import (
     LENGTH_PENALTIES,
     Hypothesis,
     batches_of_equal_length,
-    best_cut,
     joined,
 )
+from vaswani_transformer.text_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut
 from vaswani_transformer.tokenization import train_tokenizer
 
 SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
@@ -161,9 +159,9 @@ def test_a_sentence_that_is_too_long_is_cut_at_spaces(translator):
     words = "apples " * 40
     parts = list(translator._parts(0, words.strip(), 20))
     assert len(parts) > 1 and all(len(part.source) <= 20 for part in parts)
-    rejoined = parts[0].joint + translator.tokenizer.decode(parts[0].source, skip_special_tokens=True)
+    rejoined = parts[0].separator + translator.tokenizer.decode(parts[0].source, skip_special_tokens=True)
     for part in parts[1:]:
-        rejoined += part.joint + translator.tokenizer.decode(part.source, skip_special_tokens=True)
+        rejoined += part.separator + translator.tokenizer.decode(part.source, skip_special_tokens=True)
     assert rejoined == words.strip()
 
 
@@ -186,7 +184,7 @@ def test_cutting_loses_no_letter_and_keeps_every_part_within_the_limit(translato
     pieces = [translator.tokenizer.decode(part.source, skip_special_tokens=True) for part in parts]
     assert "".join("".join(pieces).split()) == "".join(text.split())
     for part, piece in zip(parts[1:], pieces[1:], strict=True):
-        assert part.joint in ("", " ") and not piece[0].isspace()
+        assert part.separator in ("", " ") and not piece[0].isspace()
 
 
 def test_a_text_much_longer_than_any_model_reads_is_cut_in_bounded_windows(translator):
@@ -223,10 +221,9 @@ def test_a_character_of_more_tokens_than_a_part_has_loses_some_and_nothing_else(
         *[[*whole[:7], 2]] * 2,
         translator._encode("cd")[0],
     ]
-    assert [part.joint for part in parts] == ["", " ", "", " "]
+    assert [part.separator for part in parts] == ["", " ", "", " "]
 
 
-@pytest.mark.parametrize("cut", [best_cut, pipelines_cut], ids=["package", "pipeline"])
 @pytest.mark.parametrize(
     "text, reach, kept",
     [
@@ -240,16 +237,15 @@ def test_a_character_of_more_tokens_than_a_part_has_loses_some_and_nothing_else(
         (".......", 4, "...."),
     ],
 )
-def test_a_cut_prefers_the_last_sentence_end_then_the_last_space(text, reach, kept, cut):
-    assert text[: cut(text, reach)] == kept
+def test_a_cut_prefers_the_last_sentence_end_then_the_last_space(text, reach, kept):
+    assert text[: best_cut(text, reach)] == kept
 
 
-@pytest.mark.parametrize("cut", [best_cut, pipelines_cut], ids=["package", "pipeline"])
-def test_a_sentence_ends_with_its_quotes_and_brackets(cut):
+def test_a_sentence_ends_with_its_quotes_and_brackets():
     for end in [mark + closing for mark in ".!?…" for closing in ("", *"\"'”’»)]")]:
-        assert cut(f"One{end} Two and", 10) == len(f"One{end}"), end
+        assert best_cut(f"One{end} Two and", 10) == len(f"One{end}"), end
     for end in [mark + closing for mark in "。！？" for closing in ("", *"」』）")]:
-        assert cut(f"一{end}二三", 5) == len(f"一{end}"), end
+        assert best_cut(f"一{end}二三", 5) == len(f"一{end}"), end
 
 
 def test_hypotheses_of_the_parts_of_a_text_are_joined_in_their_rank():

@@ -9,7 +9,7 @@ import typer
 from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # --help does not wait for it
     import torch

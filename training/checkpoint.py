@@ -26,8 +26,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from vaswani_transformer.atomic import UMASK, remove
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.unfinished import as_others_are, remove
 
 from . import fsdp
 
@@ -290,7 +290,7 @@ def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    as_others_are(path)
+    path.chmod(0o666 & ~UMASK)  # safetensors makes its files readable by their owner alone
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

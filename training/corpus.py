@@ -18,9 +18,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, opened
-from vaswani_transformer.unfinished import whole_folder
 
 from . import demo_corpus
 from .checkpoint import write_json
@@ -408,7 +408,7 @@ def load_corpus(
             shutil.rmtree(folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with whole_folder(folder) as temporary:
+        with atomic_folder(folder) as temporary:
             about = _tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, log)
             write_json(temporary / "corpus.json", {**rules, **about})
     except OSError as error:

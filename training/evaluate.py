@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vaswani_transformer.cli import in_one_line
 from vaswani_transformer.errors import InputError, exit_cleanly
-from vaswani_transformer.lines import written_whole
+from vaswani_transformer.lines import in_one_line, open_output
 
 if TYPE_CHECKING:
-    from vaswani_transformer.texts import TextTranslator
+    from vaswani_transformer.text_translator import TextTranslator
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -75,7 +74,7 @@ def evaluate(
     else:
         typer.echo(f"{chosen.name}, beam {beam}, length penalty {alpha}\n{show(result)}")
     if hypotheses is not None:
-        with written_whole(hypotheses) as out:
+        with open_output(hypotheses) as out:
             out.write("".join(f"{in_one_line(line)}\n" for line in translations).encode())
     if record_to is not None:
         record(record_to, model, chosen, result, beam, alpha)

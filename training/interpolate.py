@@ -14,7 +14,7 @@ from typing import Annotated, cast
 import typer
 
 from vaswani_transformer.errors import InputError, exit_cleanly
-from vaswani_transformer.lines import read_lines, written_whole
+from vaswani_transformer.lines import open_output, read_lines
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -31,7 +31,7 @@ def interpolate(
     from sacrebleu.metrics.bleu import BLEU
 
     bleu = BLEU(lowercase=lowercase, effective_order=True)  # of a sentence: of the n-grams that it is long enough for
-    with written_whole(output) as out:
+    with open_output(output) as out:
         files = [reference, *n_best]
         for number, row in enumerate(zip_longest(read_lines(reference), *map(lists_of, n_best)), start=1):
             ended = [found is None for found in row]

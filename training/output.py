@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vaswani_transformer.atomic import remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.texts import TARGET_TOKENIZER
-from vaswani_transformer.unfinished import remove_abandoned
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from . import checkpoint
 from .corpus import parallel_texts
@@ -43,8 +43,8 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
         )
         for folder in (output, output / "checkpoints"):
             checkpoint.remove_unfinished(folder)
-        for path in (output / "corpus").glob(".*.unfinished"):  # .KEY.PID.unfinished; another run may share the cache
-            remove_abandoned(path.with_name(path.name.split(".")[1]))
+        for path in (output / "corpus").glob(".*.tmp"):  # .KEY.PID.tmp; another run may share the cache
+            remove_stale(path.with_name(path.name.split(".")[1]))
     except OSError as error:
         raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
 

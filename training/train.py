@@ -30,11 +30,11 @@ from accelerate.utils import (
 from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.atomic import UMASK
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.pictures import curve_figure, curves_of
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
-from vaswani_transformer.unfinished import as_others_are
 
 from . import checkpoint, fsdp, machine
 from .average import write_model_folder
@@ -602,7 +602,7 @@ class Run:
 
         def write(folder: Path) -> None:
             self.model.save_pretrained(folder, state_dict=weights)
-            as_others_are(folder / "model.safetensors")
+            (folder / "model.safetensors").chmod(0o666 & ~UMASK)
             self.tokenizer.save_pretrained(folder)
             if self.target_tokenizer is not None:
                 self.target_tokenizer.save_pretrained(folder / TARGET_TOKENIZER)

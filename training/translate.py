@@ -20,10 +20,10 @@ import torch
 import typer
 from accelerate import PartialState
 
-from vaswani_transformer.cli import in_one_line
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
-from vaswani_transformer.lines import existing_file, read_lines, written_whole
-from vaswani_transformer.texts import MAX_BEAMS, TARGET_TOKENIZER, check_length_penalty, check_number
+from vaswani_transformer.lines import existing_file, in_one_line, open_output, read_lines
+from vaswani_transformer.text_translator import MAX_BEAMS, check_length_penalty, check_number
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
 from . import checkpoint, machine
@@ -159,7 +159,7 @@ def _write(path: Path, translations: list[str]) -> None:
 def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
     """All shards in their order, as the lines of one file. Raises BrokenFileError if there are not as many lines."""
     written = 0
-    with written_whole(output) as out:
+    with open_output(output) as out:
         for number in range(shards):
             path = folder / _name(number)
             try:

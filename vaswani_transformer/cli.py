@@ -15,10 +15,17 @@ from typing import Annotated, Any
 
 import typer
 
+from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import InputError, exit_cleanly
-from vaswani_transformer.lines import arriving_lines, existing_file, free_output_folder, read_lines, written_whole
+from vaswani_transformer.lines import (
+    arriving_lines,
+    check_new_folder,
+    existing_file,
+    in_one_line,
+    open_output,
+    read_lines,
+)
 from vaswani_transformer.programs import launch, program, program_name
-from vaswani_transformer.unfinished import whole_folder
 
 app = typer.Typer(
     add_completion=False,
@@ -58,7 +65,7 @@ def tokenizer(
     split_digits: Annotated[bool, typer.Option("--split-digits", help="Every digit is a token of its own.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Read and write small letters alone.")] = False,
 ) -> None:
-    folder = free_output_folder(output)
+    folder = check_new_folder(output)
     for file in files:
         if file != "-":
             existing_file(file)
@@ -69,7 +76,7 @@ def tokenizer(
         lines_of_files(files), vocab_size, min_frequency=min_frequency, split_digits=split_digits, lowercase=lowercase
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         trained.save_pretrained(unfinished)
     typer.echo(f"{folder}: {len(trained)} entries", err=True)
 
@@ -118,7 +125,7 @@ def translate(
 ) -> None:
     if input != "-":
         existing_file(input)
-    with written_whole(output) as out:
+    with open_output(output) as out:
         translator = load_translator(model, device, dtype, download, backend, threads)
         number = 0
         chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(input), chunk_lines)
@@ -161,7 +168,7 @@ def score(
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
-    with written_whole(output) as out:
+    with open_output(output) as out:
         translator = load_translator(model, device, dtype, download)
         from vaswani_transformer.pictures import token_labels
 
@@ -295,11 +302,6 @@ def in_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
         yield chunk
 
 
-def in_one_line(text: str) -> str:
-    """A translation may hold line breaks; one line in is one line out."""
-    return re.sub(r"[\r\n]+", " ", text)
-
-
 def kind_of_picture(output: str) -> str:
     suffix = Path(output).suffix.lower().removeprefix(".")
     if suffix not in ("png", "svg", "pdf"):
@@ -308,7 +310,7 @@ def kind_of_picture(output: str) -> str:
 
 
 def save_picture(figure, output: str) -> None:
-    with written_whole(output) as out:
+    with open_output(output) as out:
         figure.savefig(out, format=kind_of_picture(output))
     typer.echo(output, err=True)
 

@@ -9,7 +9,9 @@ import errno
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -42,8 +44,9 @@ class ProofError(RuntimeError):
 
 UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
 
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # What a user cannot repair by typing something else.
-ENVIRONMENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM}
+ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM}
 
 # Packages that not every installation has, and what brings them: `pip install "vaswani-transformer[...]"`.
 EXTRAS = {
@@ -81,6 +84,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         # A terminal that cannot show a letter gets a substitute, not a crash.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    handled = exit_on_signals()
     try:
         code = command(args=arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
@@ -101,10 +105,33 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         for line in render(error, name):
             tell(line)
         raise SystemExit(exit_code_of(error)) from None
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
     if code == INTERRUPTED:  # typer returns it instead of raising
         tell("interrupted")
     if isinstance(code, int) and code != 0:
         raise SystemExit(code)
+
+
+def exit_on_signals() -> list[int]:
+    """Let SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt: temporary files are then removed.
+
+    Returns the signals that had no handler before and have one now; a SIGHUP that nohup ignores stays ignored.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)  # as shells report it
+
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    numbers = [
+        getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+    ]  # Windows has no SIGHUP
+    handled = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, stop)
+    return handled
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -123,6 +150,24 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether there was not enough memory, of this machine or of its GPU."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def disk_error(error: BaseException, temporary: Path | None = None) -> int | None:
+    """The errno of an error that came of writing: a full disk, or anything wrong with `temporary`; else None.
+
+    safetensors and tokenizers, which are written in Rust, put it at the end of their messages; torch.save raises an
+    error of its own on top of the system's.
+    """
+    if hasattr(error, "exit_code"):  # it has been explained already
+        return None
+    while not isinstance(error, OSError) and isinstance(error.__context__, Exception):
+        error = error.__context__
+    if not isinstance(error, OSError):
+        number = re.search(r"\(os error (\d+)\)\W*$", str(error))
+        return int(number[1]) if number and int(number[1]) in FULL_DISK else None
+    if temporary is not None and isinstance(error.filename, (str, bytes)):
+        return error.errno if Path(os.fsdecode(error.filename)).is_relative_to(temporary) else None
+    return error.errno if error.errno in FULL_DISK else None
 
 
 def missing_package(error: BaseException) -> str | None:

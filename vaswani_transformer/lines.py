@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.unfinished import whole_file
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -127,7 +127,7 @@ def arriving_lines(most: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def written_whole(path: str | Path) -> Iterator[BinaryIO]:
+def open_output(path: str | Path) -> Iterator[BinaryIO]:
     """A binary stream to a file that appears under its name only when everything has been written; "-" is stdout.
 
     A link stays one, and what it leads to is written; a device or a pipe stays one, too, and is written as it comes.
@@ -157,7 +157,7 @@ def written_whole(path: str | Path) -> Iterator[BinaryIO]:
     target = followed(path) if path.is_symlink() else path
     if not target.parent.is_dir():
         raise InputError(f"{path}: there is no folder {target.parent}")
-    with whole_file(target) as stream:
+    with atomic_file(target) as stream:
         yield stream
 
 
@@ -169,27 +169,21 @@ def followed(path: Path) -> Path:
     return target
 
 
-def is_mount_point(path: Path) -> bool:
-    """Of a folder of the same file system, too (`mount --bind`), which Path.is_mount does not see."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:  # not Linux
-        mounts = []
-    escaped = re.sub(rb"[ \t\n\\]", lambda character: b"\\%03o" % character[0][0], os.fsencode(path))
-    return path.is_mount() or any(line.split(b" ")[4] == escaped for line in mounts)
-
-
-def free_output_folder(path: str | Path) -> Path:
-    """The folder, checked to be new or empty. InputError if it is a file, holds something, or has to stay."""
+def check_new_folder(path: str | Path) -> Path:
+    """The path of a folder to be made. InputError if it is a file, holds something or cannot be replaced."""
     path = Path(path)
     target = followed(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give the name of a new folder")
     if path.is_dir() and any(path.iterdir()):
         raise InputError(f"{path} is not empty; give a new folder, so that nothing in it is lost")
-    # The finished folder takes the place of an empty one: a mount point cannot be replaced, and who is in a folder that
-    # was replaced does not see the new one.
-    if path.is_dir() and (is_mount_point(target) or target == Path.cwd()):
-        state = "a mount point" if is_mount_point(target) else "the current folder"
+    # The finished folder takes the place of an empty one, and a shell inside the old one would not see it.
+    if path.is_dir() and (target.is_mount() or target == Path.cwd()):
+        state = "a mount point" if target.is_mount() else "the current folder"
         raise InputError(f"{path} is {state}, which the finished folder cannot replace; give a new folder inside it")
     return path
+
+
+def in_one_line(text: str) -> str:
+    """The text with a space for each run of line breaks: one line in is one line out."""
+    return re.sub(r"[\r\n]+", " ", text)

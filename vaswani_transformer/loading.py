@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,8 +18,10 @@ from transformers.utils import logging
 
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
+from .model_folder import read_json_object
 from .modeling_vaswani_transformer import MAX_BEAMS, VaswaniTransformerForConditionalGeneration
-from .texts import LENGTH_PENALTIES, TARGET_TOKENIZER
+from .text_translator import LENGTH_PENALTIES
+from .text_vaswani_transformer import TARGET_TOKENIZER
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -336,24 +337,6 @@ def load_tokenizer(
 def target_vocabulary(config: VaswaniTransformerConfig) -> int:
     """How many tokens the decoder knows."""
     return config.vocab_size if config.decoder_vocab_size is None else config.decoder_vocab_size
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises BrokenFileError naming the file, and the place if it is truncated."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BrokenFileError(f"{path}: no such file; a model's folder needs it") from None
-    except OSError as error:
-        raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise BrokenFileError(f"{path} is not JSON ({type(error).__name__}); copy or fetch it again") from None
-    except ValueError as error:
-        state = "is empty" if path.stat().st_size == 0 else f"is not whole JSON: {error}"
-        raise BrokenFileError(f"{path} {state}; copy or fetch it again") from None
-    if not isinstance(content, dict):
-        raise BrokenFileError(f"{path} holds a {type(content).__name__}; it must hold an object")
-    return content
 
 
 def checked_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:

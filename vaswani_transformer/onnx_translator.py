@@ -5,7 +5,6 @@
 ['Das Haus ist klein.']
 """
 
-import json
 import os
 import re
 import sys
@@ -17,7 +16,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
-from .texts import MAX_BEAMS, TARGET_TOKENIZER, Hypothesis, TextTranslator, check_length_penalty, check_number
+from .model_folder import read_json_object
+from .text_translator import MAX_BEAMS, Hypothesis, TextTranslator, check_length_penalty, check_number
+from .text_vaswani_transformer import TARGET_TOKENIZER
 
 GRAPH = "model.onnx"
 INPUTS = {
@@ -388,19 +389,3 @@ def check_end(folder: Path, tokenizer: Tokenizer, end: int) -> None:
         raise BrokenFileError(
             f"{folder / 'tokenizer.json'} does not end a sentence in the token {end} (eos_token_id of config.json)"
         )
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises BrokenFileError naming the file, and the place if it is truncated."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BrokenFileError(f"{path}: no such file; a model's folder needs it") from None
-    except OSError as error:
-        raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        state = "is empty" if path.stat().st_size == 0 else f"is not whole JSON: {one_line(str(error))}"
-        raise BrokenFileError(f"{path} {state}; copy or fetch it again") from None
-    if not isinstance(content, dict):
-        raise BrokenFileError(f"{path} holds a {type(content).__name__}; it must hold an object")
-    return content

@@ -7,8 +7,7 @@
 
 Importing the package registers it. Without the package a repository brings it along: `trust_remote_code=True`.
 
-The file needs torch and transformers alone and travels to the Hub as it is; so how long texts are cut stands here a
-second time (see texts.py).
+The file travels to the Hub and needs torch and transformers alone.
 """
 
 # Pipelines are typed as taking and giving anything.
@@ -27,14 +26,9 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import ChunkPipeline
 from transformers.utils.hub import cached_file
 
-TASK = "translation"
-TARGET_TOKENIZER = "target_tokenizer"  # the folder of the second tokenizer, where the languages share none
+from .text_vaswani_transformer import MAX_SOURCE_LENGTH, SHORTEST_MAX_SOURCE_LENGTH, TARGET_TOKENIZER, split_text
 
-MAX_SOURCE_LENGTH = 256
-SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
-CHARACTERS_PER_TOKEN = 32  # a longer text per allowed token is looked at in parts
-SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[」』）]*")
-SPACE = re.compile(r"\s+")
+TASK = "translation"
 
 
 class VaswaniTransformerTranslationPipeline(ChunkPipeline):
@@ -104,17 +98,17 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         if not isinstance(text, str):
             raise ValueError(f"a text to translate is a str or a list of str, not {type(text).__name__}")
         limit = self._source_limit(max_source_length)
-        parts = list(self._parts(text, limit))
-        if not parts:  # white space alone; every text needs a part
-            parts = [("", "")]
-        for number, (part, joint) in enumerate(parts, start=1):
-            # Only a part of one character, of which NFKC can make up to 18, is ever truncated.
-            encoding = self.tokenizer(part, return_tensors="pt", truncation=True, max_length=limit, verbose=False)
+        parts = list(split_text(text, limit, self._encode))
+        is_blank = not parts
+        if is_blank:  # white space alone; every text needs a part
+            parts = [(self._encode("")[0], "")]
+        for number, (ids, separator) in enumerate(parts, start=1):
+            input_ids = torch.tensor([ids])
             yield {
-                "input_ids": encoding["input_ids"],
-                "attention_mask": encoding["attention_mask"],
-                "joint": joint,
-                "is_blank": not part,
+                "input_ids": input_ids,
+                "attention_mask": torch.ones_like(input_ids),
+                "separator": separator,
+                "is_blank": is_blank,
                 "is_last": number == len(parts),
             }
 
@@ -129,26 +123,10 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             )
         return max_source_length
 
-    def _parts(self, text: str, limit: int) -> Iterator[tuple[str, str]]:
-        """Parts of at most `limit` tokens, each with what stood between it and the one before."""
-        rest, joint = text, ""
-        while rest and not rest.isspace():
-            window = rest[: limit * CHARACTERS_PER_TOKEN]
-            encoding = self.tokenizer(window, return_offsets_mapping=True, verbose=False)
-            length = len(encoding["input_ids"])
-            if length <= limit and len(window) == len(rest):
-                yield window, joint
-                return
-            if rest[0].isspace():  # more of it than a part holds would be a part without a word
-                rest = rest.lstrip()
-                continue
-            # The first token that has no room; </s>, the last one, has no place in the text.
-            reach = max(1, encoding["offset_mapping"][limit - 1][0]) if length > limit else len(window)
-            head = rest[: best_cut(rest, reach)]
-            yield head.rstrip(), joint
-            tail = rest[len(head) :]
-            rest = tail.lstrip()
-            joint = " " if len(rest) < len(tail) or head[-1:].isspace() else ""
+    def _encode(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids, ending in </s>, and the character at which each token begins."""
+        encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
+        return encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
 
     def _forward(self, inputs: dict[str, Any], return_scores: bool = False, **generate: Any) -> dict[str, Any]:
         """sequences: (batch, n, length), without the start token;  scores: (batch, n)"""
@@ -165,7 +143,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             ]
             alpha = next(alpha for alpha in [*alphas, 0.6] if alpha is not None)
             outputs["scores"] = self._scores(input_ids, attention_mask, sequences, alpha).unflatten(0, shape)
-        return outputs | {key: inputs[key] for key in ("joint", "is_blank", "is_last")}
+        return outputs | {key: inputs[key] for key in ("separator", "is_blank", "is_last")}
 
     def _scores(self, input_ids: Tensor, attention_mask: Tensor, sequences: Tensor, alpha: float) -> Tensor:
         """(batch x n,): log P(Y | X) / ((5 + |Y|) / 6)^alpha of translations (batch x n, 1 + length)"""
@@ -204,7 +182,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
                 if number == 0:
                     texts, scores, tokens = found, values, ids
                 else:  # a part may have fewer
-                    texts = [a + part["joint"] + b for a, b in zip(texts, found, strict=False)]
+                    texts = [a + part["separator"] + b for a, b in zip(texts, found, strict=False)]
                     scores = [a + b for a, b in zip(scores, values, strict=False)]
                     tokens = [a + b for a, b in zip(tokens, ids, strict=False)]
         translations = []
@@ -214,16 +192,6 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
                 record = {f"{TASK}_token_ids": torch.tensor(ids, dtype=torch.long)}
             translations.append(record | {"score": score} if return_scores else record)
         return translations
-
-
-def best_cut(text: str, reach: int) -> int:
-    """Where to cut a text within its first `reach` characters: the last end of a sentence, or else the last space."""
-    # One character more, so that the space after a full stop at the very end is seen.
-    for place in (SENTENCE_END, SPACE):
-        matches = place.finditer(text[: reach + 1])
-        if cuts := [match.end() for match in matches if 0 < match.start() and match.end() <= reach]:
-            return cuts[-1]
-    return reach
 
 
 def beside_the_model(config: Any) -> PreTrainedTokenizerFast | None:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, overload
 
 from .errors import InputError
-from .texts import (
-    TARGET_TOKENIZER,
+from .text_translator import (
     Hypothesis,
     TextTranslator,
     batches_of_equal_length,
@@ -23,6 +22,7 @@ from .texts import (
     checked_texts,
     shown_progress,
 )
+from .text_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # imported where they are used: the ONNX backend needs neither torch nor transformers
     import torch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vaswani_transformer.errors import InputError, ProofError, UnavailableError, exit_cleanly
-from vaswani_transformer.lines import free_output_folder, read_lines
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.lines import check_new_folder, read_lines
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:
     import onnx
@@ -65,7 +65,7 @@ def export(
         raise InputError("--text needs the search in the graph: --layout single")
     if text and attention:
         raise InputError("--attention says where token ids looked, and --text has none to give: export twice")
-    folder = free_output_folder(output)
+    folder = check_new_folder(output)
     if not Path(model).is_dir():
         raise InputError(f"{model}: there is no such folder")
     lines = None if sentences is None else list(read_lines(sentences))

@@ -7,7 +7,7 @@ from string import Template
 import numpy as np
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.texts import TARGET_TOKENIZER
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .single_graph import source_length_offset
 

@@ -20,7 +20,7 @@ from vaswani_transformer.modeling_vaswani_transformer import (
     NO_HYPOTHESIS,
     VaswaniTransformerForConditionalGeneration,
 )
-from vaswani_transformer.texts import MAX_SOURCE_LENGTH, TARGET_TOKENIZER
+from vaswani_transformer.text_vaswani_transformer import MAX_SOURCE_LENGTH, TARGET_TOKENIZER
 
 from .ids_to_text import texts_of
 from .operators import Operators

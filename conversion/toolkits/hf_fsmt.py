@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vaswani_transformer.loading import read_json_object
+from vaswani_transformer.model_folder import read_json_object
 
 from ..converted import OUTPUT, SOURCE, TARGET, Converted
 from ..layout import base_of_concatenated, concatenated_sinusoids

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError
-from vaswani_transformer.loading import read_json_object
+from vaswani_transformer.model_folder import read_json_object
 
 from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
 from ..layout import concatenated, concatenated_sinusoids

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.loading import read_json_object
+from vaswani_transformer.model_folder import read_json_object
 
 from ..rename import Rule, for_layers
 from ..unpickle import load_checkpoint

@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.loading import read_json_object
+from vaswani_transformer.model_folder import read_json_object
 
 from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
 from ..layout import concatenated_sinusoids

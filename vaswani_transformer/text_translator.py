@@ -6,7 +6,6 @@ Nothing here needs torch: `translator.py` searches with it, `onnx_translator.py`
 
 import numbers
 import operator
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,23 +13,12 @@ from dataclasses import dataclass
 from typing import Literal, SupportsIndex, overload
 
 from .errors import InputError
+from .text_vaswani_transformer import MAX_SOURCE_LENGTH, SHORTEST_MAX_SOURCE_LENGTH, split_text
 
 MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which travels alone
 # With these, float32 holds the penalty of a thousand tokens, and their scores stay far above -1e8, where a hypothesis
 # counts as none: log P = -10,000 becomes -1.7e6 with alpha -1 and -7.6e-8 with 5.
 LENGTH_PENALTIES = (-1, 5)
-# In a model's folder: the folder of the decoder's tokenizer, where the languages share no vocabulary.
-TARGET_TOKENIZER = "target_tokenizer"
-
-# A text is cut when it has more tokens than this: far more than the sentences that models are trained on.
-MAX_SOURCE_LENGTH = 256
-SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
-# A longer text per allowed token is looked at in parts: a line of ten million letters costs no memory.
-CHARACTERS_PER_TOKEN = 32
-
-# After a full stop and the quotes and brackets that close with it; Chinese and Japanese put no space there.
-SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[」』）]*")
-SPACE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ class Part:
 
     text: int  # which text it belongs to
     source: list[int]  # token ids, ending in </s>
-    joint: str  # what stands between it and the part before
+    separator: str  # what goes between its translation and that of the part before
 
 
 class TextTranslator(ABC):
@@ -189,7 +177,7 @@ class TextTranslator(ABC):
         translations: list[list[Hypothesis]] = [[] for _ in texts]
         for part, hypotheses in zip(parts, found, strict=True):
             so_far = translations[part.text]
-            translations[part.text] = joined(so_far, part.joint, hypotheses) if so_far else hypotheses
+            translations[part.text] = joined(so_far, part.separator, hypotheses) if so_far else hypotheses
         empty = [Hypothesis("", 0.0, [])]
         if with_scores:
             return [hypotheses or empty for hypotheses in translations]
@@ -203,25 +191,8 @@ class TextTranslator(ABC):
 
     def _parts(self, number: int, text: str, limit: int) -> Iterator[Part]:
         """The text as one part if it has at most `limit` tokens, cut at good places if not; none if it is empty."""
-        rest, joint = text, ""
-        while rest and not rest.isspace():
-            window = rest[: limit * CHARACTERS_PER_TOKEN]
-            ids, starts = self._encode(window)
-            if len(ids) <= limit and len(window) == len(rest):
-                yield Part(number, ids, joint)
-                return
-            if rest[0].isspace():  # more of it than a part holds would be a part without a word
-                rest = rest.lstrip()
-                continue
-            # The first token that has no room; </s>, the last one, has no place in the text. NFKC makes of one
-            # character up to 18: of such a one a part has as much as there is room for.
-            reach = max(1, starts[limit - 1]) if len(ids) > limit else len(window)
-            head = rest[: best_cut(rest, reach)]
-            ids, _ = self._encode(head.rstrip())
-            yield Part(number, ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]], joint)
-            tail = rest[len(head) :]
-            rest = tail.lstrip()
-            joint = " " if len(rest) < len(tail) or head[-1:].isspace() else ""
+        for source, separator in split_text(text, limit, self._encode):
+            yield Part(number, source, separator)
 
 
 def batches_of_equal_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -234,18 +205,6 @@ def batches_of_equal_length(lengths: Sequence[int], batch_tokens: int) -> Iterat
         batch.append(i)
     if batch:
         yield batch
-
-
-def best_cut(text: str, reach: int) -> int:
-    """Where to cut a text within its first `reach` characters: the last end of a sentence, or else the last space."""
-    # One character more, so that the space after a full stop at the very end is seen.
-    for place in (SENTENCE_END, SPACE):
-        cuts = [
-            match.end() for match in place.finditer(text[: reach + 1]) if 0 < match.start() and match.end() <= reach
-        ]
-        if cuts:
-            return cuts[-1]
-    return reach
 
 
 def joined(first: list[Hypothesis], joint: str, second: list[Hypothesis]) -> list[Hypothesis]:
