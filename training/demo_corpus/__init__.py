@@ -8,7 +8,7 @@ PATH = Path(__file__).with_name("en-de.tsv.gz")
 
 
 def load(split: str) -> list[tuple[str, str, str]]:
-    """(kind, English, German) of every pair of a split; ValueError for a name not in SPLITS."""
+    """Return kind, English and German of every pair in a split. ValueError for a name that is not in SPLITS."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; the corpus has {', '.join(SPLITS)}")
     with gzip.open(PATH, "rt", encoding="utf-8", newline="\n") as lines:

@@ -1,6 +1,6 @@
-"""`python -m training.demo_corpus FOLDER`: the corpus as plain parallel text, a sentence a line.
+"""`python -m training.demo_corpus FOLDER`: write the corpus as parallel text, one sentence per line.
 
-Writes train, validation and test as SPLIT.en and SPLIT.de, and the kind of each pair as SPLIT.kinds.
+For each of train, validation and test it writes SPLIT.en, SPLIT.de and the kinds of the pairs, SPLIT.kinds.
 """
 
 import os
@@ -17,9 +17,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 def write_parallel_text(folder: Path) -> list[Path]:
-    """Write every split into the folder (made if need be); the paths written. InputError if it is a file."""
+    """Write every split into the folder, create it if necessary, and return the paths. InputError if it is a file."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: name one, new or existing, to write the corpus into")
+        raise InputError(f"{folder} is not a folder; name a new or existing folder to write the corpus to")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for split in SPLITS:

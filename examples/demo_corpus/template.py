@@ -1,4 +1,4 @@
-"""What the corpus is made of: templates, the values that fill them, and the draws that vary the rest."""
+"""The building blocks of the corpus: templates, the values that fill them, and the random choices for the rest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Pair = tuple[str, str]  # English, German
 
 
 class Pick:
-    """Draws from sequences by Random.random() alone, whose values Python promises to keep for a seed."""
+    """Choose from sequences with Random.random() only, whose values for a seed Python guarantees to keep."""
 
     def __init__(self, seed: str):
         self.random = Random(seed).random
@@ -28,7 +28,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class Template:
-    """A sentence with a gap. `make` fills the gap with a value; what else varies, it draws."""
+    """A sentence with a gap for a value. `make` fills the gap and chooses the other parts at random."""
 
     kind: str
     name: str

@@ -1,42 +1,26 @@
-"""Writes en-de.tsv.gz: `python -m training.demo_corpus.generate`. The same bytes on every run.
+"""Write the embedded corpus, training/demo_corpus/en-de.tsv.gz: `python -m examples.demo_corpus.generate`.
 
-The split holds out templates times values: whether a pair is for training, validation or test depends on
-its template and its value alone, so a test sentence's combination was never trained on, while its template
-and its value both were, apart.
+Every run writes the same bytes. The split holds out combinations of template and value: whether a pair belongs to
+training, validation or test depends only on its template and its value. So the combination in a test sentence never
+occurs in training, while its template and its value both occur there separately.
 """
 
 import gzip
 import hashlib
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from .countries import COUNTRY_SENTENCES
-from .dates_and_times import DATES, TIMES
+from training.demo_corpus import PATH
+
 from .descriptions import DESCRIPTIONS
-from .quantities import COUNTS, MEASURES, PRICES
+from .patterns import PATTERNS
 from .sentences import CLAUSES
+from .tables import read_table
 from .template import Pick, Template
 
-TEMPLATES = [*DATES, *TIMES, *PRICES, *MEASURES, *COUNTS, *COUNTRY_SENTENCES, *CLAUSES, *DESCRIPTIONS]
-PAIRS = {
-    "date": 1700,
-    "time": 1200,
-    "price": 1300,
-    "measure": 1700,
-    "number": 1700,
-    "country": 1500,
-    "statement": 1900,
-    "question": 1700,
-    "negation": 1400,
-    "inversion": 1700,
-    "subordinate": 1700,
-    "perfect": 1300,
-    "modal": 1200,
-}
+TEMPLATES = [*PATTERNS, *CLAUSES, *DESCRIPTIONS]
+PAIRS = {row["kind"]: int(row["pairs"]) for row in read_table("kinds")}
 TEST_SHARE, VALIDATION_SHARE = 0.054, 0.0255
-PATH = Path(__file__).with_name("en-de.tsv.gz")
 
 
 @dataclass(frozen=True)
@@ -49,8 +33,8 @@ class Example:
     value: str
 
 
-def cell_split(template: Template, value: str) -> str:
-    """train, validation or test: a fixed function of the combination."""
+def split_of(template: Template, value: str) -> str:
+    """Assign a combination of template and value to train, validation or test."""
     digest = hashlib.sha256(f"{template.kind}\t{template.name}\t{value}".encode()).digest()
     draw = int.from_bytes(digest[:8], "big") / 2**64
     if draw < TEST_SHARE:
@@ -59,7 +43,7 @@ def cell_split(template: Template, value: str) -> str:
 
 
 def examples() -> list[Example]:
-    """The whole corpus, by kind and template. ValueError where an English sentence gets two translations."""
+    """Generate the corpus, ordered by kind and template. ValueError if an English sentence gets two translations."""
     made: list[Example] = []
     translations: dict[str, str] = {}
     for kind, pairs in PAIRS.items():
@@ -67,18 +51,14 @@ def examples() -> list[Example]:
         weight = sum(template.weight for template in templates)
         for template in templates:
             made += fill(template, round(pairs * template.weight / weight), translations)
-    # Held out means: never together, but each apart. The few that miss the second half are left out.
-    names = {(example.kind, example.template) for example in made if example.split == "train"}
-    values = {example.value for example in made if example.split == "train"}
-    return [
-        example
-        for example in made
-        if example.split == "train" or ((example.kind, example.template) in names and example.value in values)
-    ]
+    # Drop the few held-out pairs whose template or value does not occur in training.
+    names = {(row.kind, row.template) for row in made if row.split == "train"}
+    values = {row.value for row in made if row.split == "train"}
+    return [row for row in made if row.split == "train" or ((row.kind, row.template) in names and row.value in values)]
 
 
 def fill(template: Template, pairs: int, translations: dict[str, str]) -> list[Example]:
-    """About `pairs` examples, the values in turn, each in a new order every time round."""
+    """Generate up to `pairs` examples, going through the values in a new random order each time."""
     pick = Pick(f"{template.kind} {template.name}")
     made: list[Example] = []
     for _ in range(100):
@@ -89,8 +69,7 @@ def fill(template: Template, pairs: int, translations: dict[str, str]) -> list[E
                     raise ValueError(f"{english!r} is {translations[english]!r} and {german!r}")
                 continue
             translations[english] = german
-            split = cell_split(template, value)
-            made.append(Example(template.kind, split, english, german, template.name, value))
+            made.append(Example(template.kind, split_of(template, value), english, german, template.name, value))
             if len(made) == pairs:
                 return made
     return made
@@ -103,16 +82,14 @@ def table(rows: Iterable[Example]) -> bytes:
 
 
 def compressed(tsv: bytes) -> bytes:
-    """gzip without a time stamp or a file name, so that equal text gives equal bytes."""
+    """Compress with gzip, without time stamp and file name, so that equal text gives equal bytes."""
     return gzip.compress(tsv, 9, mtime=0)
 
 
 def main() -> None:
     rows = examples()
     data = compressed(table(rows))
-    temporary = PATH.with_suffix(".new")
-    temporary.write_bytes(data)
-    os.replace(temporary, PATH)
+    PATH.write_bytes(data)
     print(f"{PATH.name}: {len(rows)} pairs, {len(data)} bytes")
 
 
