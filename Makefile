@@ -3,15 +3,16 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser test-hf lint format clean
+.PHONY: help install demo test test-slow test-browser test-hf lint docs format clean
 
 help:
-	@echo "make demo          train a small English-German model (minutes), translate with it, look at its attention"
-	@echo "make test          the specifications, a few minutes"
-	@echo "make test-slow     the ones that take longer"
+	@echo "make demo          train a small English-German model (minutes), translate, show its attention"
+	@echo "make test          the fast tests (minutes)"
+	@echo "make test-slow     the slow tests, and every code block of the documentation"
 	@echo "make test-browser  the Space and the static page in Chromium (apt-get install chromium)"
-	@echo "make test-hf       transformers' own tests of models and tokenizers, run on ours"
+	@echo "make test-hf       transformers' own tests of models and tokenizers, run on this model"
 	@echo "make lint          formatting, lint and types"
+	@echo "make docs          the documentation, as HTML in site/"
 
 # A virtual environment in .venv with the library, its programs and the tools, at the versions of constraints.txt.
 install: .venv/installed
@@ -56,9 +57,16 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# The notebook is built from the script beside it; everything else that is generated lives in site/ alone.
+docs: install examples/annotated_transformer.ipynb
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+examples/annotated_transformer.ipynb: examples/annotated_transformer.py docs/notebook.py | install
+	$(BIN)/python docs/notebook.py $<
+
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis

@@ -1,8 +1,5 @@
 """What a newcomer types: the quick form of the demo, and then every code block of the README."""
 
-import contextlib
-import gzip
-import io
 import os
 import re
 import shlex
@@ -129,47 +126,6 @@ def test_the_demo_typed_again_does_not_train_again(newcomer):
     result = shell(typed(newcomer, "train"), newcomer)
     assert result.returncode == 0, result.stderr
     assert metrics.read_text().count('"learning_rate"') == steps
-
-
-def test_the_python_blocks_of_the_readme_run(newcomer, monkeypatch):
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) >= 2
-    monkeypatch.chdir(newcomer)
-    for block in blocks:
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(block, {})
-        assert printed.getvalue().strip()
-
-
-def test_the_commands_of_the_readme_run(newcomer):
-    corpus = newcomer / "data" / "multi30k"
-    corpus.mkdir(parents=True)
-    for split, name, pairs in (("train", "train", 300), ("validation", "val", 30), ("test", "test_2016_flickr", 30)):
-        columns = list(zip(*demo_corpus.load(split)[:pairs], strict=True))
-        for language, lines in zip(("en", "de"), columns[1:], strict=True):
-            with gzip.open(corpus / f"{name}.{language}.gz", "wt", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
-    commands = re.findall(r"^\$ (.*)$", "\n".join(re.findall(r"```console\n(.*?)```", README, re.DOTALL)), re.MULTILINE)
-    assert len(commands) >= 7
-    for command in commands:
-        if " train " in command:
-            command = " ".join([command, *STAND_IN])
-        result = shell(command, newcomer)
-        assert result.returncode == 0, f"{command}\n{result.stderr}"
-
-
-def test_every_file_that_the_readme_names_exists():
-    (tree,) = re.findall(r"```\n(vaswani_transformer/ .*?)```", README, re.DOTALL)
-    folder = ROOT
-    for line in tree.splitlines():
-        names = [word for word in line[:44].split() if word.endswith((".py", "/"))]
-        assert names, line
-        if not line.startswith(" "):
-            folder = ROOT
-        for name in names:
-            assert (folder / name).exists(), f"README names {name} in {folder.name}"
-        if not line.startswith(" "):
-            folder = ROOT / names[0]
 
 
 def test_ctrl_c_in_the_demo_ends_it_with_130_and_it_goes_on_later(newcomer):

@@ -1,0 +1,308 @@
+"""The documentation: every code block of README and docs/ runs, every link leads somewhere, and the site builds.
+
+The blocks of a page run in order, in a folder with a model, its corpus and a short training run. In a `console` block
+the lines after `$ ` run; a block with `title="FILE"` is written to FILE. A comment above a block changes this:
+
+    <!-- not run: REASON -->    Python is compiled, and the options of our commands are looked up
+    <!-- needs: PACKAGE -->     runs where the package is installed, else as above
+"""
+
+import contextlib
+import gzip
+import importlib.util
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import pytest
+from saved_model import saved_model
+
+from training import demo_corpus
+from training.recipe import load_recipe
+from vaswani_transformer import __version__
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]}
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<rule>not run|needs): (?P<why>[^>]+) -->\n)?"
+    r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+LANGUAGES = {"python", "console", "yaml", "text", "js", "cpp"}
+FAST = {"docs/index.md", "docs/how-to/hub.md"}  # pages of seconds; the commands of the others take minutes
+# What a page of the documentation leaves out of a training command: it ends after four steps of a tiny model.
+SHORT = {
+    "max_steps": "4", "save_every": "2", "validate_every": "2", "bleu_every": "null", "tokens_per_step": "1000",
+    "micro_batches": "1", "vocab_size": "400", "max_length": "100", "average_last": "2",
+    "model.d_model": "32", "model.encoder_layers": "1", "model.decoder_layers": "1",
+}  # fmt: skip
+MODEL_KEYS = {key for key in SHORT if key.startswith("model.")} | {"vocab_size"}
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    line: int
+    language: str
+    text: str
+    title: str | None
+    rule: str | None
+    why: str
+
+    @property
+    def runs(self) -> bool:
+        return self.rule is None or (self.rule == "needs" and importlib.util.find_spec(self.why) is not None)
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines after `$ ` of a console block, continued lines joined."""
+        return re.findall(r"^\$ (.*)$", self.text.replace("\\\n", " "), re.MULTILINE)
+
+
+def blocks(page: str) -> Iterator[Block]:
+    text = PAGES[page].read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        found = match.groupdict()
+        yield Block(page, line, found["language"], found["text"], found["title"], found["rule"], found["why"] or "")
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+
+
+# ---- read, not run -----------------------------------------------------------------------------------------------
+
+
+def test_every_block_has_a_language_that_this_test_knows():
+    for page, path in PAGES.items():
+        fences = len(re.findall(r"^```", path.read_text(encoding="utf-8"), re.MULTILINE))
+        assert fences == 2 * len(list(blocks(page))), f"{page}: a block that does not begin and end at the margin"
+    for block in ALL:
+        assert block.language in LANGUAGES, f"{block.page}:{block.line}: {block.language!r}"
+
+
+def test_python_blocks_compile():
+    for block in ALL:
+        if block.language == "python":
+            compile(block.text, f"{block.page}:{block.line}", "exec")
+
+
+def test_yaml_blocks_are_recipes(tmp_path):
+    for block in ALL:
+        if block.language == "yaml":
+            (tmp_path / "recipe.yaml").write_text(block.text, encoding="utf-8")
+            load_recipe(str(tmp_path / "recipe.yaml"))
+
+
+def test_commands_and_options_exist(monkeypatch):
+    """Also of the blocks that do not run, such as those for several GPUs."""
+    monkeypatch.setenv("COLUMNS", "200")
+    known: dict[str, str] = {}
+    for block in ALL:
+        for command in block.commands if block.language == "console" else ():
+            for words in re.findall(r"(?:vaswani-transformer|-m training(?:\.\w+)?) [^|]*", command):
+                name, options = command_of(words)
+                if name not in known:
+                    known[name] = help_of(name)
+                for option in options:
+                    assert option in known[name], f"{block.page}:{block.line}: {name} has no {option}"
+
+
+def command_of(words: str) -> tuple[str, set[str]]:
+    """The command without its arguments, and its options."""
+    found = re.findall(r"\S+", re.sub(r'"[^"]*"', "", words))
+    if found[0] == "-m":
+        name = " ".join(found[:2])
+    else:
+        name = " ".join(found[: 3 if found[1] in ("plot", "export") else 2])
+    return name, {word.partition("=")[0] for word in found if word.startswith("--")}
+
+
+def help_of(name: str) -> str:
+    """The help of a command; of training, with the keys of a recipe as flags."""
+    from vaswani_transformer import cli
+
+    words = name.split()
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+        if words[0] == "-m":
+            module = "training.__main__" if words[1] == "training" else words[1]
+            importlib.import_module(module).main(["--help"])
+        else:
+            cli.main([*words[1:], "--help"])
+    text = printed.getvalue()
+    if name in ("-m training", "vaswani-transformer train", "vaswani-transformer plan"):
+        keys = vars(load_recipe(None))
+        text += " ".join(f"--{key} --{key.replace('_', '-')}" for key in keys) + " --model.dropout"
+    return text
+
+
+def test_links_lead_to_files_and_headings():
+    generated = {"commands.md", "recipe.md", "source.md", "annotated.md"}
+    for page, path in PAGES.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+            name, _, heading = target.partition("#")
+            if target.startswith("http") or Path(name).name in generated or name == "images/demo-attention.png":
+                continue  # generated pages are checked by `mkdocs build --strict`
+            linked = (path.parent / name) if name else path
+            assert linked.exists(), f"{page} links to {target}"
+            if heading and linked.name != "configuration.md":
+                headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+                slugs = {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+                assert heading in slugs, f"{page} links to {target}"
+
+
+def test_the_readme_is_short_and_its_results_are_recorded():
+    readme = PAGES["README.md"].read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 120
+    records = (ROOT / "training/results/demo.csv").read_text() + (ROOT / "training/results/multi30k.csv").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+\.\d+) \| (nrefs\S+) \|$", readme, re.MULTILINE)
+    assert len(rows) == 4
+    for recipe, score, signature in rows:
+        recorded = f"{score},{signature.replace(chr(92), '')}"
+        assert any(f"--config {recipe}" in line and recorded in line for line in records.splitlines()), recipe
+
+
+def test_the_wheel_of_the_readme_has_the_name_that_the_build_gives_it():
+    assert f"vaswani_transformer-{__version__}-py3" in PAGES["README.md"].read_text(encoding="utf-8")
+
+
+def test_the_make_targets_of_the_documentation_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page in (*PAGES.values(), ROOT / "CONTRIBUTING.md"):
+        for words in re.findall(r"^    make ([\w -]+?)(?:  |$)|`make ([\w-]+)`", page.read_text("utf-8"), re.MULTILINE):
+            for target in " ".join(words).split():
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: make {target}"
+
+
+# ---- run ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory) -> Path:
+    """A folder as the pages expect it: a demo's model, and text."""
+    folder = tmp_path_factory.mktemp("documentation")
+    saved_model(folder / "demo" / "model")
+    for name, column in (("eight.en", 1), ("eight.de", 2)):
+        lines = [row[column] for row in demo_corpus.load("test")[:8]]
+        (folder / "demo" / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    for corpus, names, opened in (
+        ("mytext", ("train", "val", "test"), open),
+        ("data/multi30k", ("train", "val", "test_2016_flickr"), gzip.open),
+    ):
+        (folder / corpus).mkdir(parents=True)
+        for split, name, pairs in zip(("train", "validation", "test"), names, (300, 20, 20), strict=True):
+            for column, language in ((1, "en"), (2, "de")):
+                suffix = ".gz" if opened is gzip.open else ""
+                with opened(folder / corpus / f"{name}.{language}{suffix}", "wt", encoding="utf-8") as file:
+                    file.writelines(f"{row[column]}\n" for row in demo_corpus.load(split)[:pairs])
+    for name in ("training", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_of_mytext(template) -> Path:
+    """A finished training run of `mytext`, for the pages that begin with one."""
+    options = " ".join(f"--{key} {value}" for key, value in SHORT.items())
+    command = "train --data mytext --train train --validation val --test test --preset base --output_dir runs/mine"
+    shell(f"vaswani-transformer {command} --model.encoder_ffn_dim 32 {options}", template)
+    return template / "runs" / "mine"
+
+
+def shell(command: str, folder: Path) -> str:
+    bin_folder = Path(sys.executable).parent
+    environment = os.environ | {
+        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def shortened(command: str) -> str:
+    """A training command, ended after a few steps; keys that the command names keep their values."""
+    if not re.match(r"vaswani-transformer train ", command):
+        return command.replace("vaswani-transformer demo", "vaswani-transformer demo --quick")
+    keys = {key: value for key, value in SHORT.items() if f"--{key} " not in command}
+    if "finetune" in command:  # its size is that of the model it starts from
+        keys = {key: value for key, value in keys.items() if key not in MODEL_KEYS}
+    return " ".join([command, *(f"--{key} {value}" for key, value in keys.items())])
+
+
+def run_page(page: str, folder: Path, languages: tuple[str, ...] = ("python", "console")) -> int:
+    """Runs the blocks of a page in their order; returns how many."""
+    namespace: dict[str, object] = {}
+    run = 0
+    for block in blocks(page):
+        if block.title is not None:
+            (folder / block.title).write_text(block.text, encoding="utf-8")
+        if not block.runs or block.language not in languages:
+            continue
+        if block.language == "python":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block.text, f"{page}:{block.line}", "exec"), namespace)
+            run += 1
+        elif block.language == "console":
+            for command in block.commands:
+                shell(shortened(command), folder)
+            run += 1
+    return run
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page, marks=[] if page in FAST else [pytest.mark.slow])
+        for page in PAGES
+        if any(block.runs and block.language in ("python", "console") for block in blocks(page))
+    ],
+)
+def test_the_blocks_of_a_page_run(page: str, template: Path, tmp_path: Path, monkeypatch, request):
+    text = PAGES[page].read_text(encoding="utf-8")
+    if "runs/mine" in text and "mine.yaml" not in text:
+        request.getfixturevalue("run_of_mytext")
+    folder = tmp_path / "folder"
+    shutil.copytree(template, folder, symlinks=True)
+    if page == "docs/tutorial.md":
+        shutil.rmtree(folder / "demo")  # the page makes it
+    monkeypatch.chdir(folder)
+    assert run_page(page, folder) > 0
+
+
+def test_the_python_of_the_readme_runs(template: Path, monkeypatch):
+    monkeypatch.chdir(template)
+    assert run_page("README.md", template, ("python",)) == 2
+
+
+@pytest.mark.slow
+def test_the_cpp_program_names_the_inputs_and_outputs_of_the_export(template, tmp_path):
+    (block,) = (block for block in ALL if block.language == "cpp")
+    shell(f"vaswani-transformer export onnx demo/model {tmp_path / 'for-cpp'} --text", template)
+    graph = onnx.load(str(tmp_path / "for-cpp" / "model_text.onnx")).graph
+    for words, values in (("inputs", graph.input), ("outputs", graph.output)):
+        (named,) = re.findall(rf'{words}\[\] = {{"(\w+)"}}', block.text)
+        assert named in {value.name for value in values}
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        external = re.findall(r'<(?:script|link|img)\b[^>]*(?:src|href)="(https?://[^"]+)', page.read_text("utf-8"))
+        assert not external, f"{page.name} loads {external}"
