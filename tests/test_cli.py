@@ -366,7 +366,7 @@ import sys
 from pathlib import Path
 from vaswani_transformer import programs
 programs.clone = lambda: Path(sys.argv[1])
-raise SystemExit(programs.launch("training", sys.argv[2:]))
+raise SystemExit(programs.launch("training", sys.argv[3:], int(sys.argv[2])))
 """
 
 
@@ -376,7 +376,7 @@ def test_a_signal_reaches_the_training_program_once_and_its_exit_code_comes_back
     (tmp_path / "training" / "__init__.py").touch()
     (tmp_path / "training" / "__main__.py").write_text(PROGRAM)
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, tmp_path, "--config", "a b", "--", "-x"],
+        [sys.executable, "-c", LAUNCH, tmp_path, "1", "--config", "a b", "--", "-x"],
         env=ENVIRONMENT | {"HF_HOME": str(tmp_path)},
         stdout=subprocess.PIPE,
         start_new_session=True,  # no terminal
@@ -397,7 +397,7 @@ def test_several_processes_are_as_many_as_asked_for_and_the_exit_code_is_that_of
         "raise SystemExit(3)\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", LAUNCH, tmp_path, "--processes", "2"],
+        [sys.executable, "-c", LAUNCH, tmp_path, "2"],
         env=ENVIRONMENT | {"HF_HOME": str(tmp_path)},
         capture_output=True,
         cwd=tmp_path,

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
 from training_child import TrainingProcess
 
-from training import fsdp
+from training import fsdp, machine
 from training.batches import plan_batches
 from training.recipe import load_recipe
 from training.report import Reporter
@@ -624,7 +624,7 @@ def test_a_second_run_on_the_same_folder_is_refused_by_name(start):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"micro_batches": 3, "processes": 2}, "1 process runs, 2 were asked for"),
+        ({"micro_batches": 3, "processes": 2}, "1 process running, 2 requested"),
         ({"model": {"d_modell": 16}}, "unknown config field 'd_modell'; did you mean 'd_model'?"),
         ({"model": {"d_model": 15}}, "`d_model` is 15"),
         ({"preset": "huge"}, "preset 'huge' is not one of base"),
@@ -831,25 +831,23 @@ def test_accelerate_launch_runs_two_processes(text, tmp_path, uninterrupted):
 def test_the_launcher_that_starts_one_process_of_two_is_caught(text, tmp_path):
     result = launch(text, tmp_path, "--cpu")
     assert result.returncode != 0
-    assert "1 process runs, 2 were asked for; without GPUs `accelerate launch --multi_gpu" in result.stderr
-
-
-def test_what_the_launcher_was_asked_for_is_read_from_its_command_line():
-    """A parent with the command line of `accelerate launch`, without the time that it takes."""
-    child = "from training.machine import refuse_too_few_processes as check; check(None, 1)"
-    parent = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
-    environment = {key: value for key, value in os.environ.items() if key != "WORLD_SIZE"}
-    for asked, code in (("2", 1), ("1", 0)):
-        command = [sys.executable, "-c", parent, "accelerate", "launch", "--cpu", "--num_processes", asked]
-        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
-        assert result.returncode == code
-        assert ("UnavailableError: 1 process runs, 2 were asked for" in result.stderr) == (asked == "2")
-    # What `accelerate launch` sets for the one process that it starts when its configuration file asks for several.
-    environment |= {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}
-    result = subprocess.run(
-        [sys.executable, "-c", child], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+    assert (
+        "1 process running, more requested; without GPUs, start them with `accelerate launch --multi_gpu"
+        in result.stderr
     )
-    assert result.returncode == 1 and "1 process runs, Accelerate's configuration asks for more" in result.stderr
+
+
+@pytest.mark.parametrize("wanted", [None, 2])
+def test_too_few_processes_are_refused(monkeypatch, wanted):
+    """A launcher that starts one of two processes sets only the address of the others."""
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    machine.refuse_too_few_processes(wanted, running=2)
+    if wanted is None:
+        machine.refuse_too_few_processes(None, running=1)
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(UnavailableError, match=f"1 process running, {wanted or 'more'} requested"):
+        machine.refuse_too_few_processes(wanted, running=1)
 
 
 def test_a_tracker_that_is_not_installed_is_said_and_not_left_out(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""`accelerate launch -m training --config recipe.yaml [--key value ...]`, and the same with `python -m`."""
+"""`accelerate launch -m training --config recipe.yaml [--key value ...]`, or the same with `python -m`."""
 
 from typing import Annotated
 
@@ -6,40 +6,47 @@ import typer
 
 from vaswani_transformer.errors import InputError, exit_cleanly
 
+from .recipe import Recipe, describe_keys, load_recipe
+
+# Keys of a recipe are options as well.
+RECIPE_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+Config = Annotated[str | None, typer.Option(help="A recipe: a YAML file, or the name of a shipped one.")]
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    help="Train a model. Every key of a recipe is a flag as well: --max_steps 1000, --model.dropout 0.3.",
+    context_settings=RECIPE_OPTIONS,
+    help="Train a model. Every key of a recipe is an option as well: --max_steps 1000, --model.dropout 0.3.",
+    epilog=describe_keys(),
 )
-def train(
-    context: typer.Context,
-    config: Annotated[str | None, typer.Option(help="A recipe: a YAML file, or the name of a shipped one.")] = None,
-) -> None:
-    from .recipe import load_recipe
-
-    recipe = load_recipe(config, flags_of(context.args))
+def train(context: typer.Context, config: Config = None) -> None:
+    recipe = load_recipe(config, parse_options(context.args))
     from .train import train as run
 
     run(recipe)
 
 
-def flags_of(words: list[str]) -> dict[str, str]:
-    """--key value, --key=value and a bare --key (true) as {key: text}."""
-    flags: dict[str, str] = {}
+def parse_options(words: list[str]) -> dict[str, str | None]:
+    """Parse `--key value` and `--key=value` into {key: value}; a bare `--key` has the value None."""
+    options: dict[str, str | None] = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise InputError(f"{word!r} is not a flag; flags are `--key value`")
-        key, equals, value = word[2:].partition("=")
-        if not equals:
-            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        if key in flags:
-            raise InputError(f"--{key} is given twice; several names are one list: --{key} '[{flags[key]}, {value}]'")
-        flags[key] = value
-    return flags
+            raise InputError(f"{word!r} is not an option; write `--key value`")
+        key, equals, text = word[2:].partition("=")
+        value = text if equals else rest.pop(0) if rest and not rest[0].startswith("--") else None
+        if key in options:
+            raise InputError(f"--{key} is given twice; several names are one list: --{key} '[{options[key]}, {value}]'")
+        options[key] = value
+    return options
+
+
+def recipe_of(arguments: list[str]) -> Recipe:
+    """Return the recipe of a command line, for a launcher that needs to know `processes` beforehand."""
+    options = parse_options(arguments)
+    return load_recipe(options.pop("config", None), options)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,9 +3,7 @@
 import ctypes
 import hashlib
 import os
-import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,22 +113,16 @@ def seed_everything(*numbers: int) -> None:
 
 
 def refuse_too_few_processes(wanted: int | None, running: int) -> None:
-    """Raises UnavailableError if not as many processes run as were asked for, here or of `accelerate launch`.
+    """Raise UnavailableError if fewer processes run than the recipe or the launcher asked for.
 
-    On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts one process and says nothing.
+    On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts a single process without a warning; it
+    only sets the address at which the processes would meet.
     """
-    asked = wanted if wanted is not None else _processes_asked_of_launcher()
-    if asked is not None and asked != running:
+    launched_as_one_of_several = running == 1 and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
+    if launched_as_one_of_several or wanted not in (None, running):
         raise UnavailableError(
-            f"{running} process{'es run' if running > 1 else ' runs'}, {asked} were asked for; without GPUs "
-            f"`accelerate launch --multi_gpu --num_processes {asked}` starts them (gloo)"
-        )
-    # A configuration file may have asked: it gives one process an address of the others, and no number of them.
-    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
-    if asked is None and running == 1 and launched:
-        raise UnavailableError(
-            "1 process runs, Accelerate's configuration asks for more; without GPUs "
-            "`accelerate launch --multi_gpu --num_processes N` starts them (gloo), `python -m` one, if one is meant"
+            f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
+            f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
         )
 
 
@@ -141,23 +133,6 @@ def refuse_deepspeed() -> None:
             "Accelerate is configured for DeepSpeed, which is not offered; training/accelerate/fsdp.yaml splits the "
             "weights over processes"
         )
-
-
-def _processes_asked_of_launcher() -> int | None:
-    """How many processes the launcher that started this one was asked for; None without one."""
-    if os.environ.get("WORLD_SIZE", "").isdigit():
-        return int(os.environ["WORLD_SIZE"])  # torchrun, and `accelerate launch` where it starts several
-    try:
-        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return None
-    if not any("accelerate" in word for word in parent[:4]):
-        return None
-    for word, after in zip(parent, [*parent[1:], ""], strict=True):
-        if match := re.fullmatch(r"--num[_-]processes(?:=(\d+))?", word):
-            number = match[1] or after
-            return int(number) if number.isdigit() else None
-    return None
 
 
 def versions() -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """output_dir: whose it is, and whether the run that it holds is this one."""
 
-import dataclasses
 import shlex
 import shutil
 import sys
@@ -39,7 +38,7 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     try:
         command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
         checkpoint.write_json(
-            record, {"command": command, "identity": recipe.identity(), "recipe": dataclasses.asdict(recipe)}
+            record, {"command": command, "identity": recipe.identity(), "recipe": recipe.model_dump()}
         )
         for folder in (output, output / "checkpoints"):
             checkpoint.remove_unfinished(folder)

@@ -266,7 +266,7 @@ class Run:
         self.wall_seconds_before = progress.wall_seconds
         self._introduce()
         if recipe.trackers:
-            self.accelerator.init_trackers("vaswani_transformer", config=_flat(dataclasses.asdict(recipe)))
+            self.accelerator.init_trackers("vaswani_transformer", config=_flat(recipe.model_dump()))
         self.reporter.start(self.output, self.accelerator, progress.step, self.total_steps)
         self._settle_buckets()
         self.start_window()

@@ -87,7 +87,7 @@ def train(context: typer.Context) -> None:
     if {"--help", "-h"} & set(context.args) or not context.args:
         program("__main__").main(context.args or ["--help"])
         return
-    code = launch(name, context.args)
+    code = launch(name, context.args, program("__main__").recipe_of(context.args).processes)
     if code:
         raise SystemExit(code)
 

@@ -50,8 +50,8 @@ ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.EN
 
 # Packages that not every installation has, and what brings them: `pip install "vaswani-transformer[...]"`.
 EXTRAS = {
-    "accelerate": "train", "datasets": "train", "sacrebleu": "train", "sacremoses": "train", "jinja2": "hub",
-    "matplotlib": "viz", "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
+    "accelerate": "train", "datasets": "train", "pydantic": "train", "sacrebleu": "train", "sacremoses": "train",
+    "jinja2": "hub", "matplotlib": "viz", "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
 }  # fmt: skip
 
 # On the CPU neither torch nor ONNX Runtime has a class for it: torch's allocator says its name in a RuntimeError, ONNX
