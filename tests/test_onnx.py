@@ -16,9 +16,10 @@ from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer
 
 from conversion.onnx import prove as prove_module
 from conversion.onnx.__main__ import export_folder, main
-from conversion.onnx.quantize import graphs_of
+from conversion.onnx.graph_surgery import graphs_of
 from conversion.onnx.sentences import encoded_sentences, race
-from conversion.onnx.single_graph import EXAMPLE_LENGTH, export_single_graph
+from conversion.onnx.single_graph import export_single_graph
+from conversion.onnx.traced import EXAMPLE_LENGTH
 from vaswani_transformer import PRESETS, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError, ProofError
@@ -331,9 +332,9 @@ def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Pa
     from vaswani_transformer.loading import load_model
 
     graph = onnx.load(folders[1] / "model.onnx")
-    steps = graphs_of(graph.graph)[0]
+    steps = next(graphs_of(graph.graph))
     made_by = {name: node for node in steps.node for name in node.output}
-    table = made_by[made_by["after.past"].input[0]]
+    table = made_by[made_by["after.bias"].input[0]]
     parents = made_by[table.input[1]]
     assert (table.op_type, parents.op_type) == ("GatherND", "Unsqueeze")
     place = list(steps.node).index(table)

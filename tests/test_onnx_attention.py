@@ -16,9 +16,10 @@ from test_onnx import MORE_SWITCHES, OFFSET, PAD, SWITCHES
 
 from conversion.onnx import single_graph
 from conversion.onnx.__main__ import export_folder, main
+from conversion.onnx.graph_surgery import graphs_of
 from conversion.onnx.prove import cross_attentions, prove_attention
-from conversion.onnx.quantize import graphs_of
-from conversion.onnx.single_graph import Attention, export_single_graph, flat
+from conversion.onnx.single_graph import export_single_graph
+from conversion.onnx.traced import CrossAttentions, flat
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import start
 from vaswani_transformer.loading import load_model
@@ -81,8 +82,8 @@ def test_all_tokens_at_once_attend_to_a_padded_source_as_torch_says(
     best = torch.randint(3, 7, (4, length), generator=torch.Generator().manual_seed(0))
     best[1, length // 2 + 1 :] = PAD
     with torch.no_grad():
-        memory, _, tables, _ = start(model, **batch, offset=OFFSET, beams=2, alpha=torch.tensor(0.6))
-        found = Attention(model)(list(flat(memory)), tables.positions, best[:, None]).numpy()
+        memory, _, constants, _ = start(model, **batch, offset=OFFSET, beams=2, alpha=torch.tensor(0.6))
+        found = CrossAttentions(model)(list(flat(memory)), constants.positions, best[:, None]).numpy()
     expected = expected_of(model, batch, best.numpy())
     expected *= (best != PAD).numpy()[:, None, None, :, None]
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -123,7 +124,7 @@ def test_every_weight_is_still_in_the_file_once_and_none_outside_the_loops_but_t
 ) -> None:
     """ONNX Runtime packs a matrix for the steps only where it is theirs or the loop's right around them."""
     graph = onnx.load(folders[1] / "model.onnx")
-    bodies = graphs_of(graph.graph)
+    bodies = list(graphs_of(graph.graph))
     matrices = [
         onnx.numpy_helper.to_array(tensor)
         for body in bodies

@@ -10,8 +10,9 @@ from onnx import TensorProto, helper
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from conversion.onnx.__main__ import main
+from conversion.onnx.graph_surgery import graphs_of
 from conversion.onnx.prove import prove
-from conversion.onnx.quantize import graphs_of, quantized
+from conversion.onnx.quantize import quantized
 from conversion.onnx.single_graph import export_single_graph
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.onnx_translator import OnnxTranslator

@@ -157,7 +157,7 @@ def test_an_export_that_fails_leaves_the_model_the_attention_that_it_had(
         seen.append(model.config._attn_implementation)
         raise MemoryError
 
-    monkeypatch.setattr(part, "export_three" if part is split else "export_both", failing)
+    monkeypatch.setattr(part, "export_three" if part is split else "search_graphs", failing)
     with pytest.raises(MemoryError):
         export(model)
     assert (seen, model.config._attn_implementation) == (["eager"], implementation)

@@ -51,7 +51,7 @@ def session_of(op: Operators, inputs: dict[str, tuple], outputs: dict[str, tuple
         "part",
         [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
         [helper.make_tensor_value_info(name, kind, None) for name, (_, kind) in outputs.items()],
-        list(op.tensors.values()),
+        list(op.tensors),
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     return opened(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
@@ -304,7 +304,7 @@ def echo() -> onnx.ModelProto:
             helper.make_tensor_value_info("sequences", TensorProto.INT64, None),
             helper.make_tensor_value_info("scores", TensorProto.FLOAT, None),
         ],
-        [*values, *op.tensors.values()],
+        [*values, *op.tensors],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 

@@ -123,9 +123,10 @@ def export_folder(
     from .quantize import quantized
     from .readme import readme
     from .sentences import encoded_sentences, race
-    from .single_graph import EXAMPLE_LENGTH, SETTINGS, export_single_graph
+    from .single_graph import SETTINGS, export_single_graph
     from .split import export_split
     from .text import prove_text, readable_tokenizer, with_tokenizer
+    from .traced import EXAMPLE_LENGTH
 
     model = load_model(source, device="cpu", dtype=torch.float32)
     if layout == "single":
@@ -207,7 +208,7 @@ def save(graph: "onnx.ModelProto", unfinished: Path, folder: Path, name: str) ->
     import onnx
     from onnx.external_data_helper import set_external_data
 
-    from .quantize import graphs_of
+    from .graph_surgery import graphs_of
 
     tensors = [tensor for body in graphs_of(graph.graph) for tensor in body.initializer]
     if sum(len(tensor.raw_data) for tensor in tensors) > LARGEST_FILE:

@@ -7,7 +7,7 @@ joined hold one byte each; no string that leaves the graph is broken UTF-8.
 import numpy as np
 from onnx import TensorProto
 
-from .operators import Operators
+from .operators import Operators, tensor_type
 from .text_to_ids import MARK, SPELLING, ByteLevelBPE, as_int, padded, shifted
 
 REPLACEMENT, NOTHING = 256, 257  # what stands for a character, beside the 256 bytes
@@ -102,5 +102,5 @@ def joined(op: Operators, pieces: str) -> str:
     )
     together = body.StringConcat(even, last)
     go_on = body.Greater(body.Squeeze(body.Shape(together, start=1)), 1)
-    (columns,) = op.repeated(body, {now: columns}, [TensorProto.STRING], go_on, [together])
+    (columns,) = op.loop(body, {now: columns}, [tensor_type(TensorProto.STRING)], go_on, [together])
     return op.Squeeze(columns, [1])

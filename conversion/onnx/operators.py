@@ -1,70 +1,75 @@
-"""Graphs written as calls: `op.Add(x, 1)` appends an Add and gives the name of what it computes."""
+"""Write ONNX graphs as calls: `op.Add(x, 1)` appends an Add node and returns the name of its output."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
-import numpy as np
-from onnx import GraphProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, TensorProto, TypeProto, ValueInfoProto, helper
 
-from .single_graph import content_of
+from .graph_surgery import Tensors, rename
 
 
 class Operators:
-    """Operators in the order of the calls. What is no name is a constant: int is int64, bytes is a string."""
+    """The nodes of a graph, in the order of the calls. Arguments that are not names become constants."""
 
-    def __init__(self, prefix: str, parent: "Operators | None" = None):
-        """prefix: of all names, unique in the file;  parent: of the graph that this one, a loop's, lies in"""
+    def __init__(self, prefix: str, outer: "Operators | None" = None):
+        """prefix: of all names, unique in the file;  outer: the graph that contains this loop or branch"""
         self.prefix = prefix
         self.nodes: list = []
-        self.tensors: dict[tuple, TensorProto] = parent.tensors if parent else {}
-        self.numbers = parent.numbers if parent else count()
+        self.tensors = Tensors(outer.tensors if outer else None)
+        self.numbers = outer.numbers if outer else count()
 
-    def __getattr__(self, kind: str) -> Callable[..., str]:
-        def append(*inputs: Any, **attributes: Any) -> str:
+    def __getattr__(self, kind: str) -> Callable[..., Any]:
+        """Return a function that appends a node of this kind and returns its output, with `num_outputs` a list.
+
+        The keyword `name` sets the output's name.
+        """
+
+        def append(*inputs: Any, name: str | None = None, **attributes: Any) -> str | list[str]:
             names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
-            output = f"{self.prefix}{next(self.numbers)}"
-            self.nodes.append(helper.make_node(kind, names, [output], name=output, **attributes))
-            return output
+            outputs = [name or self.new_name() for _ in range(attributes.get("num_outputs", 1))]
+            self.nodes.append(helper.make_node(kind, names, outputs, name=outputs[0], **attributes))
+            return outputs if "num_outputs" in attributes else outputs[0]
 
         return append
 
+    def new_name(self) -> str:
+        return f"{self.prefix}{next(self.numbers)}"
+
     def constant(self, value: Any) -> str:
-        array = np.asarray(value, dtype=object if isinstance(value, bytes) else None)
-        content = ("bytes", array.shape, tuple(array.flat)) if array.dtype == object else content_of(array)
-        if content not in self.tensors:
-            name = f"{self.prefix}{next(self.numbers)}"
-            if array.dtype == object:  # onnx's own functions lose U+0000
-                strings = array.flatten().tolist()
-                tensor = TensorProto(name=name, data_type=TensorProto.STRING, dims=array.shape, string_data=strings)
-            else:
-                tensor = numpy_helper.from_array(array, name)
-            self.tensors[content] = tensor
-        return self.tensors[content].name
+        return self.tensors.constant(value, self.prefix)
 
-    def repeated(
-        self, body: "Operators", given: dict[str, str], kinds: list[int], go_on: str, after: list[str]
-    ) -> list:
-        """What the values are when `go_on` is false at the end of a round; at least one round.
+    def inline(self, graph: GraphProto, prefix: str, inputs: list[str], outputs: list[str]) -> list[str]:
+        """Append the nodes of another graph, with other names for its inputs and outputs; returns `outputs`."""
+        rename(graph, prefix, inputs, outputs)
+        self.nodes += self.tensors.take(graph)
+        return outputs
 
-        body: operators of a round;  given: its names of the values -> what they are at first
-        kinds: their types;  go_on, after: in the round's names, whether there is another, and the values then
+    def graph(self, outputs: dict[str, TypeProto], inputs: Iterable[ValueInfoProto] = ()) -> GraphProto:
+        """Return the body of a loop or branch."""
+        values = [ValueInfoProto(name=name, type=type) for name, type in outputs.items()]
+        name = f"{self.prefix}graph"
+        return GraphProto(name=name, node=self.nodes, input=inputs, output=values, initializer=self.tensors)
+
+    def loop(
+        self, body: "Operators", first: dict[str, str], types: list[TypeProto], go_on: str, after: list[str]
+    ) -> list[str]:
+        """Run the body until `go_on` is false at its end, at least once; returns the final values.
+
+        first: the body's names of the loop's variables, with their first values;  types: of the variables
+        go_on, after: the body's names of the condition and of the variables' next values
         """
-        flag = helper.make_tensor_value_info
-        inputs = [
-            flag(f"{self.prefix}{next(self.numbers)}", TensorProto.INT64, []),
-            flag(f"{self.prefix}{next(self.numbers)}", TensorProto.BOOL, []),
-            *(ValueInfoProto(name=name, type=unshaped(kind)) for name, kind in zip(given, kinds, strict=True)),
-        ]
-        outputs = [
-            flag(go_on, TensorProto.BOOL, []),
-            *(ValueInfoProto(name=name, type=unshaped(kind)) for name, kind in zip(after, kinds, strict=True)),
-        ]
-        graph = GraphProto(name=f"{self.prefix}round", node=body.nodes, input=inputs, output=outputs)
-        ends = [f"{self.prefix}{next(self.numbers)}" for _ in given]
-        self.nodes.append(helper.make_node("Loop", ["", self.constant(True), *given.values()], ends, body=graph))
-        return ends
+        flag = tensor_type(TensorProto.BOOL, 0)
+        counter = {self.new_name(): tensor_type(TensorProto.INT64, 0), self.new_name(): flag}
+        variables = counter | dict(zip(first, types, strict=True))
+        inputs = [ValueInfoProto(name=name, type=type) for name, type in variables.items()]
+        outputs = {go_on: flag} | dict(zip(after, types, strict=True))
+        graph = body.graph(outputs, inputs)
+        final = [self.new_name() for _ in first]
+        self.nodes.append(helper.make_node("Loop", ["", self.constant(True), *first.values()], final, body=graph))
+        return final
 
 
-def unshaped(kind: int):
-    return helper.make_tensor_type_proto(kind, None)
+def tensor_type(kind: int, rank: int | None = None) -> TypeProto:
+    """A tensor of any size;  rank: None for any"""
+    return helper.make_tensor_type_proto(kind, None if rank is None else [None] * rank)

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vaswani_transformer.beam_search import as_set, beam_search
+from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.modeling_vaswani_transformer import (
     NO_HYPOTHESIS,
     VaswaniTransformerForConditionalGeneration,
 )
 
-from .single_graph import source_length_offset
 from .split import FILES
+from .traced import source_length_offset
 
 # sentences, beams, alpha, longest source, max_length
 CASES = [(1, 1, 0.6, 8, 24), (5, 4, 0.6, 20, 24), (3, 8, 1.0, 12, 16), (8, 2, 0.0, 6, 40), (4, 5, 0.6, 1, 12)]
@@ -184,8 +184,8 @@ def random_batch(
 ) -> dict[str, Tensor]:
     """Sentences of 1 to `longest` random tokens and </s>, padded."""
     config, generator = model.config, torch.Generator().manual_seed(seed)
-    ends = as_set(config.eos_token_id)
-    special = {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id} | ends
+    end = cast(int, config.eos_token_id)
+    special = {config.pad_token_id, config.decoder_start_token_id, config.bos_token_id, end}
     words = torch.tensor([token for token in range(config.vocab_size) if token not in special])
     if config.max_position_embeddings is not None:
         longest = min(longest, config.max_position_embeddings - 1)
@@ -194,7 +194,7 @@ def random_batch(
     for row in range(sentences):
         length = int(torch.randint(1, longest + 1, (), generator=generator))
         input_ids[row, :length] = words[torch.randint(len(words), (length,), generator=generator)]
-        input_ids[row, length] = min(ends)
+        input_ids[row, length] = end
         attention_mask[row, : length + 1] = 1
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 

@@ -18,6 +18,8 @@ slow) and, within a loop, fuses it into an operator whose weights it then does n
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from .graph_surgery import graphs_of, remove_unused
+
 
 def quantized(model: ModelProto, activations: bool = True) -> ModelProto:
     """In place: weights int8, products of uint8 rows with int8 columns, summed in int32. Standard operators.
@@ -25,7 +27,7 @@ def quantized(model: ModelProto, activations: bool = True) -> ModelProto:
     activations: False for float32 rows and products
     """
     graph = model.graph
-    bodies = graphs_of(graph)
+    bodies = list(graphs_of(graph))
     floats = {
         tensor.name: tensor for body in bodies for tensor in body.initializer if tensor.data_type == TensorProto.FLOAT
     }
@@ -37,17 +39,10 @@ def quantized(model: ModelProto, activations: bool = True) -> ModelProto:
         if node.op_type == "Transpose" and node.input[0] in floats
     }
     rewriting = Rewriting(graph, floats, transposes, activations)
-    for body in bodies:
+    for body in bodies:  # inner ones first: rewriting a graph copies its nodes, with the graphs inside them
         rewriting.rewrite(body)
     rewriting.finish()
     return model
-
-
-def graphs_of(graph: GraphProto) -> list[GraphProto]:
-    """A graph and those inside it, in the order in which they may be rewritten: a node holds its own, so they come
-    first."""
-    inner = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
-    return [*(below for body in inner for below in graphs_of(body)), graph]
 
 
 class Rewriting:
@@ -172,14 +167,4 @@ class Rewriting:
             nodes = [*one, *self.graph.node]
             del self.graph.node[:]
             self.graph.node.extend(nodes)
-        for body in graphs_of(self.graph):
-            read = {name for node in body.node for name in node.input}
-            kept = [node for node in body.node if node.output[0] not in self.transposes or node.output[0] in read]
-            del body.node[:]
-            body.node.extend(kept)
-        read = {name for body in graphs_of(self.graph) for node in body.node for name in node.input}
-        read |= {value.name for value in self.graph.input}
-        for body in graphs_of(self.graph):
-            tensors = [tensor for tensor in body.initializer if tensor.name in read]
-            del body.initializer[:]
-            body.initializer.extend(tensors)
+        remove_unused(self.graph)

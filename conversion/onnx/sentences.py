@@ -20,7 +20,7 @@ from vaswani_transformer.loading import own_search
 from vaswani_transformer.modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 from .prove import EQUALLY_GOOD, TOLERANCES, difference_by_token, filled, open_session, run
-from .single_graph import NO_MAXIMUM, source_length_offset
+from .traced import NO_MAXIMUM, source_length_offset
 
 BATCH = 8  # sentences
 

@@ -1,32 +1,31 @@
-"""Encoder and decoder as graphs of their own, under Optimum's names: for runtimes that bring their own search.
+"""Encoder and decoder as separate graphs, under Optimum's names, for runtimes that bring their own search.
 
 encoder_model.onnx             input_ids, attention_mask -> last_hidden_state
 decoder_model.onnx             input_ids, encoder_hidden_states, encoder_attention_mask -> logits, present.*
 decoder_with_past_model.onnx   input_ids, encoder_attention_mask, past_key_values.* -> logits, present.*.decoder.*
-decoder_model_merged.onnx      both decoders and `use_cache_branch`, which says the one
+decoder_model_merged.onnx      both decoders; `use_cache_branch` chooses one
 
-On demand decoder_model.onnx gives cross_attentions.* as well: given a whole translation, whoever found it, one call
-says which source tokens each of its tokens attended to.
+On request decoder_model.onnx has the outputs cross_attentions.* as well: one call with a complete translation gives
+the weights with which each of its tokens attends to the source.
 """
-
-from typing import Any
 
 import numpy as np
 import torch
-from onnx import GraphProto, ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 from torch import Tensor, nn
 from torch.export import Dim
 
-from vaswani_transformer.modeling_vaswani_transformer import (
-    VaswaniTransformerForConditionalGeneration,
-    scaled_dot_product_attention,
-    split_heads,
-)
+from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
+from vaswani_transformer.modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
-from .shapes import remove_unread
-from .single_graph import EXAMPLE_LENGTH, OPSET, Weights, exported_graph, renamed
+from .graph_surgery import model_of, remove_unused, rename
+from .operators import Operators, tensor_type
+from .traced import EXAMPLE_LENGTH, eager_attention, exported_graph
 
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
+ENCODER_INPUTS = ["input_ids", "attention_mask"]
+FIRST_INPUTS = ["input_ids", "encoder_hidden_states", "encoder_attention_mask"]
+NEXT_INPUTS = ["input_ids", "encoder_attention_mask"]
 
 
 class Encoder(nn.Module):
@@ -38,121 +37,85 @@ class Encoder(nn.Module):
         return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
-class Decoder(nn.Module):
-    """The decoder with its cache as a flat list: of each layer self keys, self values, cross keys, cross values."""
+class FirstDecoder(nn.Module):
+    """The decoder without a cache; attention: also return the weights of the attention to the source."""
+
+    def __init__(self, model: VaswaniTransformerForConditionalGeneration, attention: bool = False):
+        super().__init__()
+        self.decoder, self.attention = CachedDecoder(model), attention
+
+    def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor):
+        """returns the logits, then per layer self keys, self values, cross keys, cross values, then the weights"""
+        keys, values = memory_keys_and_values(self.decoder.decoder, encoder_hidden_states)
+        decoded = decode_from(self.decoder, 0, input_ids, [], [], keys, values, encoder_attention_mask)
+        cache = [tensor for layer in zip(decoded.keys, decoded.values, keys, values, strict=True) for tensor in layer]
+        return decoded.logits, *cache, *(decoded.cross_attentions if self.attention else [])
+
+
+class NextDecoder(nn.Module):
+    """The decoder with a cache. It returns the self keys and values only: those of the memory do not change."""
 
     def __init__(self, model: VaswaniTransformerForConditionalGeneration):
         super().__init__()
-        self.decoder, self.lm_head = model.model.decoder, model.lm_head
-
-    def decode(self, input_ids: Tensor, mask: Tensor, memory: Tensor | None, past: list[Tensor]):
-        """input_ids: (batch, target), the first of them after the past's;  memory: for the first call
-
-        returns the logits, the cache, and the weights of the attention to the memory, a layer each, (batch, heads,
-            target, source)
-        """
-        before = past[0].shape[2] if past else 0
-        position = torch.arange(input_ids.shape[1]) + before
-        may_attend = torch.arange(input_ids.shape[1] + before)[None, :] <= position[:, None]  # (target, past + target)
-        source_mask = mask.bool()[:, None, None]
-        present: list[Tensor] = []
-        attended: list[Tensor] = []
-
-        def attend(attention, states: Tensor, keys: Tensor, values: Tensor, allowed: Tensor) -> Tensor:
-            present.extend((keys, values))
-            query = split_heads(attention.q_proj(states), attention.d_k)
-            output, weights = scaled_dot_product_attention(query, keys, values, allowed, scaling=attention.scaling)
-            if allowed is source_mask:
-                attended.append(weights.float())
-            return attention.out_proj(output.transpose(1, 2).flatten(2))
-
-        def self_attention(attention, states: Tensor, i: int) -> Tensor:
-            keys, values = keys_and_values(attention, states)
-            if past:
-                keys, values = torch.cat((past[4 * i], keys), dim=2), torch.cat((past[4 * i + 1], values), dim=2)
-            return attend(attention, states, keys, values, may_attend)
-
-        def cross_attention(attention, states: Tensor, i: int) -> Tensor:
-            keys, values = (past[4 * i + 2], past[4 * i + 3]) if memory is None else keys_and_values(attention, memory)
-            return attend(attention, states, keys, values, source_mask)
-
-        decoder: Any = self.decoder
-        hidden = decoder.embed(input_ids, None, start=before)
-        for i, layer in enumerate(decoder.layers):
-            hidden = layer.add_and_norm(
-                hidden, layer.self_attn_norm, lambda x, layer=layer, i=i: self_attention(layer.self_attn, x, i)
-            )
-            hidden = layer.add_and_norm(
-                hidden, layer.cross_attn_norm, lambda x, layer=layer, i=i: cross_attention(layer.cross_attn, x, i)
-            )
-            hidden = layer.add_and_norm(hidden, layer.feed_forward_norm, layer.feed_forward)
-        return self.lm_head(decoder.final_norm(hidden)).float(), present, attended
-
-
-class FirstDecoder(Decoder):
-    """attention: the weights of the attention to the memory, too"""
-
-    def __init__(self, model: VaswaniTransformerForConditionalGeneration, attention: bool = False):
-        super().__init__(model)
-        self.attention = attention
-
-    def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor):
-        logits, present, attended = self.decode(input_ids, encoder_attention_mask, encoder_hidden_states, [])
-        return logits, *present, *(attended if self.attention else [])
-
-
-class NextDecoder(Decoder):
-    """Gives back its own keys and values only: those of the memory do not change."""
+        self.decoder = CachedDecoder(model)
 
     def forward(self, input_ids: Tensor, encoder_attention_mask: Tensor, past: list[Tensor]):
-        logits, present, _ = self.decode(input_ids, encoder_attention_mask, None, past)
-        return logits, *(tensor for i, tensor in enumerate(present) if i % 4 < 2)
+        parts = past[::4], past[1::4], past[2::4], past[3::4]
+        decoded = decode_from(self.decoder, past[0].shape[2], input_ids, *parts, encoder_attention_mask)
+        return decoded.logits, *(tensor for layer in zip(*decoded[1:3], strict=True) for tensor in layer)
 
 
-def keys_and_values(attention, states: Tensor) -> tuple[Tensor, Tensor]:
-    return split_heads(attention.k_proj(states), attention.d_k), split_heads(attention.v_proj(states), attention.d_v)
+def decode_from(
+    decoder: CachedDecoder,
+    start: int,
+    tokens: Tensor,
+    keys: list[Tensor],
+    values: list[Tensor],
+    memory_keys: list[Tensor],
+    memory_values: list[Tensor],
+    source_mask: Tensor,
+) -> Decoded:
+    """Decode tokens (batch, target) of which the first is at position `start`; see `CachedDecoder`."""
+    target = tokens.shape[1]
+    places = torch.arange(target) + start
+    causal = (torch.arange(target + start)[None, :] <= places[:, None])[None]  # (1, target, past + target)
+    encoding = decoder.decoder.positional_encoding(start, target, tokens.device)
+    allowed = source_mask.bool()[:, None, None]
+    return decoder(tokens, encoding, keys, values, causal, memory_keys, memory_values, allowed)
 
 
 @torch.no_grad()
 def export_split(model: VaswaniTransformerForConditionalGeneration, attention: bool = False) -> dict[str, ModelProto]:
-    """The four graphs by name, without `.onnx`.
+    """Export the four graphs; returns them by name, without `.onnx`.
 
-    attention: decoder_model has the outputs cross_attentions.0, ..., a layer each, (batch, heads, target, source)
+    attention: decoder_model has the outputs cross_attentions.0, ..., per layer, (batch, heads, target, source)
     """
-    implementation = model.config._attn_implementation or "eager"
-    model.set_attn_implementation("eager")
-    try:
+    with eager_attention(model):
         encoder, first, after = export_three(model, attention)
-    finally:
-        model.set_attn_implementation(implementation)
-    layers, kind = model.config.decoder_layers, model.dtype
-    states = {"last_hidden_state": ("batch", "source", "d_model")}
-    named = "input_ids", "attention_mask"
-    graphs = {"encoder_model": alone(encoder, "encoder", list(named), list(states))}
-    present = names("present", layers)
-    own = [name for name in present if ".decoder." in name]
-    past = names("past_key_values", layers)
-    first_inputs = ["input_ids", "encoder_hidden_states", "encoder_attention_mask"]
-    next_inputs = ["input_ids", "encoder_attention_mask", *past]
-    # The merged graph takes both apart: it comes from copies.
+    layers = model.config.decoder_layers
+    present, past = cache_names("present", layers), cache_names("past_key_values", layers)
+    of_self = [name for name in present if ".decoder." in name]
+    # The merged graph takes the decoders apart: it gets copies.
     merged_first, merged_next = GraphProto(), GraphProto()
     merged_first.CopyFrom(first)
-    weights = [f"cross_attentions.{layer}" for layer in range(layers)] if attention else []
-    del merged_first.output[1 + len(present) :]
-    remove_unread(merged_first)
     merged_next.CopyFrom(after)
-    graphs["decoder_model"] = alone(first, "decoder", first_inputs, ["logits", *present, *weights])
-    graphs["decoder_with_past_model"] = alone(after, "decoder_with_past", next_inputs, ["logits", *own])
-    graphs["decoder_model_merged"] = merged(merged_first, merged_next, first_inputs, past, present, kind)
-    return graphs
+    del merged_first.output[1 + len(present) :]
+    remove_unused(merged_first)
+    weights = [f"cross_attentions.{layer}" for layer in range(layers)] if attention else []
+    return {
+        "encoder_model": alone(encoder, "encoder", ENCODER_INPUTS, ["last_hidden_state"]),
+        "decoder_model": alone(first, "decoder", FIRST_INPUTS, ["logits", *present, *weights]),
+        "decoder_with_past_model": alone(after, "decoder_with_past", [*NEXT_INPUTS, *past], ["logits", *of_self]),
+        "decoder_model_merged": merged(merged_first, merged_next, past, present),
+    }
 
 
-def names(prefix: str, layers: int) -> list[str]:
+def cache_names(prefix: str, layers: int) -> list[str]:
     return [
-        f"{prefix}.{layer}.{part}.{what}"
+        f"{prefix}.{layer}.{part}.{kind}"
         for layer in range(layers)
         for part in ("decoder", "encoder")
-        for what in ("key", "value")
+        for kind in ("key", "value")
     ]
 
 
@@ -174,82 +137,54 @@ def export_three(
 
 
 def alone(graph: GraphProto, name: str, inputs: list[str], outputs: list[str]) -> ModelProto:
-    renamed(graph, f"{name}.", inputs, outputs)
-    weights = Weights()
-    nodes = weights.taken_from(graph)
-    return model_of(
-        helper.make_graph(
-            nodes,
-            name,
-            [described(value) for value in graph.input],
-            [described(value) for value in graph.output],
-            initializer=weights.tensors(),
-        )
-    )
+    """Return a file with one graph."""
+    op = Operators(f"{name}.")
+    op.inline(graph, f"{name}.", inputs, outputs)
+    values = [[with_free_sizes(value) for value in side] for side in (graph.input, graph.output)]
+    return model_of(helper.make_graph(op.nodes, name, *values, initializer=list(op.tensors)))
 
 
-def merged(
-    first: GraphProto,
-    after: GraphProto,
-    first_inputs: list[str],
-    past: list[str],
-    present: list[str],
-    kind: torch.dtype,
-) -> ModelProto:
-    """One If around both decoders; in its first branch the past is not looked at and may be of length 0."""
-    renamed(first, "first.", first_inputs, [f"first.{name}" for name in ("logits", *present)])
-    own = [name for name in present if ".decoder." in name]
-    renamed(
-        after, "next.", ["input_ids", "encoder_attention_mask", *past], [f"next.{name}" for name in ("logits", *own)]
-    )
-    weights = Weights()
-    first_nodes, next_nodes = weights.taken_from(first), weights.taken_from(after)
+def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[str]) -> ModelProto:
+    """Return one If around both decoders. Without the cache the past is not read and may have length 0."""
+    outputs = ["logits", *present]
+    kinds = [value.type.tensor_type for value in first.output]
+    types = [tensor_type(kind.elem_type, len(kind.shape.dim)) for kind in kinds]
+    op = Operators("merged.")
+    # The weights are in the graph around both branches.
+    without, with_past = Operators("first.", op), Operators("next.", op)
+    rename(first, "first.", FIRST_INPUTS, [f"first.{name}" for name in outputs])
+    of_self = [f"next.{name}" for name in outputs if ".encoder." not in name]
+    rename(after, "next.", [*NEXT_INPUTS, *past], of_self)
+    without.nodes += op.tensors.take(first)
+    with_past.nodes += op.tensors.take(after)
     for old, new in zip(past, present, strict=True):
         if ".encoder." in new:
-            next_nodes.append(helper.make_node("Identity", [old], [f"next.{new}"]))
-    float_type = TensorProto.FLOAT16 if kind == torch.float16 else TensorProto.FLOAT
-    kinds = {"logits": (TensorProto.FLOAT, 3)} | {name: (float_type, 4) for name in present}
-
-    def branch(prefix: str, nodes: list) -> GraphProto:
-        outputs = [
-            helper.make_tensor_value_info(f"{prefix}.{name}", element, [None] * rank)
-            for name, (element, rank) in kinds.items()
-        ]
-        return helper.make_graph(nodes, prefix, [], outputs)
-
+            with_past.Identity(old, name=f"next.{new}")
+    node = helper.make_node(
+        "If",
+        [op.Reshape("use_cache_branch", np.array([], np.int64))],
+        outputs,
+        then_branch=with_past.graph({f"next.{name}": type for name, type in zip(outputs, types, strict=True)}),
+        else_branch=without.graph({f"first.{name}": type for name, type in zip(outputs, types, strict=True)}),
+    )
     by_name = {value.name: value for value in (*first.input, *after.input)}
-    use_cache = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
-    scalar = weights.constant(np.array([], np.int64))
-    nodes = [
-        helper.make_node("Reshape", ["use_cache_branch", scalar], ["use_cache"]),
-        helper.make_node(
-            "If",
-            ["use_cache"],
-            ["logits", *present],
-            then_branch=branch("next", next_nodes),
-            else_branch=branch("first", first_nodes),
-        ),
-    ]
     inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states", *past]
-    outputs = [helper.make_tensor_value_info(name, element, [None] * rank) for name, (element, rank) in kinds.items()]
     return model_of(
         helper.make_graph(
-            nodes,
+            [*op.nodes, node],
             "decoder_merged",
-            [*(described(by_name[name]) for name in inputs), use_cache],
-            outputs,
-            initializer=weights.tensors(),
+            [
+                *(with_free_sizes(by_name[name]) for name in inputs),
+                helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]),
+            ],
+            [ValueInfoProto(name=name, type=type) for name, type in zip(outputs, types, strict=True)],
+            initializer=list(op.tensors),
         )
     )
 
 
-def described(value):
+def with_free_sizes(value: ValueInfoProto) -> ValueInfoProto:
     """A graph's input or output: sizes that are numbers stay, the others are free."""
     tensor = value.type.tensor_type
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
     return helper.make_tensor_value_info(value.name, tensor.elem_type, sizes)
-
-
-def model_of(graph: GraphProto) -> ModelProto:
-    opset = helper.make_opsetid("", OPSET)
-    return helper.make_model(graph, opset_imports=[opset], ir_version=10, producer_name="vaswani-transformer")

@@ -26,8 +26,9 @@ from .ids_to_text import texts_of
 from .operators import Operators
 from .prove import EQUALLY_GOOD, open_session, run
 from .sentences import BATCH, padded
-from .single_graph import NO_MAXIMUM, SETTINGS
+from .single_graph import SETTINGS
 from .text_to_ids import ByteLevelBPE, token_ids
+from .traced import NO_MAXIMUM
 
 WANTED = "num_return_sequences"  # in this file a constant: the best one
 # What tokenizers get wrong first.
@@ -83,7 +84,7 @@ def with_tokenizer(
     ]
     settings = [value for value in inner.input if value.name in SETTINGS and value.name != WANTED]
     tensors = [tensor for tensor in inner.initializer if tensor.name != WANTED]
-    tensors += [numpy_helper.from_array(np.array(1), WANTED), *before.tensors.values(), *after.tensors.values()]
+    tensors += [numpy_helper.from_array(np.array(1), WANTED), *before.tensors, *after.tensors]
     whole = helper.make_graph(
         nodes,
         "translation of texts",

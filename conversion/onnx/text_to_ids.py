@@ -22,7 +22,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 from vaswani_transformer.errors import InputError
 
-from .operators import Operators
+from .operators import Operators, tensor_type
 
 UNICODE = 0x110000
 BLOCK = 256
@@ -426,8 +426,8 @@ def merged(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLevelBPE
     stays = body.Not(shifted(body, chosen, 1, False))
     after = [body.Compress(values, stays) for values in (together, words_now, rows_now)]
     go_on = body.Cast(body.ReduceMax(as_int(body, chosen), keepdims=0), to=TensorProto.BOOL)
-    ids, _, rows = op.repeated(
-        body, dict(zip(names, (symbols, words, rows), strict=True)), [TensorProto.INT64] * 3, go_on, after
+    ids, _, rows = op.loop(
+        body, dict(zip(names, (symbols, words, rows), strict=True)), [tensor_type(TensorProto.INT64)] * 3, go_on, after
     )
     return ids, rows
 

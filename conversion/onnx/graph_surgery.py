@@ -1,0 +1,196 @@
+"""Edit ONNX graphs: rename values, store each tensor once, drop unused nodes, simplify shape computations."""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+OPSET = 20
+# Smaller tensors are constants of the operators, not weights.
+SMALLEST_WEIGHT = 1024
+
+
+def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield the graphs of loops and branches inside a graph, innermost first, and the graph itself last."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from graphs_of(attribute.g)
+    yield graph
+
+
+def model_of(graph: GraphProto) -> ModelProto:
+    opset = helper.make_opsetid("", OPSET)
+    return helper.make_model(graph, opset_imports=[opset], ir_version=10, producer_name="vaswani-transformer")
+
+
+def rename(graph: GraphProto, prefix: str, inputs: list[str], outputs: list[str]) -> None:
+    """Rename every value in place: inputs and outputs as given, the others by a prefix."""
+    assert len(graph.input) == len(inputs) and len(graph.output) == len(outputs), "the exporter dropped an input"
+    names = {value.name: name for value, name in zip(graph.input, inputs, strict=True)}
+    duplicates = []  # outputs that are inputs or other outputs as well
+    for value, name in zip(graph.output, outputs, strict=True):
+        if value.name in names:
+            duplicates.append(helper.make_node("Identity", [names[value.name]], [name]))
+        else:
+            names[value.name] = name
+        value.name = name
+    for value, name in zip(graph.input, inputs, strict=True):
+        value.name = name
+    for tensor in graph.initializer:
+        tensor.name = names.setdefault(tensor.name, prefix + tensor.name)
+    for node in graph.node:
+        assert not any(attribute.HasField("g") for attribute in node.attribute), "nested graphs are not renamed"
+        node.name = prefix + node.name
+        for values in (node.input, node.output):
+            values[:] = [names.get(value, prefix + value) if value else "" for value in values]
+    graph.node.extend(duplicates)
+
+
+class Tensors:
+    """The tensors of a graph, each stored once: those of the graphs around it are not stored again."""
+
+    def __init__(self, outer: "Tensors | None" = None):
+        self.outer = outer
+        self.by_content: dict[tuple, TensorProto] = {}
+
+    def find(self, content: tuple) -> str | None:
+        if content in self.by_content:
+            return self.by_content[content].name
+        return self.outer.find(content) if self.outer else None
+
+    def constant(self, value: int | bytes | list | np.generic | np.ndarray, prefix: str = "") -> str:
+        """Return the name of a constant, stored in the outermost graph. int is int64, bytes is a string."""
+        if self.outer:
+            return self.outer.constant(value, prefix)
+        array = np.asarray(value, dtype=object if isinstance(value, bytes) else None)
+        content = content_of(array)
+        if content not in self.by_content:
+            name = f"{prefix}constant.{len(self.by_content)}"
+            if array.dtype == object:  # onnx's own functions cut strings at U+0000
+                strings = array.flatten().tolist()
+                tensor = TensorProto(name=name, data_type=TensorProto.STRING, dims=array.shape, string_data=strings)
+            else:
+                tensor = numpy_helper.from_array(array, name)
+            self.by_content[content] = tensor
+        return self.by_content[content].name
+
+    def take(self, graph: GraphProto) -> list[NodeProto]:
+        """Store the graph's tensors and return its nodes, which now read the stored ones.
+
+        A matrix whose transpose is stored already is transposed by a node, which comes first: with tied weights the
+        embedding is (V, d_model) and the output matrix (d_model, V).
+        """
+        replaced, nodes = {}, []
+        outputs = {value.name for value in graph.output}
+        for tensor in graph.initializer:
+            array = numpy_helper.to_array(tensor)
+            stored, transposed = self.find(content_of(array)), None
+            if array.ndim == 2 and array.size >= SMALLEST_WEIGHT:
+                transposed = self.find(content_of(array.T))
+            if stored and tensor.name in outputs:
+                nodes.append(helper.make_node("Identity", [stored], [tensor.name]))
+            elif stored:
+                replaced[tensor.name] = stored
+            elif transposed:
+                nodes.append(helper.make_node("Transpose", [transposed], [tensor.name], perm=[1, 0]))
+            else:
+                self.by_content[content_of(array)] = tensor
+        for node in graph.node:
+            node.input[:] = [replaced.get(value, value) for value in node.input]
+        return [*nodes, *graph.node]
+
+    def __iter__(self) -> Iterator[TensorProto]:
+        return iter(self.by_content.values())
+
+
+def content_of(array: np.ndarray) -> tuple:
+    if array.dtype == object:
+        return "bytes", array.shape, tuple(array.flat)
+    return array.dtype.str, array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+
+
+def remove_unused(graph: GraphProto) -> None:
+    """Remove nodes, and then tensors, that nothing reads, also from the graphs of loops and branches inside."""
+    for body in graphs_of(graph):
+        needed = {value.name for value in body.output}
+        kept = []
+        for node in reversed(body.node):
+            if needed & set(node.output):
+                kept.append(node)
+                needed |= names_read_by(node)
+        del body.node[:]
+        body.node.extend(reversed(kept))
+    read = {value.name for value in graph.input} | {value.name for body in graphs_of(graph) for value in body.output}
+    read |= {name for body in graphs_of(graph) for node in body.node for name in node.input}
+    for body in graphs_of(graph):
+        tensors = [tensor for tensor in body.initializer if tensor.name in read]
+        del body.initializer[:]
+        body.initializer.extend(tensors)
+
+
+def names_read_by(node: NodeProto) -> set[str]:
+    """Return the names that a node and the graphs inside it read."""
+    inner = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    bodies = [body for graph in inner for body in graphs_of(graph)]
+    read = {name for body in bodies for other in body.node for name in other.input}
+    return read | {value.name for body in bodies for value in body.output} | set(node.input)
+
+
+# ---- the exporter's shape computations -----------------------------------------------------------------------------
+
+
+def simplify(graph: GraphProto) -> None:
+    """Replace what the exporter writes for tensors of any shape by cheaper operators, in place.
+
+    * A Reshape whose sizes are computed at run time gets constant ones, where torch has the same symbol for a size of
+      input and output.
+    * GatherElements along the second axis, with one index for the whole last axis, becomes GatherND, which copies rows.
+
+    The graph's inputs, outputs and value_info must have torch's symbols for sizes.
+    """
+    shapes = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output, *graph.value_info)
+    }
+    constants = {tensor.name for tensor in graph.initializer}
+    made_by = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        if node.op_type == "Reshape" and node.input[1] not in constants:
+            sizes = constant_shape(shapes.get(node.input[0]), shapes.get(node.output[0]))
+            if sizes is not None:
+                name = f"{node.output[0]}.shape"
+                graph.initializer.append(numpy_helper.from_array(np.array(sizes), name))
+                node.input[1] = name
+                del node.attribute[:]  # allowzero
+        elif node.op_type == "GatherElements":
+            index = row_index(node, made_by, shapes)
+            if index is not None:
+                node.op_type = "GatherND"
+                node.input[1] = index
+                del node.attribute[:]
+                node.attribute.append(helper.make_attribute("batch_dims", 1))
+    remove_unused(graph)
+
+
+def constant_shape(before: list | None, after: list | None) -> list[int] | None:
+    """Return the sizes that Reshape takes, 0 for the input's size and -1 for a remaining one; None if more remain."""
+    if not before or not after:
+        return None
+    sizes = [
+        0 if axis < len(before) and size == before[axis] and not isinstance(size, int) else size
+        for axis, size in enumerate(after)
+    ]
+    remaining = [size for size in sizes if not isinstance(size, int)]
+    return [size if isinstance(size, int) else -1 for size in sizes] if len(remaining) <= 1 else None
+
+
+def row_index(node: NodeProto, made_by: dict[str, NodeProto], shapes: dict[str, list]) -> str | None:
+    """Return the index (batch, rows, 1) that was expanded over the last of three axes, if it was."""
+    expand = made_by.get(node.input[1])
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    if expand is None or expand.op_type != "Expand" or axis != 1:
+        return None
+    before, after = shapes.get(expand.input[0], []), shapes.get(node.input[1], [])
+    return expand.input[0] if len(before) == 3 and before[2] == 1 and before[:2] == after[:2] else None

@@ -1,0 +1,245 @@
+"""Export the two functions of the search, and the decoder of whole translations, as ONNX graphs of their own."""
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from onnx import GraphProto
+from torch import Tensor, nn
+from torch.export import Dim
+
+from vaswani_transformer.beam_search import (
+    MASKED,
+    BatchConstants,
+    Constants,
+    Memory,
+    SearchState,
+    initial_hypotheses,
+    start,
+    step,
+)
+from vaswani_transformer.cached_decoder import CachedDecoder
+from vaswani_transformer.modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+from .graph_surgery import OPSET, simplify
+
+NO_MAXIMUM = 1_000_000  # `max_length` of a search without one
+EXAMPLE_LENGTH = 7  # source tokens of the traced example: learned positions must be as many
+TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication")
+
+
+class Names(NamedTuple):
+    """The names of the tensors between `start` and `step`, in the order of their outputs and inputs."""
+
+    memory: list[str]
+    batch_constants: list[str]
+    constants: list[str]
+    state: list[str]
+
+
+class SearchGraphs(NamedTuple):
+    """The exported functions.
+
+    start: its outputs are `names`
+    step: its inputs are `names`, min_length and last_wanted; its outputs the new state and whether to take another
+        step before sentences leave the batch
+    cross_attentions: its inputs are the memory, the positions and the sequences
+    """
+
+    start: GraphProto
+    step: GraphProto
+    names: Names
+    cross_attentions: GraphProto | None
+
+
+class Start(nn.Module):
+    """`start` with tensors in and out; numbers of hypotheses are lengths of tensors, since they become sizes."""
+
+    def __init__(self, model: VaswaniTransformerForConditionalGeneration, offset: int):
+        super().__init__()
+        self.model, self.offset = model, offset
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        beams: Tensor,
+        initial_live: Tensor,
+        length_penalty: Tensor,
+        max_length: Tensor,
+    ):
+        sizes = self.offset, beams.shape[0]
+        parts = start(self.model, input_ids, attention_mask, *sizes, length_penalty, max_length, initial_live.shape[0])
+        return tuple(tensor for part in parts for tensor in flat(part))
+
+
+class Step(nn.Module):
+    """`step` with lists of tensors in and out."""
+
+    def __init__(self, model: VaswaniTransformerForConditionalGeneration):
+        super().__init__()
+        self.decoder, self.layers = CachedDecoder(model), model.config.decoder_layers
+
+    def forward(
+        self,
+        memory: list[Tensor],
+        batch_constants: list[Tensor],
+        constants: list[Tensor],
+        state: list[Tensor],
+        min_length: Tensor,
+        last_wanted: Tensor,
+    ):
+        n = self.layers
+        after = step(
+            self.decoder,
+            Memory(memory[:n], memory[n : 2 * n], *memory[2 * n :]),
+            BatchConstants(*batch_constants),
+            Constants(*constants),
+            SearchState(state[:n], state[n : 2 * n], *state[2 * n :]),
+            min_length,
+            last_wanted,
+        )
+        # As in `beam_search`: sentences leave when an eighth of the batch is done or one is at its limit.
+        batch = state[-1].shape[0]
+        go_on = (after.done.long().sum() * 8 < batch) & (after.at_limit.long().sum() == 0)
+        return (*flat(after), go_on)
+
+
+class CrossAttentions(nn.Module):
+    """The weights with which the tokens of given translations attend to their sources."""
+
+    def __init__(self, model: VaswaniTransformerForConditionalGeneration):
+        super().__init__()
+        self.decoder, self.config = CachedDecoder(model), model.config
+
+    def forward(self, memory: list[Tensor], positions: Tensor, sequences: Tensor) -> Tensor:
+        """sequences: (batch, 1, length), padded;  returns (batch, layers, heads, length, source), 0 at padding"""
+        n, tokens = self.config.decoder_layers, sequences[:, 0]
+        known = Memory(memory[:n], memory[n : 2 * n], *memory[2 * n :])
+        start_tokens = torch.full_like(tokens[:, :1], self.config.decoder_start_token_id)
+        inputs = torch.cat((start_tokens, tokens[:, :-1]), dim=1)
+        places = torch.arange(tokens.shape[1])
+        causal = ((places[:, None] < places).float() * MASKED)[None]
+        encoding = positions.index_select(0, places)
+        decoded = self.decoder(inputs, encoding, [], [], causal, known.keys, known.values, known.bias)
+        weights = torch.stack(decoded.cross_attentions, dim=1).float()
+        return weights.masked_fill((tokens == self.config.pad_token_id)[:, None, None, :, None], 0.0)
+
+
+def source_length_offset(model: VaswaniTransformerForConditionalGeneration) -> int:
+    """Return the output tokens beyond the source's, 50 as in the paper unless the generation config says otherwise."""
+    offset = getattr(model.generation_config, "max_source_length_offset", None)
+    return 50 if offset is None else offset
+
+
+def flat(fields: Iterable[Tensor | list[Tensor]]) -> tuple[Tensor, ...]:
+    return tuple(tensor for field in fields for tensor in (field if isinstance(field, list) else [field]))
+
+
+def search_graphs(model: VaswaniTransformerForConditionalGeneration, attention: bool) -> SearchGraphs:
+    """Export `start`, `step` and, for attention, `CrossAttentions`."""
+    # No two sizes are equal, or torch takes one for the other.
+    batch, live, beams, length, source = 2, 3, 4, 5, EXAMPLE_LENGTH
+    input_ids = torch.full((batch, source), 2)
+    mask = torch.ones_like(input_ids)
+    alpha, most, min_length, last_wanted = (torch.tensor(number) for number in (0.6, NO_MAXIMUM, 0, [2]))
+    start_graph = exported_graph(
+        Start(model, source_length_offset(model)),
+        (input_ids, mask, torch.arange(beams), torch.arange(live), alpha, most),
+        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}),
+    )
+    initial_live = initial_hypotheses(beams, model.lm_head.weight.shape[0])
+    memory, batch_constants, constants, state = start(
+        model, input_ids, mask, 50, beams, alpha, initial_live=initial_live
+    )
+    decoder = CachedDecoder(model)
+    for _ in range(length):
+        state = step(decoder, memory, batch_constants, constants, state, min_length, last_wanted)
+    # As in the first step, fewer live hypotheses than beams.
+    slots = state.keys[0].shape[2]
+    state = state._replace(
+        bias=state.bias[:, :live, : slots + live],
+        last_tokens=state.last_tokens[:, :live],
+        live_scores=state.live_scores[:, :live],
+    )
+    parts = (described(part, model) for part in (memory, batch_constants, constants, state))
+    names, example, shapes = zip(*parts, strict=True)
+    step_graph = exported_graph(Step(model), (*example, min_length, last_wanted), (*shapes, {}, {}))
+    return SearchGraphs(start_graph, step_graph, Names(*names), cross_attention_graph(model) if attention else None)
+
+
+def cross_attention_graph(model: VaswaniTransformerForConditionalGeneration) -> GraphProto:
+    input_ids, sequences = torch.full((2, EXAMPLE_LENGTH), 2), torch.full((2, 1, 5), 2)
+    memory, _, constants, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, torch.tensor(0.6))
+    _, known, shapes = described(memory, model)
+    names, example, free = described(constants, model)
+    i = names.index("positions")
+    return exported_graph(
+        CrossAttentions(model), (known, example[i], sequences), (shapes, free[i], {0: Dim.AUTO, 2: Dim.AUTO})
+    )
+
+
+def described(
+    part: Memory | BatchConstants | Constants | SearchState, model: VaswaniTransformerForConditionalGeneration
+) -> tuple[list[str], list[Tensor], list[dict]]:
+    """Return the names of a part's tensors, an example of each, and which of their axes have no fixed size."""
+    is_memory = isinstance(part, Memory)
+    changing = {
+        "keys": (0, 2),
+        "values": (0, 2),
+        "bias": (0, 3) if is_memory else (0, 1, 2),
+        "positions": () if model.config.position_embedding_type == "learned" else (0,),
+        "suppressed": (),
+        "may_finish": (1,),
+    }
+    names, example, shapes = [], [], []
+    for field, value in zip(part._fields, part, strict=True):
+        name = f"memory_{field}" if is_memory else field
+        for layer, tensor in enumerate(value if isinstance(value, list) else [value]):
+            names.append(f"{name}.{layer}" if isinstance(value, list) else name)
+            # Views of other tensors confuse the exporter.
+            example.append(tensor.clone().contiguous())
+            # The exporter takes a size of 1 as fixed.
+            axes = (axis for axis in changing.get(field, range(tensor.ndim)) if tensor.shape[axis] > 1)
+            shapes.append(dict.fromkeys(axes, Dim.AUTO))
+    return names, example, shapes
+
+
+@contextmanager
+def eager_attention(model: VaswaniTransformerForConditionalGeneration) -> Iterator[None]:
+    """Compute attention as Equation (1) is written, and restore the model's implementation afterwards."""
+    implementation = model.config._attn_implementation or "eager"
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)
+
+
+def exported_graph(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> GraphProto:
+    """Export a module with torch's exporter, simplified and without traces of this machine."""
+    # These loggers report that torchvision is missing and which constants are duplicates.
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():  # torch 2.13 itself uses what it deprecates
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            program = torch.onnx.export(
+                module.eval(), arguments, dynamo=True, dynamic_shapes=dynamic_shapes, opset_version=OPSET, verbose=False
+            )
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    assert program is not None
+    graph = program.model_proto.graph
+    # The metadata has source files and memory addresses: without it the same model gives the same file.
+    for part in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+        del part.metadata_props[:]
+    simplify(graph)
+    return graph
