@@ -1,7 +1,8 @@
-"""How a long text is cut into parts that a model translates one at a time.
+"""How a text is cut into the sentences that a model translates one at a time.
 
-Translator, the ONNX translator and the pipeline share this file. It travels to the Hub with the pipeline and needs the
-standard library alone.
+Models are trained on single sentences; of two in one text, the second is easily lost. Translator, the ONNX translator
+and the pipeline share this file, and hub/space-static/sentences.js follows the same rules. It travels to the Hub with
+the pipeline and needs the standard library alone.
 """
 
 import re
@@ -10,51 +11,155 @@ from collections.abc import Callable, Iterator
 # In a model's folder: the folder of the decoder's tokenizer, where the languages share no vocabulary.
 TARGET_TOKENIZER = "target_tokenizer"
 
-# A text of more tokens is cut: far more than the sentences that models are trained on.
+# A sentence of more tokens is cut, where the model does not say how long its training's sentences were.
 MAX_SOURCE_LENGTH = 256
 SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
-# A longer text per allowed token is tokenised piece by piece: a line of ten million letters costs no memory.
-CHARACTERS_PER_TOKEN = 32
+# What is tokenised at once, per allowed token, to find the cut in a long sentence: at first, and at most.
+CHARACTERS_PER_TOKEN = (6, 32)
 
-# After a full stop and the quotes and brackets that close with it; Chinese and Japanese put no space there.
-SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[」』）]*")
-SPACE = re.compile(r"\s+")
+# A possible end of a sentence: a line break, or punctuation with the quotes and brackets that close after it and white
+# space. Chinese and Japanese put no space there. The lookbehinds keep long runs of one character linear.
+BOUNDARY = re.compile(
+    r"""(?<!\s)(?P<lines>\s*[\r\n\u2028\u2029]\s*)
+    |(?<![.!?…])(?P<mark>[.!?…]+)(?P<closing>[\"'”’»)\]“‘«]*)(?P<space>\s+)
+    |[。！？]+[」』）”’]*(?P<cjk>\s*)""",
+    re.VERBOSE,
+)
+LINE_BREAK = re.compile(r"[\r\n\u2028\u2029]")
+PUNCTUATION = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[」』）]*")
+SPACE, NOT_SPACE, WORD = re.compile(r"\s+"), re.compile(r"\S"), re.compile(r"\w+")
+LAST_LETTER = re.compile(r"\w\W*\Z")
+# Quotes, brackets and dashes in front of the word that may begin a sentence.
+OPENING = "\"'“‘„«»‹›([{¿¡*-–— "
+# The last word in front of a full stop, and the word before that one.
+LAST_WORDS = re.compile(r"(?:(?P<before>[^\W\d]+)[^\w\s]*\s+)?[\"'“‘„«‹(\[]*(?P<word>\S+)\Z")
+
+# Abbreviations (English, German, French), in small letters and without their last full stop. A name or the rest of a
+# phrase follows the first ones, a number the second ones; the third ones may end a sentence.
+NEVER_LAST = frozenset(
+    "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep vs cf approx e.g i.e "
+    "hr hrn fr frl dipl ing bzw ca vgl evtl ggf inkl sog z.b d.h v.a z.t m mm mme mmes mlle mlles mgr p.ex".split()
+)
+BEFORE_A_NUMBER = frozenset(
+    "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n "
+    "jan feb mar apr jun jul aug sep sept oct okt nov dec dez".split()
+)
+MAYBE_LAST = frozenset(
+    "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr".split()
+)
+# A new sentence follows an ambiguous full stop where the next word is one that begins many.
+STARTERS = frozenset(
+    "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
+    "der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf "
+    "le la les un une il elle ils elles nous je vous ce cette ces mais et dans".split()
+)
+# German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
+BEFORE_AN_ORDINAL = frozenset(
+    "der die das dem den des am im vom zum zur beim ab bis seit jeder jede jedes jedem jeden ihr sein ihre seine ihren "
+    "seinen ihrem seinem unser unsere".split()
+)
+MONTHS = frozenset("januar jänner februar märz april mai juni juli august september oktober november dezember".split())
 
 # Token ids of a text, ending in </s>, and the character at which each token begins.
 Encode = Callable[[str], tuple[list[int], list[int]]]
 
 
-def split_text(text: str, limit: int, encode: Encode) -> Iterator[tuple[list[int], str]]:
-    """The token ids of each part, at most `limit`, and the separator that goes before the part's translation.
+def split_text(text: str, limit: int, encode: Encode, sentences: bool = False) -> Iterator[tuple[list[int], str]]:
+    """The token ids of each sentence, at most `limit`, and the white space between it and the one before.
 
-    A text that fits is one part, a text of white space alone has none. A longer one is cut at the end of a sentence,
-    else at a space, else between letters.
+    A sentence of more tokens is cut at a space, or else between letters. A text of white space alone has no part.
+
+    sentences: whether to cut at the end of every sentence; if not, only a text that is too long is cut
     """
-    rest, separator = text, ""
-    while rest and not rest.isspace():
-        window = rest[: limit * CHARACTERS_PER_TOKEN]
-        ids, starts = encode(window)
-        if len(ids) <= limit and len(window) == len(rest):
-            yield ids, separator
+    end = 0
+    for start, stop in sentence_spans(text) if sentences else [(0, len(text))]:
+        for ids, part_start, part_stop in cut_to_limit(text, start, stop, limit, encode):
+            yield ids, text[end:part_start] if end else ""
+            end = part_stop
+
+
+def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Where each sentence begins and ends. White space at either end of the text belongs to the sentence there."""
+    start = 0
+    first_word, last_letter = WORD.search(text), LAST_LETTER.search(text)
+    is_cased = any(letter.isupper() for letter in text)
+    for match in BOUNDARY.finditer(text):
+        end = max(match.start(group) for group in ("lines", "space", "cjk"))  # -1 for the groups that do not match
+        if first_word is None or last_letter is None or last_letter.start() < match.end():
+            break  # what follows has no word
+        if first_word.start() >= end:
+            continue
+        breaks = match["mark"] is None or LINE_BREAK.search(match["space"]) is not None
+        if breaks or is_sentence_end(text, start, match, is_cased):
+            yield start, end
+            start = match.end()
+            first_word = WORD.search(text, start)
+    if start < len(text):
+        yield start, len(text)
+
+
+def is_sentence_end(text: str, start: int, match: re.Match[str], is_cased: bool) -> bool:
+    """Whether the punctuation that BOUNDARY matched ends the sentence that begins at `start`."""
+    following = match.end()
+    while following < len(text) - 1 and text[following] in OPENING:
+        following += 1
+    if text[following].islower() and (is_cased or match["closing"]):  # "Nein!" sagte er
+        return False
+    if match["mark"] in ("...", "…"):  # between spaces it stands for words that are left out
+        return not text[match.start() - 1].isspace()
+    next_word = WORD.match(text, following)
+    last = LAST_WORDS.search(text, max(start, match.start() - 40), match.start())
+    if match["mark"] != "." or next_word is None or last is None:
+        return True
+    return may_end_after(last["word"], last["before"] or "", next_word[0].lower())
+
+
+def may_end_after(word: str, before: str, following: str) -> bool:
+    """Whether a sentence ends after `word` and a full stop, by the words around them; `following` in small letters."""
+    lower, previous = word.lower(), before.lower()
+    if lower in NEVER_LAST or f"{previous}.{lower}" in NEVER_LAST:
+        return False
+    if lower in BEFORE_A_NUMBER and following[0].isdigit():
+        return False
+    if lower.isdigit() and len(lower) <= 2:  # the number of an item in a list, or an ordinal
+        return bool(before) and previous not in BEFORE_AN_ORDINAL and following not in MONTHS
+    if len(word) == 1 and word.isalpha():  # an initial, or a part of an abbreviation
+        return following in STARTERS or (word.isupper() and before.islower() and len(before) > 1)
+    if lower in MAYBE_LAST or "." in word:
+        return following in STARTERS
+    return True
+
+
+def cut_to_limit(text: str, start: int, stop: int, limit: int, encode: Encode) -> Iterator[tuple[list[int], int, int]]:
+    """The parts of text[start:stop] with at most `limit` tokens: their ids, and where they begin and end."""
+    while NOT_SPACE.search(text, start, stop):
+        ids, starts, seen = [], [], 0
+        for per_token in CHARACTERS_PER_TOKEN:
+            window = text[start : min(stop, start + limit * per_token)]
+            ids, starts, seen = *encode(window), len(window)
+            if len(ids) > limit or start + seen == stop:
+                break
+        if len(ids) <= limit and start + seen == stop:
+            yield ids, start, stop
             return
-        if rest[0].isspace():  # more white space than a part holds would be a part without a word
-            rest = rest.lstrip()
+        if text[start].isspace():  # more white space than a part holds would be a part without a word
+            start = SPACE.match(text, start).end()  # pyright: ignore[reportOptionalMemberAccess]  # it does
             continue
         # The first token for which there is no room; </s>, the last one, has no place in the text.
-        reach = max(1, starts[limit - 1]) if len(ids) > limit else len(window)
-        head = rest[: best_cut(rest, reach)]
-        ids, _ = encode(head.rstrip())
+        reach = max(1, starts[limit - 1]) if len(ids) > limit else seen
+        cut = start + best_cut(text[start : start + reach + 1], reach)
+        head = text[start:cut].rstrip()
+        ids, _ = encode(head)
         # NFKC turns one character into up to 18: only a part that consists of such a character is truncated.
-        yield ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]], separator
-        tail = rest[len(head) :]
-        rest = tail.lstrip()
-        separator = " " if len(rest) < len(tail) or head[-1:].isspace() else ""
+        yield ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]], start, start + len(head)
+        after = NOT_SPACE.search(text, cut, stop)
+        start = after.start() if after else stop
 
 
 def best_cut(text: str, reach: int) -> int:
-    """Where to cut a text within its first `reach` characters: the last end of a sentence, or else the last space."""
+    """Where to cut within the first `reach` characters: after the last punctuation, or else after the last space."""
     # One character more, so that the space after a full stop at the very end is seen.
-    for boundary in (SENTENCE_END, SPACE):
+    for boundary in (PUNCTUATION, SPACE):
         matches = boundary.finditer(text[: reach + 1])
         if cuts := [match.end() for match in matches if 0 < match.start() and match.end() <= reach]:
             return cuts[-1]

@@ -1,0 +1,61 @@
+"""Texts are cut at the ends of their sentences. The page's sentences.js is tested with the same examples."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vaswani_transformer.text_vaswani_transformer import sentence_spans, split_text
+
+# A bar marks where a sentence, or the white space between two, ends.
+EXAMPLES = json.loads((Path(__file__).parent / "fixtures" / "sentences.json").read_text(encoding="utf-8"))
+
+
+def sentences(text: str) -> list[str]:
+    return [text[start:stop] for start, stop in sentence_spans(text)]
+
+
+def encode(text: str) -> tuple[list[int], list[int]]:
+    """A token for each character, and 2 for </s>."""
+    return [ord(letter) for letter in text] + [2], [*range(len(text)), len(text)]
+
+
+def decode(ids: list[int]) -> str:
+    return "".join(map(chr, ids[:-1]))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_text_is_cut_at_sentence_ends_only(example: str) -> None:
+    pieces = example.split("|")
+    text = "".join(pieces)
+    expected = [piece for piece in pieces if not piece.isspace()]
+    assert sentences(text) == expected
+
+
+@given(st.text(st.sampled_from("aBé .!?…。」\n\"')1一-")) | st.text(), st.integers(8, 20), st.booleans())
+def test_the_parts_and_their_separators_are_the_text(text: str, limit: int, by_sentence: bool) -> None:
+    parts = list(split_text(text, limit, encode, by_sentence))
+    assert all(len(ids) <= limit for ids, _ in parts)
+    assert "".join(separator + decode(ids) for ids, separator in parts).strip() == text.strip()
+    assert all(not separator.strip() for _, separator in parts)
+
+
+def test_a_long_sentence_is_cut_at_spaces() -> None:
+    text = "one two three four. Five"
+    parts = [decode(ids) for ids, _ in split_text(text, 10, encode, sentences=True)]
+    assert parts == ["one two", "three", "four.", "Five"]
+
+
+@pytest.mark.parametrize("text", ["a. " * 10**5, "." * 10**5 + "a", "a" + ". " * 10**5 + "b", '"' * 10**5, "a" * 10**5])
+def test_the_text_is_encoded_in_linear_time(text: str) -> None:
+    encoded = 0
+
+    def count(window: str) -> tuple[list[int], list[int]]:
+        nonlocal encoded
+        encoded += len(window)
+        return encode(window)
+
+    assert list(split_text(text, 100, count, sentences=True))
+    assert encoded <= 12 * len(text)
