@@ -19,8 +19,10 @@ import numpy as np
 import torch
 import typer
 
-from conversion.converted import OUTPUT_BIAS, SOURCE, TARGET, Converted
-from conversion.refuse import Reasons
+from conversion.build import build_model
+from conversion.description import OUTPUT_BIAS, SOURCE, TARGET, Description
+from conversion.reasons import Reasons
+from conversion.rename import rename
 from conversion.toolkits import hugging_face, marian
 from vaswani_transformer.errors import UnavailableError, exit_cleanly
 
@@ -76,13 +78,13 @@ def marians_words(folder: Path) -> Iterator[tuple[list[int], list[int], np.ndarr
                     yield source, target, scores[: len(target)]
 
 
-def read(folder: Path) -> Converted:
+def read(folder: Path) -> Description:
     return marian.read(folder / "model.npz", Reasons(folder))
 
 
 @contextmanager
 def ours(folder: Path) -> Iterator[Scorer]:
-    model = read(folder).finish(Reasons(folder))
+    model = build_model(read(folder), Reasons(folder))
     yield of_torch(model, model.config.decoder_start_token_id)
 
 
@@ -91,8 +93,9 @@ def transformers(folder: Path) -> Iterator[Scorer]:
     """MarianMTModel with a zero row for <pad>, from which it starts, after Marian's own."""
     from transformers import MarianConfig, MarianMTModel
 
-    converted = read(folder)
-    tensors, options, size = converted.tensors, converted.config, len(converted.vocabulary.target)
+    description = read(folder)
+    tensors = rename(description.tensors, description.rules, Reasons(folder))
+    options, size = description.config, len(description.vocabulary.target)
     with_pad = {name: torch.cat((tensors[name], torch.zeros(1, options["d_model"]))) for name in (SOURCE, TARGET)}
     names = "d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim"
     names += " decoder_ffn_dim activation_function"
@@ -109,7 +112,7 @@ def transformers(folder: Path) -> Iterator[Scorer]:
     )
     model = MarianMTModel(config).eval()
     state = {
-        rule.theirs: tensors[rule.ours] for rule in hugging_face.rules(config.encoder_layers, config.decoder_layers)
+        rule.theirs: tensors[rule.ours] for rule in hugging_face.layers(config.encoder_layers, config.decoder_layers)
     }
     state |= {
         "model.shared.weight": with_pad[SOURCE],

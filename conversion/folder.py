@@ -1,4 +1,4 @@
-"""A converted model -> an ordinary model folder, which appears under its name only when it is whole."""
+"""A converted model -> an ordinary model folder, which appears under its name only when it is complete."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import check_new_folder
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .converted import Converted
+from .description import Description
 from .origin import ORIGINALS, RECORD
 
 NOTES = "CONVERSION.md"
@@ -22,16 +22,16 @@ NOTES = "CONVERSION.md"
 
 @contextmanager
 def folder_written_whole(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its name at the end, and is gone if something fails."""
+    """A folder beside `out` that takes its name at the end, and is removed if something fails."""
     out = check_new_folder(out)
     if not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: there is no folder {out.absolute().parent}")
+        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
     with atomic_folder(out) as unfinished:
         yield unfinished
 
 
-def save(converted: Converted, model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
-    """config.json, generation_config.json, model.safetensors, the tokenizer, notes, and the files for the way back."""
+def save(description: Description, model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
+    """Write the model and its configurations, tokenizers, notes, and the toolkit's files for the way back."""
     bars_wanted = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -39,47 +39,43 @@ def save(converted: Converted, model: VaswaniTransformerForConditionalGeneration
     finally:
         if bars_wanted:
             logging.enable_progress_bar()
-    vocabulary = converted.vocabulary
-    if vocabulary.source_tokenizer is not None:
-        vocabulary.loadable("source", vocabulary.source_tokenizer).save_pretrained(folder)
-    target = vocabulary.target_tokenizer
-    if target is not None and (
-        vocabulary.source_tokenizer is None or target.to_str() != vocabulary.source_tokenizer.to_str()
-    ):
-        vocabulary.loadable("target", target).save_pretrained(folder / TARGET_TOKENIZER)
+    vocabulary = description.vocabulary
+    texts = {side: tokenizer.to_str() for side, tokenizer in vocabulary.tokenizers.items()}
+    if "source" in texts:
+        vocabulary.loadable("source").save_pretrained(folder)
+    if "target" in texts and texts["target"] != texts.get("source"):
+        vocabulary.loadable("target").save_pretrained(folder / TARGET_TOKENIZER)
     (folder / ORIGINALS).mkdir()
-    for file in converted.originals:
+    for file in [*vocabulary.files, *description.files]:
         shutil.copyfile(file, folder / ORIGINALS / file.name)
-    record = {"toolkit": converted.toolkit, "file": converted.path.name, "options": converted.options}
+    record = {"toolkit": description.toolkit, "file": description.path.name, "options": description.options}
     (folder / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    (folder / NOTES).write_text(notes_of(converted), encoding="utf-8")
+    (folder / NOTES).write_text(as_markdown(description), encoding="utf-8")
 
 
-def notes_of(converted: Converted) -> str:
-    """What a user of the folder has to know, as Markdown."""
-    vocabulary = converted.vocabulary
-    lines = [f"# Converted from {converted.toolkit} (`{converted.path.name}`)", ""]
-    lines += [f"* {note}" for note in converted.notes]
+def as_markdown(description: Description) -> str:
+    """What the folder's users should know."""
+    toolkit, vocabulary = description.toolkit, description.vocabulary
+    notes = description.all_notes()
     if vocabulary.start is None:
-        lines.append(
-            f"* {converted.toolkit} starts the decoder with a zero vector. Here that is token {vocabulary.start_id}, "
-            "whose embedding is zero and which is never produced."
+        notes.append(
+            f"{toolkit} starts the decoder with a zero vector. Here that is token {vocabulary.start_id}, whose "
+            "embedding is zero and which is never produced."
         )
     if vocabulary.pad is None:
-        lines.append(f"* {converted.toolkit} has no padding symbol. Here that is token {vocabulary.pad_id}.")
-    aliases = {"source": vocabulary.source_aliases, "target": vocabulary.target_aliases}
-    for side, pieces in aliases.items():
+        notes.append(f"{toolkit} has no padding symbol. Here that is token {vocabulary.pad_id}.")
+    for side, pieces in vocabulary.aliases.items():
         if pieces:
-            first = vocabulary.first_alias(side)
-            lines.append(
-                f"* The {side} segmentation can make {len(pieces)} pieces that the vocabulary does not have; they are "
-                f"`<unk>` to {converted.toolkit}. Here they are the tokens from {first} on, with `<unk>`'s embedding."
+            notes.append(
+                f"The {side} segmentation can make {len(pieces)} pieces that the vocabulary does not have; they are "
+                f"`<unk>` to {toolkit}. Here they are the tokens from {vocabulary.first_alias(side)} on, with "
+                "`<unk>`'s embedding."
             )
-    if vocabulary.source_tokenizer is None:
-        lines.append("* There is no `tokenizer.json`: nothing beside the checkpoint says how text becomes ids.")
-    elif vocabulary.target_tokenizer is not None and not vocabulary.is_joint:
-        lines.append(
-            f"* Source and target have different vocabularies: `tokenizer.json` is the source's, "
+    if "source" not in vocabulary.tokenizers:
+        notes.append("There is no `tokenizer.json`: nothing beside the checkpoint says how text becomes ids.")
+    elif "target" in vocabulary.tokenizers and not vocabulary.is_joint:
+        notes.append(
+            "Source and target have different vocabularies: `tokenizer.json` is the source's, "
             f"`{TARGET_TOKENIZER}/` the target's, for decoding and for labels."
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([f"# Converted from {toolkit} (`{description.path.name}`)", "", *(f"* {n}" for n in notes)]) + "\n"

@@ -1,11 +1,15 @@
-"""Which toolkit a path comes from, and which of its files is the checkpoint."""
+"""The toolkits that can be read and written, and the search for a checkpoint's file."""
 
 from pathlib import Path
-from types import ModuleType
+from typing import Any, Protocol
 
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated
 
+from .description import Description
+from .origin import Origin
+from .reasons import Reasons
 from .toolkits import (
     annotated,
     ctranslate2,
@@ -21,55 +25,93 @@ from .toolkits import (
 )
 from .unpickle import is_pickled, load_checkpoint
 
-# Each has NAME, checkpoints(folder), recognise(what the file holds), read(path, reasons).
-PICKLED = (fairseq, opennmt_py, joeynmt, torch_nn, annotated)
-# These recognise the path itself.
-FOLDERS: tuple[ModuleType, ...] = (marian, hf_marian, hf_fsmt, sockeye, tensor2tensor)
-READERS: dict[str, ModuleType] = {module.NAME: module for module in (*PICKLED, *FOLDERS)}
-# write_back(model, origin, out, reasons)
-WRITERS: dict[str, ModuleType] = {
-    module.NAME: module for module in (fairseq, marian, hf_marian, opennmt_py, ctranslate2)
-}
+
+class Reader(Protocol):
+    """A module of toolkits/ that reads checkpoints."""
+
+    @property
+    def NAME(self) -> str: ...
+
+    def checkpoints(self, folder: Path) -> list[Path]:
+        """The files in a folder that have the name of a checkpoint."""
+        ...
+
+    def recognise(self, path: Path, content: Any) -> bool:
+        """Whether a file is a checkpoint of this toolkit. content: what a pickle holds; None for other files"""
+        ...
+
+    def read(self, path: Path, reasons: Reasons) -> Description:
+        """Describe a checkpoint. Raises all reasons that the options give against converting it."""
+        ...
 
 
-def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[ModuleType, Path]:
-    """The toolkit and the checkpoint's file; a folder must hold exactly one. wanted: the toolkit's name.
+class Writer(Protocol):
+    """A module of toolkits/ that writes checkpoints."""
 
-    Raises InputError if the format is not known, or there is not one checkpoint but none or several.
+    @property
+    def NAME(self) -> str: ...
+
+    def write_checkpoint(
+        self, model: VaswaniTransformerForConditionalGeneration, origin: Origin, out: Path, reasons: Reasons
+    ) -> None: ...
+
+
+READING: list[Reader] = [
+    fairseq,
+    opennmt_py,
+    joeynmt,
+    torch_nn,
+    annotated,
+    marian,
+    hf_marian,
+    hf_fsmt,
+    sockeye,
+    tensor2tensor,
+]
+WRITING: list[Writer] = [fairseq, marian, hf_marian, opennmt_py, ctranslate2]
+READERS = {toolkit.NAME: toolkit for toolkit in READING}
+WRITERS = {toolkit.NAME: toolkit for toolkit in WRITING}
+
+
+def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[Reader, Path]:
+    """Return the toolkit and the checkpoint's file; a folder must hold exactly one. wanted: the toolkit's name
+
+    Raises InputError if the format is not known, or the folder holds no checkpoint or several.
     """
     if wanted is not None and wanted not in READERS:
-        raise InputError(f"{wanted!r} is not a format that can be converted; known are {', '.join(READERS)}")
-    toolkits = [READERS[wanted]] if wanted else list(READERS.values())
+        raise InputError(f"{wanted!r} is not a format that can be converted; known formats: {', '.join(READERS)}")
     if path.is_dir():
-        found = {file for toolkit in toolkits for file in toolkit.checkpoints(path)}
-        named = {file.resolve(): file for file in sorted(found) if file.is_file()}  # two names of one file are one
-        candidates = sorted(named.values())
-        if not candidates:
-            raise InputError(
-                f"{path}: no file in this folder has the name of a checkpoint of {wanted or 'a known toolkit'}"
-                + ("" if wanted else f" ({', '.join(READERS)})")
-            )
-        if len(candidates) > 1:
-            names = enumerated(file.name for file in candidates)
-            raise InputError(f"{path} holds {len(candidates)} checkpoints ({names}); give the path of one of them")
-        path = candidates[0]
-    elif not path.exists() and path.with_name(path.name + ".index").exists():
-        path = path.with_name(path.name + ".index")  # TensorFlow's users name a checkpoint by its prefix
+        path = only_checkpoint(path, wanted)
     elif not path.exists():
-        raise InputError(f"{path}: no such file or folder")
-    return (READERS[wanted] if wanted else recognised(path)), path
+        index = path.with_name(path.name + ".index")  # TensorFlow's users name a checkpoint by its prefix
+        if not index.exists():
+            raise InputError(f"{path}: no such file or folder")
+        path = index
+    return (READERS[wanted] if wanted else toolkit_of(path)), path
 
 
-def recognised(path: Path) -> ModuleType:
+def only_checkpoint(folder: Path, wanted: str | None) -> Path:
+    toolkits = [READERS[wanted]] if wanted else READING
+    found = {file for toolkit in toolkits for file in toolkit.checkpoints(folder)}
+    candidates = sorted({file.resolve(): file for file in sorted(found) if file.is_file()}.values())
+    if not candidates:
+        known = wanted or f"a known toolkit ({', '.join(READERS)})"
+        raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {known}")
+    if len(candidates) > 1:
+        names = enumerated(file.name for file in candidates)
+        raise InputError(f"{folder} holds {len(candidates)} checkpoints ({names}); give the path of one of them")
+    return candidates[0]
+
+
+def toolkit_of(path: Path) -> Reader:
     """The toolkit that a checkpoint comes from."""
-    for toolkit in FOLDERS:
-        if toolkit.recognise(path):
+    for toolkit in READING:
+        if toolkit.recognise(path, None):
             return toolkit
     if not is_pickled(path):
         raise InputError(f"{path} is not a checkpoint of a known toolkit ({', '.join(READERS)})")
     content = load_checkpoint(path)
-    for toolkit in PICKLED:
-        if toolkit.recognise(content):
+    for toolkit in READING:
+        if toolkit.recognise(path, content):
             return toolkit
-    known = ", ".join(toolkit.NAME for toolkit in PICKLED)
-    raise InputError(f"{path} is a checkpoint of PyTorch, but of none of {known}")
+    raise InputError(f"{path} is a checkpoint of PyTorch, but of no known toolkit ({', '.join(READERS)})")

@@ -1,10 +1,11 @@
-"""What a converted model's folder remembers of where it came from, and what the writers need of it."""
+"""What a converted model's folder records about its origin, for writing a checkpoint of a toolkit again."""
 
 import json
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -14,15 +15,22 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
-from .refuse import Reasons
+from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET
+from .layout import Sinusoids, concatenate
+from .reasons import Reasons
+from .vocabulary import SIDES
 
 RECORD, ORIGINALS = "conversion.json", "original"
 LANGUAGE = re.compile(r"[\w-]+")
 
 
 class Origin:
-    """toolkit: "" for a model that was trained here; options: what its reader kept; originals: the folder of files"""
+    """The record in a model folder.
+
+    toolkit: "" for a model that was trained with this project
+    options: what the toolkit's reader kept
+    originals: the folder of the toolkit's vocabulary files
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.originals = folder, folder / ORIGINALS
@@ -35,63 +43,82 @@ class Origin:
             except (ValueError, KeyError, TypeError) as error:
                 raise BrokenFileError(f"{path} is not a record of a conversion ({error})") from None
 
+    def came_from(self, toolkit: str) -> bool:
+        """Whether the model came from this toolkit. If not, the symbols that were added for ours stay in it."""
+        if self.toolkit != toolkit:
+            self.options.pop("source_tokens", None)
+            self.options.pop("target_tokens", None)
+        return self.toolkit == toolkit
+
     def languages(self) -> tuple[str, str]:
-        """Codes such as de or de_AT: they become part of the names of files, so nothing else passes."""
-        source, target = (str(self.options.get(f"{side}_lang") or "") for side in ("source", "target"))
+        """Codes such as de or de_AT. They become parts of file names, so anything else is replaced."""
+        source, target = (str(self.options.get(f"{side}_lang") or "") for side in SIDES)
         return source if LANGUAGE.fullmatch(source) else "src", target if LANGUAGE.fullmatch(target) else "tgt"
 
     def has_tokenizer(self) -> bool:
         return (self.folder / "tokenizer.json").exists()
 
     def tokenizer(self, side: str) -> Tokenizer:
-        own = self.folder / TARGET_TOKENIZER / "tokenizer.json"
-        path = own if side == "target" and own.exists() else self.folder / "tokenizer.json"
+        separate = self.folder / TARGET_TOKENIZER / "tokenizer.json"
+        path = separate if side == "target" and separate.exists() else self.folder / "tokenizer.json"
         if not path.exists():
             raise InputError(f"{path}: no such file; the vocabulary is written from it")
         return Tokenizer.from_file(str(path))
 
     def tokens(self) -> tuple[list[str], list[str]]:
-        """The tokens of both sides by id, those of the toolkit if there was one."""
+        """The tokens of both sides by id; for a converted model, only those of the toolkit."""
         sides = []
-        for side in ("source", "target"):
+        for side in SIDES:
             ids = self.tokenizer(side).get_vocab(with_added_tokens=True)
             count = self.options.get(f"{side}_tokens") or max(ids.values()) + 1
             by_id = {id: token for token, id in ids.items()}
             sides.append([by_id.get(id, f"unused{id}") for id in range(count)])
         return sides[0], sides[1]
 
-    def tensors_with_toolkit_rows(
-        self, model: VaswaniTransformerForConditionalGeneration, reasons: Reasons, allow_output_bias: bool
+    def tensors(
+        self,
+        model: VaswaniTransformerForConditionalGeneration,
+        reasons: Reasons,
+        positions: Sinusoids | None,
+        output_bias: bool = True,
+        attention_bias: bool = True,
     ) -> dict[str, Tensor]:
-        """Our tensors with SOURCE, TARGET and OUTPUT each of its own, without the rows that converting added."""
+        """Our tensors in the layout of a toolkit, with SOURCE, TARGET and OUTPUT, without the rows that were added.
+
+        positions: the toolkit's sinusoids; None if the model's positions are learned
+        output_bias: whether the toolkit's output layer can have a bias
+        attention_bias: whether the toolkit's projections have biases, which are zeros if ours have none
+        """
         tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-        tensors.pop("model.shared.weight", None)
+        tensors.pop(SHARED, None)
         rows = {SOURCE: self.options.get("source_tokens"), TARGET: self.options.get("target_tokens")}
         rows[OUTPUT] = rows[OUTPUT_BIAS] = rows[TARGET]
         for name, count in rows.items():
             if name in tensors and count is not None:
                 tensors[name] = tensors[name][:count]
-        bias = None if allow_output_bias else tensors.pop(OUTPUT_BIAS, None)
-        if bias is not None and bias.any():
-            reasons.option("the output layer has a bias (output_bias)")
+        if not output_bias and tensors.pop(OUTPUT_BIAS, torch.zeros(1)).any():
+            reasons.unsupported("the output layer has a bias (output_bias)")
+        if attention_bias:
+            for name in [name for name in tensors if name.endswith("_proj.weight")]:
+                tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(len(tensors[name])))
+        if positions is not None and positions.concatenated:
+            tensors = concatenate(tensors, model.config.d_model)
         return tensors
 
-    def zero_attention_biases(self, model: VaswaniTransformerForConditionalGeneration) -> dict[str, Tensor]:
-        """The biases that the paper's projections do not have, as zeros."""
-        return {
-            name.removesuffix("weight") + "bias": torch.zeros(tensor.shape[0])
-            for name, tensor in model.state_dict().items()
-            if name.endswith("_proj.weight")
-        }
-
     def in_saved_dtype(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors, each in memory of its own, in the precision that the toolkit's file had."""
+        """The tensors in the precision of the toolkit's file, contiguous; tied matrices stay one."""
         dtype = getattr(torch, self.options.get("dtype", "float32"))
-        seen: dict[int, Tensor] = {}  # tied matrices stay one
+        seen: dict[int, Tensor] = {}
         return {name: seen.setdefault(t.data_ptr(), t.to(dtype).contiguous()) for name, t in tensors.items()}
 
     def copy_originals(self, out: Path) -> None:
-        """The toolkit's own vocabulary files, byte for byte."""
+        """Copy the toolkit's vocabulary files byte for byte."""
         if self.originals.is_dir():
             for file in sorted(self.originals.iterdir()):
                 shutil.copyfile(file, out / file.name)
+
+
+def save_pickle(content: Mapping[str, Any], path: Path) -> None:
+    """torch.save through an open file: given a path, torch does not say why it cannot be written."""
+    with path.open("wb") as file:
+        torch.save(content, file)

@@ -1,9 +1,10 @@
-"""Two-way rules between a toolkit's names of tensors and ours.
+"""Rules between a toolkit's names of tensors and ours, which read a checkpoint and write one.
 
-A rule is a pair of names, with `{n}` for the number of the layer. The same list reads a checkpoint and writes one, so
-that a round trip is a test. What is more than a renaming (fused matrices, folds) is code in the toolkit's own file.
+A table maps names to names. Braces stand for several names, as in a shell: `fc{1,2}.{weight,bias}` are four. `{n}` is
+the number of the layer.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .refuse import Reasons
+from .reasons import Reasons
 
 
 @dataclass(frozen=True)
 class Rule:
-    """theirs: the toolkit's name; ours: the name in our state dict.
+    """theirs, ours: the names in the toolkit's checkpoint and in our state dict.
 
-    transposed: the toolkit stores the matrix as (in, out).  row: it stores the vector as (1, size)
+    transposed: the toolkit stores the matrix as (in, out)
+    row: the toolkit stores the vector as (1, size)
     """
 
     theirs: str
@@ -37,88 +39,92 @@ class Rule:
             return tensor.reshape(1, -1)
         return tensor.T if self.transposed else tensor
 
-    def of_layer(self, n: int, first: int = 0) -> "Rule":
-        """The rule for our layer `n`, whose number is n + `first` in the toolkit."""
-        return Rule(
-            self.theirs.replace("{n}", str(n + first)), self.ours.replace("{n}", str(n)), self.transposed, self.row
-        )
+
+def rules_of(names: Mapping[str, str], transposed: bool = False, row: bool = False) -> list[Rule]:
+    """The rules of a table: the toolkit's names -> ours."""
+    return [
+        Rule(theirs, ours, transposed, row)
+        for pattern, our_pattern in names.items()
+        for theirs, ours in zip(expand(pattern), expand(our_pattern), strict=True)
+    ]
 
 
-def with_bias(theirs: str, ours: str) -> list[Rule]:
-    """The rules of a linear layer or a LayerNorm: `.weight` and `.bias`."""
-    return [Rule(f"{theirs}.{part}", f"{ours}.{part}") for part in ("weight", "bias")]
+def layer_rules(
+    stack: str, layers: int, theirs: str, names: Mapping[str, str], first: int = 0, **form: bool
+) -> list[Rule]:
+    """The rules of a table of names inside a layer, for every layer of a stack.
 
-
-def for_layers(rules: Iterable[Rule], layers: int, first: int = 0) -> list[Rule]:
-    """The rules once for each layer; `first`: the toolkit's number of the first one."""
-    rules = list(rules)
-    return [rule.of_layer(n, first) for n in range(layers) for rule in rules]
-
-
-class Tensors:
-    """A checkpoint's tensors, of which each must be taken exactly once.
-
-    What is no matrix of numbers in memory of its own is a fault: a file may say anything of sizes and types.
+    stack: "encoder", for which the names of the cross-attention are left out, or "decoder"
+    theirs: what the toolkit writes before these names, with `{n}`
+    first: the toolkit's number of the first layer
+    form: fields of `Rule`
     """
+    rules = [rule for rule in rules_of(names, **form) if stack == "decoder" or not rule.ours.startswith("cross_attn")]
+    return [
+        Rule(theirs.replace("{n}", str(n + first)) + rule.theirs, f"model.{stack}.layers.{n}.{rule.ours}", **form)
+        for n in range(layers)
+        for rule in rules
+    ]
 
-    def __init__(self, tensors: Mapping[str, Any], reasons: Reasons):
-        self.left: dict[str, Tensor] = {}
-        self.reasons = reasons
-        for name, tensor in tensors.items():
-            fault = fault_of(tensor)
-            if fault is None:
-                self.left[str(name)] = tensor
-            else:
-                reasons.fault(f"tensor {name} is {fault}")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.left
+def expand(pattern: str) -> list[str]:
+    """The names that a pattern with braces stands for."""
+    parts = re.split(r"\{([^{}]*,[^{}]*)\}", pattern)  # text, choices, text, ...
+    choices = [part.split(",") if index % 2 else [part] for index, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
 
-    def take(self, name: str, *shape: int | None) -> Tensor | None:
-        """The tensor; where it is missing or has another shape, None, and the reason is kept. None: any size."""
-        tensor = self.left.pop(name, None)
-        if tensor is None:
-            if not any(fault.startswith(f"tensor {name} is ") for fault in self.reasons.faults):
-                self.reasons.fault(f"tensor {name} is missing")
-            return None
-        if not tensor.is_floating_point():
-            self.reasons.fault(f"tensor {name} has numbers of type {str(tensor.dtype).removeprefix('torch.')}")
-            return None
-        if shape and not (
-            tensor.dim() == len(shape)
-            and all(s is None or s == size for s, size in zip(shape, tensor.shape, strict=True))
-        ):
-            wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            self.reasons.fault(f"tensor {name} has shape {tuple(tensor.shape)}, the options say ({wanted})")
-            return None
-        return tensor
 
-    def rename(self, rules: Iterable[Rule], ours: dict[str, Tensor]) -> None:
-        """Move the tensors of the rules over to `ours`."""
-        for rule in rules:
-            tensor = self.take(rule.theirs)
-            if tensor is not None:
-                ours[rule.ours] = rule.read(tensor)
+def first_present(tensors: Mapping[str, Any], *names: str) -> str:
+    """The first name that is in the checkpoint; the first of all if none is, so that it is reported as missing."""
+    return next((name for name in names if name in tensors), names[0])
 
-    def ignore(self, *patterns: str) -> None:
-        """Tensors that carry no weights: buffers, counters, stale copies. Whole names, as regular expressions."""
-        for name in [name for name in self.left if any(re.fullmatch(pattern, name) for pattern in patterns)]:
-            del self.left[name]
 
-    def nothing_may_be_left(self) -> None:
-        for name in self.left:
-            self.reasons.fault(f"tensor {name} has no place in the model")
+def count_layers(tensors: Mapping[str, Any], stack: str) -> int:
+    """The number of layers of a stack whose tensors are called `{stack}.layers.{n}....`."""
+    return len({name.split(".")[2] for name in tensors if name.startswith(f"{stack}.layers.")})
+
+
+def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str) -> dict[str, Tensor]:
+    """The tensors that can be weights; any other value is a fault of the file.
+
+    ignored: regular expressions for the full names of buffers, counters and stale copies, which are left out
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        name = str(name)
+        if any(re.fullmatch(pattern, name) for pattern in ignored):
+            continue
+        fault = fault_of(tensor)
+        if fault is None:
+            found[name] = tensor
+        else:
+            reasons.broken(f"tensor {name} is {fault}")
+    return found
 
 
 def fault_of(tensor: Any) -> str | None:
-    """Why something cannot be a weight; None: it can."""
+    """Why a value cannot be a weight; None if it can."""
     if not torch.is_tensor(tensor):
         return f"a {type(tensor).__name__}"
     if tensor.layout != torch.strided or tensor.is_quantized:
         return "sparse or quantised"
+    if not tensor.is_floating_point():
+        return f"of type {str(tensor.dtype).removeprefix('torch.')}, not of floating-point numbers"
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         return f"of shape {tuple(tensor.shape)}, more than its file holds"
     return None
+
+
+def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reasons) -> dict[str, Tensor]:
+    """The tensors under our names. Two rules may read one tensor; a tensor that no rule reads is a fault."""
+    rules = list(rules)
+    missing = {rule.theirs for rule in rules} - tensors.keys()
+    for name in sorted(missing):
+        if not any(fault.startswith(f"tensor {name} is ") for fault in reasons.faults):
+            reasons.broken(f"tensor {name} is missing")
+    for name in tensors.keys() - {rule.theirs for rule in rules}:
+        reasons.broken(f"tensor {name} has no place in the model")
+    return {rule.ours: rule.read(tensors[rule.theirs]) for rule in rules if rule.theirs not in missing}
 
 
 def write(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:

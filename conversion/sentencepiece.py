@@ -76,13 +76,7 @@ class SentencePieceModel:
         textual = {piece: score for piece, score, kind in self.pieces if kind in (NORMAL, USER_DEFINED, BYTE)}
         for piece in special:
             textual.pop(piece, None)
-        aliases = [piece for piece in textual if piece not in ids]
-        first = vocabulary.first_alias(side)
-        ids = ids | {piece: first + n for n, piece in enumerate(aliases)}
-        if side == "source":
-            vocabulary.source_aliases = aliases
-        else:
-            vocabulary.target_aliases = aliases
+        ids |= vocabulary.add_aliases(side, [piece for piece in textual if piece not in ids])
         if self.kind == UNIGRAM:
             tokenizer = Tokenizer(self.unigram(ids, textual, vocabulary))
         else:

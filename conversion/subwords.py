@@ -34,7 +34,7 @@ def read_subwords(path: Path) -> list[str]:
 
 def subword_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
     """The tokenizer of one side, with the ids of the vocabulary's file."""
-    pieces = vocabulary.source if side == "source" else vocabulary.target
+    pieces = vocabulary.tokens(side)
     alphabet = {letter for piece in pieces for letter in piece}
     numbers = [
         (chr(code), rf"\{code};")

@@ -1,14 +1,15 @@
 """A toolkit's vocabulary -> a plain tokenizer.json with the toolkit's ids.
 
-Words, subword-nmt and fastBPE codes, and (sentencepiece.py, subwords.py) SentencePiece and tensor2tensor's subwords.
-A piece that the segmentation can make but the dictionary does not have is `<unk>` to the toolkit. A tokenizer needs an
-id for it, for the merges that go on from there: it gets one after the toolkit's own, with `<unk>`'s embedding.
+Words, and subword-nmt's and fastBPE's codes; SentencePiece and tensor2tensor's subwords have files of their own. The
+segmentation can make pieces that the vocabulary lacks, which are `<unk>` to the toolkit. A tokenizer needs an id for
+them, because further merges build on them: they get the ids after the toolkit's, with the embedding of `<unk>`.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -16,20 +17,24 @@ from transformers import PreTrainedTokenizerFast
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
-# Source texts may be longer than what a toolkit was trained on; the sinusoidal model has no limit.
+# Source texts may be longer than those a toolkit was trained on; the sinusoidal model has no limit.
 MODEL_MAX_LENGTH = 1024
+SIDES = ("source", "target")
 
 
 @dataclass
 class Vocabulary:
-    """The toolkit's tokens, and which of them is what.
+    """The toolkit's tokens, the ids of the special ones, and how text becomes ids.
 
-    source, target: the tokens by id; the same object where both sides have one vocabulary
-    pad, start: None where the toolkit has none; a start that is None is a zero vector
-    begins, ends: the source begins with `bos`, ends with `eos`
-    source_has_symbols: False where `bos` and `eos` are tokens of the target alone
-    source_tokenizer, target_tokenizer: how text becomes ids; None: nothing in the checkpoint says it
-    source_aliases, target_aliases: pieces after the toolkit's own that are `<unk>` to it
+    source, target: the tokens by id
+    unknown, bos, pad: None if the toolkit has no such token
+    start: the decoder's first token; None if the toolkit begins with a zero vector
+    begins, ends: whether the source begins with `bos` and ends with `eos`
+    source_has_symbols: False if only the target has the tokens `bos` and `eos`
+    tokenizers: by side; empty if nothing beside the checkpoint says how text becomes ids
+    aliases: by side, the pieces after the toolkit's that are `<unk>` to it
+    files: what the vocabulary was read from
+    notes: sentences for the user about it
     """
 
     source: list[str]
@@ -42,14 +47,17 @@ class Vocabulary:
     begins: bool = False
     ends: bool = True
     source_has_symbols: bool = True
-    source_tokenizer: Tokenizer | None = None
-    target_tokenizer: Tokenizer | None = None
-    source_aliases: list[str] = field(default_factory=list)
-    target_aliases: list[str] = field(default_factory=list)
+    tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
+    aliases: dict[str, list[str]] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def tokens(self, side: str) -> list[str]:
+        return self.source if side == "source" else self.target
 
     @property
     def is_joint(self) -> bool:
-        return self.source is self.target or self.source == self.target
+        return self.source == self.target
 
     @property
     def first_new(self) -> int:
@@ -64,35 +72,36 @@ class Vocabulary:
     def pad_id(self) -> int:
         return self.first_new + (self.start is None) if self.pad is None else self.pad
 
-    def new_special_rows(self) -> int:
-        """Rows of either table with the symbols that the toolkit does not have; 0 if it has all."""
+    def rows_with_symbols(self) -> int:
+        """The rows that a table needs for symbols that the toolkit lacks; 0 if it lacks none."""
         new = (self.start is None) + (self.pad is None)
         return self.first_new + new if new else 0
 
-    def sizes(self) -> tuple[int, int]:
-        """Rows of the source's and of the target's table."""
-        source = max(len(self.source), self.new_special_rows()) + len(self.source_aliases)
-        target = max(len(self.target), self.new_special_rows()) + len(self.target_aliases)
-        return (max(source, target), max(source, target)) if self.is_joint else (source, target)
+    def size(self, side: str) -> int:
+        """The rows of the table of one side."""
+        sizes = {side: self.first_alias(side) + len(self.aliases.get(side, ())) for side in SIDES}
+        return max(sizes.values()) if self.is_joint else sizes[side]
+
+    def first_alias(self, side: str) -> int:
+        return max(len(self.tokens(side)), self.rows_with_symbols())
 
     def special_tokens(self, side: str) -> dict[str, str]:
         """bos_token, eos_token, pad_token, unk_token -> the token, for one side."""
-        tokens = self.source if side == "source" else self.target
-        ids = {"eos_token": self.eos, "unk_token": self.unknown, "bos_token": self.bos, "pad_token": self.pad}
+        tokens = self.tokens(side)
+        bos = self.start if self.bos is None else self.bos
+        ids = {"eos_token": self.eos, "unk_token": self.unknown, "bos_token": bos, "pad_token": self.pad}
         if side == "source" and not self.source_has_symbols:
-            ids = {"unk_token": self.unknown, "pad_token": self.pad}
-            return {name: tokens[id] for name, id in ids.items() if id is not None}
+            del ids["eos_token"], ids["bos_token"]
         found = {name: tokens[id] for name, id in ids.items() if id is not None}
-        if self.bos is None:
-            found["bos_token"] = new_name("<s>", tokens) if self.start is None else tokens[self.start]
+        if self.bos is None and self.start is None:
+            found["bos_token"] = unused_name("<s>", tokens)
         if self.pad is None:
-            found["pad_token"] = new_name("<pad>", tokens)
+            found["pad_token"] = unused_name("<pad>", tokens)
         return found
 
     def ids(self, side: str) -> dict[str, int]:
         """Token -> id for one side, the new symbols included."""
-        tokens = self.source if side == "source" else self.target
-        ids = {token: id for id, token in reversed(list(enumerate(tokens)))}
+        ids = {token: id for id, token in reversed(list(enumerate(self.tokens(side))))}
         special = self.special_tokens(side)
         if self.start is None:
             ids[special["bos_token"]] = self.start_id
@@ -100,17 +109,20 @@ class Vocabulary:
             ids[special["pad_token"]] = self.pad_id
         return ids
 
-    def first_alias(self, side: str) -> int:
-        return max(len(self.source if side == "source" else self.target), self.new_special_rows())
+    def add_aliases(self, side: str, pieces: Iterable[str]) -> dict[str, int]:
+        """Give the pieces that are not in the vocabulary ids after the toolkit's, and return them."""
+        self.aliases[side] = list(pieces)
+        return {piece: self.first_alias(side) + n for n, piece in enumerate(self.aliases[side])}
 
-    def check(self, what: str | Path) -> None:
-        """Raises BrokenFileError for what no vocabulary can be."""
+    def check(self, subject: str | Path) -> None:
+        """Raise BrokenFileError if an id of a special token is not in the vocabulary."""
         symbols = (self.eos, self.bos, self.start)
-        of_source = symbols if self.source_has_symbols else ()
-        for side, tokens, ids in (("source", self.source, of_source), ("target", self.target, symbols)):
-            for id in (*ids, self.unknown, self.pad):
-                if id is not None and not 0 <= id < len(tokens):
-                    raise BrokenFileError(f"{what}: the {side} vocabulary has {len(tokens)} entries, none with id {id}")
+        for side in SIDES:
+            ids = (self.unknown, self.pad, *(symbols if side == "target" or self.source_has_symbols else ()))
+            size = len(self.tokens(side))
+            for id in ids:
+                if id is not None and not 0 <= id < size:
+                    raise BrokenFileError(f"{subject}: the {side} vocabulary has {size} entries, but no id {id}")
 
     # ---- tokenizers ------------------------------------------------------------------------------------------
 
@@ -119,40 +131,30 @@ class Vocabulary:
         special = self.special_tokens(side)
         unknown = special.get("unk_token", special["pad_token"])
         tokenizer = Tokenizer(models.WordLevel(self.ids(side), unk_token=unknown))
-        # A control symbol that somebody types is a word that the vocabulary does not have.
+        # A control symbol in a user's text is a word that the vocabulary lacks.
         typed = "|".join(re.escape(token) for name, token in special.items() if name != "unk_token")
         tokenizer.normalizer = normalizers.Replace(Regex(rf"(?<!\S)({typed})(?!\S)"), unknown)
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return self.with_template(tokenizer, side)
 
     def bpe(self, side: str, merges: Sequence[tuple[str, str]], separator: str | None = "@@") -> Tokenizer:
-        """subword-nmt: words between spaces, their letters merged; the vocabulary marks pieces that go on.
+        """subword-nmt: words between spaces, whose letters are merged.
 
-        merges: pairs of pieces in the order of the codes, the end of a word as `</w>`
-        separator: what a piece ends with that is not the last of its word; None: the last one ends with `</w>`
+        merges: pairs of pieces in the order of the codes, with `</w>` for the end of a word
+        separator: the mark of pieces that do not end their word; None if `</w>` marks those that do
         """
         special = self.special_tokens(side)
         ids: dict[str, int] = {}
-        control = set(special.values())
         for token, id in self.ids(side).items():
-            if token in control or separator is None:
+            if separator is None or token in special.values():
                 ids[token] = id
             else:
                 ids[token.removesuffix(separator) if token.endswith(separator) else token + "</w>"] = id
-        aliases: list[str] = []
-        first, kept = self.first_alias(side), []
-        for left, right in dict.fromkeys(merges):
-            for piece in (left, right, left + right):
-                if piece not in ids:
-                    ids[piece] = first + len(aliases)
-                    aliases.append(piece)
-            kept.append((left, right))
-        if side == "source":
-            self.source_aliases = aliases
-        else:
-            self.target_aliases = aliases
+        merges = list(dict.fromkeys(merges))
+        pieces = dict.fromkeys(piece for left, right in merges for piece in (left, right, left + right))
+        ids |= self.add_aliases(side, (piece for piece in pieces if piece not in ids))
         tokenizer = Tokenizer(
-            models.BPE(ids, kept, unk_token=special["unk_token"], end_of_word_suffix="</w>", fuse_unk=False)
+            models.BPE(ids, merges, unk_token=special["unk_token"], end_of_word_suffix="</w>", fuse_unk=False)
         )
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
@@ -171,10 +173,10 @@ class Vocabulary:
         )
         return tokenizer
 
-    def loadable(self, side: str, tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-        """The tokenizer as AutoTokenizer loads it."""
+    def loadable(self, side: str) -> PreTrainedTokenizerFast:
+        """The tokenizer of one side as AutoTokenizer loads it."""
         return PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
+            tokenizer_object=self.tokenizers[side],
             **self.special_tokens(side),
             split_special_tokens=True,
             clean_up_tokenization_spaces=False,
@@ -183,7 +185,7 @@ class Vocabulary:
         )
 
 
-def new_name(name: str, tokens: Iterable[str]) -> str:
+def unused_name(name: str, tokens: Iterable[str]) -> str:
     """A name for a new symbol that no token of the vocabulary has."""
     tokens = set(tokens)
     while name in tokens:
@@ -191,13 +193,35 @@ def new_name(name: str, tokens: Iterable[str]) -> str:
     return name
 
 
+def numbered_tokens(special: Sequence[str], rows: Sequence[int]) -> list[list[str]]:
+    """The tokens of both sides where the checkpoint tells only the numbers of rows and the special tokens."""
+    return [[*special, *(f"token{id}" for id in range(len(special), count))] for count in rows]
+
+
+def common_ids(
+    source: Sequence[str], target: Sequence[str], symbols: Mapping[str, Sequence[str]], where: str
+) -> dict[str, Any]:
+    """The ids of special tokens, which both sides must have in common.
+
+    symbols: the name of the id -> the names that the token may have
+    where: the names of the files, for the InputError
+    """
+    found = {}
+    for id_name, names in symbols.items():
+        ids = [next((tokens.index(name) for name in names if name in tokens), None) for tokens in (source, target)]
+        if ids[0] is None or ids[0] != ids[1]:
+            raise InputError(f"{' or '.join(names)} has different ids in {where}: {ids[0]} and {ids[1]}")
+        found[id_name] = ids[0]
+    return found
+
+
 # ---- files -------------------------------------------------------------------------------------------------------
 
 
 def read_codes(path: Path) -> list[tuple[str, str]]:
-    """The merges of a file of subword-nmt (version 0.2), fastBPE, or Hugging Face's merges.txt of one of them.
+    """The merges of a file of subword-nmt 0.2, of fastBPE, or of Hugging Face's merges.txt of one of them.
 
-    Raises InputError for subword-nmt 0.1, where the end of a word is a letter of its own.
+    Raises InputError for subword-nmt 0.1, where the end of a word is a separate letter.
     """
     merges = []
     version_1 = True
@@ -214,12 +238,12 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
             raise BrokenFileError(f"{path} line {number}: {line!r} is not a pair of pieces")
         merges.append((parts[0], parts[1]))
     if version_1 and any("</w>" in (left, right) for left, right in merges):
-        raise InputError(f"{path} is of subword-nmt 0.1, whose segmentation a tokenizer.json cannot hold")
+        raise InputError(f"{path} is from subword-nmt 0.1, whose segmentation a tokenizer.json cannot represent")
     return merges
 
 
 def read_counted_words(path: Path) -> list[str]:
-    """The tokens of fairseq's dict.txt: a token, a space, a count; in the order of their ids."""
+    """The tokens of fairseq's dict.txt, one per line with a space and a count, in the order of their ids."""
     tokens = []
     for number, line in enumerate(read_lines(path), start=1):
         line = line.removesuffix(" #fairseq:overwrite")
@@ -230,13 +254,15 @@ def read_counted_words(path: Path) -> list[str]:
     return tokens
 
 
-def read_words(path: Path) -> list[str]:
-    """A token a line."""
-    return list(read_lines(path))
+def tokens_by_id(mapping: Mapping[str, int], path: Path) -> list[str]:
+    """The tokens of a vocab.json. Raises BrokenFileError unless the ids are 0, 1, 2, ... without a gap."""
+    if sorted(mapping.values(), key=str) != sorted(range(len(mapping)), key=str):
+        raise BrokenFileError(f"{path}: its ids are not 0 to {len(mapping) - 1}, each once")
+    return sorted(mapping, key=lambda token: mapping[token])
 
 
 def find_file(folder: Path, *patterns: str) -> Path | None:
-    """The first file of the folder that fits; patterns in the order of preference."""
+    """The first file of the folder that matches; earlier patterns are preferred."""
     for pattern in patterns:
         found = sorted(file for file in folder.glob(pattern) if file.is_file())
         if found:

@@ -11,8 +11,8 @@ from golden import FIXTURES, converted, golden
 from test_conversion_variants import TutorialTransformer, randomised, write_words
 
 from conversion.__main__ import main
-from conversion.reference_forward import NotComparable, scored
-from conversion.refuse import Reasons
+from conversion.reasons import Reasons
+from conversion.reference_forward import NotComparable, toolkit_scores
 from conversion.toolkits import torch_nn
 from vaswani_transformer import Translator
 
@@ -68,7 +68,7 @@ def test_a_conversion_that_is_another_function_is_refused(tmp_path: Path, capsys
 
     def wrongly(path: Path, reasons: Reasons):
         found = read(path, reasons)
-        for name in ("model.encoder.final_norm.weight", "model.encoder.final_norm.bias"):
+        for name in ("encoder.norm.weight", "encoder.norm.bias"):
             found.tensors[name] = found.tensors[name] * 1.1
         return found
 
@@ -91,9 +91,9 @@ def test_options_that_the_converter_misses_would_show(tmp_path: Path):
     found = torch_nn.read(tmp_path / "model.pt", Reasons(tmp_path))
     pairs = [([4, 5, 6], [7, 8, 3])]
     with torch.inference_mode():
-        (right,) = scored(found, pairs)
+        (right,) = toolkit_scores(found, pairs)
         found.config["norm_position"] = "pre"
-        (wrong,) = scored(found, pairs)
+        (wrong,) = toolkit_scores(found, pairs)
     assert (right[2] - wrong[2]).abs().max() > 0.01
 
 
@@ -104,7 +104,7 @@ def test_prenorm_marian_is_not_compared_with_its_other_function():
         checkpoint = converted("marian-prenorm").checkpoint
         from conversion.toolkits import marian
 
-        scored(marian.read(checkpoint / "model.npz", Reasons(checkpoint)), [([2, 0], [2, 0])])
+        toolkit_scores(marian.read(checkpoint / "model.npz", Reasons(checkpoint)), [([2, 0], [2, 0])])
 
 
 def test_a_source_vocabulary_without_an_end_loads(tmp_path: Path):

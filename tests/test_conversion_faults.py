@@ -179,7 +179,7 @@ def test_stacks_of_fairseq_that_normalise_at_different_places_are_refused(tmp_pa
     checkpoint["args"] = argparse.Namespace(**vars(checkpoint["args"]) | {"decoder_normalize_before": True})
     rewrite(checkpoint, folder / "checkpoint_best.pt")
     message = refusal(capsys, folder, tmp_path / "out")
-    assert "--encoder-normalize-before and --decoder-normalize-before differ" in message
+    assert "--encoder-normalize-before False and --decoder-normalize-before True differ" in message
 
 
 def test_the_old_name_of_fairseq_s_dropout_counts(tmp_path: Path, copy_of):

@@ -219,7 +219,7 @@ def test_a_shape_that_no_memory_holds_is_refused(tmp_path: Path, refused):
     header = header.ljust(117) + b"\n"
     with zipfile.ZipFile(tmp_path / "model.npz", "w") as archive:
         archive.writestr("Wemb.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
-    assert "model.npz is not a whole .npz file" in refused(tmp_path / "model.npz")
+    assert "model.npz is not a complete .npz file" in refused(tmp_path / "model.npz")
 
 
 def test_a_tensor_larger_than_its_file_is_refused(tmp_path: Path, refused):
@@ -237,7 +237,7 @@ def test_a_joeynmt_model_that_leaves_layer_norm_out_has_the_toolkit_s_defaults(t
     folder = Path(shutil.copytree(FIXTURES / "variants" / "joeynmt-post", tmp_path / "checkpoint"))
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"\n +layer_norm: \w+", "", text))
-    assert "encoder.layer_norm is 'pre', decoder.layer_norm 'post'" in refused(folder)
+    assert "encoder.layer_norm: 'pre' and decoder.layer_norm: 'post' differ" in refused(folder)
 
 
 def test_yaml_that_grows_without_end_stays_a_short_message(tmp_path: Path, refused):

@@ -163,10 +163,10 @@ def test_vocabularies_of_marian_that_end_differently_are_refused(tmp_path: Path)
     (tmp_path / "a.txt").write_text("</s>\n<unk>\na\n")
     (tmp_path / "b.txt").write_text("<unk>\n</s>\nb\n")
     with pytest.raises(InputError, match=r"a\.txt and b\.txt give </s> and <unk> different ids"):
-        marian.read_vocabulary(tmp_path / "model.npz", {"vocabs": ["a.txt", "b.txt"]}, [3, 3], [])
+        marian.read_vocabulary(tmp_path / "model.npz", {"vocabs": ["a.txt", "b.txt"]}, [3, 3])
 
 
 def test_hf_marian_finds_its_unknown_token(tmp_path: Path):
     (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "a": 1, "<unk>": 2, "<pad>": 3}))
-    vocabulary, _ = hf_marian.read_vocabulary(tmp_path, {"eos_token_id": 0, "pad_token_id": 3}, [4, 4], [])
+    vocabulary = hf_marian.read_vocabulary(tmp_path, {"eos_token_id": 0, "pad_token_id": 3}, [4, 4])
     assert (vocabulary.unknown, vocabulary.pad_id, vocabulary.start_id) == (2, 3, 3)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
 from conversion.__main__ import main
-from conversion.layout import interleaved_sinusoids
+from conversion.layout import PAPER
 from conversion.toolkits import marian
 from vaswani_transformer.loading import load_model
 
@@ -116,7 +116,7 @@ class TutorialTransformer(nn.Module):
         if learned:
             self.positions = nn.Embedding(32, d_model)
         else:
-            self.register_buffer("pos_embedding", interleaved_sinusoids(32, d_model).float())
+            self.register_buffer("pos_embedding", PAPER.table(32, d_model).float())
         self.scale, self.learned = d_model**0.5, learned
 
     def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:

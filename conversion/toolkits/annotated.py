@@ -1,127 +1,98 @@
 """harvardnlp's Annotated Transformer: pre-norm layers with final norms, the paper's sinusoids.
 
-Its LayerNorm divides by the unbiased standard deviation plus 1e-6. sqrt((n - 1) / n) goes into the weight; what is left
-of the 1e-6 changes a logit by some 1e-6.
+Its LayerNorm divides by the unbiased standard deviation plus 1e-6. sqrt((n - 1) / n) goes into the weight; ignoring
+the 1e-6 changes a logit by about 1e-6.
 """
 
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
-from ..converted import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Converted
-from ..layout import interleaved_sinusoids
-from ..refuse import Reasons
-from ..rename import Rule, Tensors, for_layers, with_bias
+from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
+from ..options import Options
+from ..reasons import Reasons
+from ..rename import Rule, checked_tensors, count_layers, layer_rules, rules_of
 from ..unpickle import load_checkpoint
 from ..word_lists import read_vocabulary
 
 NAME = "annotated-transformer"
 EPSILON = 1e-12
 NOTEBOOK_HEADS = 8
+FIRST_WEIGHT = "encoder.layers.0.self_attn.linears.0.weight"
+RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "dropout")
 
-
-def attention(theirs: str, ours: str) -> list[Rule]:
-    projections = ("q_proj", "k_proj", "v_proj", "out_proj")
-    return [rule for i, name in enumerate(projections) for rule in with_bias(f"{theirs}.linears.{i}", f"{ours}.{name}")]
-
-
-def norm(theirs: str, ours: str) -> list[Rule]:
-    return [Rule(f"{theirs}.a_2", f"{ours}.weight"), Rule(f"{theirs}.b_2", f"{ours}.bias")]
-
-
-def feed_forward(theirs: str, ours: str) -> list[Rule]:
-    return [*with_bias(f"{theirs}.w_1", f"{ours}.fc1"), *with_bias(f"{theirs}.w_2", f"{ours}.fc2")]
-
-
-ENCODER_LAYER = [
-    *attention("encoder.layers.{n}.self_attn", "model.encoder.layers.{n}.self_attn"),
-    *norm("encoder.layers.{n}.sublayer.0.norm", "model.encoder.layers.{n}.self_attn_norm"),
-    *feed_forward("encoder.layers.{n}.feed_forward", "model.encoder.layers.{n}.feed_forward"),
-    *norm("encoder.layers.{n}.sublayer.1.norm", "model.encoder.layers.{n}.feed_forward_norm"),
-]
-DECODER_LAYER = [
-    *attention("decoder.layers.{n}.self_attn", "model.decoder.layers.{n}.self_attn"),
-    *norm("decoder.layers.{n}.sublayer.0.norm", "model.decoder.layers.{n}.self_attn_norm"),
-    *attention("decoder.layers.{n}.src_attn", "model.decoder.layers.{n}.cross_attn"),
-    *norm("decoder.layers.{n}.sublayer.1.norm", "model.decoder.layers.{n}.cross_attn_norm"),
-    *feed_forward("decoder.layers.{n}.feed_forward", "model.decoder.layers.{n}.feed_forward"),
-    *norm("decoder.layers.{n}.sublayer.2.norm", "model.decoder.layers.{n}.feed_forward_norm"),
-]
+NORM = "{a_2,b_2}"
+PROJECTIONS = "linears.{0,1,2,3}.{weight,bias}"
+ENCODER_LAYER = {
+    f"self_attn.{PROJECTIONS}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
+    "feed_forward.w_{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
+    f"sublayer.{{0,1}}.norm.{NORM}": "{self_attn,feed_forward}_norm.{weight,bias}",
+}
+DECODER_LAYER = {
+    f"self_attn.{PROJECTIONS}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
+    f"src_attn.{PROJECTIONS}": "cross_attn.{q,k,v,out}_proj.{weight,bias}",
+    "feed_forward.w_{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
+    f"sublayer.{{0,1,2}}.norm.{NORM}": "{self_attn,cross_attn,feed_forward}_norm.{weight,bias}",
+}
+FINAL_NORMS = {f"{{encoder,decoder}}.norm.{NORM}": "model.{encoder,decoder}.final_norm.{weight,bias}"}
 
 
 def checkpoints(folder: Path) -> list[Path]:
     return list(folder.glob("*.pt"))
 
 
-def recognise(checkpoint: Any) -> bool:
-    return isinstance(checkpoint, dict) and "encoder.layers.0.self_attn.linears.0.weight" in checkpoint
+def recognise(path: Path, content: Any) -> bool:
+    return isinstance(content, dict) and FIRST_WEIGHT in content
 
 
-def read(path: Path, reasons: Reasons) -> Converted:
+def read(path: Path, reasons: Reasons) -> Description:
     weights = load_checkpoint(path)
-    if not recognise(weights):
-        raise InputError(f"{path} is not of the Annotated Transformer: it lacks encoder.layers.0.self_attn.linears.0")
-    file = path.with_name("config.json")
-    options = read_json_object(file) if file.exists() else {}
-    tensors = Tensors(weights, reasons)
-    notes = []
-    heads = options.get("h")
-    d_model = weights["encoder.norm.a_2"].numel() if "encoder.norm.a_2" in weights else 0
-    if heads is None:
-        heads = NOTEBOOK_HEADS
-        notes.append(f"No config.json with `h` beside the checkpoint: {heads} heads, as in the notebook.")
-    if not isinstance(heads, int) or heads < 1 or d_model % heads:
-        reasons.option(f"h is {heads!r}, d_model {d_model}")
-    layers = [
-        len({name.split(".")[2] for name in weights if name.startswith(f"{stack}.layers.")})
-        for stack in ("encoder", "decoder")
-    ]
-
-    ours: dict[str, Tensor] = {}
-    for name, theirs in ((SOURCE, "src_embed"), (TARGET, "tgt_embed")):
-        embedding = tensors.take(f"{theirs}.0.lut.weight", None, d_model)
-        if embedding is not None:
-            ours[name] = embedding
-        table = tensors.left.pop(f"{theirs}.1.pe", None)
-        if table is not None:
-            table = table.reshape(-1, table.shape[-1])[:256]
-            if not torch.allclose(table.double(), interleaved_sinusoids(*table.shape), atol=1e-3):
-                reasons.fault(f"tensor {theirs}.1.pe is not the paper's table")
-    tensors.rename(for_layers(ENCODER_LAYER, layers[0]) + norm("encoder.norm", "model.encoder.final_norm"), ours)
-    tensors.rename(for_layers(DECODER_LAYER, layers[1]) + norm("decoder.norm", "model.decoder.final_norm"), ours)
-    tensors.rename([Rule("generator.proj.weight", OUTPUT), Rule("generator.proj.bias", OUTPUT_BIAS)], ours)
-    tensors.nothing_may_be_left()
-    for name in [name for name in ours if "norm" in name and name.endswith(".weight")]:
-        ours[name] = (ours[name].double() * ((d_model - 1) / d_model) ** 0.5).float()
+    if not recognise(path, weights):
+        raise InputError(f"{path} is not of the Annotated Transformer: it lacks {FIRST_WEIGHT}")
+    file, notes = path.with_name("config.json"), []
+    options = Options(read_json_object(file) if file.exists() else {}, reasons)
+    if "h" not in options:
+        options["h"] = NOTEBOOK_HEADS
+        notes.append(f"No config.json with `h` is beside the checkpoint: {NOTEBOOK_HEADS} heads, as in the notebook.")
+    tensors = checked_tensors(weights, reasons)
+    config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
+    config |= options.heads("h", config["d_model"])
+    for stack in ("encoder", "decoder"):
+        config[f"{stack}_layers"] = count_layers(tensors, stack)
+        config[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.feed_forward.w_1.bias"])
     reasons.refuse_if_any()
+    config |= options.rates(RATES, default=0.1)
+    config |= {"norm_position": "pre", "layer_norm_eps": EPSILON, "attention_bias": True}
 
-    rows = [len(ours[name]) for name in (SOURCE, TARGET)]
-    vocabulary, originals = read_vocabulary(path.parent, rows, notes)
-    return Converted(
+    fold_standard_deviation(tensors, config["d_model"])
+    rules = [
+        Rule("src_embed.0.lut.weight", SOURCE),
+        Rule("tgt_embed.0.lut.weight", TARGET),
+        Rule("generator.proj.weight", OUTPUT),
+        Rule("generator.proj.bias", OUTPUT_BIAS),
+        *layer_rules("encoder", config["encoder_layers"], "encoder.layers.{n}.", ENCODER_LAYER),
+        *layer_rules("decoder", config["decoder_layers"], "decoder.layers.{n}.", DECODER_LAYER),
+        *rules_of(FINAL_NORMS),
+    ]
+    return Description(
         toolkit=NAME,
         path=path,
-        config={
-            "d_model": d_model,
-            "encoder_layers": layers[0],
-            "decoder_layers": layers[1],
-            "encoder_attention_heads": heads,
-            "decoder_attention_heads": heads,
-            "encoder_ffn_dim": len(ours["model.encoder.layers.0.feed_forward.fc1.bias"]),
-            "decoder_ffn_dim": len(ours["model.decoder.layers.0.feed_forward.fc1.bias"]),
-            "dropout": float(options.get("dropout", 0.1)),
-            "attention_dropout": float(options.get("dropout", 0.1)),
-            "activation_dropout": float(options.get("dropout", 0.1)),
-            "norm_position": "pre",
-            "layer_norm_eps": EPSILON,
-            "attention_bias": True,
-        },
-        tensors=ours,
-        vocabulary=vocabulary,
+        tensors=tensors,
+        rules=rules,
+        config=config,
+        vocabulary=read_vocabulary(path.parent),
+        position_tables=["src_embed.1.pe", "tgt_embed.1.pe"],
         notes=notes,
-        originals=[*originals, *([file] if file.exists() else [])],
+        files=[file] if file.exists() else [],
     )
+
+
+def fold_standard_deviation(tensors: dict[str, Tensor], d_model: int) -> None:
+    """Multiply the norms' weights by the ratio of the biased to the unbiased standard deviation."""
+    for name in tensors:
+        if name.endswith(".a_2"):
+            tensors[name] = (tensors[name].double() * ((d_model - 1) / d_model) ** 0.5).float()

@@ -1,7 +1,6 @@
-"""What the two toolkits of transformers share: a folder with config.json and weights, and the names of the layers."""
+"""The parts that the two toolkits in transformers share: a folder with config.json and weights, and names."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,27 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.model_folder import read_json_object
 
-from ..rename import Rule, for_layers
+from ..rename import Rule, layer_rules
 from ..unpickle import load_checkpoint
-from . import fairseq
+from .fairseq import EPSILON, LAYER
 
-SIZES = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
-SIZES += ("encoder_ffn_dim", "decoder_ffn_dim")
+SIZES = {
+    name: name
+    for name in (
+        "d_model",
+        *(f"{stack}_{size}" for size in ("layers", "attention_heads", "ffn_dim") for stack in ("encoder", "decoder")),
+    )
+}
+RATES = {name: name for name in ("dropout", "attention_dropout", "activation_dropout")}
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+PENALTY_NOTE = (
+    "transformers ranks hypotheses by log P / L^length_penalty; generate() by log P / ((5 + L) / 6)^alpha, so that the "
+    "same hypotheses may come in another order."
+)
 
 
 def model_type_of(path: Path) -> str | None:
-    """`model_type` in the config.json of a folder, or of the folder of a file."""
+    """`model_type` in the config.json of a folder, or beside a file of the model."""
     file = path / "config.json" if path.is_dir() else path.with_name("config.json")
     if path.is_file() and path.name not in ("config.json", *WEIGHTS) or not file.exists():
         return None
@@ -35,47 +44,38 @@ def model_type_of(path: Path) -> str | None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and the weights beside it; a pickle's code never runs."""
+    """config.json and the weights beside it."""
     folder = path.parent
     options = read_json_object(folder / "config.json")
-    for name in WEIGHTS:
-        file = folder / name
-        if not file.exists():
-            continue
-        if file.suffix == ".bin":
-            tensors = load_checkpoint(file)
-        else:
-            tensors = load_safetensors(file)
-        if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
-            raise BrokenFileError(f"{file} does not hold tensors alone")
-        return options, tensors
-    raise InputError(f"{folder}: there are no weights in it ({' or '.join(WEIGHTS)})")
+    file = next((folder / name for name in WEIGHTS if (folder / name).exists()), None)
+    if file is None:
+        raise InputError(f"{folder}: it has no weights ({' or '.join(WEIGHTS)})")
+    tensors = load_checkpoint(file) if file.suffix == ".bin" else load_safetensors(file)
+    if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
+        raise BrokenFileError(f"{file} does not hold tensors alone")
+    return options, tensors
 
 
 def load_safetensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file. Raises BrokenFileError if it is not whole."""
+    """The tensors of a .safetensors file. Raises BrokenFileError if it is damaged."""
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:
-        raise BrokenFileError(f"{file} is not a whole safetensors file ({error}); copy it again") from None
+        raise BrokenFileError(f"{file} is not a complete safetensors file ({error}); copy it again") from None
 
 
-def rules(encoder_layers: int, decoder_layers: int) -> list[Rule]:
-    """fairseq's names behind `model.`."""
-    layers = for_layers(fairseq.ENCODER_LAYER, encoder_layers) + for_layers(fairseq.DECODER_LAYER, decoder_layers)
-    return [replace(rule, theirs="model." + rule.theirs) for rule in layers]
+def layers(encoder_layers: int, decoder_layers: int) -> list[Rule]:
+    """The rules of the layers: fairseq's names after `model.`."""
+    return [
+        *layer_rules("encoder", encoder_layers, "model.encoder.layers.{n}.", LAYER),
+        *layer_rules("decoder", decoder_layers, "model.decoder.layers.{n}.", LAYER),
+    ]
 
 
-def sizes(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields that have the same names in the configuration of ours."""
-    rates = {name: float(options.get(name, 0.0)) for name in ("dropout", "attention_dropout", "activation_dropout")}
-    return {name: options.get(name) for name in SIZES} | rates
-
-
-def is_table(table: Tensor, expected: Tensor) -> bool:
-    """Whether a saved table of positions is the one of the formula, up to the rounding of float32."""
-    return table.shape == expected.shape and bool(torch.allclose(table.double(), expected, atol=1e-3, rtol=0))
-
-
-def activation(name: str) -> str:
-    return "silu" if name == "swish" else name
+def common_fields(activation: str) -> dict[str, Any]:
+    """The fields of our configuration that are the same for both toolkits."""
+    return {
+        "activation_function": "silu" if activation == "swish" else activation,
+        "layer_norm_eps": EPSILON,
+        "attention_bias": True,
+    }

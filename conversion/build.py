@@ -1,0 +1,165 @@
+"""The model from a toolkit's description of its checkpoint, in the same steps for every toolkit."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import one_line
+
+from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Description
+from .layout import DECODER_POSITIONS, ENCODER_POSITIONS, interleave
+from .reasons import Reasons
+from .rename import rename
+from .vocabulary import Vocabulary
+
+# The logit of a token that the toolkit does not have: its probability is 0 in float32, while a label-smoothed loss
+# stays finite in every precision.
+NEVER = -100.0
+
+
+def build_model(description: Description, reasons: Reasons) -> VaswaniTransformerForConditionalGeneration:
+    """Return the model. Raises InputError or BrokenFileError with all reasons why the checkpoint cannot be one.
+
+    Adds to `description.options` what the way back needs.
+    """
+    tensors = renamed_tensors(description, reasons)
+    check_rows(tensors, description.vocabulary, reasons)
+    reasons.refuse_if_any()
+
+    config, d_model = dict(description.config), description.config["d_model"]
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    description.options["dtype"] = dtypes.pop() if len(dtypes) == 1 and not description.unscaled else "float32"
+    tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    for name in description.unscaled:  # our model multiplies by sqrt(d_model)
+        tensors[name] = tensors[name] / d_model**0.5
+    if ENCODER_POSITIONS in tensors:
+        config |= limit_positions(tensors, config.get("position_offset", 0))
+    else:
+        config["position_base"] = description.positions.base(d_model)
+    add_zero_biases(tensors)
+    config |= tie_and_extend(tensors, description.vocabulary)
+    if description.positions.concatenated and ENCODER_POSITIONS not in tensors:
+        tensors = interleave(tensors, d_model)
+    separate_memory(tensors)
+
+    model = empty_model(config, reasons)
+    check_tensors(model, tensors, reasons)
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    vocabulary = description.vocabulary
+    description.options |= {"source_tokens": len(vocabulary.source), "target_tokens": len(vocabulary.target)}
+    return model.eval()
+
+
+def renamed_tensors(description: Description, reasons: Reasons) -> dict[str, Tensor]:
+    """The tensors under our names. Tables of sinusoids are compared with the formula and left out."""
+    d_model, tensors = description.config["d_model"], dict(description.tensors)
+    for name in description.position_tables:
+        table = tensors.pop(name, None)
+        if table is not None and (table.shape[-1] != d_model or not description.positions.match(table)):
+            reasons.broken(f"tensor {name} does not hold {description.toolkit}'s sinusoids")
+    found = rename(tensors, description.rules, reasons)
+    for rule in description.rules:
+        if rule.ours in (SOURCE, TARGET, OUTPUT, ENCODER_POSITIONS, DECODER_POSITIONS) and rule.ours in found:
+            shape = tuple(found[rule.ours].shape)
+            if len(shape) != 2 or shape[1] != d_model:
+                reasons.broken(f"tensor {rule.theirs} has shape {shape}; the options say (any, {d_model})")
+    return found
+
+
+def check_rows(tensors: dict[str, Tensor], vocabulary: Vocabulary, reasons: Reasons) -> None:
+    for name, side in ((SOURCE, "source"), (TARGET, "target"), (OUTPUT, "target")):
+        entries = len(vocabulary.tokens(side))
+        if name in tensors and tensors[name].dim() == 2 and len(tensors[name]) != entries:
+            reasons.broken(f"the {side} vocabulary has {entries} entries, its matrix {len(tensors[name])} rows")
+
+
+def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
+    """Cut learned tables to the shorter one, whose limit holds for both stacks; return the configuration's fields."""
+    rows = min(len(tensors[ENCODER_POSITIONS]), len(tensors[DECODER_POSITIONS]))
+    for name in (ENCODER_POSITIONS, DECODER_POSITIONS):
+        tensors[name] = tensors[name][:rows]
+    return {"position_embedding_type": "learned", "max_position_embeddings": rows - offset}
+
+
+def add_zero_biases(tensors: dict[str, Tensor]) -> None:
+    """The paper's norms and feed-forward networks have biases; a toolkit's may not."""
+    for name, tensor in list(tensors.items()):
+        if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
+            tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
+
+
+def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Share equal matrices and add the rows of new symbols and aliases; return the configuration's fields.
+
+    New symbols have an embedding of zeros, as a decoder that starts with a zero vector needs; aliases have `<unk>`'s.
+    """
+    share = vocabulary.is_joint and torch.equal(tensors[SOURCE], tensors[TARGET])
+    tie = torch.equal(tensors[TARGET], tensors[OUTPUT])
+    sizes = {SOURCE: vocabulary.size("source"), TARGET: vocabulary.size("target"), OUTPUT: vocabulary.size("target")}
+    added = sizes[OUTPUT] - len(vocabulary.target)
+    if added:
+        bias = tensors.get(OUTPUT_BIAS, torch.zeros(len(vocabulary.target)))
+        tensors[OUTPUT_BIAS] = torch.cat((bias, torch.full((added,), NEVER)))
+    for name, size in sizes.items():
+        table = tensors[name]
+        unknown = table.new_zeros(table.shape[1]) if vocabulary.unknown is None else table[vocabulary.unknown]
+        zeros = max(min(size, vocabulary.rows_with_symbols()) - len(table), 0)
+        aliases = size - len(table) - zeros
+        tensors[name] = torch.cat((table, table.new_zeros(zeros, table.shape[1]), unknown.expand(aliases, -1)))
+    if share:
+        tensors[SHARED] = tensors.pop(SOURCE)
+        del tensors[TARGET]
+    if tie:
+        del tensors[OUTPUT]
+    return {
+        "vocab_size": sizes[SOURCE],
+        "decoder_vocab_size": sizes[TARGET],
+        "share_encoder_decoder_embeddings": share,
+        "tie_word_embeddings": tie,
+        "output_bias": OUTPUT_BIAS in tensors,
+        "bos_token_id": vocabulary.start_id if vocabulary.bos is None else vocabulary.bos,
+        "eos_token_id": vocabulary.eos,
+        "pad_token_id": vocabulary.pad_id,
+        "decoder_start_token_id": vocabulary.start_id,
+    }
+
+
+def separate_memory(tensors: dict[str, Tensor]) -> None:
+    """Copy tensors that share memory, such as one table of positions for both stacks."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() in seen:
+            tensors[name] = tensor.clone()
+        seen.add(tensors[name].data_ptr())
+
+
+def empty_model(config: dict[str, Any], reasons: Reasons) -> VaswaniTransformerForConditionalGeneration:
+    """The model of this configuration without memory for its weights."""
+    try:
+        with torch.device("meta"):
+            return VaswaniTransformerForConditionalGeneration(VaswaniTransformerConfig(**config))
+    except Exception as error:  # strict dataclasses raise several kinds, each naming the field
+        reasons.unsupported(one_line(str(error)))
+        reasons.refuse_if_any()
+        raise
+
+
+def check_tensors(
+    model: VaswaniTransformerForConditionalGeneration, tensors: dict[str, Tensor], reasons: Reasons
+) -> None:
+    """Refuse tensors that are missing, left over, of another shape than the model's, or not finite."""
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for name in expected.keys() - tensors.keys():
+        if model.all_tied_weights_keys.get(name) not in tensors:
+            reasons.broken(f"{name} has no tensor")
+    for name, tensor in tensors.items():
+        if name not in expected:
+            reasons.broken(f"the options say nothing of {name}")
+        elif expected[name] != tensor.shape:
+            reasons.broken(f"{name} has shape {tuple(tensor.shape)}; the options say {tuple(expected[name])}")
+        elif not torch.isfinite(tensor).all():
+            reasons.broken(f"{name} has values that are not finite")
+    reasons.refuse_if_any()

@@ -1,0 +1,54 @@
+"""What a toolkit's reader says about a checkpoint; `build.py` makes our model of it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .layout import PAPER, Sinusoids
+from .rename import Rule
+from .vocabulary import Vocabulary
+
+# Our names of the embeddings and the output layer. A rule reads each; tied matrices are read twice.
+SOURCE, TARGET, OUTPUT = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
+SHARED, OUTPUT_BIAS = "model.shared.weight", "lm_head.bias"
+
+
+@dataclass
+class Description:
+    """A checkpoint in terms of our model.
+
+    toolkit, path: where it comes from
+    tensors: its tensors by the toolkit's names, fused matrices split
+    rules: our name of each tensor
+    config: fields of our configuration, without vocabulary sizes, ties and ids
+    positions: its sinusoids, unless the rules read learned tables
+    position_tables: names of saved tables of sinusoids, which must be those of `positions`
+    unscaled: those of SOURCE and TARGET that the toolkit does not multiply by sqrt(d_model)
+    notes: sentences for the user about the model
+    files: files that are kept beside the model for converting it back, without those of the vocabulary
+    options: what converting it back needs to know
+    """
+
+    toolkit: str
+    path: Path
+    tensors: dict[str, Tensor]
+    rules: list[Rule]
+    config: dict[str, Any]
+    vocabulary: Vocabulary
+    positions: Sinusoids = PAPER
+    position_tables: list[str] = field(default_factory=list)
+    unscaled: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def all_notes(self) -> list[str]:
+        return self.notes + self.vocabulary.notes
+
+
+def rows_of(tensors: dict[str, Tensor], rules: list[Rule]) -> list[int]:
+    """The numbers of rows of the source's and the target's embedding; 0 if it is missing."""
+    names = {rule.ours: rule.theirs for rule in rules}
+    return [len(tensors[names[name]]) if names[name] in tensors else 0 for name in (SOURCE, TARGET)]

@@ -1,0 +1,56 @@
+"""A toolkit's options. What this model cannot represent is refused in the words of the toolkit's users."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .reasons import Reasons, shown
+
+MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # the limits of our configuration
+
+
+class Options(dict[str, Any]):
+    """The options by name; the methods add to `reasons` what cannot be converted.
+
+    written: how the toolkit's users write an option and its value
+    """
+
+    def __init__(self, values: Mapping[str, Any], reasons: Reasons, written: str = "{} is {}"):
+        super().__init__(values)
+        self.reasons, self.written = reasons, written
+
+    def show(self, name: str) -> str:
+        """The option with its value, for a message."""
+        flag = name.replace("_", "-") if self.written.startswith("--") else name
+        return self.written.format(flag, shown(self.get(name)))
+
+    def require(self, supported: Mapping[str, tuple]) -> None:
+        """Check that each option has one of the values that the model can represent, unless it is missing."""
+        for name, values in supported.items():
+            if name in self and self[name] not in values:
+                choices = " or ".join(map(repr, dict.fromkeys(values)))
+                self.reasons.unsupported(f"{self.show(name)} (supported: {choices})")
+
+    def require_equal(self, first: str, second: str, missing: Any = None) -> None:
+        """Check that two options agree; `missing` is the value of an option that is not given."""
+        values = [missing if self.get(name) is None else self[name] for name in (first, second)]
+        if values[0] != values[1]:
+            self.reasons.unsupported(f"{self.show(first)} and {self.show(second)} differ")
+
+    def sizes(self, names: Mapping[str, str]) -> dict[str, int]:
+        """Return fields of our configuration, each from the option that holds this size, a number from 1."""
+        for name in names.values():
+            value, limit = self.get(name), MAX_LAYERS if "layer" in name or "depth" in name else MAX_SIZE
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
+                self.reasons.unsupported(f"{self.show(name)} (supported: sizes from 1 to {limit:,})")
+        return {field: self.get(name, 0) for field, name in names.items()}
+
+    def rates(self, names: Mapping[str, str], default: float) -> dict[str, float]:
+        """Return fields of our configuration, each from the option that holds this dropout rate."""
+        return {field: float(self.get(name, default)) for field, name in names.items()}
+
+    def heads(self, name: str, d_model: int) -> dict[str, int]:
+        """Return the fields for the number of heads where no tensor and no other option tells it."""
+        heads = self.get(name)
+        if not isinstance(heads, int) or heads < 1 or d_model % heads:
+            self.reasons.unsupported(f"{self.show(name)}; it must divide d_model {d_model}")
+        return {f"{stack}_attention_heads": self.get(name, 0) for stack in ("encoder", "decoder")}

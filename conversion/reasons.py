@@ -1,0 +1,63 @@
+"""The reasons why a model cannot be converted, collected so that one error names them all."""
+
+import math
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer.errors import BrokenFileError, InputError
+
+
+class Reasons:
+    """Reasons against a conversion, in the order in which they were found.
+
+    A setting that the other side does not support is the user's input (exit code 2). Tensors that are missing, left
+    over, or of another shape than the options say make a broken file (exit code 3).
+    """
+
+    def __init__(self, subject: str | Path):
+        self.subject = subject
+        self.settings: list[str] = []
+        self.faults: list[str] = []
+
+    def unsupported(self, reason: str) -> None:
+        """Add a setting that cannot be converted."""
+        self.settings.append(reason)
+
+    def broken(self, reason: str) -> None:
+        """Add a fault of the file."""
+        self.faults.append(reason)
+
+    def require(self, toolkit: str, config: Any, fields: Mapping[str, tuple]) -> None:
+        """Check that fields of our configuration have values that the toolkit supports.
+
+        fields: the supported values of each field
+        """
+        for name, supported in fields.items():
+            value = getattr(config, name)
+            if not any(_equal(value, other) for other in supported):
+                values = " or ".join(shown(other) for other in dict.fromkeys(supported))
+                self.unsupported(f"{name} {shown(value)} ({toolkit} supports {values})")
+
+    def refuse_if_any(self) -> None:
+        """Raise InputError or BrokenFileError with all reasons, if there are any."""
+        if self.settings or self.faults:
+            kind = InputError if self.settings else BrokenFileError
+            reasons = "; ".join(dict.fromkeys(self.settings + self.faults))
+            raise kind(f"{self.subject} cannot be converted: {reasons}")
+
+
+def _equal(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other)
+    return value == other
+
+
+def shown(value: Any) -> str:
+    """The value for a message, shortened: nested YAML can be endless when it is written out."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother = 2, 80, 80
+    return short.repr(value)
