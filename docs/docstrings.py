@@ -1,6 +1,7 @@
 """A griffe extension: shows the parameter lines of this project's docstrings as lists.
 
-A paragraph of lines `name: text` or `returns text`, continued by indented lines, would otherwise run together.
+A paragraph of lines `name: text` or `returns text`, continued by indented lines, would otherwise run together. Tokens
+such as </s> become code, because Markdown takes them for HTML, and examples after >>> become blocks of code.
 """
 
 import re
@@ -8,6 +9,9 @@ import re
 import griffe
 
 ITEM = re.compile(r"^(returns|[a-z_]\w*(?:, [a-z_]\w*)*(?: \([^)]*\))*:)(?=\s)")
+
+EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
+TOKEN = re.compile(r"(?<!`)(</?\w+>)(?!`)")
 
 
 def with_lists(text: str) -> str:
@@ -34,4 +38,5 @@ def with_lists(text: str) -> str:
 class ParameterLists(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_) -> None:
         if obj.docstring:
-            obj.docstring.value = with_lists(obj.docstring.value)
+            text = TOKEN.sub(r"`\1`", with_lists(obj.docstring.value))
+            obj.docstring.value = EXAMPLE.sub(r"```pycon\n\g<0>\n```", text)

@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,7 +253,9 @@ def run_page(page: str, folder: Path, languages: tuple[str, ...] = ("python", "c
         if not block.runs or block.language not in languages:
             continue
         if block.language == "python":
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                if block.rule == "needs":  # the version of that package is not pinned
+                    warnings.simplefilter("default")
                 exec(compile(block.text, f"{page}:{block.line}", "exec"), namespace)
             run += 1
         elif block.language == "console":
