@@ -5,19 +5,18 @@ first line of its docstring, and annotated.md is examples/annotated_transformer.
 """
 
 import ast
-import dataclasses
 import importlib
 import inspect
 import json
 import re
 import sys
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
-import yaml
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from typer.models import ArgumentInfo, OptionInfo
@@ -53,7 +52,7 @@ RECIPE_INTRODUCTION = """# Recipe keys
 
 A recipe is a YAML file. Every key is also a flag of `vaswani-transformer train` and `plan`: `--max_steps 1000` or
 `--max-steps 1000`, and `--model.dropout 0.3` for a field of `model`. The defaults are section 5 of the paper for the
-base model. A key marked *free* may change when a run resumes.
+base model. A key marked *may change* can have another value when a run resumes.
 """
 SOURCE_INTRODUCTION = """# Source tree
 
@@ -149,18 +148,14 @@ def recipe_page() -> str:
     from training import recipe
 
     lines = [RECIPE_INTRODUCTION]
-    fields = {field.name: field for field in dataclasses.fields(recipe.Recipe)}
-    hints = typing.get_type_hints(recipe.Recipe)
-    groups = yaml.safe_load((ROOT / "docs" / "recipe_keys.yml").read_text(encoding="utf-8"))
-    described = [name for group in groups for name in group["keys"]]
-    if differing := set(described) ^ set(fields):
-        raise PluginError(f"docs/recipe_keys.yml and training/recipe.py differ in: {', '.join(sorted(differing))}")
-    for group in groups:
-        lines += [f"## {group['title']}", "", group.get("text", ""), ""]
-        lines += ["| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
-        for name, meaning in group["keys"].items():
-            default = f"`{json.dumps(default_of(fields[name]))}`"
-            lines.append(row(f"`{name}`", type_name(hints[name]), default, limits(fields[name]), meaning))
+    for title, names in recipe_groups(recipe.Recipe):
+        lines += [f"## {title}", "", "| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
+        for name in names:
+            field = recipe.Recipe.model_fields[name]
+            changes = " *May change.*" if name in recipe.MAY_CHANGE else ""
+            default = json.dumps(field.get_default(call_default_factory=True))
+            meaning = escape(field.description or "") + changes
+            lines.append(row(f"`{name}`", key_type(field.annotation), f"`{default}`", limits(field), meaning))
         lines.append("")
     lines += ["## Recipes in the package", "", "| recipe | description |", "|---|---|"]
     for path in sorted(recipe.SHIPPED.glob("*.yaml")):
@@ -168,19 +163,38 @@ def recipe_page() -> str:
     return "\n".join(lines)
 
 
-def default_of(field: dataclasses.Field) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+def recipe_groups(recipe: Any) -> list[tuple[str, list[str]]]:
+    """The keys under each comment `# --- title ---` of the class."""
+    groups: list[tuple[str, list[str]]] = []
+    for line in inspect.getsource(recipe).splitlines():
+        if title := re.match(r"    # --- (.*?) ---", line):
+            groups.append((title[1][:1].upper() + title[1][1:], []))
+        elif (key := re.match(r"    (\w+): ", line)) and key[1] in recipe.model_fields:
+            groups[-1][1].append(key[1])
+    listed = [name for _, names in groups for name in names]
+    if listed != list(recipe.model_fields):
+        raise PluginError("docs/generate.py does not find all recipe keys under the comments of training/recipe.py")
+    return groups
 
 
-def limits(field: dataclasses.Field) -> str:
-    found = field.metadata
-    signs = {"at_least": "≥", "above": ">", "below": "<"}
-    words = [f"{sign} {found[key]:g}" for key, sign in signs.items() if found.get(key) is not None]
-    if found.get("choices"):
-        words.append(", ".join("null" if choice is None else f"`{choice}`" for choice in found["choices"]))
-    if found.get("resume") == "free":
-        words.append("*free*")
-    return "; ".join(words)
+def key_type(annotation: Any) -> str:
+    """The type without its validators: `int`, `list[str]`, or the choices of a Literal."""
+    optional = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+    kinds = typing.get_args(annotation) if optional else (annotation,)
+    kind = next(kind for kind in kinds if kind is not type(None))
+    while typing.get_origin(kind) is typing.Annotated:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
+    return type_name(kind)
+
+
+def limits(field: Any) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    found = [
+        (sign, getattr(limit, key)) for limit in field.metadata for key, sign in signs.items() if hasattr(limit, key)
+    ]
+    return ", ".join(f"{sign} {'2^63' if value == 2**63 else value}" for sign, value in found)
 
 
 def first_comment(path: Path) -> str:

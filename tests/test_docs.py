@@ -26,7 +26,7 @@ import pytest
 from saved_model import saved_model
 
 from training import demo_corpus
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe
 from vaswani_transformer import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -140,8 +140,7 @@ def help_of(name: str) -> str:
             cli.main([*words[1:], "--help"])
     text = printed.getvalue()
     if name in ("-m training", "vaswani-transformer train", "vaswani-transformer plan"):
-        keys = vars(load_recipe(None))
-        text += " ".join(f"--{key} --{key.replace('_', '-')}" for key in keys) + " --model.dropout"
+        text += " ".join(f"--{key} --{key.replace('_', '-')}" for key in Recipe.model_fields) + " --model.dropout"
     return text
 
 
