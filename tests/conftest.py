@@ -1,7 +1,9 @@
-"""What several test files share: small models, and one torch thread per worker."""
+"""Fixtures and helpers that several test files share: small models, waiting, one torch thread per worker."""
 
 import math
 import os
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +12,21 @@ import torch
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
-# pytest-xdist runs a worker per core: more threads than that only get in each other's way.
+# nohup and background jobs of a shell ignore these signals, and so would the child processes to which tests send them.
+# A Python handler is not inherited: the tests keep ignoring the signal, their children do not.
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
+
+# pytest-xdist runs a worker per core: more threads would only compete.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes that tests start
 
-# transformers' own tests need their sdist and another set-up: `make test-hf`.
+# transformers' own tests need its sdist and another environment: `make test-hf`.
 collect_ignore = ["hf"]
 
-# Begun first, so that the workers, who take a file at a time, end at about the same time.
+# Run first, so that the workers, which take a file at a time, end at about the same time.
 LONGEST = {"test_training.py", "test_cli.py", "test_demo.py", "test_onnx.py", "test_onnx_translator.py"}
 
 
@@ -46,8 +54,10 @@ def tiny_config(**changes: Any) -> VaswaniTransformerConfig:
 
 
 def randomise(model: torch.nn.Module, seed: int, gain: float = 1.0) -> None:
-    """Every parameter from a normal distribution, biases and LayerNorms too: nothing stays at 0 or 1, so
-    that a swapped or a forgotten parameter shows."""
+    """Draw every parameter, biases and LayerNorms too, from a normal distribution.
+
+    No parameter stays at 0 or 1, so that a swapped or forgotten one changes the output.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -74,12 +84,11 @@ def tiny_model() -> ModelMaker:
 
 @pytest.fixture
 def lively_model() -> ModelMaker:
-    """lively_model(seed, end_at=4.5, **config changes) -> a model on which a search has work to do.
+    """lively_model(seed, end_at=4.5, **config changes) -> a model whose beams switch and end at different lengths.
 
-    A random tied model repeats one token for ever and no beam ever changes its place. Here the output layer is a
-    matrix of its own, and its row for `</s>` is fitted so that the logit of `</s>` rises by about one a position
-    and passes zero at position `end_at`, as in a trained model: sentences end at different lengths. The tests
-    count that beams switch and hypotheses end.
+    A random tied model repeats one token and its beams never switch. Here the output layer is untied, and its row for
+    `</s>` is fitted so that the logit of `</s>` rises by about one per position and passes zero at position `end_at`,
+    as in a trained model. The tests count that beams switch and hypotheses end.
     """
 
     def make(seed: int = 0, end_at: float = 4.5, **changes: Any) -> Any:
@@ -96,7 +105,7 @@ def lively_model() -> ModelMaker:
             target[:, 0] = model.config.decoder_start_token_id
             states = model.model(source, decoder_input_ids=target).last_hidden_state.flatten(0, 1)
             wanted = torch.arange(12.0).repeat(64)[:, None] - end_at
-            # Ridge regression: large weights would amplify the rounding of float32.
+            # Ridge regression: large weights would amplify float32's rounding errors.
             inputs = torch.cat((states, torch.ones(len(states), 1)), dim=1)
             fitted = torch.linalg.solve(inputs.T @ inputs + 20 * torch.eye(17), inputs.T @ wanted)[:, 0]
             model.lm_head.weight[2], model.lm_head.bias[2] = fitted[:-1], fitted[-1]
@@ -105,8 +114,16 @@ def lively_model() -> ModelMaker:
     return make
 
 
+def wait_until(condition: Callable[[], object], limit: float = 300) -> None:
+    """Wait for a condition. The limit (seconds) only ends a test that hangs: it allows for busy machines."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.05)
+
+
 def padded(sentences: list[list[int]], pad: int = 1) -> dict[str, torch.Tensor]:
-    """input_ids and attention_mask of a right-padded batch."""
+    """Return input_ids and attention_mask of a right-padded batch."""
     longest = max(map(len, sentences))
     rows = [sentence + [pad] * (longest - len(sentence)) for sentence in sentences]
     mask = [[1] * len(sentence) + [0] * (longest - len(sentence)) for sentence in sentences]
@@ -114,7 +131,7 @@ def padded(sentences: list[list[int]], pad: int = 1) -> dict[str, torch.Tensor]:
 
 
 def random_sentences(seed: int, count: int, vocab_size: int, longest: int) -> list[list[int]]:
-    """Source sentences of 2 to `longest` tokens, `</s>` included, without special tokens inside."""
+    """Return source sentences of 2 to `longest` tokens, ending in `</s>`, without other special tokens."""
     generator = torch.Generator().manual_seed(seed)
     sentences = []
     for _ in range(count):

@@ -232,7 +232,7 @@ def test_invalid_utf_8_is_refused_and_leaves_no_output(model, tmp_path, capsys):
         (["--input", "nowhere.en"], 2, "nowhere.en: no such file"),
         (["--input", "."], 2, ". is a folder"),
         (["--input", "{source}", "--output", "."], 2, ". is a folder"),
-        (["--input", "{source}", "--output", "no/where"], 2, "there is no folder no"),
+        (["--input", "{source}", "--output", "no/where"], 2, "the folder no does not exist"),
         (["--input", "{source}", "--num-beams", "0"], 2, "num_beams is 0"),
         (["--input", "{source}", "--n-best", "9"], 2, "n_best is 9"),
         (["--input", "{source}", "--dtype", "int4"], 2, "int4"),

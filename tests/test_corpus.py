@@ -391,7 +391,7 @@ def test_a_gzip_file_that_is_cut_off_is_named(tmp_path, load):
     write(tmp_path, "train.de.gz", GERMAN * 100)
     path = tmp_path / "train.de.gz"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(BrokenFileError, match=r"train\.de\.gz is not a whole gzip file"):
+    with pytest.raises(BrokenFileError, match=r"train\.de\.gz is not a complete gzip file"):
         load()
 
 

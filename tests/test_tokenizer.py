@@ -230,13 +230,13 @@ def test_a_missing_file_a_folder_and_a_truncated_gzip_file_are_named(tmp_path):
     with pytest.raises(InputError, match="is a folder"):
         list(lines_of_files([tmp_path]))
     (tmp_path / "text.gz").write_bytes(b"\x1f\x8b\x08\x00rest")
-    with pytest.raises(BrokenFileError, match="text.gz is not a whole gzip file"):
+    with pytest.raises(BrokenFileError, match="text.gz is not a complete gzip file"):
         list(lines_of_files([tmp_path / "text.gz"]))
 
 
 def test_an_empty_gzip_file_is_none(tmp_path):
     (tmp_path / "text.gz").touch()
-    with pytest.raises(BrokenFileError, match="text.gz is not a whole gzip file"):
+    with pytest.raises(BrokenFileError, match="text.gz is not a complete gzip file"):
         list(lines_of_files([tmp_path / "text.gz"]))
 
 
@@ -244,7 +244,7 @@ def test_a_gzip_file_with_a_wrong_byte_inside_is_named(tmp_path):
     raw = bytearray(gzip.compress("".join(f"{i * i}\n" for i in range(999)).encode()))
     raw[10:14] = b"\xff" * 4
     (tmp_path / "text.gz").write_bytes(raw)
-    with pytest.raises(BrokenFileError, match=r"text\.gz is not a whole gzip file"):
+    with pytest.raises(BrokenFileError, match=r"text\.gz is not a complete gzip file"):
         list(lines_of_files([tmp_path / "text.gz"]))
 
 

@@ -1,7 +1,7 @@
-"""Files and folders that appear under their names only when they are complete and on disk.
+"""Write files and folders so that they appear under their names only when they are complete and on disk.
 
-Until then they are called `.NAME.PID.tmp` and lie beside the final name. An error or an interrupt removes them; what a
-killed process leaves behind is removed by the next process that writes the same name.
+Until then they are called `.NAME.PID.tmp`, in the same folder. An error, an interrupt or SIGTERM removes them; the
+leftovers of a killed process are removed by the next process that writes the same name.
 """
 
 import os
@@ -13,21 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from vaswani_transformer.errors import disk_error
+from vaswani_transformer.errors import FULL_DISK
 
-UMASK = os.umask(0o077)  # it can only be read by being set
+UMASK = os.umask(0o077)  # the only way to read it is to set it
 os.umask(UMASK)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A new folder that is renamed to `path` (which must not exist, or be empty) when the block succeeds."""
-    path = Path(os.path.realpath(path))  # a link to an empty folder stays a link
+    """Yield a new folder that is renamed to `path` (absent or an empty folder) when the block succeeds."""
+    path = Path(os.path.realpath(path))  # a symbolic link to an empty folder is kept
     with temporary_path(path) as folder:
         folder.mkdir()
         yield folder
         for item in [*folder.rglob("*"), folder]:
-            if item.suffix == ".safetensors":  # safetensors makes its files readable by their owner alone
+            if item.suffix == ".safetensors":  # safetensors always creates its files with mode 0600
                 item.chmod(0o666 & ~UMASK)
             sync(item)
         os.replace(folder, path)
@@ -36,7 +36,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A binary stream to a new file that is renamed to `path` when the block succeeds; permissions are kept."""
+    """Yield a binary stream to a new file that is renamed to `path` when the block succeeds; permissions are kept."""
     with temporary_path(path) as file:
         with file.open("wb") as stream:
             if path.is_file():
@@ -49,9 +49,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """The temporary name of `path`. Errors of the disk name `path`, which the user knows."""
+    """Yield the temporary name of `path`. Disk errors are raised again with `path` as their file name."""
     remove_stale(path)
-    temporary = temporary_name(path)
+    path = path.absolute()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
     except Exception as error:
@@ -62,13 +63,25 @@ def temporary_path(path: Path) -> Iterator[Path]:
         remove(temporary)
 
 
-def temporary_name(path: Path) -> Path:
-    path = path.absolute()
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def disk_error(error: BaseException, temporary: Path) -> int | None:
+    """The errno if writing `temporary` failed or the disk is full, else None."""
+    if hasattr(error, "exit_code"):  # one of our errors, which already has its message
+        return None
+    while not isinstance(error, OSError) and isinstance(error.__context__, Exception):
+        error = error.__context__  # torch.save raises a RuntimeError on top of the OSError
+    if not isinstance(error, OSError):  # safetensors and tokenizers, written in Rust, append "(os error 28)"
+        number = re.search(r"\(os error (\d+)\)\W*$", str(error))
+        return int(number[1]) if number and int(number[1]) in FULL_DISK else None
+    if isinstance(error.filename, (str, bytes)):
+        return error.errno if Path(os.fsdecode(error.filename)).is_relative_to(temporary) else None
+    return error.errno if error.errno in FULL_DISK else None
 
 
 def remove_stale(path: Path) -> None:
-    """Remove the temporary files and folders of `path` whose processes are dead, or were this one."""
+    """Remove temporary files and folders of `path` left by processes that have ended.
+
+    The number of this process counts as ended, too: in a container, a program often has the same number each time.
+    """
     path = path.absolute()
     if not path.parent.is_dir():
         return
@@ -84,22 +97,22 @@ def is_running(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it belongs to another user
+    except PermissionError:  # the process belongs to another user
         return True
     return True
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it exists."""
-    if os.path.isdir(path) and not os.path.islink(path):
+    """Remove a file or a folder if it exists."""
+    if os.path.isdir(path) and not os.path.islink(path):  # Path.is_dir() fails for a name that is too long
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
         path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on disk: a power cut then cannot lose them."""
-    if os.name == "nt" and path.is_dir():  # Windows does not open folders
+    """Flush a file's bytes, or a folder's entries, to disk, so that a power cut cannot lose them."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

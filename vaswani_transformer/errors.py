@@ -1,8 +1,7 @@
-"""Errors that people see: one line that says what is wrong, where, what was found and what to do.
+"""Errors that users see: one line on stderr and an exit code.
 
-The exit code says whose turn it is: 2 the user's input, 3 a broken file, 4 the environment.
-A program hands its typer app to `exit_cleanly`, which prints `error: <message>` on stderr and exits;
-`--debug` (or VASWANI_DEBUG=1) shows the traceback instead.
+The exit code tells the cause: 2 the user's input, 3 a broken file, 4 the environment. Each command passes its typer
+app to `exit_cleanly`; `--debug` (or VASWANI_DEBUG=1) also prints the traceback.
 """
 
 import errno
@@ -15,29 +14,28 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 
 class InputError(ValueError):
-    """The user's input: a flag, a recipe, a text file, ids given to a model. Exit code 2."""
+    """Invalid input from the user: a flag, a recipe, a text file, ids given to a model. Exit code 2."""
 
     exit_code = 2
 
 
 class BrokenFileError(ValueError):
-    """A file that should be whole is truncated, corrupt or does not fit its neighbours. Exit code 3."""
+    """A file is truncated, corrupt or inconsistent with the files beside it. Exit code 3."""
 
     exit_code = 3
 
 
 class UnavailableError(RuntimeError):
-    """The environment: disk full, a missing package, fewer processes than asked for. Exit code 4."""
+    """The environment lacks something: disk space, memory, a package, a device. Exit code 4."""
 
     exit_code = 4
 
 
 class ProofError(RuntimeError):
-    """What was made of a model does not do what the model does. Exit code 1, as for what nobody foresaw."""
+    """An exported or converted model does not reproduce the original. Exit code 1."""
 
     exit_code = 1
 
@@ -45,28 +43,23 @@ class ProofError(RuntimeError):
 UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# What a user cannot repair by typing something else.
+# Errors of the operating system that different input would not avoid.
 ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM}
 
-# Packages that not every installation has, and what brings them: `pip install "vaswani-transformer[...]"`.
+# Optional packages and the extra that installs them: `pip install "vaswani-transformer[...]"`.
 EXTRAS = {
     "accelerate": "train", "datasets": "train", "pydantic": "train", "sacrebleu": "train", "sacremoses": "train",
     "jinja2": "hub", "matplotlib": "viz", "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
 }  # fmt: skip
+OUR_MODULES = ("vaswani_transformer", "training", "conversion", "hub")
 
-# On the CPU neither torch nor ONNX Runtime has a class for it: torch's allocator says its name in a RuntimeError, ONNX
-# Runtime what its arena, C++ or CUDA says.
+# Neither torch nor ONNX Runtime raises an exception class for this on the CPU: these are the words of torch's
+# allocator, ONNX Runtime's arena, C++ and CUDA.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "out of memory")
 
 
-def debug_wanted(arguments: list[str]) -> bool:
-    """Whether tracebacks are asked for, by `--debug` (before a `--`) or by VASWANI_DEBUG in the environment."""
-    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--debug" in options or os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
-
-
 def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = None, name: str | None = None) -> None:
-    """Run a typer app as a program: returns when it succeeds, else prints one line and raises SystemExit.
+    """Run a typer app: return if it succeeds, else print one line and raise SystemExit.
 
     command: the typer app.  arguments: those after the program's name (default: sys.argv[1:]).
     name: the program's name in usage hints.
@@ -74,28 +67,26 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = debug_wanted(arguments)
     if debug:
-        os.environ["VASWANI_DEBUG"] = "1"  # for the programs and processes that this one starts
+        os.environ["VASWANI_DEBUG"] = "1"  # child processes read it
         if "--debug" in arguments:
             arguments.remove("--debug")
-    if sys.stderr is None:  # closed (2>&-): print would turn to stdout, and the next file opened would get its number
-        silence(None, 2)
+    if sys.stderr is None:  # closed (2>&-): the next file opened would get descriptor 2, and errors with it
+        discard_output(2)
         sys.stderr = open(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a letter gets a substitute, not a crash.
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character gets a substitute
             stream.reconfigure(errors="backslashreplace")
     handled = exit_on_signals()
     try:
-        code = command(args=arguments, prog_name=name, standalone_mode=False)
+        code = command(args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
         sys.stdout.flush()
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
-        # typer turns a closed pipe into exit code 1.
-        silence(sys.__stdout__, 1)
+        discard_output(1)  # typer turns a closed pipe into exit code 1
         return
-    except BrokenPipeError:  # the reader of our output has gone (`| head`)
-        silence(sys.__stdout__, 1)
+    except BrokenPipeError:  # the reader of stdout has closed it (`| head`)
+        discard_output(1)
         return
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -114,10 +105,16 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         raise SystemExit(code)
 
 
-def exit_on_signals() -> list[int]:
-    """Let SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt: temporary files are then removed.
+def debug_wanted(arguments: list[str]) -> bool:
+    """Whether `--debug` (before a `--`) or VASWANI_DEBUG asks for tracebacks."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--debug" in options or os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
 
-    Returns the signals that had no handler before and have one now; a SIGHUP that nohup ignores stays ignored.
+
+def exit_on_signals() -> list[int]:
+    """Make SIGTERM and SIGHUP raise SystemExit (SIGINT raises KeyboardInterrupt): temporary files are then removed.
+
+    Returns the signals whose handler was set. A signal that the parent ignores (nohup) stays ignored.
     """
 
     def stop(number: int, frame: object) -> None:
@@ -125,9 +122,7 @@ def exit_on_signals() -> list[int]:
 
     if threading.current_thread() is not threading.main_thread():
         return []
-    numbers = [
-        getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
-    ]  # Windows has no SIGHUP
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
     handled = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
     for number in handled:
         signal.signal(number, stop)
@@ -135,94 +130,69 @@ def exit_on_signals() -> list[int]:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code for an error: its own, 2 or 4 for the operating system's, 1 for what nobody foresaw."""
+    """The exit code of an error: `exit_code` if it has one, 2 or 4 for an OSError, 1 if it was not foreseen."""
     code = getattr(error, "exit_code", None)
-    if isinstance(code, int):  # ours, and typer's usage errors (2)
+    if isinstance(code, int):  # this module's classes, and typer's usage errors (2)
         return code
     if isinstance(error, OSError):
         return UnavailableError.exit_code if error.errno in ENVIRONMENT_ERRNOS else InputError.exit_code
-    if name_that_is_not_utf8(error):
-        return InputError.exit_code
     return UnavailableError.exit_code if out_of_memory(error) or missing_package(error) else UNEXPECTED
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether there was not enough memory, of this machine or of its GPU."""
+    """Whether the error reports a lack of memory, on the CPU or a GPU."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
-def disk_error(error: BaseException, temporary: Path | None = None) -> int | None:
-    """The errno of an error that came of writing: a full disk, or anything wrong with `temporary`; else None.
-
-    safetensors and tokenizers, which are written in Rust, put it at the end of their messages; torch.save raises an
-    error of its own on top of the system's.
-    """
-    if hasattr(error, "exit_code"):  # it has been explained already
-        return None
-    while not isinstance(error, OSError) and isinstance(error.__context__, Exception):
-        error = error.__context__
-    if not isinstance(error, OSError):
-        number = re.search(r"\(os error (\d+)\)\W*$", str(error))
-        return int(number[1]) if number and int(number[1]) in FULL_DISK else None
-    if temporary is not None and isinstance(error.filename, (str, bytes)):
-        return error.errno if Path(os.fsdecode(error.filename)).is_relative_to(temporary) else None
-    return error.errno if error.errno in FULL_DISK else None
-
-
 def missing_package(error: BaseException) -> str | None:
-    """One of EXTRAS that could not be imported."""
+    """The name of the third-party package whose import failed, if that is the error."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return name if name in EXTRAS else None
-
-
-def name_that_is_not_utf8(error: BaseException) -> str | None:
-    """A file's name, where it stopped a library that writes names as UTF-8: Python has odd bytes as lone surrogates."""
-    return error.object if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason else None
+    return name if name and name not in OUR_MODULES else None
 
 
 def render(error: BaseException, name: str | None = None) -> list[str]:
     """The lines for stderr: one, and for a usage error of the command line the usage below it."""
     format_message = getattr(error, "format_message", None)
-    if format_message is not None:  # typer's (or click's, in older typers) usage errors
+    if format_message is not None:  # a usage error of typer, or of click in older typers
         context = getattr(error, "ctx", None)
         path = context.command_path if context else name or Path(sys.argv[0]).name
         usage = context.get_usage() if context else f"Usage: {path} [OPTIONS]"
         return ["error: " + one_line(format_message()), one_line(f"{usage}   (more: {path} --help)")]
     if isinstance(error, (InputError, BrokenFileError, UnavailableError, ProofError)):
-        return ["error: " + one_line(str(error))]
-    if isinstance(error, OSError) and error.strerror:
+        message = str(error)
+    elif isinstance(error, OSError) and error.strerror:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        return ["error: " + one_line(place + error.strerror)]
-    if (package := missing_package(error)) is not None:
-        return [f'error: {package} is not installed: pip install "vaswani-transformer[{EXTRAS[package]}]"']
-    if (odd := name_that_is_not_utf8(error)) is not None:
-        return ["error: " + one_line(f"{odd}: a name that is not UTF-8, which not every library takes; rename it")]
-    if out_of_memory(error):
-        return ["error: out of memory: " + one_line(str(error)) + "; smaller batches and fewer beams need less"]
-    message = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
+        message = place + error.strerror
+    elif (package := missing_package(error)) is not None:
+        extra = f'"vaswani-transformer[{EXTRAS[package]}]"' if package in EXTRAS else package
+        message = f"{package} is not installed: pip install {extra}"
+    elif out_of_memory(error):
+        message = f"out of memory: {one_line(str(error))}; smaller batches and fewer beams need less"
+    else:
+        message = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
     return ["error: " + one_line(message)]
 
 
 def tell(message: str) -> None:
-    """A line on stderr; where its reader has gone or its disk is full, nothing, now and later."""
+    """Print a line on stderr, or discard it if stderr cannot be written (closed by its reader, full disk)."""
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:
-        silence(sys.__stderr__, 2)
+        discard_output(2)
 
 
 def one_line(message: str) -> str:
-    """The message without line breaks, and with control characters made visible."""
+    """The message without line breaks, and with control characters escaped."""
     line = re.sub(r"\s*[\r\n]+\s*", " ", message.strip())
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
 
 
-def silence(stream: TextIO | None, number: int) -> None:
-    """What this stream still holds, and what it will be given, goes nowhere, without a complaint at the end."""
-    nowhere, number = os.open(os.devnull, os.O_WRONLY), stream.fileno() if stream else number
-    if nowhere == number:
-        os.set_inheritable(number, True)
+def discard_output(descriptor: int) -> None:
+    """Point a file descriptor at /dev/null, so that Python's flush at exit does not fail."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    if null == descriptor:  # it was closed
+        os.set_inheritable(descriptor, True)
     else:
-        os.dup2(nowhere, number)
-        os.close(nowhere)
+        os.dup2(null, descriptor)
+        os.close(null)

@@ -1,6 +1,6 @@
-"""Lines of UTF-8 text, in from files and pipes and out again, whatever the locale says.
+"""Read and write lines of UTF-8 text, in files and pipes, independently of the locale.
 
-A line ends at `\\n`; a `\\r` before it and a byte order mark at the start of the file do not belong to the text.
+A line ends at `\\n`. A `\\r` before it and a byte order mark at the start of the file are dropped.
 """
 
 import gzip
@@ -24,7 +24,7 @@ UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def decode_line(raw: bytes, name: str, number: int) -> str:
-    """One line of a file as text. `number` counts from 1; InputError names file, line and byte column."""
+    """Decode line `number` (from 1) of the file `name`. Raises InputError naming the line and the byte's column."""
     if number == 1:
         raw = raw.removeprefix(BYTE_ORDER_MARK)
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
@@ -39,13 +39,13 @@ def decode_line(raw: bytes, name: str, number: int) -> str:
 
 
 def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """The lines of an open binary stream, one at a time."""
+    """Yield the lines of an open binary stream."""
     for number, raw in enumerate(stream, start=1):
         yield decode_line(raw, name, number)
 
 
 def existing_file(path: str | Path) -> Path:
-    """The path of a file that is there. Raises InputError if it is not, or is a folder."""
+    """Return the path of an existing file. Raises InputError if it is missing or a folder."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: no such file")
@@ -56,7 +56,7 @@ def existing_file(path: str | Path) -> Path:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked where its name ends in .gz. BrokenFileError where that is not whole."""
+    """Open a file for reading bytes, and decompress it if its name ends in .gz. Raises BrokenFileError."""
     try:
         if path.suffix == ".gz" and path.is_file() and path.stat().st_size == 0:
             raise EOFError("it is empty")
@@ -65,13 +65,13 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     except PermissionError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BrokenFileError(f"{path} is not a whole gzip file ({error}); fetch it again") from None
+        raise BrokenFileError(f"{path} is not a complete gzip file ({error}); download or copy it again") from None
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a text file (.gz too), or of stdin for "-", one at a time. InputError if it cannot be read."""
+    """Yield the lines of a text file (.gz too), or of stdin for "-". Raises InputError."""
     if str(path) == "-":
-        with stdin() as stream:
+        with open_stdin() as stream:
             yield from decode_lines(stream, "stdin")
         return
     path = existing_file(path)
@@ -79,22 +79,19 @@ def read_lines(path: str | Path) -> Iterator[str]:
         yield from decode_lines(stream, str(path))
 
 
-def stdin() -> BinaryIO:
-    """A stream of its own, of stdin: Python cannot end while a thread holds sys.stdin. InputError where it is closed.
-
-    Where whoever started us has made it non-blocking, Python would take a pause for the end of the text.
-    """
+def open_stdin() -> BinaryIO:
+    """Open stdin a second time: the interpreter cannot shut down while a thread reads sys.stdin. Raises InputError."""
     try:
-        os.set_blocking(0, True)
+        os.set_blocking(0, True)  # if the parent made it non-blocking, Python takes a pause for the end of the file
         return open(os.dup(0), "rb")
     except OSError as error:
         raise InputError(f"stdin cannot be read ({error.strerror}); give a file") from None
 
 
 def arriving_lines(most: int) -> Iterator[list[str]]:
-    """The lines of stdin in lists of at most `most`: many from a file, one when somebody types and waits for it."""
+    """Yield the lines of stdin in lists of at most `most`: long lists from a file, single lines from a terminal."""
     arrived: queue.Queue[str | Exception | None] = queue.Queue(maxsize=2 * most)
-    source = stdin()
+    source = open_stdin()
 
     def read() -> None:
         with source:
@@ -102,7 +99,7 @@ def arriving_lines(most: int) -> Iterator[list[str]]:
                 for line in decode_lines(source, "stdin"):
                     arrived.put(line)
                 arrived.put(None)
-            except Exception as error:  # raised below, in the thread that asked
+            except Exception as error:  # raised below, in the caller's thread
                 arrived.put(error)
 
     threading.Thread(target=read, daemon=True).start()
@@ -117,7 +114,7 @@ def arriving_lines(most: int) -> Iterator[list[str]]:
                     break
                 lines.append(line)
         except queue.Empty:
-            pass  # nobody has sent more for a while: answer what there is
+            pass  # no further line for 20 ms: do not keep a user waiting for the translation
         if lines:
             yield lines
         if isinstance(end, EOFError):
@@ -128,15 +125,15 @@ def arriving_lines(most: int) -> Iterator[list[str]]:
 
 @contextmanager
 def open_output(path: str | Path) -> Iterator[BinaryIO]:
-    """A binary stream to a file that appears under its name only when everything has been written; "-" is stdout.
+    """Yield a binary stream to a file that appears only when it is complete; "-" is stdout. Raises InputError.
 
-    A link stays one, and what it leads to is written; a device or a pipe stays one, too, and is written as it comes.
+    A symbolic link is kept and its target written; devices and named pipes are written directly.
     """
     if str(path) == "-":
         if sys.stdout is None:
             raise InputError("stdout is closed; give --output FILE")
         stream = sys.stdout.buffer
-        if isinstance(stream, io.RawIOBase):  # PYTHONUNBUFFERED: its write() may take a part, and nobody looks
+        if isinstance(stream, io.RawIOBase):  # PYTHONUNBUFFERED: its write() may write only a part
             os.set_blocking(stream.fileno(), True)
             with open(stream.fileno(), "wb", closefd=False) as stream:
                 yield stream
@@ -152,38 +149,31 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
             with path.open("wb") as stream:
                 yield stream
         except BrokenPipeError:
-            raise InputError(f"{path}: who reads this pipe has gone before everything was written") from None
+            raise InputError(f"{path}: the reader closed the pipe before everything was written") from None
         return
-    target = followed(path) if path.is_symlink() else path
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if not target.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {target.parent}")
+        raise InputError(f"{path}: the folder {target.parent} does not exist")
     with atomic_file(target) as stream:
         yield stream
 
 
-def followed(path: Path) -> Path:
-    """Where links lead. InputError for one that leads to itself."""
-    target = Path(os.path.realpath(path))
-    if target.is_symlink():
-        raise InputError(f"{path} is a link that leads to itself; remove it")
-    return target
-
-
 def check_new_folder(path: str | Path) -> Path:
-    """The path of a folder to be made. InputError if it is a file, holds something or cannot be replaced."""
+    """Return the path of a folder to create. Raises InputError unless it is absent, or empty and replaceable."""
     path = Path(path)
-    target = followed(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give the name of a new folder")
     if path.is_dir() and any(path.iterdir()):
-        raise InputError(f"{path} is not empty; give a new folder, so that nothing in it is lost")
-    # The finished folder takes the place of an empty one, and a shell inside the old one would not see it.
+        raise InputError(f"{path} is not empty; give the name of a new folder")
+    # atomic_folder renames the finished folder over an empty one: impossible for a mount point, and a shell whose
+    # current folder it is would not see the new one.
+    target = Path(os.path.realpath(path))
     if path.is_dir() and (target.is_mount() or target == Path.cwd()):
         state = "a mount point" if target.is_mount() else "the current folder"
-        raise InputError(f"{path} is {state}, which the finished folder cannot replace; give a new folder inside it")
+        raise InputError(f"{path} is {state}, which cannot be replaced; give the name of a new folder inside it")
     return path
 
 
 def in_one_line(text: str) -> str:
-    """The text with a space for each run of line breaks: one line in is one line out."""
+    """Replace each run of line breaks by a space, so that one input line gives one output line."""
     return re.sub(r"[\r\n]+", " ", text)
