@@ -1,13 +1,23 @@
 """The configuration refuses what no model can be, and travels through JSON."""
 
 import json
+import re
+import runpy
+from types import SimpleNamespace
 
 import pytest
+import transformers
 from conftest import tiny_config
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers.integrations import hub_kernels
 
-from vaswani_transformer import PRESETS, VaswaniTransformerConfig
+from vaswani_transformer import (
+    PRESETS,
+    VaswaniTransformerConfig,
+    VaswaniTransformerForConditionalGeneration,
+    configuration_vaswani_transformer,
+)
 
 SMALLER_TARGET = {"decoder_vocab_size": 25, "share_encoder_decoder_embeddings": False}
 
@@ -112,3 +122,28 @@ def test_sinusoids_have_no_maximum() -> None:
     assert learned.max_position_embeddings == 512
     # Of learned positions there are tensor2tensor's 256 unless told.
     assert VaswaniTransformerConfig(position_embedding_type="learned").max_position_embeddings == 256
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("value", ["owner/name", "owner/name@main:function", {"": "owner/name"}], ids=str)
+def test_a_config_file_cannot_load_a_kernel_from_the_hub(
+    field: str, value: object, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    kernels = SimpleNamespace(get_kernel=lambda *args, **kwargs: calls.append(args))
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel_hub", kernels.get_kernel, raising=False)
+    VaswaniTransformerForConditionalGeneration(tiny_config()).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(written | {field: value}))
+    with pytest.raises(ValueError, match="`attn_implementation` is 'owner/name.*eager, sdpa"):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert not calls
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.3.0"])
+def test_an_old_transformers_is_refused_in_one_line(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.delattr(transformers, "PreTrainedConfig")  # its name before version 5
+    with pytest.raises(ImportError, match=re.escape(f'{version} is too old: pip install "transformers>=5.17"')):
+        runpy.run_path(configuration_vaswani_transformer.__file__)

@@ -4,11 +4,14 @@ The defaults are the paper's base model and nothing but the paper. Field names a
 a switch that the paper does not have names the table or the toolkit that needs it.
 """
 
-# `decoder_vocab_size` is None only until __post_init__.
-# pyright: reportArgumentType=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
-
 import copy
 from typing import Any
+
+import transformers
+
+# Before the imports that fail on older versions with less helpful messages.
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):
+    raise ImportError(f'transformers {transformers.__version__} is too old: pip install "transformers>=5.17"')
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -156,6 +159,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         # Here and not in `validate_...` methods: those hide the one line that matters in a second exception.
         self._check_sizes()
         self._check_choices()
+        self._check_attention()
         self._check_numbers()
         self._check_token_ids()
 
@@ -197,6 +201,17 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                     f"config field `{field}` is {getattr(self, field)!r}; it must be one of {', '.join(choices)}"
                 )
 
+    def _check_attention(self):
+        # transformers downloads and runs the kernel "owner/name" when it builds the model. A config.json may not ask
+        # for that.
+        implementation = self._attn_implementation
+        if implementation is not None and (not isinstance(implementation, str) or "/" in implementation):
+            raise ValueError(
+                f"config field `attn_implementation` is {implementation!r}; it must be one of eager, sdpa, "
+                "flash_attention_2, flash_attention_3, flex_attention (or call `model.set_attn_implementation` for a "
+                "kernel from the Hub)"
+            )
+
     def _check_numbers(self):
         for field in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, field) < 1:
@@ -210,16 +225,17 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def _check_token_ids(self):
         if isinstance(self.eos_token_id, list):
             raise ValueError(f"config field `eos_token_id` is {self.eos_token_id}; it must be one token")
-        smaller = min(self.vocab_size, self.decoder_vocab_size)
+        decoder_vocab_size = self.decoder_vocab_size or self.vocab_size
+        smaller = min(self.vocab_size, decoder_vocab_size)
         for field in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             token_id = getattr(self, field)
-            size = self.decoder_vocab_size if field == "decoder_start_token_id" else smaller
+            size = decoder_vocab_size if field == "decoder_start_token_id" else smaller
             if token_id is not None and not 0 <= token_id < size:
                 raise ValueError(f"config field `{field}` is {token_id}; the vocabulary goes from 0 to {size - 1}")
 
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
         # transformers 5.17 sizes its beams by `get_text_config().vocab_size` and knows one vocabulary only.
-        if decoder == encoder and self.decoder_vocab_size != self.vocab_size:
+        if decoder == encoder and self.decoder_vocab_size not in (None, self.vocab_size):
             target = copy.copy(self)
             target.vocab_size = self.decoder_vocab_size
             return target

@@ -1,25 +1,21 @@
-"""The Transformer of "Attention Is All You Need" (arXiv 1706.03762v7), in the paper's order.
+"""The Transformer of "Attention Is All You Need" (arXiv 1706.03762v7), in the order of the paper.
 
-Positions (3.5), attention (3.2), feed-forward network (3.3), layers and stacks (3.1), embeddings and softmax (3.4),
-label smoothing (5.4), and what makes `generate()` the search of Section 6.1. For who knows the paper, what differs:
+Positional encoding (3.5), attention (3.2), feed-forward network (3.3), layers and stacks (3.1), embeddings and
+softmax (3.4), label smoothing (5.4), and the beam search of Section 6.1 as `generate()`. Differences from the paper:
 
-* Switches of the configuration that the paper does not have are off by default; each is named there with its toolkit.
-* Sines and cosines are computed on the fly, in float32: no table, no maximum length.
-* Keys and values of earlier steps are cached in decoding, as in every implementation since tensor2tensor.
-* `<pad>` and the start token are never produced. The start token is `<s>`; tensor2tensor starts with a zero vector.
+* Configuration switches that the paper does not have are off by default; each names the toolkit that needs it.
+* Sinusoids are computed on the fly in float32: there is no table and no maximum length.
+* Decoding caches the keys and values of earlier steps, as every implementation since tensor2tensor does.
+* `<pad>` and the start token are never generated. The start token is `<s>`; tensor2tensor starts with a zero vector.
 
-The file needs torch and transformers alone and travels to the Hub as it is.
+This file is published with every model and imports only torch and transformers.
 """
-
-# What transformers' types call optional (configuration fields, outputs, mixed-in methods) is there when it is used.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
-# pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportIncompatibleMethodOverride=false
-# pyright: reportPrivateImportUsage=false, reportUnhashable=false, reportGeneralTypeIssues=false
 
 import copy
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +30,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -44,9 +40,8 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import ModelOutput, can_return_tuple, merge_with_config_defaults
+from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
@@ -59,10 +54,10 @@ def sinusoidal_positional_encoding(length: int | Tensor, d_model: int, base: flo
 
         PE(pos, 2i) = sin(pos / base^(2i/d_model))        PE(pos, 2i+1) = cos(pos / base^(2i/d_model))
 
-    Sines and cosines interleave as the paper writes them. tensor2tensor, fairseq and Marian concatenate them and
-    divide by d_model/2 - 1: a permutation of d_model and another `base` (see `conversion`).
+    Sines and cosines interleave, as in the paper. tensor2tensor, fairseq and Marian concatenate them and divide by
+    d_model/2 - 1, which is a permutation of the dimensions and another `base` (see `conversion`).
 
-    length: number of positions, counted from 0, or a tensor (length,) with the positions themselves
+    length: number of positions, counted from 0, or a tensor (length,) of positions
     returns (length, d_model), float32
     """
     positions = length if isinstance(length, Tensor) else torch.arange(length)
@@ -72,22 +67,22 @@ def sinusoidal_positional_encoding(length: int | Tensor, d_model: int, base: flo
 
 
 class PositionalEncoding(nn.Module):
-    """What is added to the embeddings: sinusoids, or the learned table of Table 3 (E)."""
+    """Positional encoding to be added to the embeddings: sinusoids, or the learned table of Table 3 (E)."""
 
     def __init__(self, config: VaswaniTransformerConfig):
         super().__init__()
         self.d_model, self.base, self.offset = config.d_model, config.position_base, config.position_offset
-        self.maximum = config.max_position_embeddings
+        self.maximum = config.max_position_embeddings or 0  # sinusoids have no maximum
         self.learned = config.position_embedding_type == "learned"
         if self.learned:
             self.table = nn.Embedding(self.maximum + self.offset, config.d_model)
 
     def forward(self, start: int | Tensor, length: int, device: torch.device) -> Tensor:
-        """(length, d_model), for the positions from `start`, counted from 0"""
+        """Return (length, d_model): the encoding of `length` positions from `start`, counted from 0."""
         if self.learned and isinstance(start, int) and start + length > self.maximum:
             raise ValueError(
-                f"the sequence has {start + length} tokens; the learned positions of this model end at "
-                f"`max_position_embeddings` = {self.maximum}: split the text"
+                f"the sequence has {start + length} tokens; this model has learned positions for "
+                f"`max_position_embeddings` = {self.maximum}; split the text"
             )
         positions = torch.arange(length, device=device) + start + self.offset
         if self.learned:
@@ -109,18 +104,17 @@ def scaled_dot_product_attention(
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V, Section 3.2.1, Equation (1).
 
     query: (..., target, d_k);  key: (..., source, d_k);  value: (..., source, d_v)
-    mask: broadcastable to (..., target, source); bool, True where attending is allowed, or a bias to be added
-    dropout_p: probability with which a weight is dropped, 0 outside training
+    mask: broadcastable to (..., target, source); bool, True where attending is allowed, or a bias to add to the scores
+    dropout_p: probability of dropping a weight, 0 outside training
     scaling: None for 1 / sqrt(d_k)
-    returns the output (..., target, d_v) and the weights (..., target, source) before their dropout
+    returns the output (..., target, d_v) and the weights (..., target, source) before dropout
 
-    A query to which a bool mask or a finite bias allows nothing gets equal weights, never NaN. Scores and weights are
-    float32 inside.
+    Softmax runs in float32. A query whose keys are all masked gets equal weights instead of NaN.
     """
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = ((query * scaling) @ key.transpose(-2, -1)).float()  # (..., target, source)
+    scale: float = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = ((query * scale) @ key.transpose(-2, -1)).float()  # (..., target, source)
     if mask is not None and mask.dtype == torch.bool:
-        # The most negative float instead of minus infinity: a row without any key stays finite.
+        # The most negative float instead of minus infinity keeps fully masked rows finite.
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores + mask
@@ -130,18 +124,18 @@ def scaled_dot_product_attention(
 
 
 def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """Equation (1) in the form of transformers' attention interface, beside "sdpa", "flash_attention_2", "flex"."""
+    """Equation (1) with the signature of transformers' attention interface, used for "eager"."""
     output, weights = scaled_dot_product_attention(query, key, value, attention_mask, dropout, scaling)
     return output.transpose(1, 2), weights
 
 
 class MultiHeadAttention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, Section 3.2.2, for self and cross attention.
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, Section 3.2.2, for self-attention and cross-attention.
 
-    d_k and d_v need not be d_model / h: rows (B) of Table 3.
+    d_k and d_v may differ from d_model / h, as in rows (B) of Table 3.
     """
 
-    def __init__(self, config: VaswaniTransformerConfig, heads: int, is_causal: bool, layer_idx: int | None = None):
+    def __init__(self, config: VaswaniTransformerConfig, heads: int, is_causal: bool, layer_idx: int = 0):
         super().__init__()
         self.config, self.layer_idx, self.is_causal = config, layer_idx, is_causal
         self.d_k = config.d_k or config.d_model // heads
@@ -152,7 +146,8 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, heads * self.d_v, bias=config.attention_bias)
         self.out_proj = nn.Linear(heads * self.d_v, config.d_model, bias=config.attention_bias)
         for projection in (self.q_proj, self.k_proj, self.v_proj):
-            projection.glorot_gain = 2**-0.5  # see _init_weights
+            # A plain float for _init_weights; torch's types expect tensors and modules.
+            projection.glorot_gain = 2**-0.5  # pyright: ignore[reportArgumentType]
 
     def forward(
         self,
@@ -160,22 +155,23 @@ class MultiHeadAttention(nn.Module):
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
         past_key_values: EncoderDecoderCache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
-        """
-        hidden_states: (batch, target, d_model), the queries, and in self-attention also the keys and values
-        attention_mask: what the attention implementation wants, (batch, 1, target, source)
-        memory: (batch, source, d_model), the encoder's output, in cross attention
+        """Attend to `memory` if it is given, otherwise to `hidden_states`.
+
+        hidden_states: (batch, target, d_model)
+        attention_mask: mask in the format of the attention implementation, usually (batch, 1, target, source)
+        memory: (batch, source, d_model), the output of the encoder
         returns (batch, target, d_model) and, with eager attention, the weights (batch, heads, target, source)
         """
         past, is_cross = past_key_values, memory is not None
         query = split_heads(self.q_proj(hidden_states), self.d_k)
-        if is_cross and past is not None and past.is_updated.get(self.layer_idx):
-            # The memory's keys and values do not change from step to step.
-            layer = past.cross_attention_cache.layers[self.layer_idx]
+        if past is not None and is_cross and past.is_updated.get(self.layer_idx):
+            # Keys and values of the memory are the same at every step.
+            layer = cast(DynamicLayer, past.cross_attention_cache.layers[self.layer_idx])
             key, value = layer.keys, layer.values
         else:
-            source = memory if is_cross else hidden_states
+            source = hidden_states if memory is None else memory
             key = split_heads(self.k_proj(source), self.d_k)
             value = split_heads(self.v_proj(source), self.d_v)
             if past is not None:
@@ -183,10 +179,16 @@ class MultiHeadAttention(nn.Module):
                 key, value = cache.update(key, value, self.layer_idx)
                 if is_cross:
                     past.is_updated[self.layer_idx] = True
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        if is_cross and attention_mask is not None and attention_mask.dim() == 2 and query.shape[2] > 1:
-            # transformers unpads flash attention's queries by this mask of the keys (huggingface/transformers#35032).
-            attend, attention_mask = ALL_ATTENTION_FUNCTIONS["sdpa"], attention_mask[:, None, None, :].bool()
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation or "eager", eager_attention
+        )
+        is_flash_mask = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+        if is_flash_mask and is_cross and query.shape[2] > 1:
+            # transformers would unpad the queries by this mask of the keys (huggingface/transformers#35032).
+            attend, attention_mask = (
+                ALL_ATTENTION_FUNCTIONS["sdpa"],
+                cast(Tensor, attention_mask)[:, None, None, :].bool(),
+            )
         dropout = self.config.attention_dropout if self.training else 0.0
         output, weights = attend(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
@@ -221,7 +223,7 @@ class FeedForward(nn.Module):
 
 
 class TransformerLayer(GradientCheckpointingLayer):
-    """What the layers of both stacks share: the residual connection around each sub-layer."""
+    """Base of encoder and decoder layers: the residual connection around each sub-layer."""
 
     def __init__(self, config: VaswaniTransformerConfig):
         super().__init__()
@@ -229,7 +231,7 @@ class TransformerLayer(GradientCheckpointingLayer):
         self.norm_first = config.norm_position == "pre"
 
     def add_and_norm(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """LayerNorm(x + Dropout(Sublayer(x))), Sections 3.1 and 5.4; "pre": x + Dropout(Sublayer(LayerNorm(x)))"""
+        """LayerNorm(x + Dropout(Sublayer(x))), Sections 3.1 and 5.4; "pre": x + Dropout(Sublayer(LayerNorm(x)))."""
         if self.norm_first:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
@@ -244,7 +246,7 @@ class EncoderLayer(TransformerLayer):
         self.feed_forward_norm = nn.LayerNorm(config.d_model, config.layer_norm_eps)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs) -> Tensor:
-        """hidden_states: (batch, source, d_model), returned in the same shape"""
+        """Map (batch, source, d_model) to the same shape."""
         hidden_states = self.add_and_norm(
             hidden_states, self.self_attn_norm, lambda x: self.self_attn(x, attention_mask, **kwargs)[0]
         )
@@ -271,8 +273,8 @@ class DecoderLayer(TransformerLayer):
         past_key_values: EncoderDecoderCache | None = None,
         **kwargs,
     ) -> Tensor:
-        """hidden_states: (batch, target, d_model), returned in the same shape; memory: (batch, source, d_model)"""
-        # The cache goes by keyword: gradient checkpointing takes it away under this name.
+        """Map (batch, target, d_model) to the same shape; memory: (batch, source, d_model)."""
+        # transformers disables the cache under gradient checkpointing by the name of this keyword.
         past = {"past_key_values": past_key_values}
         hidden_states = self.add_and_norm(
             hidden_states,
@@ -301,15 +303,14 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """parameter -> distribution; the paper gives none
+        """Initialise one module; the paper does not specify distributions.
 
-        queries, keys, values   Glorot uniform as one matrix of all three: its gain is 2^-0.5 for each of them
+        queries, keys, values   Glorot uniform with gain 2^-0.5: as parts of one matrix, as in the first tensor2tensor
         other linear layers     Glorot uniform, biases 0
         embeddings, learned positions, output   N(0, 1 / d_model)
         LayerNorm               gain 1, bias 0
 
-        tensor2tensor's first releases made queries, keys and values of one matrix, and fairseq keeps the gain. With 1
-        instead, the post-norm stacks learn markedly more slowly (CHANGELOG).
+        fairseq uses the same gain. With a gain of 1 the post-norm stacks learn markedly more slowly.
         """
         if isinstance(module, nn.Embedding) or module is getattr(self, "lm_head", None):
             init.normal_(module.weight, std=self.config.d_model**-0.5)
@@ -322,14 +323,17 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
         if not self.config.share_encoder_decoder_embeddings:
-            raise ValueError("two separate vocabularies cannot be resized as one; convert the checkpoint anew")
+            raise ValueError(
+                "this model has separate encoder and decoder vocabularies, which cannot be resized together; "
+                "convert the checkpoint again with the new vocabularies"
+            )
         embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
         self.config.decoder_vocab_size = self.config.vocab_size
         return embeddings
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        # transformers unties everything when `tie_word_embeddings` is off; here the two embeddings share a matrix
-        # by `share_encoder_decoder_embeddings` and the output is tied to the decoder's by `tie_word_embeddings`.
+        # transformers ties everything or nothing. Here `tie_word_embeddings` ties the output matrix to
+        # the decoder's embedding, and `share_encoder_decoder_embeddings` ties the two embeddings.
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return self._ties()
@@ -339,7 +343,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
 
 
 class Stack(VaswaniTransformerPreTrainedModel):
-    """What encoder and decoder begin with: embeddings times sqrt(d_model) plus positions (3.4, 3.5), dropped (5.4)."""
+    """Base of encoder and decoder: scaled embeddings plus positions (3.4, 3.5), with dropout (5.4)."""
 
     def __init__(self, config: VaswaniTransformerConfig, vocab_size: int):
         super().__init__(config)
@@ -349,17 +353,19 @@ class Stack(VaswaniTransformerPreTrainedModel):
         self.gradient_checkpointing = False
 
     def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, start: int | Tensor = 0) -> Tensor:
-        """input_ids: (batch, length) or inputs_embeds: (batch, length, d_model), the first of them at `start`"""
+        """Return (batch, length, d_model) for tokens at positions from `start`.
+
+        input_ids: (batch, length), or inputs_embeds: (batch, length, d_model), not yet scaled
+        """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either token ids or embeddings, not both and not neither")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        encoding = self.positional_encoding(start, inputs_embeds.shape[1], inputs_embeds.device)
-        return self.dropout(inputs_embeds * math.sqrt(self.config.d_model) + encoding.to(inputs_embeds.dtype))
+            raise ValueError("give either token ids or embeddings, and not both")
+        embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        encoding = self.positional_encoding(start, embeddings.shape[1], embeddings.device)
+        return self.dropout(embeddings * math.sqrt(self.config.d_model) + encoding.to(embeddings.dtype))
 
 
 class VaswaniTransformerEncoder(Stack):
-    """N identical layers of self-attention and feed-forward network, left half of Figure 1."""
+    """N identical layers of self-attention and feed-forward network: the left half of Figure 1."""
 
     _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
 
@@ -378,9 +384,12 @@ class VaswaniTransformerEncoder(Stack):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> BaseModelOutput:
-        """input_ids, attention_mask: (batch, source), the mask 0 at padding; returns (batch, source, d_model)"""
+        """Encode (batch, source) token ids, or embeddings; attention_mask: (batch, source), 0 at padding.
+
+        returns last_hidden_state: (batch, source, d_model)
+        """
         hidden_states = self.embed(input_ids, inputs_embeds)
         mask = create_bidirectional_mask(self.config, hidden_states, attention_mask)
         for layer in self.layers:
@@ -389,7 +398,7 @@ class VaswaniTransformerEncoder(Stack):
 
 
 class VaswaniTransformerDecoder(Stack):
-    """N identical layers of causal self-attention, cross attention and feed-forward network, right half of Figure 1."""
+    """N identical layers of causal self-attention, cross-attention and feed-forward network: right half of Figure 1."""
 
     _can_record_outputs = {
         "hidden_states": DecoderLayer,
@@ -398,7 +407,7 @@ class VaswaniTransformerDecoder(Stack):
     }
 
     def __init__(self, config: VaswaniTransformerConfig):
-        super().__init__(config, config.decoder_vocab_size)
+        super().__init__(config, target_vocab_size(config))
         self.layers = nn.ModuleList(DecoderLayer(config, layer_idx=i) for i in range(config.decoder_layers))
         self.final_norm = (
             nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.decoder_final_norm else nn.Identity()
@@ -416,12 +425,13 @@ class VaswaniTransformerDecoder(Stack):
         past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """
+        """Decode `target` tokens after those in the cache.
+
         input_ids: (batch, target); attention_mask: (batch, past + target), 0 at padding
         encoder_hidden_states: (batch, source, d_model); encoder_attention_mask: (batch, source)
-        returns (batch, target, d_model), and the cache when `use_cache`
+        returns last_hidden_state: (batch, target, d_model), and the cache when `use_cache`
         """
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -435,12 +445,7 @@ class VaswaniTransformerDecoder(Stack):
         )
         for layer in self.layers:
             hidden_states = layer(
-                hidden_states,
-                encoder_hidden_states,
-                mask,
-                memory_mask,
-                past_key_values=past_key_values,
-                **kwargs,
+                hidden_states, encoder_hidden_states, mask, memory_mask, past_key_values=past_key_values, **kwargs
             )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.final_norm(hidden_states), past_key_values=past_key_values
@@ -448,7 +453,7 @@ class VaswaniTransformerDecoder(Stack):
 
 
 class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
-    """Encoder and decoder, Figure 1 without linear layer and softmax."""
+    """Encoder and decoder: Figure 1 without the final linear layer and softmax."""
 
     _tied_weights_keys = {
         "encoder.embed_tokens.weight": "shared.weight",
@@ -470,9 +475,10 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module):
-        self.encoder.embed_tokens = value
+        embedding = cast(nn.Embedding, value)
+        self.encoder.embed_tokens = embedding
         if self.config.share_encoder_decoder_embeddings:
-            self.shared = self.decoder.embed_tokens = value
+            self.shared = self.decoder.embed_tokens = embedding
 
     @can_return_tuple
     def forward(
@@ -481,30 +487,37 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: ModelOutput | tuple | None = None,
         past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> Seq2SeqModelOutput:
-        """
+        """Encode the source, unless `encoder_outputs` is given, and decode the target.
+
         input_ids, attention_mask: (batch, source), the mask 0 at padding; or inputs_embeds: (batch, source, d_model)
         decoder_input_ids, decoder_attention_mask: (batch, target), beginning with the start token
-        encoder_outputs: the encoder's output, where it is known already
         returns last_hidden_state: (batch, target, d_model)
+        Raises `ValueError` naming the row for invalid token ids on the CPU, where the check is cheap.
         """
+        if decoder_input_ids is not None and can_read_values(decoder_input_ids):
+            check_token_ids("decoder_input_ids", decoder_input_ids, target_vocab_size(self.config))
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            if isinstance(encoder_outputs, ModelOutput):
-                fields = ("last_hidden_state", "hidden_states", "attentions")
-                encoder_outputs = tuple(encoder_outputs.get(field) for field in fields)
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+            is_padding_mask = attention_mask is None or attention_mask.dim() == 2
+            if input_ids is not None and is_padding_mask and can_read_values(input_ids):
+                check_source(input_ids, attention_mask, self.config)
+            encoded = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+        elif isinstance(encoder_outputs, ModelOutput):
+            encoded = BaseModelOutput(
+                **{field: encoder_outputs.get(field) for field in ("last_hidden_state", "hidden_states", "attentions")}
+            )
+        else:
+            encoded = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
@@ -517,10 +530,53 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
+
+
+def target_vocab_size(config: VaswaniTransformerConfig) -> int:
+    return config.decoder_vocab_size or config.vocab_size
+
+
+def can_read_values(tensor: Tensor) -> bool:
+    """Whether Python may branch on the values: not while tracing, and on a GPU only at the price of waiting for it."""
+    return tensor.is_cpu and not is_tracing(tensor)
+
+
+def check_source(input_ids: Tensor, attention_mask: Tensor | None, config: VaswaniTransformerConfig) -> Tensor:
+    """Return the mask, inferred from the padding id if it is None.
+
+    Raises `ValueError` naming the first row with an id outside the vocabulary or with nothing but padding.
+    """
+    check_token_ids("input_ids", input_ids, config.vocab_size)
+    if attention_mask is None:
+        real = torch.ones_like(input_ids) if config.pad_token_id is None else input_ids != config.pad_token_id
+        attention_mask = real.long()
+    return check_mask(attention_mask, input_ids)
+
+
+def check_token_ids(name: str, ids: Tensor, vocab_size: int) -> None:
+    if ids.dim() != 2 or 0 in ids.shape:
+        raise ValueError(f"`{name}` has shape {tuple(ids.shape)}; it must be 2-D (batch, length) and non-empty")
+    wrong = ((ids < 0) | (ids >= vocab_size)).any(dim=1)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"`{name}` row {row} has ids from {int(ids[row].min())} to {int(ids[row].max())}; "
+            f"the ids of the vocabulary are 0 to {vocab_size - 1}"
+        )
+
+
+def check_mask(attention_mask: Tensor, source: Tensor) -> Tensor:
+    if attention_mask.shape != source.shape[:2]:
+        shape = tuple(source.shape[:2])
+        raise ValueError(f"`attention_mask` has shape {tuple(attention_mask.shape)}; the source has shape {shape}")
+    is_empty = ~attention_mask.any(dim=1)
+    if is_empty.any():
+        raise ValueError(f"source row {int(is_empty.nonzero()[0])} is empty: it contains only padding")
+    return attention_mask
 
 
 # ---- Section 5.4: label smoothing ----------------------------------------------------------------------------------
@@ -536,17 +592,17 @@ def label_smoothed_cross_entropy(
 ) -> Tensor:
     """Cross-entropy against a target distribution with 1 - epsilon at the label, Section 5.4.
 
-    spread: where epsilon goes. "others": evenly over the V - 1 other tokens, as in tensor2tensor, the paper's
-        reference, and in fairseq. "all": over all V tokens, the label among them, as in Szegedy et al. and torch.
-    logits: (..., V);  labels: (...), `ignore_index` where no loss is wanted
-    num_items_in_batch: divisor of the sum, None for the number of labels here; the number of labels in the whole
-        step when its gradients are accumulated over several batches
+    logits: (..., V);  labels: (...), `ignore_index` at positions without a loss
+    spread: "others" spreads epsilon evenly over the V - 1 other tokens, as tensor2tensor (the paper's reference
+        implementation) and fairseq do; "all" over all V tokens, label included, as Szegedy et al. and torch do
+    num_items_in_batch: divisor of the summed loss, None for the number of labels in this batch; with gradient
+        accumulation, the number of labels in all batches of the step
     returns a scalar, in nats
     """
     if spread not in ("others", "all"):
-        raise ValueError(f'label smoothing spreads over "others" or "all", not {spread!r}')
+        raise ValueError(f'`spread` is {spread!r}; label smoothing spreads over "others" or "all"')
     if spread == "others":
-        # torch's reading with epsilon * V / (V - 1) leaves exactly 1 - epsilon at the label.
+        # torch spreads over all V tokens: epsilon * V / (V - 1) leaves exactly 1 - epsilon at the label.
         epsilon = epsilon * logits.shape[-1] / (logits.shape[-1] - 1)
     total = F.cross_entropy(
         logits.flatten(0, -2).float(),
@@ -562,7 +618,7 @@ def label_smoothed_cross_entropy(
 
 # ---- Section 6.1: the search, as `generate()` ----------------------------------------------------------------------
 
-# transformers writes -1e9 into the scores of beams that do not exist; no real hypothesis comes near.
+# transformers gives beams without a hypothesis a score of -1e9, which no real hypothesis comes near.
 NO_HYPOTHESIS = -1e8
 MAX_BEAMS = 1000
 
@@ -570,42 +626,44 @@ _end_tokens: ContextVar[Tensor] = ContextVar("end tokens of the running beam sea
 
 
 def gnmt_length_penalty(length: int | Tensor, alpha: float | Tensor) -> float | Tensor:
-    """lp(Y) = ((5 + |Y|) / 6)^alpha of Wu et al. 2016, Equation (14); |Y| counts </s> and not the start token."""
+    """lp(Y) = ((5 + |Y|) / 6)^alpha of Wu et al. 2016, Equation (14); |Y| counts </s> but not the start token."""
     return ((5 + length) / 6) ** alpha
 
 
 class SourceLengthLimit(StoppingCriteria):
-    """Ends each hypothesis at its own sentence's limit, whatever else is in the batch.
+    """Stop each hypothesis at the limit of its sentence, independently of the rest of the batch.
 
-    limits: (batch,), in generated tokens; prompt_length: tokens that the decoder was given
+    limits: (batch,), in generated tokens; prompt_length: number of tokens in the decoder's prompt
     """
 
     def __init__(self, limits: Tensor, prompt_length: int):
         self.limits, self.prompt_length = limits, prompt_length
 
-    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
+    # The base class declares torch's legacy type BoolTensor.
+    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         limits = self.limits.to(input_ids.device).repeat_interleave(input_ids.shape[0] // self.limits.shape[0])
         return input_ids.shape[1] - self.prompt_length >= limits
 
 
 class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, GenerationMixin):
-    """Figure 1 as a whole: encoder, decoder, linear layer and softmax (its logarithm is the caller's)."""
+    """Figure 1: encoder, decoder and the final linear layer; `forward` returns logits, without the softmax."""
 
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
 
     def __init__(self, config: VaswaniTransformerConfig):
         super().__init__(config)
         self.model = VaswaniTransformerModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.output_bias)
+        self.lm_head = nn.Linear(config.d_model, target_vocab_size(config), bias=config.output_bias)
         self.post_init()
-        unspeakable = {config.pad_token_id, config.decoder_start_token_id} - {config.eos_token_id, None}
-        # Made here, not derived from the model's configuration: only so do our own entries survive saving.
+        special = (config.pad_token_id, config.decoder_start_token_id)
+        never_generated = {token for token in special if token is not None and token != config.eos_token_id}
+        # A config derived from the model's config would lose `max_source_length_offset` when it is saved.
         self.generation_config = GenerationConfig(
             num_beams=4,
             length_penalty=0.6,
             early_stopping="never",
             max_source_length_offset=50,
-            suppress_tokens=sorted(unspeakable),
+            suppress_tokens=sorted(never_generated),
             bos_token_id=config.bos_token_id,
             decoder_start_token_id=config.decoder_start_token_id,
             pad_token_id=config.pad_token_id,
@@ -625,16 +683,17 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         return self.model.decoder
 
     def adjust_generation_fn(self, generation_config: GenerationConfig | None, *args, **kwargs):
-        # from_pretrained replaces the search by transformers' defaults where generation_config.json is missing.
-        paper = self.generation_config
-        super().adjust_generation_fn(generation_config, *args, **kwargs)
+        # Without generation_config.json, from_pretrained would fall back to transformers' defaults (greedy, 20 tokens).
+        papers_search = self.generation_config
+        super().adjust_generation_fn(generation_config, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if self.generation_config._from_model_config:
-            self.generation_config = paper
+            self.generation_config = papers_search
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels shifted right by the start token, -100 as padding; (batch, target) -> (batch, target)"""
+        """Shift labels (batch, target) right, with the start token in front and padding in the place of -100."""
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
-        return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, self.config.pad_token_id)), dim=1)
+        padding = cast(int, self.config.pad_token_id)
+        return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, padding)), dim=1)
 
     @can_return_tuple
     def forward(
@@ -643,7 +702,7 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
+        encoder_outputs: ModelOutput | tuple | None = None,
         past_key_values: EncoderDecoderCache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
@@ -651,17 +710,16 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs,
     ) -> Seq2SeqLMOutput:
-        """Arguments as in `VaswaniTransformerModel.forward`, and
+        """Compute logits, and the loss if labels are given. Other arguments as in `VaswaniTransformerModel.forward`.
 
-        labels: (batch, target), ending in </s>, -100 at padding; the decoder's input is made from them
-        label_smoothing (0.0), label_smoothing_spread ("others"), num_items_in_batch: of the loss, see
-            `label_smoothed_cross_entropy`
-        logits_to_keep: compute the last so many positions only; 0 for all
+        labels: (batch, target), ending in </s>, -100 at padding; they also give the decoder's input
+        label_smoothing (0.0), label_smoothing_spread ("others"), num_items_in_batch: see `label_smoothed_cross_entropy`
+        logits_to_keep: number of last positions to compute logits for, or their indices; 0 for all positions
         returns logits: (batch, target, V) and, with labels, the loss
         """
-        # Not in the signature: Trainer takes every parameter with "label" in its name for a column of the data.
+        # Not in the signature, because Trainer treats parameters with "label" in their name as columns of the data set.
         smoothing = kwargs.pop("label_smoothing", 0.0), kwargs.pop("label_smoothing_spread", "others")
         if labels is not None:
             use_cache = False
@@ -690,19 +748,19 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
 
     # ---- Section 6.1: the search ----
     #
-    # `generate()` as Section 6.1 and tensor2tensor decode: four lines where transformers' beam search differs.
+    # `generate()` searches as tensor2tensor does. It differs from transformers' beam search in four ways:
     #
-    # * A hypothesis scores log P(Y | X) / ((5 + |Y|) / 6)^alpha; `length_penalty` is alpha. transformers: |Y|^alpha.
-    # * Every one of a step's 2 x beam best continuations that is </s> is a finished hypothesis. transformers: only the
-    # best `beam` of them may be.
-    # * Each sentence has its own limit, |source| + `max_source_length_offset` tokens (50), unless `max_length` or
-    # `max_new_tokens` is given; what is still alive there counts only if nothing has finished.
+    # * The score of a hypothesis is log P(Y | X) / ((5 + |Y|) / 6)^alpha, where alpha is `length_penalty`.
+    #   transformers divides by |Y|^alpha.
+    # * Each of the 2 x beam best continuations of a step that is </s> finishes. transformers considers the best `beam`.
+    # * Each sentence has its own limit, |source| + `max_source_length_offset` (50) tokens, unless `max_length` or
+    #   `max_new_tokens` is given. Live hypotheses at the limit count only if none has finished.
     # * A sentence is done when no live hypothesis can still beat the worst of its `beam` finished ones.
     #
-    # The two private hooks overridden here are called by keyword; tests/test_transformers_hooks.py watches them.
-    #
+    # The overridden private methods take keyword arguments, which tests/test_transformers_hooks.py checks. The type
+    # checker compares their signatures with transformers' positional ones.
 
-    def generate(
+    def generate(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         inputs: Tensor | None = None,
         generation_config: GenerationConfig | None = None,
@@ -710,29 +768,33 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         stopping_criteria: StoppingCriteriaList | None = None,
         **kwargs,
     ):
-        """transformers' `generate()`; see there. Raises `ValueError` naming the row for ids that the model lacks.
+        """Translate, with the arguments of transformers' `generate()`.
 
-        A sentence ends at its source's tokens plus `max_source_length_offset`, unless the call says `max_length` or
-        `max_new_tokens`; a `max_length` of the model's own generation config does not count.
+        A translation has at most as many tokens as its source plus `max_source_length_offset`, unless the call gives
+        `max_length` or `max_new_tokens`. Raises `ValueError` for invalid settings, naming the row for invalid sources.
         """
 
-        call = (kwargs.get, lambda name: getattr(generation_config, name, None))
-        own = (lambda name: getattr(self.generation_config, name, None),)
+        def requested(name: str):
+            value = kwargs.get(name)
+            return getattr(generation_config, name, None) if value is None else value
 
-        def setting(name: str, places):
-            return next((value for place in places if (value := place(name)) is not None), None)
+        def setting(name: str):
+            value = requested(name)
+            return getattr(self.generation_config, name, None) if value is None else value
 
-        num_beams = setting("num_beams", call + own)
+        num_beams, length_penalty = setting("num_beams"), setting("length_penalty")
         if num_beams is not None and not 1 <= num_beams <= MAX_BEAMS:
             raise ValueError(f"`num_beams` is {num_beams}; it must lie between 1 and {MAX_BEAMS}")
-        lengths = self._source_lengths(inputs, kwargs)
-        offset = setting("max_source_length_offset", call + own)
+        if length_penalty is not None and not math.isfinite(length_penalty):
+            raise ValueError(f"`length_penalty` is {length_penalty}; it must be a finite number")
+        kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)
+        offset = setting("max_source_length_offset")
         kwargs.pop("max_source_length_offset", None)
-        # `max_length` of the model's own generation config does not count: Seq2SeqTrainer writes its 20 there.
-        if offset is not None and all(setting(name, call) is None for name in ("max_length", "max_new_tokens")):
+        # Only the call may replace the limit: Seq2SeqTrainer sets max_length 20 in the model's generation config.
+        if offset is not None and requested("max_length") is None and requested("max_new_tokens") is None:
             prompt_length = self._prompt_length(kwargs.get("decoder_input_ids"))
-            limits = lengths + offset
-            if self.config.max_position_embeddings is not None:  # learned positions end there
+            limits = mask.sum(dim=1) + offset
+            if self.config.max_position_embeddings is not None:
                 limits = limits.clamp(max=self.config.max_position_embeddings - prompt_length)
             longest = prompt_length + int(limits.max())
             if generation_config is None:
@@ -742,73 +804,64 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
                 generation_config.max_length = longest
             limit = SourceLengthLimit(limits, prompt_length)
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), limit])
-        return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+        # transformers types `self` of its mixin as a model with more attributes than PreTrainedModel declares.
+        search = super().generate  # pyright: ignore[reportAttributeAccessIssue]
+        return search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 
     def _prompt_length(self, prompt: Tensor | None) -> int:
-        """Tokens that the decoder starts with; transformers puts the start token before a prompt that lacks it"""
+        """Number of tokens in the decoder's prompt; transformers prepends the start token if the prompt lacks it."""
         if prompt is None:
             return 1
         return prompt.shape[1] + int((prompt[:, 0] != self.config.decoder_start_token_id).all())
 
-    def _source_lengths(self, inputs: Tensor | None, kwargs: dict) -> Tensor:
-        """(batch,): source tokens of each sentence without padding, </s> counted; sets a missing attention mask"""
+    def _source_mask(self, inputs: Tensor | None, kwargs: dict) -> Tensor:
+        """Return the mask of the checked source, (batch, source), 0 at padding.
+
+        Without a mask, ids equal to `pad_token_id` are padding; transformers does not infer this for encoder-decoders.
+        """
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         mask = kwargs.get("attention_mask")
-        if ids is None:
-            embeddings = kwargs.get("inputs_embeds")
-            if embeddings is None and kwargs.get("encoder_outputs") is not None:
-                embeddings = kwargs["encoder_outputs"][0]
-            if embeddings is None:
-                raise ValueError("generate() needs `input_ids`, `inputs_embeds` or `encoder_outputs`")
-            mask = torch.ones(embeddings.shape[:2], dtype=torch.long) if mask is None else mask
-        else:
-            if ids.dim() != 2 or 0 in ids.shape:
-                raise ValueError(f"`input_ids` has shape {tuple(ids.shape)}; it must be (batch, source), neither 0")
-            wrong = ((ids < 0) | (ids >= self.config.vocab_size)).any(dim=1)
-            if wrong.any():
-                row = int(wrong.nonzero()[0])
-                raise ValueError(
-                    f"`input_ids` row {row} has ids from {int(ids[row].min())} to {int(ids[row].max())}; "
-                    f"the vocabulary goes from 0 to {self.config.vocab_size - 1}"
-                )
-            if mask is None:  # transformers infers none for encoder-decoder models
-                padding = self.config.pad_token_id
-                mask = torch.ones_like(ids) if padding is None else (ids != padding).long()
-                kwargs["attention_mask"] = mask
-        lengths = mask.sum(dim=1)
-        if not lengths.all():
-            raise ValueError(f"source row {int((lengths == 0).nonzero()[0])} is empty: all of it is padding")
-        return lengths
+        if ids is not None:
+            return check_source(ids, mask, self.config)
+        source = kwargs.get("inputs_embeds")
+        if source is None and kwargs.get("encoder_outputs") is not None:
+            source = kwargs["encoder_outputs"][0]
+        if source is None:
+            raise ValueError("generate() needs `input_ids`, `inputs_embeds` or `encoder_outputs`")
+        return check_mask(source.new_ones(source.shape[:2], dtype=torch.long) if mask is None else mask, source)
 
-    def _beam_search(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+    def _beam_search(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+    ):
+        search = super()._beam_search  # pyright: ignore[reportAttributeAccessIssue]  # as in `generate`
         token = _end_tokens.set(generation_config._eos_token_tensor)
         try:
-            return super()._beam_search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
+            return search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
         finally:
             _end_tokens.reset(token)
 
-    def _update_finished_beams(
+    def _update_finished_beams(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         *,
         topk_running_sequences: Tensor,  # (batch, candidates, length), candidates = 2 x beam
         topk_log_probs: Tensor,  # (batch, candidates)
         next_token_hits_stopping_criteria: Tensor,  # (batch, candidates): </s> or a limit
-        is_sent_finished: Tensor,  # (batch, beam): slots of the pool that are taken
+        is_sent_finished: Tensor,  # (batch, beam): occupied slots of the finished hypotheses
         top_num_beam_mask: Tensor,
         cur_len: int,
         decoder_prompt_len: int,
         length_penalty: float,
-        **pool,
+        **state,
     ):
-        """The finished pool after this step's continuations."""
+        """Add the continuations of this step that finish to the finished hypotheses."""
         stops = next_token_hits_stopping_criteria & (topk_log_probs > NO_HYPOTHESIS)
-        end_tokens = _end_tokens.get()  # None: nothing ends but by a limit
+        end_tokens = _end_tokens.get()  # None: hypotheses end only at a limit
         ends = torch.zeros_like(stops)
         if end_tokens is not None:
             ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], end_tokens)
         at_limit = next_token_hits_stopping_criteria.all(dim=1, keepdim=True)
-        pool_is_empty = ~(is_sent_finished.any(dim=1, keepdim=True) | ends.any(dim=1, keepdim=True))
-        finished = ends | (stops & (~at_limit | pool_is_empty))
+        none_finished = ~(is_sent_finished.any(dim=1, keepdim=True) | ends.any(dim=1, keepdim=True))
+        finished = ends | (stops & (~at_limit | none_finished))
         penalty = gnmt_length_penalty(cur_len + 1 - decoder_prompt_len, length_penalty)
         return super()._update_finished_beams(
             topk_running_sequences=topk_running_sequences,
@@ -818,12 +871,12 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             top_num_beam_mask=torch.ones_like(top_num_beam_mask),
             cur_len=cur_len,
             decoder_prompt_len=decoder_prompt_len,
-            length_penalty=0.0,  # it is in the log-probabilities already
-            **pool,
+            length_penalty=0.0,  # already applied to the log-probabilities
+            **state,
         )
 
     @staticmethod
-    def _check_early_stop_heuristic(
+    def _check_early_stop_heuristic(  # pyright: ignore[reportIncompatibleMethodOverride]
         *,
         is_early_stop_heuristic_unsatisfied: Tensor,  # (batch, 1)
         running_beam_scores: Tensor,  # (batch, beam), log-probabilities, best first
@@ -832,10 +885,13 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         decoder_prompt_len: int,
         length_penalty: float,
         early_stopping: bool | str,
-        **pool,
+        **state,
     ) -> Tensor:
-        """(batch, 1): may the sentence still improve? "never", the default, is the provable bound."""
-        # Log-probabilities only fall, and the penalty divides most at the longest length.
+        """Return (batch, 1): whether a live hypothesis may still become one of the best finished ones.
+
+        early_stopping "never", the default, uses the provable bound.
+        """
+        # Log-probabilities only decrease, and the length penalty is largest at the maximum length.
         longest = max_length if early_stopping == "never" and length_penalty > 0 else cur_len
         penalty = gnmt_length_penalty(longest - decoder_prompt_len, length_penalty)
         return GenerationMixin._check_early_stop_heuristic(
@@ -847,11 +903,11 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             decoder_prompt_len=decoder_prompt_len,
             length_penalty=0.0,
             early_stopping=early_stopping,
-            **pool,
+            **state,
         )
 
-    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
-        # All beams of a sentence have the same memory: only the self-attention follows the beams.
+    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
+        # All beams of a sentence share its memory, so only the self-attention cache is reordered.
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
         return past_key_values
 
