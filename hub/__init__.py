@@ -1,6 +1,6 @@
-"""The program that publishes a trained model: what the repository holds, its card, and the way to the Hub.
+"""The program that publishes a trained model on the Hub.
 
-    push FOLDER REPO -> contents (checked, with the code that it needs) -> card -> one commit
+    push FOLDER REPO: contents and safety (the files) -> provenance and results (their history) -> card -> remote
 
-`space` and `space-static` are pages that show a model; they are files for the Hub, not part of this program.
+`space` and `space-static` are pages that show a model; they are published separately.
 """

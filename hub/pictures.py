@@ -1,4 +1,4 @@
-"""The two pictures of a card: who attends to whom in the example, and the curve of the training."""
+"""The card's pictures: attention in the example, and the training curve, as PNG."""
 
 import io
 from pathlib import Path
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def attention_picture(translator: Translator, example: str) -> bytes:
-    """Cross-attention of the last decoder layer in a sentence and its translation, as PNG."""
+    """Draw the cross-attention of the last decoder layer for a sentence and its translation."""
     maps = attention_maps(translator.model, translator.tokenizer, example, target_tokenizer=translator.target_tokenizer)
     return png(attention_figure(maps))
 
 
 def training_curve(folder: Path) -> bytes | None:
-    """Loss over the steps of the run in the folder, and BLEU where it was measured, as PNG; None if none is logged."""
+    """Draw the losses, and BLEU if it was measured, over the steps of the folder's run; None without a log."""
     if not (folder / "metrics.jsonl").is_file():
         return None
     curves = curves_of(folder / "metrics.jsonl")
@@ -26,7 +26,7 @@ def training_curve(folder: Path) -> bytes | None:
 
 
 def png(figure: "Figure") -> bytes:
-    """The same bytes for the same picture: without the date and version that matplotlib would write into it."""
+    """Return the same bytes for the same picture: without the version that matplotlib would add."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()

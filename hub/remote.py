@@ -1,7 +1,7 @@
-"""The Hub: what a repository holds, what a push would change, one commit, and every refusal in one line.
+"""The Hub: what a repository holds, what a push would change, and the push itself, in one commit.
 
-Retries are by rule: 408, 429, 5xx and broken connections, five attempts, after Retry-After or else 1, 2, 4, 8 seconds.
-huggingface_hub itself does so where it asks how to upload, and for the large files; here the same for all else.
+huggingface_hub uploads, retries and waits when the Hub asks it to. This module adds the dry run, refuses to overwrite
+other people's commits and tags, and turns each failure into one line that says what to do.
 """
 
 import fnmatch
@@ -9,13 +9,11 @@ import hashlib
 import json
 import logging
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 from huggingface_hub.errors import (
@@ -30,35 +28,47 @@ from huggingface_hub.utils import disable_progress_bars, get_session, set_client
 
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 
-from .contents import OURS, Files
+from .contents import PUBLISHED_NAMES, Files
 
-# httpx's in huggingface_hub 1, httpx2's in 2: the class of every error of the transport.
+# The base class of all transport errors: httpx's in huggingface_hub 1, httpx2's in 2.
 HTTPError: type[Exception] = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
-RETRIED = {408, 429, 500, 502, 503, 504}
-ATTEMPTS = 5
-LONGEST_WAIT = 600  # seconds; a Hub that asks for more is asked again by the user
-SILENCE = 120  # seconds without a byte after which a connection is taken for broken
-
-Result = TypeVar("Result")
-Say = Callable[[str], None]
+TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
+RESUME = "run the same command again to continue"
+REFUSALS: dict[int, tuple[type[Exception], str]] = {
+    401: (UnavailableError, "the Hub does not accept your token: {reason}; run `hf auth login`, or set HF_TOKEN"),
+    403: (
+        UnavailableError,
+        "you may not write to {repo_id}: {reason}; ask its owner, and check that your token has write access",
+    ),
+    404: (InputError, "the Hub has no {repo_id} at revision {revision}, or no such owner: {reason}"),
+    409: (InputError, "{repo_id} has a conflict: {reason}; look at it on the Hub, then push again"),
+    412: (
+        InputError,
+        "{repo_id} has changed since it was compared: {reason}; push without --yes to see the new differences",
+    ),
+    413: (InputError, "the files are too large for the Hub: {reason}"),
+    429: (UnavailableError, "the Hub limits your requests: {reason}; wait, then " + RESUME),
+}
 
 
 @dataclass(frozen=True)
 class Change:
-    """A file, its size in bytes (0: it goes), and what a push does to it: "new", "changed", "same" or "deleted"."""
+    """A file, its size in bytes (0 if deleted), and its fate: "new", "changed", "same" or "deleted"."""
 
     name: str
     size: int
-    what: str
+    kind: str
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a push would change.
 
-    head: the commit that it builds on, None for a repository or a revision that does not exist yet
+    head: the commit to build on; None if the repository does not exist yet
     """
 
+    repo_id: str
+    revision: str
     repo_exists: bool
     private: bool
     revision_exists: bool
@@ -67,22 +77,21 @@ class Plan:
 
     @property
     def changes_something(self) -> bool:
-        return any(change.what != "same" for change in self.changes)
+        return any(change.kind != "same" for change in self.changes)
 
 
-def checked_repo_id(repo_id: str) -> str:
-    """`owner/name`. Raises InputError for a name that the Hub does not allow."""
+def check_repo_id(repo_id: str) -> None:
+    """Raise InputError unless the Hub allows the name, which must be `owner/name`."""
     if repo_id.count("/") != 1:
         raise InputError(f"REPO is {repo_id!r}; it must be owner/name")
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise InputError(f"REPO is {repo_id!r}, a name that the Hub does not allow: {one_line(str(error))}") from None
-    return repo_id
+        raise InputError(f"REPO is {repo_id!r}, which the Hub does not allow: {one_line(str(error))}") from None
 
 
-def checked_revision(name: str, option: str) -> str:
-    """The name of a branch or a tag. Raises InputError for one that git does not allow."""
+def check_revision(name: str, option: str) -> None:
+    """Raise InputError unless git allows the name for a branch or a tag."""
     parts = name.split("/")
     if (
         not re.fullmatch(r"[\w./+-]+", name, re.ASCII)
@@ -90,54 +99,55 @@ def checked_revision(name: str, option: str) -> str:
         or name.endswith((".", "/"))
         or any(not part or part.startswith((".", "-")) or part.endswith(".lock") for part in parts)
     ):
-        raise InputError(f"{option} {name!r} is no name for a branch or a tag; letters, digits, . - _ / are allowed")
-    return name
+        raise InputError(f"{option} {name!r} is not a valid branch or tag name; use letters, digits and . - _ /")
 
 
-# ---- what would change -------------------------------------------------------------------------------------------
+# ---- the dry run -------------------------------------------------------------------------------------------------
 
 
-def plan(api: HfApi, repo_id: str, revision: str, files: Files, say: Say) -> Plan:
-    """Compare the files with what the repository holds. Reads, writes nothing. Raises InputError, UnavailableError."""
-    with one_line_errors(repo_id, revision), waits_told(say):
+def plan(api: HfApi, repo_id: str, revision: str, files: Files) -> Plan:
+    """Compare the files with the repository, without changing it. Raises InputError, UnavailableError."""
+    with one_line_errors(repo_id, revision):
         try:
-            repo = with_retries(lambda: api.repo_info(repo_id), "looking at the repository", say)
+            repo = api.repo_info(repo_id)
         except RepositoryNotFoundError:
-            return Plan(False, False, False, None, [Change(n, size_of(f), "new") for n, f in sorted(files.items())])
+            changes = [Change(name, size_of(file), "new") for name, file in sorted(files.items())]
+            return Plan(repo_id, revision, False, False, False, None, changes)
         try:
-            info = with_retries(lambda: api.repo_info(repo_id, revision=revision), "looking at the revision", say)
-            at, revision_exists = str(info.sha), True
-        except RevisionNotFoundError:  # a new branch begins where main is
-            at, revision_exists = str(repo.sha), False
-        listing = lambda: list(api.list_repo_tree(repo_id, recursive=True, revision=at))  # noqa: E731
-        tree = with_retries(listing, "listing its files", say, attempts=2)  # huggingface_hub 2 retries inside as well
-    there = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-    changes = [Change(name, size_of(file), difference(file, there.get(name))) for name, file in sorted(files.items())]
-    stale = sorted(name for name in there if name not in files and is_ours(name))
+            head, revision_exists = str(api.repo_info(repo_id, revision=revision).sha), True
+        except RevisionNotFoundError:  # a new branch starts from main
+            head, revision_exists = str(repo.sha), False
+        tree = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
+    remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+    changes = [Change(name, size_of(file), compare(file, remote.get(name))) for name, file in sorted(files.items())]
+    stale = sorted(name for name in remote if name not in files and is_published_name(name))
     changes += [Change(name, 0, "deleted") for name in stale]
-    return Plan(True, bool(repo.private), revision_exists, at, changes)
+    return Plan(repo_id, revision, True, bool(repo.private), revision_exists, head, changes)
 
 
-def is_ours(name: str) -> bool:
-    """Whether a push writes files of that name, in that folder."""
-    return any(name.count("/") == ours.count("/") and fnmatch.fnmatchcase(name, ours) for ours in OURS)
+def is_published_name(name: str) -> bool:
+    """Whether a push writes files of this name, in this folder."""
+    return any(
+        name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern) for pattern in PUBLISHED_NAMES
+    )
 
 
-def difference(file: Path | bytes, there: RepoFile | None) -> str:
-    """ "new", "same" or "changed"; large files are known by their SHA-256, others by git's SHA-1."""
-    if there is None:
+def compare(file: Path | bytes, remote: RepoFile | None) -> str:
+    """Return "new", "same" or "changed". The Hub knows large files by SHA-256 and others by git's SHA-1."""
+    if remote is None:
         return "new"
-    if there.size != size_of(file):
+    if remote.size != size_of(file):
         return "changed"
-    if there.lfs is not None:
-        return "same" if digest(file, "sha256") == there.lfs.sha256 else "changed"
-    return "same" if digest(file, "sha1", f"blob {size_of(file)}\0".encode()) == there.blob_id else "changed"
+    if remote.lfs is not None:
+        return "same" if digest(file, "sha256") == remote.lfs.sha256 else "changed"
+    return "same" if digest(file, "sha1", f"blob {size_of(file)}\0".encode()) == remote.blob_id else "changed"
 
 
-def digest(file: Path | bytes, algorithm: str, before: bytes = b"") -> str:
+def digest(file: Path | bytes, algorithm: str, prefix: bytes = b"") -> str:
+    state = hashlib.new(algorithm, prefix)
     if isinstance(file, bytes):
-        return hashlib.new(algorithm, before + file).hexdigest()
-    state = hashlib.new(algorithm, before)
+        state.update(file)
+        return state.hexdigest()
     with file.open("rb") as stream:
         while block := stream.read(1 << 20):
             state.update(block)
@@ -148,251 +158,137 @@ def size_of(file: Path | bytes) -> int:
     return len(file) if isinstance(file, bytes) else file.stat().st_size
 
 
-def refuse_tag_that_exists(api: HfApi, repo_id: str, tag: str, planned: Plan, say: Say) -> None:
-    """Raises InputError: a tag that moves would change what people have downloaded by it."""
-    with one_line_errors(repo_id, tag):
-        refs = with_retries(lambda: api.list_repo_refs(repo_id), "listing its tags", say)
-    taken = {ref.name: ref.target_commit for ref in refs.tags}
-    if tag in taken and (planned.changes_something or taken[tag] != planned.head):
-        raise InputError(f"--tag {tag}: {repo_id} has this tag already, at {taken[tag][:8]}; give another")
+def refuse_existing_tag(api: HfApi, planned: Plan, tag: str) -> None:
+    """Raise InputError if the tag exists at another commit: moving it would change what people download by it."""
+    with one_line_errors(planned.repo_id, tag):
+        existing = {ref.name: ref.target_commit for ref in api.list_repo_refs(planned.repo_id).tags}
+    if tag in existing and (planned.changes_something or existing[tag] != planned.head):
+        raise InputError(f"--tag {tag}: {planned.repo_id} already has this tag, at {existing[tag][:8]}; choose another")
 
 
 # ---- the push ----------------------------------------------------------------------------------------------------
 
 
-def push(
-    api: HfApi,
-    repo_id: str,
-    revision: str,
-    files: Files,
-    planned: Plan,
-    *,
-    private: bool,
-    tag: str | None,
-    message: str,
-    say: Say,
-) -> str:
-    """Do what the plan says, in one commit; the address of that commit, or of the last one if nothing has changed.
+def push(api: HfApi, planned: Plan, files: Files, *, private: bool, tag: str | None, message: str) -> str:
+    """Carry out the plan in one commit. Return that commit's address, or the last one's if nothing has changed.
 
-    After a failure the same call goes on: large files that have arrived are not sent again.
-    Raises InputError, UnavailableError with what the Hub refuses.
+    After a failure the same call continues: large files that have arrived are not sent again.
+    Raises InputError, UnavailableError.
     """
     if api.token is None and get_token() is None:
-        raise UnavailableError("the Hub needs to know who you are: `hf auth login`, or HF_TOKEN in the environment")
+        raise UnavailableError("the Hub needs your token; run `hf auth login`, or set HF_TOKEN")
     disable_progress_bars()
-    with one_line_errors(repo_id, revision), waits_told(say):
+    repo_id, revision, head = planned.repo_id, planned.revision, planned.head
+    with one_line_errors(repo_id, revision):
         if not planned.repo_exists:
-            create = lambda: api.create_repo(repo_id, private=private, exist_ok=True)  # noqa: E731
-            with_retries(create, "creating the repository", say)
+            api.create_repo(repo_id, private=private, exist_ok=True)
         if not planned.revision_exists and revision != "main":
-            branch = lambda: api.create_branch(repo_id, branch=revision, exist_ok=True)  # noqa: E731
-            with_retries(branch, "creating the branch", say)
-        head = planned.head
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
         if head is None:
-            head = str(with_retries(lambda: api.repo_info(repo_id, revision=revision), "looking again", say).sha)
-        changed = [change for change in planned.changes if change.what != "same"]
-        commit = head
-        if changed:
-            commit = send(api, repo_id, revision, files, changed, head, message, say)
+            head = str(api.repo_info(repo_id, revision=revision).sha)
+        commit = create_commit(api, planned, files, head, message) if planned.changes_something else head
         if tag is not None:
-            create_tag = lambda: api.create_tag(repo_id, tag=tag, revision=commit, exist_ok=True)  # noqa: E731
-            with_retries(create_tag, "creating the tag", say)
+            api.create_tag(repo_id, tag=tag, revision=commit, exist_ok=True)
     return f"{api.endpoint}/{repo_id}/commit/{commit}"
 
 
-def send(
-    api: HfApi,
-    repo_id: str,
-    revision: str,
-    files: Files,
-    changed: list[Change],
-    head: str,
-    message: str,
-    say: Say,
-) -> str:
-    """The large files, then the commit; its id."""
-    additions = []
-    for change in changed:
-        if change.what != "deleted":
+def create_commit(api: HfApi, planned: Plan, files: Files, head: str, message: str) -> str:
+    """Upload the files and commit them on top of `head`; return the commit's id."""
+    operations: list[Any] = []
+    for change in planned.changes:
+        if change.kind == "deleted":
+            operations.append(CommitOperationDelete(change.name))
+        elif change.kind != "same":
             file = files[change.name]
-            additions.append(CommitOperationAdd(change.name, file if isinstance(file, bytes) else str(file)))
-    deletions = [CommitOperationDelete(change.name) for change in changed if change.what == "deleted"]
-    upload = lambda: api.preupload_lfs_files(repo_id, additions, revision=revision, free_memory=False)  # noqa: E731
+            operations.append(CommitOperationAdd(change.name, file if isinstance(file, bytes) else str(file)))
+    repo_id, revision = planned.repo_id, planned.revision
     try:
-        upload()  # huggingface_hub retries inside
-    except RuntimeError as error:
-        # A file that did not arrive as it was sent (its checksum is another) is sent once more.
-        if not any(isinstance(cause, HTTPError) for cause in chain(error)):  # of Xet's own storage
-            again = "the same command goes on where this one stopped"
-            raise UnavailableError(f"the upload failed: {one_line(str(error))[:300]}; {again}") from error
-        if status_of(error) not in (400, 409, 422):
-            raise
-        say(f"{one_line(str(error))} {reason(error)}; sending it again")
-        upload()
-
-    def commit() -> str:
-        info = api.create_commit(
-            repo_id, [*additions, *deletions], commit_message=message, revision=revision, parent_commit=head
-        )
+        info = api.create_commit(repo_id, operations, commit_message=message, revision=revision, parent_commit=head)
         return str(info.oid)
-
-    try:
-        return with_retries(commit, "committing", say)
     except HTTPError as error:
-        # A commit whose answer got lost has been made: then nothing is left to change.
-        if status_of(error) != 412:
+        # The commit may have been made and only its answer lost; then the Hub has exactly our files.
+        status = status_of(error)
+        if status is not None and status != 412 and status < 500:
             raise
-        now = plan(api, repo_id, revision, files, say)
+        now = plan(api, repo_id, revision, files)
         if now.head is None or now.changes_something:
             raise
         return now.head
 
 
-# ---- retries and errors ------------------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------------------------
 
 
-def limit_silence() -> None:
-    """From now on huggingface_hub's requests in this process fail after SILENCE; by itself it waits for ever."""
+def set_timeout() -> None:
+    """Let huggingface_hub's requests fail after TIMEOUT; by default it waits forever."""
     session = get_session()
-    client, before = type(session), session.event_hooks["request"]
+    client, hooks = type(session), session.event_hooks["request"]
 
-    def limit(request: Any) -> None:
-        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), SILENCE)
+    def limit(request: Any) -> None:  # a hook, since some calls pass timeout=None, which overrides the client's
+        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT)
 
-    set_client_factory(lambda: client(event_hooks={"request": [*before, limit]}, follow_redirects=True))
-
-
-def with_retries(action: Callable[[], Result], what: str, say: Say, attempts: int = ATTEMPTS) -> Result:
-    """The action's result, after as many attempts as the rule allows."""
-    for attempt in range(1, attempts + 1):
-        try:
-            return action()
-        # The card's check takes any answer for JSON: one that is none is a server's page about its failure.
-        except (HTTPError, json.JSONDecodeError) as error:
-            wait = wait_before_retry(error, attempt)
-            if wait is None or wait > LONGEST_WAIT or attempt == attempts:
-                raise
-            say(f"{what}: {reason(error)}; attempt {attempt + 1} of {attempts} in {wait:g} s")
-            time.sleep(wait)
-    raise AssertionError("the last attempt returns or raises")
+    set_client_factory(lambda: client(event_hooks={"request": [*hooks, limit]}, follow_redirects=True))
 
 
-def wait_before_retry(error: Exception, attempt: int) -> float | None:
-    """Seconds until the next attempt, None if there should be none."""
-    response = getattr(error, "response", None)
-    if isinstance(error, HfHubHTTPError) and response is not None:
-        if response.status_code not in RETRIED:
-            return None
-        asked = retry_after(response.headers)
-        if asked is not None:
-            return asked
-    elif isinstance(error, OfflineModeIsEnabled):
-        return None
-    return float(2 ** (attempt - 1))
+def hide_addresses(record: logging.LogRecord) -> bool:
+    """A logging filter that removes addresses from huggingface_hub's warnings: those of uploads are signed."""
+    record.msg, record.args = re.sub(r"\S*https?://\S*", "the Hub", record.getMessage()), ()
+    return True
 
 
-def retry_after(headers: Any) -> float | None:
-    """The header Retry-After, in seconds or as a date, or else the seconds of RateLimit."""
-    value = headers.get("Retry-After", "").strip()
-    if value.isdecimal():
-        return float(value)
-    if value:
-        try:
-            return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-        except ValueError:
-            return None
-    left = re.search(r'"\w+"\s*;\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)', headers.get("RateLimit", ""))
-    return float(left[1]) if left else None
-
-
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what caused it: huggingface_hub wraps those of single files."""
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes: huggingface_hub wraps the errors of single files."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status behind an error."""
-    responses = (getattr(cause, "response", None) for cause in chain(error))
+    """Return the HTTP status behind an error, if any."""
+    responses = (getattr(cause, "response", None) for cause in error_chain(error))
     return next((int(response.status_code) for response in responses if response is not None), None)
 
 
 def reason(error: BaseException) -> str:
-    """An error in a few words, the Hub's own among them."""
+    """Describe an error in a few words, including the Hub's own message."""
     status = status_of(error)
-    if isinstance(error, json.JSONDecodeError):
-        return "an answer that is not the Hub's"
     if status is None:
-        cause = next((cause for cause in chain(error) if isinstance(cause, HTTPError)), error)
+        cause = next((cause for cause in error_chain(error) if isinstance(cause, HTTPError)), error)
         return f"{type(cause).__name__} ({one_line(str(cause))[:200]})"
-    messages = (getattr(cause, "server_message", None) for cause in chain(error))
-    said = next((one_line(message)[:300] for message in messages if message), None)
-    return f"status {status}" + (f" ({said})" if said else "")
+    messages = (getattr(cause, "server_message", None) for cause in error_chain(error))
+    message = next((one_line(message)[:300] for message in messages if message), None)
+    return f"status {status}" + (f" ({message})" if message else "")
 
 
 @contextmanager
 def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
-    """What the Hub, or the way to it, refuses, as InputError or UnavailableError that say what to do."""
+    """Turn errors of the Hub and the network into InputError or UnavailableError; hide addresses in its warnings."""
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(hide_addresses)
     try:
         yield
-    except (HTTPError, OfflineModeIsEnabled, json.JSONDecodeError, RuntimeError, ValueError) as error:
-        if isinstance(error, (InputError, UnavailableError)):
-            raise
+    except (InputError, UnavailableError):
+        raise
+    except (HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
         raise explained(error, repo_id, revision) from error
 
 
 def explained(error: Exception, repo_id: str, revision: str) -> Exception:
-    """The error in one line; the exit code says whose turn it is."""
-    status, said = status_of(error), reason(error)
-    again = "the same command goes on where this one stopped"
+    """Return the one-line error, of the class whose exit code says whether the user or the environment is at fault."""
     if isinstance(error, OfflineModeIsEnabled):
-        return UnavailableError("the Hub cannot be asked: HF_HUB_OFFLINE is set")
-    if status == 401:
-        return UnavailableError(
-            f"the Hub does not accept your token, or has none from you: {said}; `hf auth login`, or set HF_TOKEN"
-        )
-    if status == 403:
-        return UnavailableError(
-            f"you may not write to {repo_id}: {said}; its owner can allow it, and the token must have write access"
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return InputError(f"{repo_id} has no revision {revision}: {said}")
-    if status == 404:
-        return InputError(f"the Hub has no {repo_id}, or no such owner: {said}; names are owner/name")
-    if status == 409:
-        return InputError(f"{repo_id}: a conflict with what is there, {said}; look at it on the Hub, then push again")
-    if status == 412:
-        return InputError(
-            f"{repo_id} has changed since it was compared: {said}; push without --yes to see what is there now"
-        )
-    if status == 413:
-        return InputError(f"the Hub does not take so much at once: {said}")
-    if status == 429:
-        return UnavailableError(f"the Hub still asks to wait: {said}; later {again}")
-    if status is not None and status >= 500:
-        return UnavailableError(f"the Hub fails: {said}; later {again}")
+        return UnavailableError("HF_HUB_OFFLINE is set; unset it to reach the Hub")
+    status = status_of(error)
+    if status in REFUSALS:
+        kind, text = REFUSALS[status]
+        return kind(text.format(repo_id=repo_id, revision=revision, reason=reason(error)))
     if status is not None:
-        return InputError(f"the Hub refuses: {said}")
-    if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
+        failed = status >= 500
+        kind, text = (UnavailableError, f"the Hub fails; later {RESUME}") if failed else (InputError, "the Hub refuses")
+        return kind(f"{text}: {reason(error)}")
+    if isinstance(error, json.JSONDecodeError):  # a proxy's page, or the Hub's when it is down
+        return UnavailableError(f"the answer is not the Hub's: it is not JSON; {RESUME}")
+    if isinstance(error, ValueError):  # such as metadata of the card that the Hub does not accept
         return InputError(f"the Hub refuses: {one_line(str(error))[:400]}")
-    if not isinstance(error, json.JSONDecodeError) and not any(isinstance(e, HTTPError) for e in chain(error)):
-        return error  # not the Hub's
-    return UnavailableError(f"the Hub cannot be reached: {said}; {again}")
-
-
-@contextmanager
-def waits_told(say: Say) -> Iterator[None]:
-    """huggingface_hub's own retries as lines of ours, without addresses: those of uploads are signed."""
-
-    class Told(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            say(one_line(re.sub(r"\S*https?://\S*", "the Hub", record.getMessage())))
-
-    logger = logging.getLogger("huggingface_hub")
-    handlers, propagate = logger.handlers[:], logger.propagate
-    logger.handlers, logger.propagate = [Told(logging.WARNING)], False
-    try:
-        yield
-    finally:
-        logger.handlers, logger.propagate = handlers, propagate
+    if any(isinstance(cause, HTTPError) for cause in error_chain(error)):
+        return UnavailableError(f"the Hub cannot be reached: {reason(error)}; {RESUME}")
+    return UnavailableError(f"the upload failed: {one_line(str(error))[:300]}; {RESUME}")

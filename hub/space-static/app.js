@@ -1,66 +1,76 @@
-// The page: a form, the worker that translates, and what it says.
+// The page: its form, its worker, and its status line.
+import { containedWorker } from "./contained-worker.js";
 
 const element = (id) => document.getElementById(id);
 const names = ["form", "source", "beams", "translate", "status", "results"];
 const [form, source, beams, translate, status, results] = names.map(element);
 
-const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-const waiting = new Map();
+const worker = containedWorker(new URL("worker.js", import.meta.url));
+const pending = new Map(); // request id -> the callbacks of its promise
 let lastId = 0;
-worker.onmessage = ({ data: { id, part, result, error } }) => {
-  const { resolve, reject, progress } = waiting.get(id);
-  if (part !== undefined) return progress(part);
-  waiting.delete(id);
+worker.onmessage = ({ data: { id, progress, result, error } }) => {
+  const { resolve, reject, onProgress } = pending.get(id);
+  if (progress !== undefined) return onProgress(progress);
+  pending.delete(id);
   if (error === undefined) resolve(result);
   else reject(new Error(error));
 };
 worker.onerror = () => {
-  for (const { reject } of waiting.values()) reject(new Error("this browser cannot run the page's worker"));
+  for (const { reject } of pending.values()) reject(new Error("this browser cannot run the page's worker"));
 };
-const ask = (message, progress) =>
+const send = (message, onProgress) =>
   new Promise((resolve, reject) => {
     const id = ++lastId;
-    waiting.set(id, { resolve, reject, progress });
+    pending.set(id, { resolve, reject, onProgress });
     worker.postMessage({ id, ...message });
   });
 
-const say = (text, kind = "") => {
+const showStatus = (text, kind = "") => {
   status.textContent = text;
   status.className = kind;
 };
 
 async function load() {
-  say("Loading the model …");
+  showStatus("Loading the model …");
   try {
-    const model = await ask({ ask: "load" }, (part) => {
-      element("progress").value = part;
+    const model = await send({ request: "load" }, (share) => {
+      element("progress").value = share;
     });
     element("beams-field").hidden = !model.hasSettings;
     beams.value = model.beams;
     translate.disabled = false;
-    say("Ready.");
+    showStatus("Ready.");
   } catch (error) {
-    return say(`The model cannot be used: ${error.message}.`, "error");
+    return showStatus(`The model cannot be used: ${error.message}.`, "error");
   } finally {
     element("progress").hidden = true;
   }
-  // Only now, so that it finds the files in the browser's cache and fetches none twice.
+  // Registered last, so that it takes the files from the browser's cache instead of downloading them again.
   if (!("serviceWorker" in navigator)) return;
   try {
     await navigator.serviceWorker.register("service-worker.js");
     await navigator.serviceWorker.ready;
-    if (status.textContent === "Ready.") say("Ready, and from now on without a network as well.");
+    if (status.textContent === "Ready.") showStatus("Ready. The page now also works offline.");
   } catch (error) {
-    console.info(`The page will need a network again: ${error.message}`);
+    console.info(`The page will not work offline: ${error.message}`);
   }
 }
 
-function shown(sentence, hypotheses) {
-  const make = (tag, properties, ...children) => {
-    const made = Object.assign(document.createElement(tag), properties);
-    made.append(...children);
-    return made;
-  };
+function make(tag, properties, ...children) {
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
+}
+
+/** The list item of a sentence that could not be translated. */
+function failure(sentence, message) {
+  const shortened = sentence.length > 200 ? `${sentence.slice(0, 200)} …` : sentence;
+  const source = make("p", { className: "source", textContent: shortened });
+  return make("li", {}, source, make("p", { className: "error", textContent: message }));
+}
+
+/** The list item of a translated sentence. hypotheses: best first, as `Translator.translate` returns them. */
+function translation(sentence, hypotheses) {
   const [best, ...others] = hypotheses;
   const scored = ({ text, score }) => {
     const number = make("data", { value: score, textContent: score.toFixed(3).replace("-", "\u2212") });
@@ -80,40 +90,43 @@ function shown(sentence, hypotheses) {
   return item;
 }
 
-let running = 0;
+let latestRun = 0;
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const sentences = source.value.split("\n").filter((line) => line.trim() !== "");
   if (!sentences.length) {
     results.replaceChildren();
-    say("There is nothing to translate yet: type a sentence.");
+    showStatus("There is nothing to translate yet: type a sentence.");
     source.focus();
     return;
   }
-  const run = ++running; // a later click replaces what an earlier one still computes
+  const run = ++latestRun; // a later click cancels the sentences of an earlier one
   const started = performance.now();
   results.replaceChildren();
   results.ariaBusy = "true";
-  say("Translating …");
-  for (const [number, sentence] of sentences.entries()) {
+  showStatus("Translating …");
+  const errors = [];
+  for (const [index, sentence] of sentences.entries()) {
+    let item;
     try {
-      const hypotheses = await ask({ ask: "translate", sentence, beams: Number(beams.value) });
-      if (run !== running) return;
-      results.append(shown(sentence, hypotheses));
+      const hypotheses = await send({ request: "translate", sentence, beams: Number(beams.value) });
+      item = translation(sentence, hypotheses);
     } catch (error) {
-      if (run !== running) return;
-      results.ariaBusy = "false";
-      say(`Line ${number + 1}: ${error.message}.`, "error");
-      return;
+      errors.push(`Line ${index + 1}: ${error.message}.`);
+      item = failure(sentence, error.message);
     }
+    if (run !== latestRun) return;
+    results.append(item);
   }
   results.ariaBusy = "false";
   const seconds = ((performance.now() - started) / 1000).toFixed(2);
-  say(`${sentences.length} ${sentences.length === 1 ? "sentence" : "sentences"} in ${seconds} s, in this browser.`);
+  const count = sentences.length - errors.length;
+  const summary = `${count} ${count === 1 ? "sentence" : "sentences"} in ${seconds} s, in this browser.`;
+  showStatus([summary, ...errors.slice(0, 3)].join(" "), errors.length ? "error" : "");
 });
 
-// Enter translates, as in a search box; Shift and Enter begin a new line. On a touch screen's keyboard, which has no
-// such pair, Enter begins a new line.
+// Enter translates, as in a search box, and Shift + Enter starts a new line. Touch keyboards have no such combination;
+// there Enter starts a new line.
 const hasKeyboard = matchMedia("(hover: hover)").matches;
 element("source-help").hidden = !hasKeyboard;
 source.addEventListener("keydown", (event) => {

@@ -1,9 +1,9 @@
-// Puts a folder together that any static server, and a static Space, can serve:
+// Assembles a folder that any static server, or a static Space, can serve:
 //
 //     vaswani-transformer export onnx MODEL EXPORTED --no-defaults
 //     node hub/space-static/assemble.mjs EXPORTED PAGE [--packages NODE_MODULES]
 //
-// Without --packages, onnxruntime-web is installed by npm in a temporary folder, at the version of package-lock.json.
+// Without --packages, npm installs onnxruntime-web in a temporary folder, at the version in package-lock.json.
 import { execFileSync } from "node:child_process";
 import { chmodSync, copyFileSync, existsSync, mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync } from "node:fs";
 import { basename, dirname, join, resolve } from "node:path";
@@ -12,12 +12,12 @@ import { parseArgs } from "node:util";
 import { ByteLevelBPE } from "./tokenizer.js";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const CODE = ["app.js", "worker.js", "translator.js", "tokenizer.js", "service-worker.js"];
+const CODE = ["app.js", "contained-worker.js", "worker.js", "translator.js", "tokenizer.js", "service-worker.js"];
 const PAGE = ["README.md", "index.html", "style.css", ...CODE];
 const RUNTIME = ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"];
 const MODEL = ["model.onnx", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"];
 
-/** What the user can mend, in one line. */
+/** A one-line error that the user can fix. */
 class InputError extends Error {}
 
 function assemble(exported, page, packages) {
@@ -38,7 +38,7 @@ function assemble(exported, page, packages) {
   }
   if (existsSync(page)) throw new InputError(`${page} exists already; give a new folder`);
 
-  // Everything or nothing: the folder gets its name when it is whole.
+  // The folder gets its name when it is complete, so that a failure leaves nothing behind.
   const parent = dirname(resolve(page));
   mkdirSync(parent, { recursive: true });
   const unfinished = mkdtempSync(join(parent, `.${basename(page)}-`));
@@ -51,7 +51,7 @@ function assemble(exported, page, packages) {
     copy(MODEL, exported, "model");
     copy(RUNTIME, join(packages ?? installed(unfinished), "onnxruntime-web", "dist"), "vendor");
     rmSync(join(unfinished, "npm"), { recursive: true, force: true });
-    chmodSync(unfinished, 0o755); // it was made for us alone
+    chmodSync(unfinished, 0o755); // mkdtemp makes folders that only their owner can read
     renameSync(unfinished, page);
   } catch (error) {
     rmSync(unfinished, { recursive: true, force: true });

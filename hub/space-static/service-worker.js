@@ -1,10 +1,11 @@
-// Keeps the page and the model for the time without a network. With one, the server has the word: a file is asked
-// for again (and answered by "not modified" where nothing changed), so that a new model is never hidden by an old one.
+// Makes the page work offline. Online, every file is revalidated with the server ("not modified" if it has not
+// changed), so that the cache never hides a newer model.
 const CACHE = "vaswani-transformer-page";
 const FILES = [
   "./",
   "style.css",
   "app.js",
+  "contained-worker.js",
   "worker.js",
   "translator.js",
   "tokenizer.js",
@@ -26,18 +27,18 @@ self.addEventListener("activate", (event) => event.waitUntil(self.clients.claim(
 
 self.addEventListener("fetch", (event) => {
   if (event.request.method !== "GET" || new URL(event.request.url).origin !== location.origin) return;
-  event.respondWith(newest(event.request));
+  event.respondWith(networkFirst(event.request));
 });
 
-async function newest(request) {
+async function networkFirst(request) {
   const cache = await caches.open(CACHE);
   try {
     const response = await fetch(request, { cache: "no-cache" });
     if (response.ok) await cache.put(request, response.clone());
     return response;
   } catch (offline) {
-    const kept = await cache.match(request, { ignoreSearch: true });
-    if (kept) return kept;
+    const cached = await cache.match(request, { ignoreSearch: true });
+    if (cached) return cached;
     throw offline;
   }
 }

@@ -1,9 +1,9 @@
-// Byte-level BPE from a tokenizer.json, with the ids that the tokenizers library gives, for any Unicode text.
+// Byte-level BPE from a tokenizer.json, with the same ids as the tokenizers library in Python for any Unicode text.
 //
-// @huggingface/tokenizers reads more kinds, but takes a typed "</s>" for the end of the sentence and splits text at
-// U+FEFF; what this file does not do as the library does, it refuses to load.
+// @huggingface/tokenizers supports more kinds of tokenizer, but reads a typed "</s>" as the end of the sentence and splits
+// text at U+FEFF. This file refuses to load a tokenizer that it cannot reproduce exactly.
 
-// Letters and numbers of Unicode 17: the library's tables are Unicode 16's and call them neither.
+// Letters and numbers new in Unicode 17; the library's tables are those of Unicode 16.
 const NEWER =
   "\\u088F\\u0C5C\\u0CDC\\uA7CE\\uA7CF\\uA7D2\\uA7D4\\uA7F1\\u{10940}-\\u{10959}\\u{10EC5}-\\u{10EC7}\\u{11DB0}-\\u{11DDB}" +
   "\\u{11DE0}-\\u{11DE9}\\u{16EA0}-\\u{16EB8}\\u{16EBB}-\\u{16ED3}\\u{16FF2}-\\u{16FF6}\\u{187F8}-\\u{187FF}" +
@@ -12,16 +12,16 @@ const NEWER =
   "\\u{323B0}-\\u{33479}";
 const LETTER = `(?:(?![${NEWER}])\\p{L})`;
 const NUMBER = `(?:(?![${NEWER}])\\p{N})`;
-// \p{White_Space} is what Rust calls white space; JavaScript's \s has U+FEFF besides and lacks U+0085.
+// \p{White_Space} is Rust's definition; JavaScript's \s adds U+FEFF and lacks U+0085.
 const OTHER = `(?:(?!${LETTER}|${NUMBER})\\P{White_Space})`;
-// GPT-2's pattern: contractions, words, numbers, the rest; white space leaves its last character to the next word.
+// GPT-2's pattern: contractions, words, numbers, the rest; the last space before a word belongs to that word.
 const WORDS = new RegExp(
   `'s|'t|'re|'ve|'m|'ll|'d| ?${LETTER}+| ?${NUMBER}+| ?${OTHER}+` +
     "|\\p{White_Space}+(?!\\P{White_Space})|\\p{White_Space}+",
   "gu",
 );
 
-// GPT-2's table: printable bytes stand for themselves, the others for U+0100 and up, in their order.
+// GPT-2's table: printable bytes map to themselves, the others to U+0100 and up, in order.
 const isPrintable = (byte) =>
   (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
 const letterOfByte = [];
@@ -33,7 +33,7 @@ const byteOfLetter = new Map(letterOfByte.map((letter, byte) => [letter, byte]))
 export class ByteLevelBPE {
   /**
    * tokenizerJson, settings: the contents of tokenizer.json and tokenizer_config.json.
-   * Throws an Error naming the part of them that is not byte-level BPE as `vaswani-transformer tokenizer` writes it.
+   * Throws an Error naming the setting that differs from what `vaswani-transformer tokenizer` writes.
    */
   constructor(tokenizerJson, settings) {
     const { model, added_tokens: addedTokens } = tokenizerJson;
@@ -53,17 +53,17 @@ export class ByteLevelBPE {
     this.words = new Map(); // word -> ids
   }
 
-  /** The token ids of a text, with those that the template puts around it, </s> at the end. */
+  /** Return the token ids of a text, including the template's: </s> at the end. */
   encode(text) {
-    if (!text.isWellFormed()) throw new Error("the text holds half of a surrogate pair, which is not Unicode text");
-    // Letter by letter, as the tokenizers library does: a sigma at the end of a word is no other letter then.
+    if (!text.isWellFormed()) throw new Error("the text contains half a surrogate pair, which is not valid Unicode");
+    // Letter by letter, as in the tokenizers library, so that a final sigma is lowercased like any other.
     if (this.lowercases) text = Array.from(text, (letter) => letter.toLowerCase()).join("");
     const pieces = this.splitsDigits ? text.split(/(\p{N})/u) : [text];
     const words = pieces.flatMap((piece) => piece.match(WORDS) ?? []);
     return [...this.before, ...words.flatMap((word) => this.#encodeWord(word)), ...this.after];
   }
 
-  /** The text of token ids, without the control tokens; bytes that are no UTF-8 become U+FFFD. */
+  /** Return the text of token ids, without control tokens; invalid UTF-8 becomes U+FFFD. */
   decode(ids) {
     const bytes = ids
       .filter((id) => !this.special.has(id))
@@ -80,8 +80,8 @@ export class ByteLevelBPE {
     if (known) return known;
     const parts = Array.from(new TextEncoder().encode(word), (byte) => letterOfByte[byte]);
     const rankAt = (place) => this.ranks.get(`${parts[place]} ${parts[place + 1]}`) ?? Infinity;
-    const ranks = parts.map((_, place) => rankAt(place)); // of the merge with the right neighbour
-    // One merge at a time, the earliest learned first and of equals the leftmost, as the library's queue does.
+    const ranks = parts.map((_, place) => rankAt(place)); // of each merge with the right neighbour
+    // One merge at a time: the lowest rank first, and the leftmost of equals, as in the library's queue.
     for (;;) {
       let best = 0;
       for (let place = 1; place < ranks.length; place++) if (ranks[place] < ranks[best]) best = place;
@@ -97,11 +97,11 @@ export class ByteLevelBPE {
   }
 }
 
-/** Does the pre-tokenizer split digits? Throws an Error naming what the file asks for and this one does not do. */
+/** Return whether the pre-tokenizer splits digits. Throws an Error naming a setting that this page does not support. */
 function checkedPreTokenizer(tokenizerJson, settings) {
   const { model, normalizer, pre_tokenizer: preTokenizer, decoder } = tokenizerJson;
   const need = (condition, what) => {
-    if (!condition) throw new Error(`tokenizer.json is not byte-level BPE that this page reads: ${what}`);
+    if (!condition) throw new Error(`this page does not support the tokenizer.json: ${what}`);
   };
   need(model?.type === "BPE", `model.type is ${model?.type}`);
   for (const field of ["dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"]) {
@@ -123,18 +123,18 @@ function checkedPreTokenizer(tokenizerJson, settings) {
   );
   need(
     settings.split_special_tokens === true,
-    "tokenizer_config.json has no split_special_tokens: true, so typed control tokens would not be text",
+    "tokenizer_config.json has no split_special_tokens: true, so control tokens typed as text would not stay text",
   );
   return splitsDigits;
 }
 
-/** The ids before and after the text. */
+/** Return the ids that the template puts before and after the text. */
 function template(postProcessor) {
   if (!postProcessor) return [[], []];
   const { type, single, special_tokens: known } = postProcessor;
   const place = single?.findIndex((piece) => piece.Sequence?.id === "A") ?? -1;
   if (type !== "TemplateProcessing" || place < 0) {
-    throw new Error(`tokenizer.json is not byte-level BPE that this page reads: the post-processor is ${type}`);
+    throw new Error(`this page does not support the tokenizer.json: the post-processor is ${type}`);
   }
   const ids = (pieces) => pieces.flatMap((piece) => known[piece.SpecialToken.id].ids);
   return [ids(single.slice(0, place)), ids(single.slice(place + 1))];

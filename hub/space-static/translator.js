@@ -1,16 +1,16 @@
-// Token ids in, translations out: model.onnx holds encoder, decoder and beam search (see its folder's README).
+// Translates sentences with model.onnx, which holds encoder, decoder and beam search.
 import * as ort from "./vendor/ort.wasm.min.mjs";
 import { ByteLevelBPE } from "./tokenizer.js";
 
-export const MAX_SOURCE_LENGTH = 256; // tokens of a sentence: far more than models are trained on
+export const MAX_SOURCE_LENGTH = 256; // in tokens; far longer than training sentences
 const CHARACTERS_PER_TOKEN = 32;
 const NO_MAXIMUM = 1_000_000;
-const NO_HYPOTHESIS = -1e8; // a score below is that of an empty slot
+const NO_HYPOTHESIS = -1e8; // scores below this mark empty slots of the search
 
 export class Translator {
   constructor(session, tokenizer, config, generationConfig) {
     Object.assign(this, { session, tokenizer, config });
-    // As generate() searches when nothing is asked for.
+    // The defaults of generate().
     this.beams = generationConfig.num_beams ?? 1;
     this.alpha = generationConfig.length_penalty ?? 1;
     // onnxruntime-web hides inputs that have defaults: `export onnx --no-defaults` lets the page choose.
@@ -19,20 +19,20 @@ export class Translator {
   }
 
   /**
-   * The model of a folder's URL. progress(part): called with the share of model.onnx that has arrived, 0 to 1.
-   * Throws an Error naming the file that is missing or is not what the page needs.
+   * Load the model from a folder's URL. progress(share): called with the downloaded share of model.onnx, 0 to 1.
+   * Throws an Error naming the file that is missing or unsuitable.
    */
   static async load(folder, progress = () => {}) {
-    // Threads need memory that they share, which browsers give to isolated pages only; see README.md.
+    // Threads share memory, which browsers allow only on isolated pages; see README.md.
     ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency) : 1;
     ort.env.logLevel = "error";
-    const json = async (name) => (await fetched(new URL(name, folder))).json();
+    const json = async (name) => (await fetchFile(new URL(name, folder))).json();
     const [config, generationConfig, tokenizerJson, settings, graph] = await Promise.all([
       json("config.json"),
       json("generation_config.json"),
       json("tokenizer.json"),
       json("tokenizer_config.json"),
-      fetched(new URL("model.onnx", folder)).then((response) => body(response, progress)),
+      fetchFile(new URL("model.onnx", folder)).then((response) => body(response, progress)),
     ]);
     const tokenizer = new ByteLevelBPE(tokenizerJson, settings);
     const session = await ort.InferenceSession.create(graph, { logSeverityLevel: 3 });
@@ -40,14 +40,14 @@ export class Translator {
   }
 
   /**
-   * The translations of a sentence, best first: [{text, score, tokens}], score = log-probability / penalty.
-   * beams: beam size, where the model lets one choose.  Throws an Error if the sentence is too long.
+   * Return the translations of a sentence, best first: [{text, score, tokens}], score = log-probability / penalty.
+   * beams: beam size; ignored by a model with fixed settings.  Throws an Error if the sentence is too long.
    */
   async translate(sentence, beams = this.beams) {
     if (sentence.trim() === "") return [];
     const tooLong = (length) =>
-      new Error(`the sentence has ${length}; the page translates up to ${this.limit} tokens: break it into lines`);
-    if (sentence.length > this.limit * CHARACTERS_PER_TOKEN) throw tooLong(`${sentence.length} letters`);
+      new Error(`the sentence has ${length}, and the limit is ${this.limit} tokens; split it into several lines`);
+    if (sentence.length > this.limit * CHARACTERS_PER_TOKEN) throw tooLong(`${sentence.length} characters`);
     const ids = this.tokenizer.encode(sentence);
     if (ids.length > this.limit) throw tooLong(`${ids.length} tokens`);
     const row = (values) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), [1, values.length]);
@@ -74,13 +74,13 @@ export class Translator {
   }
 }
 
-async function fetched(url) {
+async function fetchFile(url) {
   const response = await fetch(url);
-  if (!response.ok) throw new Error(`${url.pathname}: the server answers ${response.status}`);
+  if (!response.ok) throw new Error(`${url.pathname}: the server answers with status ${response.status}`);
   return response;
 }
 
-/** The bytes of a response, with progress where the server says how many there are. */
+/** Read the bytes of a response, reporting progress if the server sends a Content-Length. */
 async function body(response, progress) {
   const total = Number(response.headers.get("Content-Length"));
   const chunks = [];
@@ -90,7 +90,7 @@ async function body(response, progress) {
     if (done) break;
     chunks.push(value);
     received += value.length;
-    // A compressed response is longer than it says.
+    // Content-Length is the compressed size, so more bytes than that can arrive.
     if (total) progress(Math.min(1, received / total));
   }
   return new Uint8Array(await new Blob(chunks).arrayBuffer());

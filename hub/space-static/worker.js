@@ -1,22 +1,27 @@
-// The model runs here, so that the page goes on answering while it does.
+// Runs the model, so that the page stays responsive.
+import { containedWorker } from "./contained-worker.js";
 import { Translator } from "./translator.js";
+
+// ONNX Runtime starts its threads with `new Worker`; they are contained as well.
+globalThis.Worker = function (url, options) {
+  return containedWorker(url, options);
+};
 
 const modelFolder = new URL("model/", import.meta.url);
 let translator;
 
-// One message after the other: ONNX Runtime's WebAssembly runs one call at a time.
+// One message at a time: ONNX Runtime's WebAssembly runs one call at a time.
 let queue = Promise.resolve();
 onmessage = ({ data }) => {
   queue = queue.then(() => answer(data));
 };
 
-async function answer({ id, ask, sentence, beams }) {
+async function answer({ id, request, sentence, beams }) {
   try {
-    if (ask === "load") {
-      translator = await Translator.load(modelFolder, (part) => postMessage({ id, part }));
+    if (request === "load") {
+      translator = await Translator.load(modelFolder, (progress) => postMessage({ id, progress }));
       await translator.translate("a"); // the first call allocates memory
-      const { hasSettings, beams: own, limit } = translator;
-      postMessage({ id, result: { hasSettings, beams: own, limit } });
+      postMessage({ id, result: { hasSettings: translator.hasSettings, beams: translator.beams } });
     } else {
       postMessage({ id, result: await translator.translate(sentence, beams) });
     }

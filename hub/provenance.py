@@ -1,0 +1,140 @@
+"""How a model was made and how well it scores, read from files: nothing here is guessed.
+
+A model trained here has run.json (command and recipe) and metrics.jsonl in its folder; a converted one has
+conversion.json and CONVERSION.md. Its scores are rows of results files.
+"""
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.model_folder import read_json_object
+
+from .results import command_words, read_results, rows_of_run
+
+# Beside the programs, in a clone and in the wheel.
+SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
+PROVENANCE_FILES = ("run.json", "metrics.jsonl", "conversion.json", "CONVERSION.md")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """run, conversion: the content of run.json and conversion.json, {} if there is no such file.
+    metrics: the lines of metrics.jsonl.  progress: `step`, `tokens` and `seconds` of the training.
+    environment: versions and device of the training.  notes: CONVERSION.md below its heading.
+    results: the rows of results files that belong to this model.
+    """
+
+    run: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    progress: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    conversion: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    results: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return self.run.get("recipe", {})
+
+    @property
+    def scores(self) -> dict[str, str]:
+        """The score columns and their names. A model that writes no capitals is scored without regard to case."""
+        return {"bleu_lowercase": "BLEU"} if self.recipe.get("lowercase") else {"bleu": "BLEU", "chrf": "chrF"}
+
+    @property
+    def languages(self) -> tuple[str, str] | None:
+        """The codes of source and target language, from the recipe or the converted checkpoint."""
+        options = self.conversion.get("options", {})
+        pairs = (
+            (self.recipe.get("source_language"), self.recipe.get("target_language")),
+            (options.get("source_lang"), options.get("target_lang")),
+        )
+        return next(((str(source), str(target)) for source, target in pairs if source and target), None)
+
+    @property
+    def corpus(self) -> str | None:
+        """The name of the training text, without its folder."""
+        name = self.recipe.get("dataset") or self.recipe.get("data")
+        return last_component(str(name)) if name else None
+
+
+def read_provenance(folder: Path, parameters: int, results: Sequence[Path]) -> Provenance:
+    """Read what the folder and the results files say about a model.
+
+    parameters: the model's size, which its rows must have.  results: CSV files in addition to the shipped ones
+    Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
+    """
+
+    def read(name: str) -> dict[str, Any]:
+        return read_json_object(folder / name) if (folder / name).is_file() else {}
+
+    run = read("run.json")
+    metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
+    progress, environment = read_progress(folder, metrics)
+    notes = folder / "CONVERSION.md"
+    note_lines = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
+    command = str(run.get("command", ""))
+    rows = []
+    if command and progress:  # without both, a row may be another model's
+        shipped = sorted(SHIPPED_RESULTS.glob("*.csv")) if SHIPPED_RESULTS.is_dir() else []
+        rows = [row for path in shipped for row in rows_of_run(read_results(path), command, parameters, progress)]
+    for path in results:
+        found = rows_of_run(read_results(path), command, parameters, progress)
+        if not found:
+            expected = f"{parameters:,} parameters" + (", its command, steps and hours" if run else " and no command")
+            raise InputError(f"--results {path} has no row of this model: none has its {expected}")
+        rows += found
+    distinct = [row for index, row in enumerate(rows) if row not in rows[:index]]
+    return Provenance(run, metrics, progress, environment, read("conversion.json"), note_lines, distinct)
+
+
+def read_progress(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return progress and environment from the last checkpoint, or progress alone from the log."""
+    paths = folder.glob("checkpoints/step-*/trainer_state.json")
+    states = {int(path.parent.name[5:]): path for path in paths if path.parent.name[5:].isdecimal()}
+    if states:
+        state = read_json_object(states[max(states)])
+        return state.get("progress", {}), state.get("environment", {})
+    return next((line for line in reversed(metrics) if {"step", "seconds", "tokens"} <= line.keys()), {}), {}
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl, ignoring a truncated last one. Raises BrokenFileError naming the line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    metrics = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            metrics.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise BrokenFileError(f"{path} line {number} is not JSON ({error})") from None
+    return metrics
+
+
+# ---- without this machine's folders ------------------------------------------------------------------------------
+
+
+def public_command(command: str) -> str:
+    """Return a command with only the last component of each absolute path."""
+    return shlex.join(map(last_component, command_words(command)))
+
+
+def public_recipe(value: Any) -> Any:
+    """Return a recipe, or a value of it, with only the last component of each absolute path."""
+    if isinstance(value, str):
+        return last_component(value)
+    if isinstance(value, dict):
+        return {key: public_recipe(entry) for key, entry in value.items()}
+    return [public_recipe(entry) for entry in value] if isinstance(value, Iterable) else value
+
+
+def last_component(word: str) -> str:
+    option, equals, value = word.partition("=")
+    if equals and option.startswith("--"):
+        return f"{option}={last_component(value)}"
+    return Path(word).name if Path(word).is_absolute() or word.startswith("~") else word
