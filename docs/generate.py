@@ -74,6 +74,12 @@ def on_files(files, config):
     return files
 
 
+def on_page_markdown(markdown, page, **_):
+    if page.file.src_uri == "reference/configuration.md":
+        return markdown.replace("<!-- fields -->", "\n".join(configuration_fields()))
+    return markdown
+
+
 # ---- commands ----------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +155,9 @@ def recipe_page() -> str:
 
     lines = [RECIPE_INTRODUCTION]
     for title, names in recipe_groups(recipe.Recipe):
-        lines += [f"## {title}", "", "| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
+        heading, _, text = re.sub("[;:] ", "\n", title, count=1).partition("\n")
+        lines += [f"## {heading}", "", f"{text[:1].upper()}{text[1:]}." if text else "", ""]
+        lines += ["| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
         for name in names:
             field = recipe.Recipe.model_fields[name]
             changes = " *May change.*" if name in recipe.MAY_CHANGE else ""
@@ -199,7 +207,35 @@ def limits(field: Any) -> str:
 
 def first_comment(path: Path) -> str:
     lines = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    return sentence(re.split(r"(?<=\.) (?=[A-Z])|; Elliott et al. 2016", " ".join(lines))[0])
+    return sentence(re.split(r"(?<=\.) (?=[A-Z])", " ".join(lines))[0])
+
+
+# ---- the model configuration ---------------------------------------------------------------------------------------
+
+
+def configuration_fields() -> list[str]:
+    """The fields of the configuration class with their comments: paragraphs above a group, and beside a field."""
+    from vaswani_transformer import VaswaniTransformerConfig
+
+    lines: list[str] = []
+    in_table = False
+    for line in inspect.getsource(VaswaniTransformerConfig).splitlines():
+        field = re.match(r"    (\w+): ([^=]+) = (.*?)(?:  # (.*))?$", line)
+        if re.match(r"    def ", line):
+            break
+        if comment := re.match(r"    # (.*)", line):
+            lines += ["", escape(comment[1])] if in_table else [escape(comment[1])]
+            in_table = False
+        elif field:
+            if not in_table:
+                lines += ["", "| field | type | default | meaning |", "|---|---|---|---|"]
+                in_table = True
+            name, kind, default, meaning = field.groups()
+            lines.append(row(f"`{name}`", f"`{kind}`", f"`{default}`", sentence(meaning or "")))
+        elif not line.strip() and in_table:
+            lines.append("")
+            in_table = False
+    return lines
 
 
 # ---- the source tree ---------------------------------------------------------------------------------------------
@@ -221,7 +257,10 @@ def source_page() -> str:
 
 
 def row(*cells: str) -> str:
-    return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
+    """A row of a table. A vertical bar ends a cell, except in code."""
+    parts = [" ".join(cell.split()).split("`") for cell in cells]
+    texts = ["`".join(text if i % 2 else text.replace("|", "\\|") for i, text in enumerate(part)) for part in parts]
+    return f"| {' | '.join(texts)} |"
 
 
 def escape(text: str) -> str:

@@ -22,8 +22,16 @@ from vaswani_transformer import (
     scaled_dot_product_attention,
     sinusoidal_positional_encoding,
 )
-from vaswani_transformer.modeling_vaswani_transformer import EncoderLayer, FeedForward, MultiHeadAttention
-from vaswani_transformer.pictures import attention_figure, attention_maps, positional_encoding_figure
+from vaswani_transformer.modeling_vaswani_transformer import (
+    EncoderLayer,
+    FeedForward,
+    MultiHeadAttention,
+)
+from vaswani_transformer.pictures import (
+    attention_figure,
+    attention_maps,
+    positional_encoding_figure,
+)
 from vaswani_transformer.tokenization import train_tokenizer
 
 torch.manual_seed(0)

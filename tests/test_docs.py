@@ -300,6 +300,24 @@ def test_the_cpp_program_names_the_inputs_and_outputs_of_the_export(template, tm
         assert named in {value.name for value in values}
 
 
+def test_the_notebook_is_built_from_its_script():
+    spec = importlib.util.spec_from_file_location("notebook", DOCS / "notebook.py")
+    assert spec is not None and spec.loader is not None
+    notebook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(notebook)
+    script = ROOT / "examples" / "annotated_transformer.py"
+    built = script.with_suffix(".ipynb").read_text(encoding="utf-8")
+    assert built == notebook.as_notebook(script), "run `make docs`"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_annotated_transformer_runs(tmp_path):
+    """Its assertions hold, and its model learns the task."""
+    printed = shell(f"python {ROOT / 'examples' / 'annotated_transformer.py'}", tmp_path)
+    assert "unseen numbers are right" in printed
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
