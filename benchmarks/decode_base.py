@@ -84,7 +84,7 @@ def write_models(folder: Path) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    from conversion.onnx.__main__ import export_folder
+    from conversion.onnx.export import export_folder
     from conversion.run import convert_out
     from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
     from vaswani_transformer.tokenization import SPECIAL_TOKENS

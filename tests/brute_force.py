@@ -1,8 +1,8 @@
-"""The search and its exact answer, the slow way: what `generate()` is checked against.
+"""The search and the exact answer by brute force, against which `generate()` is checked.
 
-Pure Python over a function `prefix -> log-probabilities of the next token`. No cache, no batch, no padding,
-nothing taken from the library or from transformers. The search is tensor2tensor's, as the paper used it
-(Section 6.1 and `utils/beam_search.py`):
+Pure Python over a function `prefix -> log-probabilities of the next token`: no cache, no batch, no padding, and no code
+of the library or of transformers. The search is tensor2tensor's, as the paper used it (Section 6.1 and
+`utils/beam_search.py`):
 
 * each step takes the 2 x beam best continuations of a sentence by accumulated log-probability;
 * every one of them that is `</s>` enters the finished pool with logP / ((5 + L) / 6)^alpha, where L counts
@@ -33,8 +33,9 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """tokens: what was generated, without the start token, with `</s>` where it ended by itself.
-    parents: for every token, the rank of the live hypothesis that it continued."""
+    """tokens: generated tokens, without the start token, with `</s>` unless the limit ended it
+    parents: for every token, the rank of the live hypothesis that it extends
+    """
 
     tokens: tuple[int, ...]
     log_probability: float
@@ -47,15 +48,18 @@ class Hypothesis:
 
     @property
     def switched(self) -> bool:
-        """The hypothesis changed its rank among the live ones: a search that does not reorder would lose it.
-        The first parent is always 0 (there is one live hypothesis)."""
+        """Whether its rank among the live hypotheses changed: a search that does not reorder would lose it.
+
+        The first parent is always 0, since there is one live hypothesis.
+        """
         return len(set(self.parents[1:])) > 1
 
 
 @dataclass
 class Found:
-    """hypotheses: best first. steps: forward passes of the decoder along the longest path.
-    margin: the narrowest difference on which a decision hung; below float noise another answer is as good."""
+    """hypotheses: best first;  steps: forward passes of the decoder along the longest path
+    margin: the smallest difference that decided something; below float noise another answer is as good
+    """
 
     hypotheses: list[Hypothesis]
     steps: int
@@ -71,7 +75,7 @@ def beam_search(
     limit: int,
     forbidden: Sequence[int] = (START, PAD),
 ) -> Found:
-    """The n best translations of one sentence, n <= beams."""
+    """Return the n best translations of one sentence, n <= beams."""
     margins: list[float] = []
 
     def best(candidates: Iterable[Hypothesis], keep: int) -> list[Hypothesis]:
@@ -129,7 +133,7 @@ def enumerate_everything(
     limit: int,
     forbidden: Sequence[int] = (START, PAD),
 ) -> list[Hypothesis]:
-    """Every translation of at most `limit` tokens that ends in `</s>`, best first: V^limit of them."""
+    """Return all translations of at most `limit` tokens that end in `</s>`, best first."""
     found = []
     frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for length in range(1, limit + 1):
@@ -146,9 +150,9 @@ def enumerate_everything(
 
 
 def full_forward(model: Callable[..., Any], source: Sequence[int]) -> NextLogProbabilities:
-    """The model as such a function: the whole encoder and decoder for one unpadded sentence and one prefix.
+    """Return this function for a model: one complete forward pass for each unpadded sentence and prefix.
 
-    Answers are remembered by prefix, since searches with other beams and alphas ask again.
+    Results are cached by prefix for searches with other beams and alphas.
     """
     source_ids = torch.tensor([list(source)])
     known: dict[tuple[int, ...], np.ndarray] = {}

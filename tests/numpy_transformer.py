@@ -1,7 +1,7 @@
-"""The Transformer once more, in float64 numpy, for one unpadded sentence: what the model is checked against.
+"""The Transformer in float64 numpy, for one unpadded sentence, against which the model is checked.
 
-Written from the paper (Sections 3.1 to 3.5) and the switches of the configuration, not from the model's code;
-only the names of the weights are shared.
+Written from the paper (Sections 3.1 to 3.5) and the configuration, not from the model's code: it shares the names of
+the weights alone.
 """
 
 import math

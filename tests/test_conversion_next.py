@@ -76,7 +76,7 @@ def test_fine_tuning_learns_what_it_is_given(name: str, tmp_path: Path):
 
 
 def exported(folder: Path, out: Path) -> Path:
-    from conversion.onnx.__main__ import export_folder
+    from conversion.onnx.export import export_folder
 
     export_folder(folder, out)
     return out

@@ -8,7 +8,7 @@ from saved_model import ENGLISH, GERMAN, saved_model
 
 from benchmarks import decode
 from conversion.__main__ import main as convert
-from conversion.onnx.__main__ import export_folder
+from conversion.onnx.export import export_folder
 
 pytest.importorskip("ctranslate2")
 pytest.importorskip("onnxruntime")

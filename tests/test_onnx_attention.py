@@ -1,4 +1,4 @@
-"""The single graph with attention: what each token of the best translation attended to, as torch has it."""
+"""The single graph with attention: the weights with which each token of the best translation attends to the source."""
 
 import contextlib
 import io
@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import ModelMaker, padded, random_sentences
+from conftest import ModelMaker
 from saved_model import ENGLISH, saved_model
-from test_onnx import MORE_SWITCHES, OFFSET, PAD, SWITCHES
+from searches import MANY_AT_ONCE, OFFSET, PAD, SWITCHES, batch_for, matrices_of, session_of
 
-from conversion.onnx import single_graph
-from conversion.onnx.__main__ import export_folder, main
+from conversion.onnx import export as export_module
+from conversion.onnx.__main__ import main
+from conversion.onnx.export import export_folder
 from conversion.onnx.graph_surgery import graphs_of
 from conversion.onnx.prove import cross_attentions, prove_attention
 from conversion.onnx.single_graph import export_single_graph
@@ -25,14 +26,10 @@ from vaswani_transformer.beam_search import start
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
-onnxruntime = pytest.importorskip("onnxruntime")
-
-
-def session_of(graph: onnx.ModelProto) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(graph.SerializeToString(), options)
+pytest.importorskip("onnxruntime")
+# An export takes about 20 seconds of an idle processor, and many times that on a busy machine.
+pytestmark = pytest.mark.timeout(1200)
+CONFIGURATIONS = {"many at once": MANY_AT_ONCE} | SWITCHES
 
 
 def expected_of(
@@ -44,9 +41,9 @@ def expected_of(
 
 
 def compared_with_torch(model: VaswaniTransformerForConditionalGeneration, session: Any, seed: int) -> int:
-    """The number of tokens whose attention is torch's; AssertionError if one's is not."""
+    """The number of compared tokens; AssertionError if the weights of one are not torch's."""
     count = 0
-    batch: dict[str, Any] = padded(random_sentences(seed, count=9, vocab_size=model.config.vocab_size, longest=9))
+    batch = batch_for(model, seed)
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
     for settings in (
         {"num_beams": 1},
@@ -71,14 +68,14 @@ def compared_with_torch(model: VaswaniTransformerForConditionalGeneration, sessi
     return count
 
 
-@pytest.mark.parametrize("switches", SWITCHES | MORE_SWITCHES)
+@pytest.mark.parametrize("switches", CONFIGURATIONS)
 @pytest.mark.parametrize("length", [1, 6])
 def test_all_tokens_at_once_attend_to_a_padded_source_as_torch_says(
     lively_model: ModelMaker, switches: str, length: int
 ) -> None:
-    """Before the export: the decoder of the search's steps, with a translation's tokens in the place of its beams."""
-    model = lively_model(1, **(SWITCHES | MORE_SWITCHES)[switches])
-    batch: dict[str, Any] = padded(random_sentences(0, count=4, vocab_size=model.config.vocab_size, longest=9))
+    """Before the export: the cached decoder on all tokens of a translation."""
+    model = lively_model(1, **CONFIGURATIONS[switches])
+    batch = batch_for(model, 0, count=4)
     best = torch.randint(3, 7, (4, length), generator=torch.Generator().manual_seed(0))
     best[1, length // 2 + 1 :] = PAD
     with torch.no_grad():
@@ -91,10 +88,10 @@ def test_all_tokens_at_once_attend_to_a_padded_source_as_torch_says(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("switches", SWITCHES | MORE_SWITCHES)
+@pytest.mark.parametrize("switches", CONFIGURATIONS)
 def test_each_token_of_the_best_translation_attended_as_torch_says(lively_model: ModelMaker, switches: str) -> None:
     """On models that end sentences and switch beams, in padded batches; nothing after </s>, nothing to padding."""
-    model = lively_model(1, **(SWITCHES | MORE_SWITCHES)[switches])
+    model = lively_model(1, **CONFIGURATIONS[switches])
     model.generation_config.max_source_length_offset = OFFSET
     graph = export_single_graph(model, attention=True)
     onnx.checker.check_model(graph)
@@ -112,28 +109,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def else_branch(graph: onnx.ModelProto) -> onnx.GraphProto:
-    """The graph that says what was attended to."""
+    """The graph of the attention weights."""
     (chosen,) = (node for body in graphs_of(graph.graph) for node in body.node if node.op_type == "If")
     (branch,) = (attribute.g for attribute in chosen.attribute if attribute.name == "else_branch")
     return branch
 
 
 @pytest.mark.slow
-def test_every_weight_is_still_in_the_file_once_and_none_outside_the_loops_but_the_encoders(
-    folders: tuple[Path, Path],
-) -> None:
-    """ONNX Runtime packs a matrix for the steps only where it is theirs or the loop's right around them."""
+def test_every_weight_is_in_the_file_once_and_outside_the_loops_the_encoders_alone(folders: tuple[Path, Path]) -> None:
+    """ONNX Runtime packs a matrix for the steps only if their loop or the one directly around it owns it."""
     graph = onnx.load(folders[1] / "model.onnx")
-    bodies = list(graphs_of(graph.graph))
-    matrices = [
-        onnx.numpy_helper.to_array(tensor)
-        for body in bodies
-        for tensor in body.initializer
-        if len(tensor.dims) == 2 and np.prod(tensor.dims) >= 1024
-    ]
+    matrices = [onnx.numpy_helper.to_array(tensor) for tensor in matrices_of(graph.graph)]
     model: Any = load_model(folders[0])
-    parameters = [p for p in model.parameters() if p.dim() == 2 and p.numel() >= 1024]
-    assert sum(array.size for array in matrices) == sum(parameter.numel() for parameter in parameters)
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
+    assert sum(array.size for array in matrices) == sum(size for size in sizes if size >= 1024)
     assert len({np.sort(array, axis=None).tobytes() for array in matrices}) == len(matrices)
     outside = sum(np.prod(tensor.dims) for tensor in graph.graph.initializer if len(tensor.dims) == 2)
     before_the_loops = [*model.model.encoder.parameters()]
@@ -161,7 +150,7 @@ def test_translations_are_those_of_the_file_without_attention(folders: tuple[Pat
 def test_the_readme_says_what_each_token_attended_to(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lines of Python, run: a line for each token of the translation, with one of the sentence's."""
+    """Its lines of Python print each token of the translation with one of the sentence."""
     blocks = re.findall(r"```python\n(.*?)```", (folders[1] / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2
     monkeypatch.chdir(folders[1])
@@ -183,9 +172,7 @@ def test_the_other_precisions_are_proved_too(
     assert "weights of attention differ by at most" in capsys.readouterr().out
     graph = onnx.load(tmp_path / "out" / "model.onnx")
     kind = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.INT8
-    large = [
-        t for body in graphs_of(graph.graph) for t in body.initializer if len(t.dims) == 2 and np.prod(t.dims) >= 1024
-    ]
+    large = matrices_of(graph.graph)
     assert large and {tensor.data_type for tensor in large} == {kind}
 
 
@@ -193,7 +180,7 @@ def test_the_other_precisions_are_proved_too(
 def test_an_export_that_attends_otherwise_leaves_nothing_behind(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens that attend to those after them, in the pass for attention alone: the translations are torch's."""
+    """Tokens attend to later ones, in the pass for attention alone: the translations are torch's."""
     wrong = onnx.load(folders[1] / "model.onnx")
     (causal,) = (node for node in else_branch(wrong).node if node.op_type == "Less")
     causal.input[0] = causal.input[1]
@@ -201,7 +188,7 @@ def test_an_export_that_attends_otherwise_leaves_nothing_behind(
     furthest, reasons = prove_attention(tmp_path / "wrong.onnx", load_model(folders[0]))
     assert furthest > 1e-5 and reasons
     (tmp_path / "wrong.onnx").unlink()
-    monkeypatch.setattr(single_graph, "export_single_graph", lambda model, attention: wrong)
+    monkeypatch.setattr(export_module, "export_single_graph", lambda model, attention: wrong)
     with pytest.raises(RuntimeError, match="weights of attention differ by"):
         export_folder(folders[0], tmp_path / "new", attention=True)
     assert not list(tmp_path.iterdir())

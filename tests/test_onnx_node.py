@@ -1,16 +1,18 @@
-"""The same file in another language: onnxruntime-web (WebAssembly) under Node, with the tokenizer in JavaScript."""
+"""The exported files in onnxruntime-web (WebAssembly) under Node, with and without a tokenizer in JavaScript."""
 
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from saved_model import ENGLISH, GERMAN, saved_model
 
-from conversion.onnx.__main__ import export_folder
-from conversion.onnx.prove import open_session
+from conversion.onnx.export import export_folder
+from conversion.onnx.running import inputs_of, open_session
 from conversion.onnx.text import AWKWARD
+from conversion.onnx.traced import NO_MAXIMUM
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
 FOLDER = Path(__file__).with_name("node")
@@ -27,47 +29,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize(("defaults", "beams"), [(True, 4), (False, 2)])
-def test_javascript_translates_as_python_does(model: Path, tmp_path: Path, defaults: bool, beams: int) -> None:
-    """A padded batch: token ids, texts and scores. Without defaults, JavaScript chooses the beam size."""
-    export_folder(model, tmp_path / "onnx", defaults=defaults)
+def run_node(script: str, folder: Path, texts: list[str], beams: int) -> Any:
     done = subprocess.run(
-        [NODE, "translate.mjs", str(tmp_path / "onnx")],
-        cwd=FOLDER,
-        input=json.dumps({"texts": SENTENCES, "num_beams": beams}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-1000:]
-    found = json.loads(done.stdout)
-    expected = OnnxTranslator.from_pretrained(tmp_path / "onnx").translate(
-        SENTENCES, num_beams=beams, return_scores=True
-    )
-    assert len(found) == len(expected)
-    for theirs, (ours,) in zip(found, expected, strict=True):
-        assert theirs["ids"] == ours.tokens
-        assert theirs["text"] == ours.text
-        assert theirs["score"] == pytest.approx(ours.score, abs=1e-4)
-
-
-@pytest.mark.parametrize(("defaults", "beams"), [(True, 4), (False, 2)])
-def test_javascript_needs_no_tokenizer(model: Path, tmp_path: Path, defaults: bool, beams: int) -> None:
-    """model_text.onnx takes strings and gives strings. onnxruntime-web ends a text at U+0000, so none has it."""
-    export_folder(model, tmp_path / "onnx", defaults=defaults, text=True)
-    texts = [text for text in [*SENTENCES, *AWKWARD] if "\0" not in text]
-    done = subprocess.run(
-        [NODE, "translate_text.mjs", str(tmp_path / "onnx")],
+        [NODE, script, str(folder)],
         cwd=FOLDER,
         input=json.dumps({"texts": texts, "num_beams": beams}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-1000:]
-    found = json.loads(done.stdout)
-    inputs = {"text": np.array(texts, object), "num_beams": np.array(beams), "max_length": np.array(1_000_000)}
-    inputs |= {"min_length": np.array(0), "length_penalty": np.array(0.6, np.float32)}
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("defaults", "beams"), [(True, 4), (False, 2)])
+def test_javascript_translates_as_python_does(model: Path, tmp_path: Path, defaults: bool, beams: int) -> None:
+    """A padded batch of ids, and strings, for which no tokenizer is needed. Without defaults, JavaScript sets the beam
+    size. onnxruntime-web ends a text at U+0000."""
+    export_folder(model, tmp_path / "onnx", defaults=defaults, text=True)
+    found = run_node("translate.mjs", tmp_path / "onnx", SENTENCES, beams)
+    translator = OnnxTranslator.from_pretrained(tmp_path / "onnx")
+    expected = translator.translate(SENTENCES, num_beams=beams, return_scores=True)
+    assert [(row["ids"], row["text"]) for row in found] == [(best.tokens, best.text) for (best,) in expected]
+    assert [row["score"] for row in found] == pytest.approx([best.score for (best,) in expected], abs=1e-4)
+
+    texts = [text for text in [*SENTENCES, *AWKWARD] if "\0" not in text]
+    found = run_node("translate_text.mjs", tmp_path / "onnx", texts, beams)
+    inputs = inputs_of({}, beams, 0.6, NO_MAXIMUM) | {"text": np.array(texts, object)}
+    del inputs["num_return_sequences"]
     translations, scores = open_session(tmp_path / "onnx" / "model_text.onnx").run(["translations", "scores"], inputs)
-    assert found["translations"] == np.asarray(translations).tolist()
-    assert found["scores"] == pytest.approx(np.asarray(scores).tolist(), abs=1e-4)
+    assert found["translations"] == translations.tolist()
+    assert found["scores"] == pytest.approx(scores.tolist(), abs=1e-4)

@@ -1,4 +1,4 @@
-"""The layout with encoder and decoders apart: the names that Optimum and transformers.js look for, torch's logits."""
+"""The split layout: the names that Optimum and transformers.js expect, and torch's logits."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,15 @@ from saved_model import saved_model
 
 from conversion.onnx import single_graph, split
 from conversion.onnx.__main__ import main
-from conversion.onnx.prove import cross_attentions, prove_split, random_batch
+from conversion.onnx.prove import cross_attentions
+from conversion.onnx.prove_split import prove_split
+from conversion.onnx.running import random_batch
 from conversion.onnx.split import FirstDecoder
 from vaswani_transformer.loading import load_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
+# An export takes about 20 seconds of an idle processor, and many times that on a busy machine.
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,7 @@ def inputs_and_outputs(path: Path) -> tuple[list[str], list[str]]:
 
 
 def test_files_inputs_and_outputs_have_optimums_names(folders: tuple[Path, Path]) -> None:
-    """As ONNX.md and optimum's `ORTModelForSeq2SeqLM` have them, for a decoder of two layers."""
+    """Those of optimum's `ORTModelForSeq2SeqLM`, for a decoder of two layers."""
     folder = folders[1]
     assert {path.name for path in folder.iterdir()} == {
         "encoder_model.onnx",
@@ -81,7 +85,7 @@ def test_the_merged_decoder_has_every_weight_once(folders: tuple[Path, Path]) ->
 
 
 def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, Path]) -> None:
-    """A loop that a user would write, on a padded batch."""
+    """A loop as a user would write it, on a padded batch."""
     sessions = {path.stem: onnxruntime.InferenceSession(str(path)) for path in folders[1].glob("*.onnx")}
     batch = {name: ids.numpy() for name, ids in padded(random_sentences(0, 5, 300, 9)).items()}
     (memory,) = sessions["encoder_model"].run(None, batch)
@@ -108,7 +112,7 @@ def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, P
         assert row[:end] == tokens_of_generate[:end]
 
 
-def test_the_proof_sees_logits_that_are_a_hundredth_off(folders: tuple[Path, Path]) -> None:
+def test_the_proof_sees_logits_that_are_slightly_wrong(folders: tuple[Path, Path]) -> None:
     model = load_model(folders[0])
     assert not prove_split(folders[1], model)[1]
     with torch.no_grad():
@@ -121,8 +125,8 @@ def test_the_proof_sees_logits_that_are_a_hundredth_off(folders: tuple[Path, Pat
     ]
 
 
-def test_the_decoder_gives_the_weights_of_its_attention_to_a_padded_source(tiny_model: ModelMaker) -> None:
-    """Those of transformers' `output_attentions`, which go through other code."""
+def test_the_decoder_returns_its_attention_to_a_padded_source(tiny_model: ModelMaker) -> None:
+    """Equal to transformers' `output_attentions`, which other code computes."""
     model = tiny_model(3, d_k=3, d_v=5)
     batch: Any = padded(random_sentences(0, count=4, vocab_size=30, longest=9))
     tokens = torch.tensor([[0, 5, 6, 7]]).repeat(4, 1)
@@ -134,7 +138,7 @@ def test_the_decoder_gives_the_weights_of_its_attention_to_a_padded_source(tiny_
         assert not ours[batch["attention_mask"][:, None, None].expand_as(ours) == 0].any()
 
 
-def test_a_model_keeps_its_attention_when_it_is_proved(tiny_model: ModelMaker) -> None:
+def test_the_proof_restores_the_models_attention_implementation(tiny_model: ModelMaker) -> None:
     model = tiny_model(1, attn_implementation="sdpa")
     cross_attentions(model, random_batch(model, 0, 2, 4), torch.zeros(2, 3, dtype=torch.long))
     assert model.config._attn_implementation == "sdpa"
@@ -146,7 +150,7 @@ def test_a_model_keeps_its_attention_when_it_is_proved(tiny_model: ModelMaker) -
     ids=["split", "single"],
 )
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_an_export_that_fails_leaves_the_model_the_attention_that_it_had(
+def test_a_failed_export_restores_the_models_attention_implementation(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, part: Any, export: Any, implementation: str
 ) -> None:
     model = load_model(folders[0])
@@ -170,7 +174,7 @@ def test_with_attention_the_first_decoder_alone_has_more_outputs(folders: tuple[
         inputs, outputs = inputs_and_outputs(path)
         more = ["cross_attentions.0", "cross_attentions.1"] if path.stem == "decoder_model" else []
         assert inputs_and_outputs(tmp_path / "out" / path.name) == (inputs, outputs + more)
-    # A translation that was found elsewhere: the weights of each of its tokens sum to 1.
+    # For any translation, the weights of each of its tokens sum to 1.
     sessions = [
         onnxruntime.InferenceSession(tmp_path / "out" / f"{name}_model.onnx") for name in ("encoder", "decoder")
     ]

@@ -15,7 +15,7 @@ import pytest
 import typer
 from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer, untrained_model
 
-from conversion.onnx.__main__ import export_folder
+from conversion.onnx.export import export_folder
 from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly

@@ -12,7 +12,7 @@ from browser import DESKTOP, NODE_MODULES, PHONE, barriers, chromium, complaints
 from saved_model import ENGLISH, GERMAN, saved_model
 from test_space_static import NODE, PAGE, changed, odd_lines
 
-from conversion.onnx.__main__ import export_folder
+from conversion.onnx.export import export_folder
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
 pytestmark = [

@@ -1,5 +1,10 @@
-"""The program that writes a model as ONNX, runs what it wrote, and compares it with torch.
+"""Export a model to ONNX, run the exported files, and compare them with torch.
 
-a model's folder -> single_graph.py -> quantize.py -> prove.py -> folder with model.onnx
-                                        with --text: text.py -> model_text.onnx, its tokenizer inside
+export.py        a model's folder -> a folder with model.onnx, its proof included
+traced.py        the search's functions as separate graphs, by torch's exporter
+single_graph.py  these graphs joined by loops: model.onnx
+split.py         encoder and decoders as separate files
+quantize.py      weights in eight bits
+text.py          model_text.onnx, with the tokenizer inside (text_to_ids.py, ids_to_text.py)
+prove.py, prove_split.py, sentences.py   the comparisons
 """

@@ -1,16 +1,17 @@
-"""Token ids -> texts by standard operators: bytes of tokens, joined; what is no UTF-8 becomes U+FFFD.
+"""Token ids -> texts by standard operators: the bytes of all tokens, joined, with U+FFFD for invalid UTF-8.
 
-Every text ends in a mark, so that no row is empty and none sees its neighbour. The strings of which translations are
-joined hold one byte each; no string that leaves the graph is broken UTF-8.
+A mark ends every text, so that no row is empty and characters do not continue in the next row. The strings that are
+joined hold one byte each, but no string that leaves the graph is invalid UTF-8.
 """
 
 import numpy as np
 from onnx import TensorProto
 
+from .byte_level_bpe import SPELLING, ByteLevelBPE
 from .operators import Operators, tensor_type
-from .text_to_ids import MARK, SPELLING, ByteLevelBPE, as_int, padded, shifted
+from .text_to_ids import MARK, as_int, padded, shifted
 
-REPLACEMENT, NOTHING = 256, 257  # what stands for a character, beside the 256 bytes
+REPLACEMENT, NOTHING = 256, 257  # pieces of text beside the 256 bytes
 BYTES = {spelling: byte for byte, spelling in SPELLING.items()}
 
 
@@ -23,7 +24,7 @@ def texts_of(op: Operators, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> str
 
 
 def bytes_of(op: Operators, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tuple[str, str, str]:
-    """The bytes of all tokens in one row, int64 (bytes,); of each, its row of the batch, and whether it is a mark."""
+    """Return the bytes of all tokens, int64 (bytes,), and for each its row of the batch and whether it is a mark."""
     spelled = {id: spelling for spelling, id in bpe.vocabulary.items() if id not in bpe.control}
     tokens = [bytes(BYTES[letter] for letter in spelled.get(id, "")) for id in range(vocabulary)] + [MARK]
     lengths = np.array([len(token) for token in tokens])
@@ -34,7 +35,7 @@ def bytes_of(op: Operators, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tup
     rows = op.Reshape(op.Expand(rows, op.Shape(marked)), [-1])
     not_empty = op.Greater(op.Gather(lengths, flat), 0)
     flat, rows = op.Compress(flat, not_empty), op.Compress(rows, not_empty)
-    # Each token as often as it has bytes.
+    # Repeat each token for its bytes.
     length = op.Gather(lengths, flat)
     begin = op.CumSum(length, 0, exclusive=1)
     total = op.ReduceSum(length)
@@ -48,19 +49,19 @@ def bytes_of(op: Operators, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tup
 
 
 def valid_pieces(op: Operators, bytes: str) -> str:
-    """(bytes,): the byte itself where it belongs to a character, REPLACEMENT for what does not, or NOTHING.
+    """(bytes,) -> (bytes,): the byte itself in a valid character; REPLACEMENT and NOTHING elsewhere
 
-    As tokenizers' ByteLevel decoder: one U+FFFD for the longest beginning of a character (The Unicode Standard, 3.9,
-    table 3-8), and for any other byte that is none.
+    As in tokenizers' ByteLevel decoder, one U+FFFD replaces the longest beginning of a character (The Unicode Standard,
+    3.9, table 3-8) or any other invalid byte.
     """
     more, lowest, highest = np.zeros(256, np.int64), np.full(256, 0x80), np.full(256, 0xBF)
     more[0xC2:0xE0], more[0xE0:0xF0], more[0xF0:0xF5] = 1, 2, 3
     lowest[0xE0], highest[0xED], lowest[0xF0], highest[0xF4] = 0xA0, 0x9F, 0x90, 0x8F
-    is_one = np.ones(256, bool)  # that begins a character
-    is_one[0x80:0xC2], is_one[0xF5:] = False, False
+    begins = np.ones(256, bool)
+    begins[0x80:0xC2], begins[0xF5:] = False, False
     next, second, third = (shifted(op, bytes, -by, 0) for by in (1, 2, 3))
 
-    def goes_on(byte: str) -> str:
+    def continues(byte: str) -> str:
         return op.Equal(op.BitwiseAnd(byte, 0xC0), 0x80)
 
     wanted = op.Gather(more, bytes)
@@ -68,25 +69,25 @@ def valid_pieces(op: Operators, bytes: str) -> str:
         op.GreaterOrEqual(next, op.Gather(lowest, bytes)), op.LessOrEqual(next, op.Gather(highest, bytes))
     )
     one = op.And(in_range, op.GreaterOrEqual(wanted, 1))
-    two = op.And(op.And(one, goes_on(second)), op.GreaterOrEqual(wanted, 2))
-    three = op.And(op.And(two, goes_on(third)), op.GreaterOrEqual(wanted, 3))
+    two = op.And(op.And(one, continues(second)), op.GreaterOrEqual(wanted, 2))
+    three = op.And(op.And(two, continues(third)), op.GreaterOrEqual(wanted, 3))
     got = op.Add(op.Add(as_int(op, one), as_int(op, two)), as_int(op, three))
-    is_whole = op.And(op.Equal(got, wanted), op.Gather(is_one, bytes))
+    is_complete = op.And(op.Equal(got, wanted), op.Gather(begins, bytes))
 
     def reached_by(flags: tuple[str, ...]) -> str:
-        """Bytes that a character that begins before them goes on in."""
+        """Return which bytes continue a character that begins before them."""
         first, *others = (shifted(op, flag, by, False) for by, flag in enumerate(flags, start=1))
         for other in others:
             first = op.Or(first, other)
         return first
 
-    kept = op.Or(is_whole, reached_by(tuple(op.And(flag, is_whole) for flag in (one, two, three))))
-    dropped = reached_by(tuple(op.And(flag, op.Not(is_whole)) for flag in (one, two, three)))
+    kept = op.Or(is_complete, reached_by(tuple(op.And(flag, is_complete) for flag in (one, two, three))))
+    dropped = reached_by(tuple(op.And(flag, op.Not(is_complete)) for flag in (one, two, three)))
     return op.Where(kept, bytes, op.Where(dropped, NOTHING, REPLACEMENT))
 
 
 def joined(op: Operators, pieces: str) -> str:
-    """(batch, width) of numbers of pieces -> strings (batch,): neighbours are joined until there is one column."""
+    """(batch, width) of pieces -> strings (batch,); neighbouring columns are joined until one is left"""
     strings = np.array([*(bytes([byte]) for byte in range(256)), "\ufffd".encode(), b""], object)
     powers = 2 ** np.arange(40)
     width = op.Shape(pieces, start=1)
@@ -96,7 +97,7 @@ def joined(op: Operators, pieces: str) -> str:
     body = Operators("text.join.", op)
     now = "text.join.columns"
     even, odd = (body.Slice(now, [first], [2**31], [1], [2]) for first in (0, 1))
-    # A single column has no odd ones.
+    # Without a second column, join the first with nothing.
     last = body.Concat(
         odd, body.Slice(body.Expand(b"", body.Shape(even)), body.Shape(odd, start=1), [2**31], [1]), axis=1
     )

@@ -28,7 +28,7 @@ class Operators:
         def append(*inputs: Any, name: str | None = None, **attributes: Any) -> str | list[str]:
             names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
             outputs = [name or self.new_name() for _ in range(attributes.get("num_outputs", 1))]
-            self.nodes.append(helper.make_node(kind, names, outputs, name=outputs[0], **attributes))
+            self.nodes.append(helper.make_node(kind, names, outputs, name=self.new_name(), **attributes))
             return outputs if "num_outputs" in attributes else outputs[0]
 
         return append

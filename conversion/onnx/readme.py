@@ -1,4 +1,4 @@
-"""The README.md beside an exported graph, whose lines of Python run as they stand there."""
+"""Write the README.md beside an exported graph."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from string import Template
 
 import numpy as np
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .traced import source_length_offset
@@ -15,14 +15,14 @@ HERE = Path(__file__).parent
 
 
 def readme(
-    model: VaswaniTransformerForConditionalGeneration,
+    model: Model,
     precision: str,
     settings: dict[str, np.ndarray],
     folder: Path,
     attention: bool = False,
     text: bool = False,
 ) -> str:
-    """settings: the inputs that have no values of their own, and good ones for them;  folder: all the other files"""
+    """settings: the required settings, with good values;  folder: has all the other files"""
     tokenizer_settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     beside = {name: (folder / f"{name}.data").exists() for name in ("model.onnx", "model_text.onnx")}
     limit = f"its source tokens + {source_length_offset(model)}"
@@ -30,19 +30,17 @@ def readme(
         limit += f" and at most {model.config.max_position_embeddings - 1}"
     remarks = []
     if tokenizer_settings.get("split_special_tokens"):
-        remarks.append("A typed `</s>` is text after `tokenizer.encode_special_tokens = True`, and without it an end.")
+        remarks.append("A typed `</s>` is text after `tokenizer.encode_special_tokens = True`, and otherwise an end.")
     if not settings:
-        remarks.append("`onnxruntime.set_default_logger_severity(3)` silences warnings of inputs that have defaults.")
+        remarks.append("`onnxruntime.set_default_logger_severity(3)` silences warnings about inputs with defaults.")
     filled_in = {
         "define_settings": spelled(settings),
-        # The file with the tokenizer inside gives the best translation alone.
+        # model_text.onnx returns the best translation alone.
         "define_text_settings": spelled({name: x for name, x in settings.items() if name != "num_return_sequences"}),
         "settings": ", **settings" if settings else "",
         "remarks": "".join(f"\n{remark}\n" for remark in remarks),
         "weights": (
-            " Its weights are in `model.onnx.data`, which has to lie beside it: one file ends at 2 GB."
-            if beside["model.onnx"]
-            else ""
+            " Its weights are in `model.onnx.data`, which must be in the same folder." if beside["model.onnx"] else ""
         ),
         "other_file": "only `model_text.onnx.data` beside it" if beside["model_text.onnx"] else "no other file",
         "scalar": "scalar" if settings else "scalar, optional",
@@ -53,11 +51,11 @@ def readme(
         ),
         "limit": limit,
         "cuda": (
-            "But CUDA has no products of unsigned with signed bytes: there, export with `--precision fp16`.\n"
+            "But CUDA cannot multiply unsigned with signed bytes: for a GPU, export with `--precision fp16`.\n"
             "On x86 CPUs without VNNI, ONNX Runtime adds these products in pairs in 16 bits, and large ones saturate:\n"
-            "scores and translations may be others there than where the file was proved."
+            "scores and translations may differ from those with which the file was proved."
             if precision == "int8"
-            else "CUDA has all operators of this file, by ONNX Runtime's list of them."
+            else "ONNX Runtime's CUDA provider has all operators of this file."
         ),
     }
     parts = [
@@ -69,6 +67,6 @@ def readme(
 
 
 def spelled(settings: dict[str, np.ndarray]) -> str:
-    """A line of Python, or none."""
+    """Return a line of Python that defines the settings, if there are any."""
     values = ", ".join(f'"{name}": np.array({value[()]!s}, np.{value.dtype})' for name, value in settings.items())
     return f"settings = {{{values}}}\n" if settings else ""

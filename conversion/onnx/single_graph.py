@@ -20,12 +20,10 @@ import numpy as np
 import torch
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import EMPTY
 from vaswani_transformer.loading import own_search
-from vaswani_transformer.modeling_vaswani_transformer import (
-    NO_HYPOTHESIS,
-    VaswaniTransformerForConditionalGeneration,
-)
+from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
 
 from .graph_surgery import model_of, rename
 from .operators import Operators, tensor_type
@@ -38,7 +36,7 @@ NOTHING, EMPTY_SCORE = np.float32(NO_HYPOTHESIS), np.float32(EMPTY)
 
 
 @torch.no_grad()
-def export_single_graph(model: VaswaniTransformerForConditionalGeneration, attention: bool = False) -> ModelProto:
+def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
     """Export the model with its search; its generation config gives the defaults of num_beams and length_penalty.
 
     attention: add the output cross_attentions (batch, layers, heads, length, source), of the best hypotheses
@@ -52,7 +50,7 @@ def export_single_graph(model: VaswaniTransformerForConditionalGeneration, atten
     return exported
 
 
-def join(model: VaswaniTransformerForConditionalGeneration, graphs: SearchGraphs) -> GraphProto:
+def join(model: Model, graphs: SearchGraphs) -> GraphProto:
     """Connect `start`, the loops around `step`, and the inputs and outputs of the file."""
     config, pad = model.config, cast(int, model.config.pad_token_id)
     op = Operators("search.")

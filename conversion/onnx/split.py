@@ -15,8 +15,8 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 from torch import Tensor, nn
 from torch.export import Dim
 
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
-from vaswani_transformer.modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 from .graph_surgery import model_of, remove_unused, rename
 from .operators import Operators, tensor_type
@@ -29,7 +29,7 @@ NEXT_INPUTS = ["input_ids", "encoder_attention_mask"]
 
 
 class Encoder(nn.Module):
-    def __init__(self, model: VaswaniTransformerForConditionalGeneration):
+    def __init__(self, model: Model):
         super().__init__()
         self.encoder = model.model.encoder
 
@@ -40,7 +40,7 @@ class Encoder(nn.Module):
 class FirstDecoder(nn.Module):
     """The decoder without a cache; attention: also return the weights of the attention to the source."""
 
-    def __init__(self, model: VaswaniTransformerForConditionalGeneration, attention: bool = False):
+    def __init__(self, model: Model, attention: bool = False):
         super().__init__()
         self.decoder, self.attention = CachedDecoder(model), attention
 
@@ -55,7 +55,7 @@ class FirstDecoder(nn.Module):
 class NextDecoder(nn.Module):
     """The decoder with a cache. It returns the self keys and values only: those of the memory do not change."""
 
-    def __init__(self, model: VaswaniTransformerForConditionalGeneration):
+    def __init__(self, model: Model):
         super().__init__()
         self.decoder = CachedDecoder(model)
 
@@ -85,7 +85,7 @@ def decode_from(
 
 
 @torch.no_grad()
-def export_split(model: VaswaniTransformerForConditionalGeneration, attention: bool = False) -> dict[str, ModelProto]:
+def export_split(model: Model, attention: bool = False) -> dict[str, ModelProto]:
     """Export the four graphs; returns them by name, without `.onnx`.
 
     attention: decoder_model has the outputs cross_attentions.0, ..., per layer, (batch, heads, target, source)
@@ -119,9 +119,7 @@ def cache_names(prefix: str, layers: int) -> list[str]:
     ]
 
 
-def export_three(
-    model: VaswaniTransformerForConditionalGeneration, attention: bool
-) -> tuple[GraphProto, GraphProto, GraphProto]:
+def export_three(model: Model, attention: bool) -> tuple[GraphProto, GraphProto, GraphProto]:
     batch, source, target = 2, EXAMPLE_LENGTH, 3
     ids, mask = torch.full((batch, source), 2), torch.ones(batch, source, dtype=torch.long)
     both = {0: Dim.AUTO, 1: Dim.AUTO}

@@ -11,6 +11,7 @@ from onnx import GraphProto
 from torch import Tensor, nn
 from torch.export import Dim
 
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import (
     MASKED,
     BatchConstants,
@@ -22,7 +23,6 @@ from vaswani_transformer.beam_search import (
     step,
 )
 from vaswani_transformer.cached_decoder import CachedDecoder
-from vaswani_transformer.modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 from .graph_surgery import OPSET, simplify
 
@@ -58,7 +58,7 @@ class SearchGraphs(NamedTuple):
 class Start(nn.Module):
     """`start` with tensors in and out; numbers of hypotheses are lengths of tensors, since they become sizes."""
 
-    def __init__(self, model: VaswaniTransformerForConditionalGeneration, offset: int):
+    def __init__(self, model: Model, offset: int):
         super().__init__()
         self.model, self.offset = model, offset
 
@@ -79,7 +79,7 @@ class Start(nn.Module):
 class Step(nn.Module):
     """`step` with lists of tensors in and out."""
 
-    def __init__(self, model: VaswaniTransformerForConditionalGeneration):
+    def __init__(self, model: Model):
         super().__init__()
         self.decoder, self.layers = CachedDecoder(model), model.config.decoder_layers
 
@@ -111,7 +111,7 @@ class Step(nn.Module):
 class CrossAttentions(nn.Module):
     """The weights with which the tokens of given translations attend to their sources."""
 
-    def __init__(self, model: VaswaniTransformerForConditionalGeneration):
+    def __init__(self, model: Model):
         super().__init__()
         self.decoder, self.config = CachedDecoder(model), model.config
 
@@ -129,7 +129,7 @@ class CrossAttentions(nn.Module):
         return weights.masked_fill((tokens == self.config.pad_token_id)[:, None, None, :, None], 0.0)
 
 
-def source_length_offset(model: VaswaniTransformerForConditionalGeneration) -> int:
+def source_length_offset(model: Model) -> int:
     """Return the output tokens beyond the source's, 50 as in the paper unless the generation config says otherwise."""
     offset = getattr(model.generation_config, "max_source_length_offset", None)
     return 50 if offset is None else offset
@@ -139,7 +139,7 @@ def flat(fields: Iterable[Tensor | list[Tensor]]) -> tuple[Tensor, ...]:
     return tuple(tensor for field in fields for tensor in (field if isinstance(field, list) else [field]))
 
 
-def search_graphs(model: VaswaniTransformerForConditionalGeneration, attention: bool) -> SearchGraphs:
+def search_graphs(model: Model, attention: bool) -> SearchGraphs:
     """Export `start`, `step` and, for attention, `CrossAttentions`."""
     # No two sizes are equal, or torch takes one for the other.
     batch, live, beams, length, source = 2, 3, 4, 5, EXAMPLE_LENGTH
@@ -171,7 +171,7 @@ def search_graphs(model: VaswaniTransformerForConditionalGeneration, attention: 
     return SearchGraphs(start_graph, step_graph, Names(*names), cross_attention_graph(model) if attention else None)
 
 
-def cross_attention_graph(model: VaswaniTransformerForConditionalGeneration) -> GraphProto:
+def cross_attention_graph(model: Model) -> GraphProto:
     input_ids, sequences = torch.full((2, EXAMPLE_LENGTH), 2), torch.full((2, 1, 5), 2)
     memory, _, constants, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, torch.tensor(0.6))
     _, known, shapes = described(memory, model)
@@ -183,7 +183,7 @@ def cross_attention_graph(model: VaswaniTransformerForConditionalGeneration) -> 
 
 
 def described(
-    part: Memory | BatchConstants | Constants | SearchState, model: VaswaniTransformerForConditionalGeneration
+    part: Memory | BatchConstants | Constants | SearchState, model: Model
 ) -> tuple[list[str], list[Tensor], list[dict]]:
     """Return the names of a part's tensors, an example of each, and which of their axes have no fixed size."""
     is_memory = isinstance(part, Memory)
@@ -209,7 +209,7 @@ def described(
 
 
 @contextmanager
-def eager_attention(model: VaswaniTransformerForConditionalGeneration) -> Iterator[None]:
+def eager_attention(model: Model) -> Iterator[None]:
     """Compute attention as Equation (1) is written, and restore the model's implementation afterwards."""
     implementation = model.config._attn_implementation or "eager"
     model.set_attn_implementation("eager")

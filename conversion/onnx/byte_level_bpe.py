@@ -1,0 +1,103 @@
+"""Read a tokenizer.json of the kind that `vaswani-transformer tokenizer` trains, and refuse any other."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer.errors import InputError
+
+# Byte-level BPE spells visible bytes as themselves and the others from U+0100 on.
+VISIBLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
+SPELLING = {byte: chr(byte) for byte in VISIBLE} | {byte: chr(256 + i) for i, byte in enumerate(HIDDEN)}
+NOT_SUPPORTED = (
+    "dropout",
+    "unk_token",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "byte_fallback",
+    "ignore_merges",
+)
+
+
+@dataclass(frozen=True)
+class ByteLevelBPE:
+    vocabulary: dict[str, int]
+    merges: list[tuple[str, str]]
+    end: int  # the id that follows each text
+    control: frozenset[int]
+    lowercase: bool
+    split_digits: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> "ByteLevelBPE":
+        """Raises InputError naming everything that the operators do not support."""
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        found = unsupported(content, settings)
+        if found:
+            raise InputError(
+                f"{folder / 'tokenizer.json'}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains "
+                f"it; this one has {'; '.join(found)}"
+            )
+        merges = [tuple(merge.split(" ")) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
+        return cls(
+            content["model"]["vocab"],
+            [(left, right) for left, right in merges],
+            end_of(content["post_processor"])[0],
+            frozenset(token["id"] for token in content["added_tokens"]),
+            content["normalizer"] is not None,
+            "Digits" in [step["type"] for step in steps_of(content["pre_tokenizer"])],
+        )
+
+    def in_order(self) -> bool:
+        """Return whether no merge needs the product of a later one, as in every trained tokenizer."""
+        made = {left + right: rank for rank, (left, right) in enumerate(self.merges)}
+        return all(max(made.get(part, -1) for part in pair) < rank for rank, pair in enumerate(self.merges))
+
+
+def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """Return the fields of tokenizer.json and tokenizer_config.json that the operators do not support."""
+    model, after = content.get("model") or {}, content.get("post_processor") or {}
+    if kind(model) != "BPE":
+        return [f"model {kind(model)}"]
+    found = [f"model.{field} {json.dumps(model[field])}" for field in NOT_SUPPORTED if model.get(field)]
+    if missing := [byte for byte, spelling in SPELLING.items() if spelling not in model["vocab"]]:
+        found.append(f"model.vocab without {len(missing)} of the 256 bytes")
+    if content.get("normalizer") not in (None, {"type": "Lowercase"}):
+        found.append(f"normalizer {kind(content['normalizer'])}")
+    steps = steps_of(content.get("pre_tokenizer") or {})
+    if len(steps) == 2 and steps[0] == {"type": "Digits", "individual_digits": True}:
+        steps = steps[1:]
+    is_byte_level = [kind(step) for step in steps] == ["ByteLevel"]
+    if not is_byte_level or steps[0].get("add_prefix_space") or not steps[0].get("use_regex", True):
+        found.append(f"pre_tokenizer {json.dumps(content.get('pre_tokenizer'))}")
+    if kind(content.get("decoder")) != "ByteLevel":
+        found.append(f"decoder {kind(content.get('decoder'))}")
+    if kind(after) != "TemplateProcessing" or len(end_of(after)) != 1:
+        found.append(f"post_processor {kind(after)} that is not a text followed by one token")
+    if others := [token["content"] for token in content.get("added_tokens", []) if not token["special"]]:
+        found.append(f"added_tokens {others} that are not control tokens")
+    if not settings.get("split_special_tokens"):
+        found.append("split_special_tokens false (tokenizer_config.json), which turns typed text into control tokens")
+    if settings.get("clean_up_tokenization_spaces"):
+        found.append("clean_up_tokenization_spaces true (tokenizer_config.json)")
+    return found
+
+
+def kind(part: Any) -> Any:
+    return part.get("type") if isinstance(part, dict) else part
+
+
+def steps_of(before: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the steps of a pre_tokenizer, which may be a Sequence."""
+    return before.get("pretokenizers", []) if kind(before) == "Sequence" else [before]
+
+
+def end_of(template: dict[str, Any]) -> list[int]:
+    """Return the ids that follow a text; empty if the template is anything but a text and one special token."""
+    single = template["single"]
+    if [list(part) for part in single] != [["Sequence"], ["SpecialToken"]]:
+        return []
+    return template["special_tokens"][single[1]["SpecialToken"]["id"]]["ids"]

@@ -1,0 +1,203 @@
+"""Export a model's folder: graphs, proof, configuration, tokenizer and README. The new folder appears when complete."""
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import ModelProto, numpy_helper
+from onnx.external_data_helper import set_external_data
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.errors import InputError, ProofError
+from vaswani_transformer.loading import check_search, load_model, load_tokenizer, target_vocabulary
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+
+from ..folder import folder_written_whole
+from .byte_level_bpe import ByteLevelBPE
+from .graph_surgery import graphs_of
+from .prove import prove, prove_attention, table
+from .prove_split import prove_split, split_table
+from .quantize import quantized
+from .readme import readme
+from .sentences import encoded_sentences, race
+from .single_graph import SETTINGS, export_single_graph
+from .split import export_split
+from .text import prove_text, readable_tokenizer, with_tokenizer
+from .traced import EXAMPLE_LENGTH
+
+# Bytes of weights in one file: ONNX's format ends at 2 GiB, the graph itself included.
+LARGEST_FILE = 2_000_000_000
+# The model's files that the runtime reads unchanged.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+BESIDE = ("generation_config.json", *TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{file}" for file in TOKENIZER_FILES))
+
+
+def export_folder(
+    source: Path,
+    folder: Path,
+    precision: str = "fp32",
+    layout: str = "single",
+    defaults: bool = True,
+    attention: bool = False,
+    text: bool = False,
+    sentences: list[str] | None = None,
+    name: str = "sentences",
+) -> str:
+    """Write the new folder, or nothing; returns the table of what was compared.
+
+    defaults: num_beams and the other settings are optional inputs; onnxruntime-web, unlike ONNX Runtime itself, then
+        ignores other values
+    attention: add the output cross_attentions; in the split layout, decoder_model has cross_attentions.0, ...
+    text: beside the single graph, write model_text.onnx, which has the tokenizer inside
+    sentences: texts on which the single graph is also proved, and timed;  name: their name in errors
+
+    Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, ProofError if the graph does not
+    translate as torch does.
+    """
+    model = load_model(source, device="cpu", dtype=torch.float32)
+    check_model(model, source, layout)
+    tokenizer = load_tokenizers(source, model, required=sentences is not None)
+    encoded = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
+    bpe = readable_tokenizer(source, model) if text else None
+    with folder_written_whole(folder) as unfinished:
+        # In float16 too, attention scores, masks and the search are float32: the model's code says so.
+        exported = copy.deepcopy(model).half() if precision == "fp16" else model
+        if layout == "single":
+            graphs = {"model": export_single_graph(exported, attention)}
+            settings = {} if defaults else without_defaults(graphs["model"])
+        else:
+            graphs, settings = export_split(exported, attention), {}
+        write_graphs(graphs, model, precision, bpe, unfinished, folder)
+        if layout == "single":
+            report = proof_of_single_graph(
+                unfinished, model, precision, attention, encoded, (sentences or []) if text else None, tokenizer
+            )
+        else:
+            differences, wrong = prove_split(unfinished, model, precision)
+            raise_if_any(wrong)
+            report = split_table(differences)
+        write_files_beside(source, unfinished, model)
+        if (source / "tokenizer.json").exists() and layout == "single":
+            page = readme(model, precision, settings, unfinished, attention, text)
+            (unfinished / "README.md").write_text(page, encoding="utf-8")
+    return report
+
+
+def check_model(model: Model, source: Path, layout: str) -> None:
+    """Raises InputError naming a setting of the model that cannot be exported."""
+    if layout == "single":
+        check_search(model, source)
+    positions = model.config.max_position_embeddings
+    if positions is not None and positions < EXAMPLE_LENGTH:
+        raise InputError(
+            f"{source / 'config.json'}: max_position_embeddings is {positions}; the export to ONNX traces sentences of "
+            f"{EXAMPLE_LENGTH} tokens and needs as many positions"
+        )
+
+
+def load_tokenizers(source: Path, model: Model, required: bool) -> Any:
+    """Check the tokenizers that the folder has, and return that of the source, or None without one."""
+    config, has_one = model.config, (source / "tokenizer.json").exists()
+    tokenizer = load_tokenizer(source, config) if has_one or required else None
+    if (source / TARGET_TOKENIZER).is_dir():
+        load_tokenizer(source / TARGET_TOKENIZER, config, target=True)
+    elif has_one and target_vocabulary(config) != config.vocab_size:
+        raise InputError(
+            f"{source}: the model has {config.vocab_size} source and {target_vocabulary(config)} target tokens but one "
+            f"tokenizer; add the target's as {TARGET_TOKENIZER}/tokenizer.json"
+        )
+    return tokenizer
+
+
+def without_defaults(graph: ModelProto) -> dict[str, np.ndarray]:
+    """Make the settings required inputs; returns their former defaults."""
+    tensors = [tensor for tensor in graph.graph.initializer if tensor.name in SETTINGS]
+    for tensor in tensors:
+        graph.graph.initializer.remove(tensor)
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
+
+
+def write_graphs(
+    graphs: dict[str, ModelProto],
+    model: Model,
+    precision: str,
+    bpe: ByteLevelBPE | None,
+    unfinished: Path,
+    folder: Path,
+) -> None:
+    """Write NAME.onnx of each graph, and with `bpe` the graph with the tokenizer; takes the graphs out of the dict."""
+    for part in list(graphs):
+        graph = graphs.pop(part)  # each may have gigabytes
+        if precision.startswith("int8"):
+            graph = quantized(graph, activations=precision == "int8")
+        save(graph, unfinished, folder, f"{part}.onnx")
+        if bpe is not None:
+            onnx.load_external_data_for_model(graph, str(unfinished))  # `save` may have moved the weights out
+            save(with_tokenizer(graph, bpe, model), unfinished, folder, "model_text.onnx")
+
+
+def save(graph: ModelProto, unfinished: Path, folder: Path, name: str) -> None:
+    """Write one file, or, where that would be too large, move the weights out of the graph to NAME.data beside it."""
+    tensors = [tensor for body in graphs_of(graph.graph) for tensor in body.initializer]
+    if sum(len(tensor.raw_data) for tensor in tensors) > LARGEST_FILE:
+        for tensor in tensors:
+            if len(tensor.raw_data) >= 1024:
+                set_external_data(tensor, f"{name}.data")
+    try:
+        onnx.save(graph, unfinished / name)
+    except OSError as error:  # onnx does not say which file
+        raise OSError(error.errno, error.strerror, str(folder / name)) from None
+
+
+def proof_of_single_graph(
+    unfinished: Path,
+    model: Model,
+    precision: str,
+    attention: bool,
+    encoded: list[list[int]] | None,
+    texts: list[str] | None,
+    tokenizer: Any,
+) -> str:
+    """Run the files beside torch; returns a report.
+
+    encoded: real sentences as token ids, or None;  texts: for model_text.onnx, or None without that file
+    """
+    comparisons, wrong = prove(unfinished / "model.onnx", model, precision)
+    raise_if_any(wrong)
+    report = [table(comparisons)]
+    if attention:
+        largest, wrong = prove_attention(unfinished / "model.onnx", model, precision)
+        raise_if_any(wrong)
+        report.append(f"attention weights differ by at most {largest:.1e}")
+    if encoded is not None:
+        raced, wrong = race(unfinished / "model.onnx", model, encoded, precision)
+        raise_if_any(wrong)
+        report.append(raced.line())
+    if texts is not None:
+        line, wrong = prove_text(unfinished, model, tokenizer, texts, precision)
+        raise_if_any(wrong)
+        report.append(line)
+    return "\n".join(report)
+
+
+def raise_if_any(wrong: list[str]) -> None:
+    if wrong:
+        raise ProofError(
+            f"the exported graph does not translate as torch does ({'; '.join(wrong)}); nothing was written"
+        )
+
+
+def write_files_beside(source: Path, unfinished: Path, model: Model) -> None:
+    """Write config.json and generation_config.json, and copy the tokenizers."""
+    # Not the model's own file, which may leave out defaults that the runtime must read.
+    model.config.to_json_file(unfinished / "config.json")
+    for file in BESIDE:
+        if (source / file).exists():
+            (unfinished / file).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / file, unfinished / file)
+    if not (unfinished / "generation_config.json").exists():
+        model.generation_config.save_pretrained(unfinished)

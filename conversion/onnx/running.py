@@ -1,0 +1,87 @@
+"""Run an exported file, and compare scores."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+
+# The largest difference between a score and torch's for the same tokens, see `score_difference`. fp32: the same sums in
+# another order. The others: per token, on average; the owner of a model has to measure what that does to BLEU.
+TOLERANCES = {"fp32": 1e-4, "fp16": 0.02, "int8": 0.2, "int8-weights": 0.1}
+# Two translations whose scores differ by less are equally good in float32.
+EQUALLY_GOOD = 1e-5
+
+
+def open_session(path: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns of inputs with defaults
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run(
+    session: Any, batch: Mapping[str, Tensor], beams: int, alpha: float, max_length: int, wanted: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences and scores;  wanted: how many of the best hypotheses, 0 for all"""
+    return session.run(["sequences", "scores"], inputs_of(batch, beams, alpha, max_length, wanted))
+
+
+def inputs_of(
+    batch: Mapping[str, Tensor], beams: int, alpha: float, max_length: int, wanted: int = 0
+) -> dict[str, np.ndarray]:
+    settings = {"num_beams": beams, "max_length": max_length, "min_length": 0, "num_return_sequences": wanted}
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()}
+    inputs |= {name: np.array(value, np.int64) for name, value in settings.items()}
+    return inputs | {"length_penalty": np.array(alpha, np.float32)}
+
+
+def score_difference(found: np.ndarray | float, expected: np.ndarray | float) -> np.ndarray:
+    """Return the difference of scores, beyond -1 relative to their size: longer sums of logarithms round more."""
+    return np.abs(np.subtract(found, expected)) / np.maximum(1, np.abs(expected))
+
+
+def same_or_equally_good(
+    found: np.ndarray, scores: np.ndarray, expected: np.ndarray, expected_scores: np.ndarray, pad: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compare translations (batch, beams, length): which are the same tokens, and which others score the same.
+
+    Scores of two equally good hypotheses differ by rounding alone, and rounding depends on the shapes of a batch.
+    """
+    width = max(found.shape[2], expected.shape[2])
+    equal = (widened(found, width, pad) == widened(expected, width, pad)).all(axis=2)
+    return equal, ~equal & (score_difference(scores, expected_scores) < EQUALLY_GOOD)
+
+
+def widened(sequences: np.ndarray, width: int, pad: int) -> np.ndarray:
+    """(batch, beams, length) -> (batch, beams, width)"""
+    return np.pad(sequences, ((0, 0), (0, 0), (0, width - sequences.shape[2])), constant_values=pad)
+
+
+def padded(sentences: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
+    """Return input_ids and attention_mask, (batch, longest)."""
+    longest = max(map(len, sentences))
+    input_ids = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in sentences])
+    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in sentences])
+    return {"input_ids": input_ids, "attention_mask": mask}
+
+
+def random_batch(model: Model, seed: int, sentences: int, longest: int) -> dict[str, Tensor]:
+    """Return a padded batch of sentences of 1 to `longest` random tokens and </s>."""
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+    pad, end = cast(int, config.pad_token_id), cast(int, config.eos_token_id)
+    special = {pad, end, config.decoder_start_token_id, config.bos_token_id}
+    words = torch.tensor([token for token in range(config.vocab_size) if token not in special])
+    if config.max_position_embeddings is not None:
+        longest = min(longest, config.max_position_embeddings - 1)
+    rows = []
+    for _ in range(sentences):
+        length = int(torch.randint(1, longest + 1, (), generator=generator))
+        rows.append([*words[torch.randint(len(words), (length,), generator=generator)].tolist(), end])
+    return padded(rows, pad)

@@ -1,0 +1,134 @@
+"""What the tests of the searches share: configurations, the searches as functions of a batch, and their comparison."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from conftest import padded, random_sentences
+
+from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+
+PAD = 1
+OFFSET = 6  # instead of the paper's 50: a few hypotheses reach their limits
+
+# Configurations; `end_at` is the position at which the fixture's models become likely to end a sentence.
+SWITCHES: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "ends early": {"end_at": 2.0},
+    "ends late": {"end_at": 8.0},
+    "pre-norm": {"norm_position": "pre"},
+    "pre-norm without final norms": {"norm_position": "pre", "encoder_final_norm": False, "decoder_final_norm": False},
+    "post-norm with final norms": {"encoder_final_norm": True, "decoder_final_norm": True},
+    "learned positions": {"position_embedding_type": "learned", "max_position_embeddings": 40, "position_offset": 2},
+    "learned positions that end before the limit": {
+        "position_embedding_type": "learned",
+        "max_position_embeddings": 13,
+        "end_at": 9.0,
+    },
+    "another base and offset": {"position_base": 500.0, "position_offset": 2},
+    "d_k and d_v": {"d_k": 3, "d_v": 5},
+    "one head": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
+    "biases": {"attention_bias": True},
+    "tied": {"tie_word_embeddings": True},
+    "two vocabularies": {"decoder_vocab_size": 19, "share_encoder_decoder_embeddings": False},
+    "two vocabularies, the target's tied": {
+        "decoder_vocab_size": 19,
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": True,
+    },
+    "gelu": {"activation_function": "gelu"},
+    "swish": {"activation_function": "swish"},
+    "one layer each": {"encoder_layers": 1, "decoder_layers": 1},
+    "starts with the padding token": {"decoder_start_token_id": PAD},
+    "fewer tokens than candidates": {"vocab_size": 7},
+}
+# Many switches that do not depend on each other, for tests in which an export takes most of the time.
+MANY_AT_ONCE = {
+    "norm_position": "pre",
+    **SWITCHES["learned positions"],
+    **SWITCHES["d_k and d_v"],
+    **SWITCHES["biases"],
+    **SWITCHES["two vocabularies"],
+}
+
+
+@dataclass
+class Found:
+    """n-best lists: tokens without padding; scores (batch, n), or None where the search gives none."""
+
+    tokens: list[list[list[int]]]
+    scores: np.ndarray | None
+
+
+def batch_for(model: Any, seed: int, count: int = 9, longest: int = 9) -> dict[str, Any]:
+    return padded(random_sentences(seed, count, model.config.vocab_size, longest))
+
+
+def stripped(row: list[int]) -> list[int]:
+    return [token for token in row if token != PAD]
+
+
+def found(sequences: Any, scores: Any) -> Found:
+    return Found([[stripped(row) for row in sentence] for sentence in sequences.tolist()], scores)
+
+
+def by_generate(model: Any, batch: dict[str, Any], beams: int, alpha: float, **settings: Any) -> Found:
+    settings = {"max_source_length_offset": OFFSET, "num_return_sequences": beams} | settings
+    output = model.generate(
+        **batch, num_beams=beams, length_penalty=alpha, return_dict_in_generate=True, output_scores=True, **settings
+    )
+    scores = output.sequences_scores.unflatten(0, (-1, beams)).numpy() if beams > 1 else None
+    return found(output.sequences[:, 1:].unflatten(0, (-1, beams)), scores)
+
+
+def by_search(model: Any, batch: dict[str, Any], beams: int, alpha: float, **settings: Any) -> Found:
+    settings = {"max_source_length_offset": OFFSET} | settings
+    sequences, scores = beam_search(model, **batch, num_beams=beams, length_penalty=alpha, **settings)
+    return found(sequences, scores.numpy())
+
+
+def by_graph(session: Any, batch: dict[str, Any], **settings: float) -> Found:
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()}
+    given = {name: np.array(v, np.float32 if name == "length_penalty" else np.int64) for name, v in settings.items()}
+    return found(*session.run(["sequences", "scores"], inputs | given))
+
+
+def check_same(ours: Found, theirs: Found, tolerance: float = 1e-5) -> int:
+    """AssertionError unless the n-best lists agree; returns the number of hypotheses.
+
+    Scores must agree within the tolerance. Tokens must agree wherever the score is separated from the list's other
+    scores: rounding, which depends on threads and processor, may swap hypotheses that are equally good.
+    """
+    assert ours.scores is not None
+    exists = ours.scores > NO_HYPOTHESIS
+    for rows, flags in zip(ours.tokens, exists, strict=True):
+        assert not any(row for row, flag in zip(rows, flags, strict=True) if not flag), "an empty slot is padding"
+    if theirs.scores is None:
+        assert ours.tokens == theirs.tokens
+        return int(exists.sum())
+    assert np.array_equal(exists, theirs.scores > NO_HYPOTHESIS)
+    np.testing.assert_allclose(ours.scores[exists], theirs.scores[exists], atol=tolerance, rtol=1e-6)
+    for sentence, scores in enumerate(theirs.scores):
+        distances = np.abs(scores[:, None] - scores) + np.where(np.eye(len(scores)), np.inf, 0)
+        for rank in np.flatnonzero(exists[sentence] & (distances.min(axis=1) > 2 * tolerance)):
+            assert ours.tokens[sentence][rank] == theirs.tokens[sentence][rank]
+    return int(exists.sum())
+
+
+def matrices_of(graph: Any) -> list[Any]:
+    """The two-dimensional tensors of a layer's size in an onnx.GraphProto and in its loops"""
+    from conversion.onnx.graph_surgery import SMALLEST_WEIGHT, graphs_of
+
+    tensors = [tensor for body in graphs_of(graph) for tensor in body.initializer]
+    return [tensor for tensor in tensors if len(tensor.dims) == 2 and np.prod(tensor.dims) >= SMALLEST_WEIGHT]
+
+
+def session_of(graph: Any) -> Any:
+    """An ONNX Runtime session with one thread;  graph: an onnx.ModelProto or a file's path"""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns of inputs with defaults
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(graph if isinstance(graph, str) else graph.SerializeToString(), options)
