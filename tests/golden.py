@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -84,3 +85,20 @@ def converted(name: str) -> Golden:
     lines = (checkpoint / "inputs.txt").read_text(encoding="utf-8").splitlines()
     inputs = [(line.split("\t")[0], line.split("\t")[1]) for line in lines]
     return Golden(name, checkpoint, folder, expected, inputs)
+
+
+def refusal(capsys: pytest.CaptureFixture, *arguments: str | Path, code: int = 2) -> str:
+    """Run `conversion` with these arguments; return its one-line error. Nothing must have been written.
+
+    The last argument is the output folder.
+    """
+    parent = Path(arguments[-1]).parent
+    before = sorted(parent.iterdir())
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    message = capsys.readouterr().err
+    assert stop.value.code == code, message
+    assert message.count("\n") == 1 and "Traceback" not in message
+    assert sorted(parent.iterdir()) == before
+    return message

@@ -1,4 +1,4 @@
-"""Checkpoints of other toolkits, converted: the same logits, the same ids, the same hypotheses as the toolkit's own."""
+"""Converted checkpoints of other toolkits have the logits, ids and hypotheses that the toolkits computed."""
 
 from pathlib import Path
 
@@ -46,11 +46,11 @@ def with_our_start(decoder_input_ids: np.ndarray, checkpoint: Golden) -> torch.T
     return ids
 
 
-def test_there_are_checkpoints_of_all_toolkits():
+def test_all_toolkits_have_checkpoints():
     assert len(NAMES) == 13
 
 
-def test_logits_are_the_toolkits(checkpoint: Golden):
+def test_logits_equal_the_toolkits(checkpoint: Golden):
     expected = checkpoint.expected
     prefix = "ref_" if "ref_log_probs" in expected else ""
     which = next((name for name in ("logits", "log_probs", "ref_log_probs") if name in expected), None)
@@ -66,7 +66,7 @@ def test_logits_are_the_toolkits(checkpoint: Golden):
     assert difference <= TOLERANCE.get(checkpoint.name, 1e-5)
 
 
-def test_tokenizer_gives_the_toolkits_ids(checkpoint: Golden):
+def test_tokenizers_give_the_toolkits_ids(checkpoint: Golden):
     ids = checkpoint.expected["src_ids"]
     wanted = [row[mask == 1].tolist() for row, mask in zip(ids, checkpoint.expected["src_mask"], strict=True)]
     assert checkpoint.tokenizer()([source for source, _ in checkpoint.inputs])["input_ids"] == wanted
@@ -130,7 +130,7 @@ def test_words_have_the_scores_that_marian_prints(name: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["marian", "marian-spm"])
 @pytest.mark.parametrize("other", [conversion_marian.transformers, conversion_marian.ctranslate2])
-def test_words_of_marian_are_a_hundred_times_closer_than_other_conversions(name: str, other):
+def test_marians_scores_are_closer_than_other_conversions(name: str, other):
     if other is conversion_marian.ctranslate2:
         pytest.importorskip("ctranslate2")
     largest = []
@@ -141,14 +141,14 @@ def test_words_of_marian_are_a_hundred_times_closer_than_other_conversions(name:
     assert largest[1] >= 100 * largest[0]
 
 
-def test_prenorm_marian_is_the_function_that_marian_trained():
+def test_prenorm_marian_is_the_trained_function():
     checkpoint = converted("marian-prenorm")
     targets = [[id for id in row if id >= 0] for row in checkpoint.expected["gold_tgt_ids"].tolist()]
     eos = checkpoint.model.config.eos_token_id
     targets = [row[: row.index(eos) + 1] if eos in row else row for row in targets]
     ours = [-words.sum().item() for words in checkpoint.log_probabilities(list(range(len(targets))), targets)]
     assert ours == pytest.approx(checkpoint.expected["gold_ce"].tolist(), abs=1e-4)  # six digits of up to 30 nats
-    # Its step-wise decoder is another one, as the note in the folder says.
+    # Its step-wise decoder is another function, as the note in the folder says.
     assert word_score_difference(checkpoint) > 0.1
     assert "two functions" in (checkpoint.folder / "CONVERSION.md").read_text()
 
@@ -164,8 +164,8 @@ def generated(checkpoint: Golden, beams: int, returned: int, **settings) -> list
 
 
 @pytest.mark.parametrize(("name", "compared"), [("tensor2tensor", 4), ("joeynmt", 1)])
-def test_the_search_of_who_has_our_penalty_finds_the_same(name: str, compared: int):
-    """JoeyNMT leaves finished hypotheses in the beam, so that its second and later ones may be others."""
+def test_toolkits_with_our_penalty_find_the_same(name: str, compared: int):
+    """JoeyNMT leaves finished hypotheses in the beam, so that only its best one must be the same."""
     checkpoint = converted(name)
     rows, hypotheses, _ = hypotheses_of(checkpoint)
     ours = generated(checkpoint, beams=4, returned=4, length_penalty=0.6)
@@ -186,8 +186,8 @@ def test_greedy_search_finds_the_same(name: str):
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if name in SCORES and name not in STEPWISE_IS_ANOTHER_FUNCTION]
 )
-def test_the_search_with_another_penalty_finds_no_worse_by_its_own_ranking(name: str):
-    """Sixteen of our beams, ranked as the toolkit ranks, have nothing worse in front than the toolkit's four."""
+def test_toolkits_with_other_penalties_find_nothing_better(name: str):
+    """The best of our sixteen beams, ranked as the toolkit ranks, is no worse than the best of its four."""
     checkpoint = converted(name)
     rows, _, scores = hypotheses_of(checkpoint)
     ours = generated(checkpoint, beams=16, returned=16, length_penalty=0.0)
@@ -201,7 +201,7 @@ def test_the_search_with_another_penalty_finds_no_worse_by_its_own_ranking(name:
 
 
 @pytest.mark.parametrize("name", ["hf-marian", "hf-fsmt", "fairseq"])
-def test_convert_ends_with_a_proof(name: str, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_check_prints_log_probabilities_and_the_difference(name: str, tmp_path: Path, capsys: pytest.CaptureFixture):
     for side, file in enumerate(("source.txt", "target.txt")):
         lines = [pair[side] + "\n" for pair in converted(name).inputs]
         (tmp_path / file).write_text("".join(lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What comes after converting: fine-tuning, ONNX, the Translator; with one vocabulary and with two."""
+"""Uses of a converted model: fine-tuning, ONNX, the Translator; with one vocabulary and with two."""
 
 import json
 from pathlib import Path
@@ -41,8 +41,8 @@ def fine_tuned(checkpoint: Golden, tmp_path: Path, **keys: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[:2]), NAMES[2]])
-def test_fine_tuning_begins_with_the_converted_model(name: str, tmp_path: Path):
-    """Configuration, both tokenizers and every weight are the converted folder's; nothing need be said twice."""
+def test_fine_tuning_starts_from_the_converted_model(name: str, tmp_path: Path):
+    """Configuration, both tokenizers and every weight come from the converted folder."""
     checkpoint = converted(name)
     tuned = fine_tuned(checkpoint, tmp_path, learning_rate=1e-12, max_steps=1, validate_every=None, validation=[])
     before, after = load_config(checkpoint.folder).to_dict(), load_config(tuned).to_dict()
@@ -61,7 +61,7 @@ def test_fine_tuning_begins_with_the_converted_model(name: str, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_fine_tuning_learns_what_it_is_given(name: str, tmp_path: Path):
+def test_fine_tuning_improves_the_score(name: str, tmp_path: Path):
     checkpoint = converted(name)
     keys = {"learning_rate": 1e-3, "max_steps": 20, "validate_every": 10, "model": {"dropout": 0.0}}
     tuned = fine_tuned(checkpoint, tmp_path, label_smoothing=0.0, **keys)
@@ -84,7 +84,7 @@ def exported(folder: Path, out: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "variants/fairseq-learned", "variants/fairseq-relu-squared", "tensor2tensor"])
-def test_the_onnx_graph_of_a_converted_model_translates_as_torch_does(name: str, tmp_path: Path):
+def test_exported_converted_models_translate_as_torch(name: str, tmp_path: Path):
     pytest.importorskip("onnxruntime")
     main([str(FIXTURES / name), str(tmp_path / "model")])
     exported(tmp_path / "model", tmp_path / "onnx")

@@ -1,9 +1,10 @@
-"""Tokenizers of converted models against the libraries and the algorithms that they come from."""
+"""Tokenizers of converted models, compared with the libraries and algorithms that they come from."""
 
 import io
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from golden import converted
@@ -19,14 +20,23 @@ from vaswani_transformer.errors import InputError
 TEXTS = [*GERMAN, *ENGLISH, "  zwei  Räume ", "ﬁne ① Ωmega 漢字 x", "", "naïve—test…", "a b"]
 
 
-@pytest.mark.parametrize("byte_fallback", [False, True])
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_sentencepiece_models_give_the_librarys_pieces(kind: str, byte_fallback: bool, tmp_path: Path):
+def train_sentencepiece(texts: list[str], file: Path, **options: Any) -> bytes:
+    """Train a SentencePiece model, write it to the file, and return its content."""
     sentencepiece = pytest.importorskip("sentencepiece")
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter((GERMAN + ENGLISH) * 20),
-        model_writer=model,
+        sentence_iterator=iter(texts), model_writer=model, minloglevel=2, **options
+    )
+    file.write_bytes(model.getvalue())
+    return model.getvalue()
+
+
+@pytest.mark.parametrize("byte_fallback", [False, True])
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_sentencepiece_models_give_the_librarys_pieces(kind: str, byte_fallback: bool, tmp_path: Path):
+    content = train_sentencepiece(
+        (GERMAN + ENGLISH) * 20,
+        tmp_path / "vocab.spm",
         vocab_size=70 + 256 * byte_fallback,
         model_type=kind,
         eos_id=0,
@@ -34,12 +44,9 @@ def test_sentencepiece_models_give_the_librarys_pieces(kind: str, byte_fallback:
         bos_id=-1,
         byte_fallback=byte_fallback,
         character_coverage=0.98,
-        minloglevel=2,
     )
-    file = tmp_path / "vocab.spm"
-    file.write_bytes(model.getvalue())
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    ours = SentencePieceModel.read(file)
+    theirs = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_proto=content)
+    ours = SentencePieceModel.read(tmp_path / "vocab.spm")
     tokens = [piece for piece, _, _ in ours.pieces]
     tokenizer = ours.tokenizer(Vocabulary(tokens, tokens, eos=0, unknown=1), "source")
     for text in TEXTS:
@@ -90,7 +97,7 @@ def test_bpe_codes_segment_as_the_algorithm_does(name: str, codes: str):
         pieces = [piece.removesuffix("</w>") if "</w>" in piece else piece + "@@" for piece in segmented(word, merges)]
         wanted = [ids.get(piece, 3) for piece in pieces]
         found = tokenizer(word)["input_ids"][:-1]
-        # A piece beyond the dictionary is <unk> to fairseq: a token after its own, with <unk>'s embedding.
+        # A piece that the dictionary lacks is <unk> to fairseq: here a later token with <unk>'s embedding.
         assert [id if id < toolkits_size else 3 for id in found] == wanted, word
     embeddings = checkpoint.model.state_dict()["model.encoder.embed_tokens.weight"]
     for alias in range(toolkits_size, len(embeddings)):
@@ -128,21 +135,12 @@ def test_subwords_of_tensor2tensor():
         assert tokenizer.decode(found[:-1]) == text, text
 
 
-def test_a_sentencepiece_model_is_found_by_its_language_as_a_word_of_its_own(tmp_path: Path) -> None:
+def test_sentencepiece_models_are_found_by_language(tmp_path: Path) -> None:
     """ "en" is in "sentencepiece", and "de" in "model"."""
-    sentencepiece = pytest.importorskip("sentencepiece")
     pieces = {}
     for language, text in (("de", "der Hund und die Katze"), ("en", "the dog and the cat")):
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter([text] * 50),
-            model_writer=model,
-            vocab_size=20,
-            hard_vocab_limit=False,
-            minloglevel=2,
-        )
         file = tmp_path / f"sentencepiece.{language}.model"
-        file.write_bytes(model.getvalue())
+        train_sentencepiece([text] * 50, file, vocab_size=20, hard_vocab_limit=False)
         pieces[language] = [piece for piece, *_ in SentencePieceModel.read(file).pieces]
     (tmp_path / "truecase.model").write_text("not of SentencePiece")
     for language in ("de", "en"):
@@ -152,14 +150,14 @@ def test_a_sentencepiece_model_is_found_by_its_language_as_a_word_of_its_own(tmp
         assert found is not None and found.path.name == f"sentencepiece.{language}.model"
 
 
-def test_vocabularies_of_marian_are_cut_at_the_model_s_rows(tmp_path: Path):
+def test_marians_vocabularies_are_cut_at_the_models_rows(tmp_path: Path):
     (tmp_path / "v.txt").write_text("</s>\n<unk>\na\nb\n")
     (tmp_path / "v.yml").write_text("</s>: 0\n<unk>: 1\na: 2\nb: 3\n")
     for name in ("v.txt", "v.yml"):
         assert marian.read_tokens(tmp_path / name, 3) == ["</s>", "<unk>", "a"]
 
 
-def test_vocabularies_of_marian_that_end_differently_are_refused(tmp_path: Path):
+def test_marians_vocabularies_must_agree_on_special_ids(tmp_path: Path):
     (tmp_path / "a.txt").write_text("</s>\n<unk>\na\n")
     (tmp_path / "b.txt").write_text("<unk>\n</s>\nb\n")
     with pytest.raises(InputError, match=r"a\.txt and b\.txt give </s> and <unk> different ids"):

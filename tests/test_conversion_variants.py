@@ -1,6 +1,6 @@
-"""Other sizes and switches than the fixtures': random models of each toolkit, and the logits that it computed.
+"""Random models of each toolkit with other sizes and options than the fixtures', and the logits that it computed.
 
-Those of frameworks that are installed are made here; the others' are in fixtures/variants, with what made them.
+Those of installed frameworks are made here; the others are in fixtures/variants, with the scripts that made them.
 """
 
 import json
@@ -67,7 +67,7 @@ def test_variants_have_their_toolkits_logits(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", sorted(file.parent.name for file in (FIXTURES / "variants").glob("*/printed.npz")))
-def test_variants_of_marian_have_the_scores_that_it_prints(name: str, tmp_path: Path):
+def test_variants_of_marian_have_the_printed_scores(name: str, tmp_path: Path):
     folder = FIXTURES / "variants" / name
     main([str(folder), str(tmp_path / "ours")])
     model = load_model(tmp_path / "ours", device="cpu")
@@ -90,15 +90,9 @@ def test_variants_of_marian_have_the_scores_that_it_prints(name: str, tmp_path: 
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [
-        ("v1.9.0", "quick_gelu"),
-        ("v1.11.14 59c6f83", "quick_gelu"),
-        ("v1.12.0", "gelu"),
-        ("2.0", "gelu"),
-        (None, "gelu"),
-    ],
+    [("v1.9.0", "quick_gelu"), ("v1.11.14 5c", "quick_gelu"), ("v1.12.0", "gelu"), ("2.0", "gelu"), (None, "gelu")],
 )
-def test_the_gelu_of_marian_depends_on_its_version(version: str | None, expected: str):
+def test_marians_gelu_depends_on_its_version(version: str | None, expected: str):
     assert marian.activation({"transformer-ffn-activation": "gelu", "version": version}) == expected
 
 
@@ -145,7 +139,7 @@ class TutorialTransformer(nn.Module):
     ],
     ids=str,
 )
-def test_torch_transformers_of_every_form(options: dict, tmp_path: Path):
+def test_variants_of_torch_transformers(options: dict, tmp_path: Path):
     sizes = {"source": 13, "target": 13, "d_model": 16, "tied": False, "learned": False, "nhead": 4}
     sizes |= {"num_encoder_layers": 2, "num_decoder_layers": 2, "dim_feedforward": 24} | options
     model = randomised(TutorialTransformer(**sizes))
@@ -200,7 +194,7 @@ def test_marian_models_of_transformers(shared: bool, activation: str, tmp_path: 
     assert converted_difference(model, tmp_path, pad=13) <= 1e-5
 
 
-def test_what_a_marian_model_of_transformers_does_not_say_is_its_default(tmp_path: Path):
+def test_missing_settings_of_marian_models_have_defaults(tmp_path: Path):
     model = marian_of_transformers()
     model.save_pretrained(tmp_path / "theirs")
     path = tmp_path / "theirs" / "config.json"
