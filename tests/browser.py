@@ -1,5 +1,4 @@
-"""A headless Chromium for the tests of pages, and what they ask of every page: a silent console, and that everybody can
-use it."""
+"""A headless Chromium for the tests of pages, and checks for every page: an empty console, and accessibility."""
 
 import functools
 import http.server
@@ -14,7 +13,7 @@ import pytest
 
 NODE_MODULES = Path(__file__).with_name("node") / "node_modules"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-# No service of the browser's own goes to the network.
+# The browser's own services stay off the network.
 SWITCHES = [
     "--disable-gpu",
     "--disable-quic",
@@ -28,7 +27,7 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Playwright's Browser. Skips the test, saying what to install, where there is none."""
+    """Yield Playwright's Browser. Skips the test if Playwright or Chromium is not installed."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: `make test-browser` installs it")
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")
@@ -41,29 +40,28 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
-def complaints(page: Any) -> list[str]:
-    """What the page says on its console as a warning or an error, and errors that nobody caught; grows as it does."""
-    heard: list[str] = []
-    page.on("console", lambda said: heard.append(said.text) if said.type in ("warning", "error") else None)
-    page.on("pageerror", lambda error: heard.append(str(error)))
-    return heard
+def console_messages(page: Any) -> list[str]:
+    """Return a list that collects the page's warnings and errors, including uncaught errors."""
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text) if message.type in ("warning", "error") else None)
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    return messages
 
 
-def barriers(page: Any) -> list[str]:
-    """What axe-core, the ecosystem's checker of accessibility, holds against the page by WCAG 2.1 A and AA: a control
-    without a name, text that is too pale, an order of headings or a role that misleads."""
+def accessibility_violations(page: Any) -> list[str]:
+    """Return the violations of WCAG 2.1 A and AA that axe-core finds, such as controls without a name or pale text."""
     axe = NODE_MODULES / "axe-core" / "axe.min.js"
     if not axe.is_file():
         pytest.skip("needs axe-core: `make test-browser` installs it")
     page.evaluate(axe.read_text(encoding="utf-8"))
     rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
     found = page.evaluate("rules => axe.run({runOnly: rules})", rules)
-    assert found["passes"], "it looked at something"
+    assert found["passes"], "axe-core has checked the page"
     return [f"{rule['id']}: {node['html'][:200]}" for rule in found["violations"] for node in rule["nodes"]]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Files as a static Space serves them: with the headers of its README, and compared with what the browser has."""
+    """Files as a static Space serves them: with the headers of its README, and revalidated."""
 
     def end_headers(self) -> None:
         self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
@@ -80,7 +78,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """The folder's address, and the paths that were asked for so far."""
+    """Serve a folder; yield its address, and a list that collects the requested paths."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
     server.requested = requested = []  # pyright: ignore[reportAttributeAccessIssue]
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,9 +1,9 @@
-"""What a stranger does with a repository: a process that cannot import the package, with torch and transformers alone.
+"""Uses a repository as a user without the package does, with only torch and transformers.
 
     HF_ENDPOINT=... HF_HOME=... python -S hub_child.py REPO... < texts.json
 
-Prints a JSON object: for each repository, what its model translates each text to, in every way there is. `--train` runs
-steps of Seq2SeqTrainer on each instead.
+Prints a JSON object: for each repository, the translations of each text by generate() and by the pipeline. `--train`
+runs steps of Seq2SeqTrainer on each repository instead.
 """
 
 import importlib
@@ -15,7 +15,6 @@ try:
     importlib.import_module("vaswani_transformer.modeling_vaswani_transformer")
     sys.exit("the package can be imported here")
 except ModuleNotFoundError as error:
-    # An editable install leaves the programs' folders, without the package, where Python finds them.
     assert error.name in ("vaswani_transformer", "vaswani_transformer.modeling_vaswani_transformer"), error.name
 
 import torch  # noqa: E402
@@ -36,7 +35,7 @@ pipeline: Any = transformers.pipeline
 
 
 def load(repo: str) -> tuple[Any, Any, Any]:
-    """Model and tokenizers, by the Auto classes."""
+    """Return the model and both tokenizers, loaded by the Auto classes."""
     config = AutoConfig.from_pretrained(repo, trust_remote_code=True)
     assert type(config).__module__.startswith("transformers_modules."), type(config).__module__
     model = AutoModelForSeq2SeqLM.from_pretrained(repo, trust_remote_code=True).eval()
@@ -64,7 +63,7 @@ def translations(repo: str, texts: list[str]) -> dict[str, Any]:
 
 
 def trained_a_step(repo: str, texts: list[str]) -> dict[str, Any]:
-    """The loss before and after some steps of transformers' own trainer, and what it generates in its evaluation."""
+    """Return the loss before and after some steps of Seq2SeqTrainer, which also generates in its evaluation."""
     model, tokenizer, target = load(repo)
     data: Any = [tokenizer(text) | {"labels": target(text)["input_ids"]} for text in texts]
     arguments = Seq2SeqTrainingArguments(

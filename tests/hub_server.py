@@ -1,24 +1,21 @@
-"""A Hub on this machine: the HTTP API that huggingface_hub speaks, with git's and LFS's rules, and faults on request.
+"""A local Hub: the HTTP API that huggingface_hub uses, with the rules of git and LFS, and faults on request.
 
     with HubServer() as hub:
         api = HfApi(endpoint=hub.url, token=WRITE_TOKEN)
         hub.faults.append(Fault("POST", "/commit/", status=500, times=2))
 
-Repositories live in memory. Every request is logged with its answer; one that the server does not know is answered
-with 501 and kept in `unknown`, so that a test sees what it has missed. huggingface_hub reads HF_ENDPOINT and HF_HOME
-when it is imported: set them before, in a process of its own, or give the endpoint to HfApi.
+Repositories live in memory. Every request is logged with its status. Unknown requests are answered with 501 and kept in
+`unknown`, so that tests can fail on them. huggingface_hub reads HF_ENDPOINT and HF_HOME when it is imported: set them
+for a child process, or pass the endpoint to HfApi.
 """
 
 import base64
 import hashlib
 import json
 import re
-import socket
-import struct
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -27,34 +24,29 @@ import yaml
 OWNER = "tester"
 WRITE_TOKEN = "hf_" + "WriteWriteWriteWrite"
 READ_TOKEN = "hf_" + "ReadReadReadReadRead"
-LARGE = (".safetensors", ".onnx", ".png")  # what the Hub's .gitattributes names
+LARGE = (".safetensors", ".onnx", ".png")  # listed in the Hub's .gitattributes
 REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
 
 
 @dataclass
 class Fault:
-    """What goes wrong at requests whose method and path (a part of it) fit, so many times.
+    """A fault at the next `times` requests with this method whose path contains `path`.
 
-    status, headers, message: answer that, without doing anything.  done: do it, and then answer that.
-    reset_after: break the connection after so many bytes of what is uploaded or downloaded.
-    corrupt: an upload arrives with its first byte changed.  silent: no answer, and the connection stays.
+    status, message: the answer; the request is not carried out, unless `done`.  silent: no answer at all
     """
 
     method: str
     path: str
     times: int = 1
     status: int | None = None
-    headers: dict[str, str] = field(default_factory=dict)
     message: str = ""
     done: bool = False
-    reset_after: int | None = None
-    corrupt: bool = False
     silent: bool = False
 
 
 @dataclass
 class Blob:
-    """A file: its content, and whether it is stored as LFS does."""
+    """A file: its content, and whether LFS stores it."""
 
     content: bytes
     large: bool
@@ -62,7 +54,7 @@ class Blob:
     @property
     def git_id(self) -> str:
         content = self.content
-        if self.large:  # git sees the pointer
+        if self.large:  # git stores a pointer
             content = (
                 f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {len(content)}\n".encode()
             )
@@ -101,16 +93,16 @@ class Repo:
         return self.commits.get(self.branches.get(name) or self.tags.get(name) or name)
 
     def history(self, branch: str = "main") -> list[Commit]:
-        """From the last commit back to the first."""
-        found, at = [], self.branches.get(branch)
-        while at is not None:
-            found.append(self.commits[at])
-            at = self.commits[at].parent
-        return found
+        """Return the commits from the last to the first."""
+        commits, id = [], self.branches.get(branch)
+        while id is not None:
+            commits.append(self.commits[id])
+            id = self.commits[id].parent
+        return commits
 
 
 class Refusal(Exception):
-    """An answer that is an error, with the codes by which huggingface_hub knows its kind."""
+    """An error, with the code by which huggingface_hub recognises it."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(message)
@@ -120,28 +112,22 @@ class Refusal(Exception):
 class HubServer:
     """The server, in a thread of this process.
 
-    repos, large_objects: what is stored.  faults: what goes wrong next.  log: (method, path, status) of each request.
-    large: whether weights and pictures go the way of LFS; False: everything in the commit itself.
+    repos, large_objects: the stored data.  faults: what goes wrong next.  log: (method, path, status) of each request.
+    received: the LFS objects that were uploaded, with their sizes
     """
 
-    def __init__(self, large: bool = True):
+    def __init__(self):
         self.repos: dict[str, Repo] = {}
         self.large_objects: dict[str, bytes] = {}
         self.users = {WRITE_TOKEN: (OWNER, "write"), READ_TOKEN: (OWNER, "read")}
         self.faults: list[Fault] = []
         self.log: list[tuple[str, str, int]] = []
         self.unknown: list[tuple[str, str]] = []
-        self.received: list[tuple[str, int]] = []  # LFS objects that arrived, with their sizes
-        self.large = large
+        self.received: list[tuple[str, int]] = []
         self.lock = threading.RLock()
         self.closed = threading.Event()
-        hub = self
-
-        class HandlerOfThisHub(Handler):
-            pass
-
-        HandlerOfThisHub.hub = hub
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), HandlerOfThisHub)
+        handler = type("HubHandler", (Handler,), {"hub": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
@@ -149,29 +135,27 @@ class HubServer:
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.closed.set()
         self.server.shutdown()
         self.server.server_close()
 
     def create(self, repo_id: str, private: bool = False, **files: bytes) -> Repo:
-        """A repository as the Hub makes it, with .gitattributes, and the given files in its first commit."""
+        """Create a repository with .gitattributes and the given files in its first commit, as the Hub does."""
         repo = self.repos[repo_id] = Repo(private)
         blobs = {".gitattributes": Blob("".join(f"*{suffix} filter=lfs\n" for suffix in LARGE).encode(), False)}
         repo.add("main", "initial commit", blobs | {name: Blob(content, False) for name, content in files.items()})
         return repo
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
-        """Names and contents at a revision, without .gitattributes."""
+        """Return names and contents at a revision, without .gitattributes."""
         commit = self.repos[repo_id].find(revision)
         assert commit is not None
         return {name: blob.content for name, blob in commit.files.items() if name != ".gitattributes"}
 
     def requests(self, method: str, path: str) -> list[int]:
-        """The statuses with which requests of that method, with that in their path, were answered."""
-        return [status for how, where, status in self.log if how == method and path in where]
+        """Return the statuses of the requests with this method whose path contains `path`."""
+        return [status for used, requested, status in self.log if used == method and path in requested]
 
     def fault_for(self, method: str, path: str) -> Fault | None:
         with self.lock:
@@ -193,21 +177,14 @@ class Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         path, self.query = unquote(parts.path), parse_qs(parts.query)
         fault = self.hub.fault_for(self.command, parts.path)
-        if fault is not None and fault.reset_after is not None and self.command in ("PUT", "POST"):
-            # Of two uploads at once the shorter one may be the one that is hit.
-            self.rfile.read(min(fault.reset_after, int(self.headers["Content-Length"])))
-            self.hub.log.append((self.command, path, 0))
-            return self.reset()
         self.body = self.read_body()
         if fault is not None and fault.silent:
             self.hub.log.append((self.command, path, 0))
             self.hub.closed.wait()
-            return self.reset()
-        if fault is not None and fault.corrupt and self.body:
-            self.body = bytes([self.body[0] ^ 1]) + self.body[1:]
-        self.cut_at = fault.reset_after if fault is not None else None
+            self.close_connection = True
+            return
         if fault is not None and fault.status is not None and not fault.done:
-            return self.answer(fault.status, {"error": fault.message}, fault.headers)
+            return self.answer(fault.status, {"error": fault.message}, {})
         try:
             with self.hub.lock:
                 status, content, headers = self.route(path)
@@ -217,7 +194,7 @@ class Handler(BaseHTTPRequestHandler):
                 headers["X-Error-Code"] = refusal.code
             return self.answer(refusal.status, {"error": refusal.message}, headers)
         if fault is not None and fault.status is not None:
-            return self.answer(fault.status, {"error": fault.message}, fault.headers)
+            return self.answer(fault.status, {"error": fault.message}, {})
         self.answer(status, content, headers)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_request
@@ -242,32 +219,19 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        if self.cut_at is not None:
-            self.wfile.write(body[: self.cut_at])
-            self.wfile.flush()
-            return self.reset()
-        self.wfile.write(body)
-
-    def reset(self) -> None:
-        """The connection breaks: a TCP reset, not an orderly end."""
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
-        self.close_connection = True
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def finish(self) -> None:
         try:
             super().finish()
         except (OSError, ValueError):
-            self.close_connection = True  # after a reset there is nothing to flush to
+            self.close_connection = True  # the client has given up and closed the connection
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr; `hub.log` has it."""
+        """Print nothing; requests are in `hub.log`."""
 
-    cut_at: int | None = None
-
-    # ---- who asks, and for what ----------------------------------------------------------------------------------
+    # ---- users and repositories ----------------------------------------------------------------------------------
 
     def user(self) -> tuple[str, str] | None:
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ").strip()
@@ -280,8 +244,8 @@ class Handler(BaseHTTPRequestHandler):
     def repo(self, repo_id: str, write: bool = False) -> Repo:
         user = self.user()
         repo = self.hub.repos.get(repo_id)
-        own = user is not None and repo_id.startswith(f"{user[0]}/")
-        if repo is None or (repo.private and not own):
+        is_owner = user is not None and repo_id.startswith(f"{user[0]}/")
+        if repo is None or (repo.private and not is_owner):
             raise Refusal(401 if user is None else 404, "Repository not found", "RepoNotFound")
         if write:
             self.check_write(repo_id.split("/")[0])
@@ -313,7 +277,7 @@ class Handler(BaseHTTPRequestHandler):
         raise Refusal(501, f"this server does not know {self.command} {path}")
 
     def nothing(self):
-        """What huggingface_hub asks for the sake of its user agent."""
+        """A request that huggingface_hub makes for its user agent."""
         return 404, {}, {}
 
     # ---- the API -------------------------------------------------------------------------------------------------
@@ -405,7 +369,7 @@ class Handler(BaseHTTPRequestHandler):
         there = self.commit(found, revision).files
         answers = []
         for file in self.json()["files"]:
-            large = self.hub.large and file["path"].endswith(LARGE)
+            large = file["path"].endswith(LARGE)
             answer = {"path": file["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
             if file["path"] in there:
                 blob = there[file["path"]]
@@ -420,7 +384,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = {"oid": wanted["oid"], "size": wanted["size"]}
             if wanted["oid"] not in self.hub.large_objects:
                 answer["actions"] = {
-                    # As S3's, the address is signed: who sees it may upload.
+                    # Signed, as on S3: the address alone allows the upload.
                     "upload": {"href": f"{self.hub.url}/lfs/{wanted['oid']}?X-Amz-Signature=5ec7e7"},
                     "verify": {"href": f"{self.hub.url}/lfs-verify"},
                 }
@@ -516,7 +480,7 @@ ROUTES = [
 
 
 def described(name: str, blob: Blob) -> dict[str, Any]:
-    """A file as `tree` and `paths-info` have it."""
+    """Describe a file as `tree` and `paths-info` do."""
     fields: dict[str, Any] = {"type": "file", "path": name, "size": len(blob.content), "oid": blob.git_id}
     if blob.large:
         fields["lfs"] = {"oid": blob.sha256, "size": len(blob.content), "pointerSize": 134}
@@ -524,14 +488,14 @@ def described(name: str, blob: Blob) -> dict[str, Any]:
 
 
 def metadata(card: str) -> dict[str, Any]:
-    """What stands between the first two lines of dashes."""
+    """Return the YAML between the first two lines of dashes."""
     block = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
     fields = yaml.safe_load(block[1]) if block else {}
     return fields if isinstance(fields, dict) else {}
 
 
 def metadata_errors(card: str) -> list[str]:
-    """What the Hub's check of a card says, as far as it concerns models."""
+    """Return the errors that the Hub's check of a model card finds."""
     try:
         fields = metadata(card)
     except yaml.YAMLError as error:

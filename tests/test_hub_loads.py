@@ -1,11 +1,10 @@
-"""What is pushed loads everywhere, with the package and without it, and translates as the local model does."""
+"""A pushed model loads with and without the package, and translates as the local model does."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from hub.__main__ import main
 from vaswani_transformer import Translator
 from vaswani_transformer.tokenization import train_tokenizer
 
-# huggingface_hub uploads with an argument of httpx that is about to go.
+# huggingface_hub uploads with an argument that httpx has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +30,7 @@ TEXTS = [ENGLISH[0], ENGLISH[3], "The cat is cold."]
 
 @dataclass
 class Published:
-    """A Hub with the three models of different architecture, their folders, and where users keep their downloads."""
+    """A Hub with three models of different architecture, their local folders, and the users' home."""
 
     hub: HubServer
     folders: dict[str, Path]
@@ -50,13 +49,14 @@ class Published:
         }
 
     def run(self, *command: str, package: bool, given: str = "") -> subprocess.CompletedProcess[str]:
-        # -S: without site.py no .pth file is read, and so the editable install of this clone is not there.
+        # Without site.py (-S) no .pth file is read, so that the editable install of this clone is not found.
         python = [sys.executable] if package else [sys.executable, "-S"]
-        places = [sysconfig.get_paths()["purelib"], *([str(ROOT)] if package else [])]
+        site_packages = str(Path(torch.__file__).parents[1])
+        paths = [site_packages, *([str(ROOT)] if package else [])]
         return subprocess.run(
             [*python, *command],
             input=given,
-            env=self.environment(os.pathsep.join(places)),
+            env=self.environment(os.pathsep.join(paths)),
             cwd=self.home,
             capture_output=True,
             text=True,
@@ -64,7 +64,7 @@ class Published:
 
 
 def trained(target_tokenizer: PreTrainedTokenizerFast, **changes: Any) -> Any:
-    """A model that has seen four sentences for a moment: its translations differ and end."""
+    """Train a model briefly on four sentences, so that its translations differ and end."""
     model = untrained_model(**changes)
     batch = trained_tokenizer()(ENGLISH, return_tensors="pt", padding=True)
     labels: Any = target_tokenizer(GERMAN, return_tensors="pt", padding=True)["input_ids"]
@@ -120,13 +120,13 @@ def local(folder: Path) -> dict[str, Any]:
     return {"generate": best, "pipeline": best, "n_best": n_best}
 
 
-def test_the_local_translations_are_worth_comparing(published):
+def test_the_three_models_translate_differently(published):
     found = {name: local(folder)["generate"] for name, folder in published.folders.items()}
     assert all(len(set(translations)) > 1 for translations in found.values())
     assert len({tuple(translations) for translations in found.values()}) == 3
 
 
-def test_a_process_without_the_package_translates_as_the_local_model_does(published):
+def test_a_process_without_the_package_translates_like_the_local_model(published):
     repos = [f"{OWNER}/{name}" for name in published.folders]
     child = published.run(str(ROOT / "tests" / "hub_child.py"), *repos, package=False, given=json.dumps(TEXTS))
     assert child.returncode == 0, child.stderr
@@ -136,7 +136,7 @@ def test_a_process_without_the_package_translates_as_the_local_model_does(publis
 
 
 @pytest.mark.slow
-def test_with_the_package_no_trust_is_needed(published):
+def test_the_package_makes_trust_remote_code_unnecessary(published):
     code = """
 import json, sys
 import vaswani_transformer
@@ -163,19 +163,19 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_transformers_own_trainer_trains_the_remote_code(published):
+def test_seq2seq_trainer_trains_the_remote_code(published):
     repos = [f"{OWNER}/{name}" for name in published.folders]
     child = published.run(
         str(ROOT / "tests" / "hub_child.py"), "--train", *repos, package=False, given=json.dumps(TEXTS)
     )
     assert child.returncode == 0, child.stderr
-    losses = json.loads(child.stdout.splitlines()[-1])  # below the trainer's own lines
+    losses = json.loads(child.stdout.splitlines()[-1])  # after the trainer's own lines
     assert len(losses) == 3 and all(loss["after"] < loss["before"] for loss in losses.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["base-shaped", "separate-vocabularies"])
-def test_the_cards_examples_run_as_they_are_printed(published, name):
+def test_the_examples_of_the_card_run(published, name):
     card = published.hub.files(f"{OWNER}/{name}")["README.md"].decode()
     examples = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(examples) == 2

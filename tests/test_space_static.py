@@ -1,6 +1,6 @@
-"""hub/space-static without a browser: the tokenizer in JavaScript, and the folder that is put together.
+"""hub/space-static without a browser: the tokenizer in JavaScript, and the assembled folder.
 
-Node.js comes with pyright's wheel; nothing is installed by npm here.
+Node.js comes with pyright's wheel; nothing is installed by npm.
 """
 
 import json
@@ -45,7 +45,7 @@ ODD = [
 
 
 def odd_lines(count: int) -> list[str]:
-    """Lines of any code points, and of those at which tokenizers differ."""
+    """Return lines of random code points, many of which are treated differently by some tokenizers."""
     chance = random.Random(5)
     tricky = " aeé1'\n\u0085\ufeff\u3000s tn"
     points = [*range(0x3100), *range(0x3100, 0x33500, 7)]
@@ -76,7 +76,7 @@ def in_python(folder: Path) -> Tokenizer:
 
 
 @pytest.mark.parametrize(("split_digits", "lowercase"), [(False, False), (True, False), (False, True)])
-def test_a_text_has_the_ids_that_python_gives_it(tmp_path: Path, split_digits: bool, lowercase: bool) -> None:
+def test_texts_have_the_same_ids_as_in_python(tmp_path: Path, split_digits: bool, lowercase: bool) -> None:
     lines = odd_lines(600)
     corpus = (GERMAN + ENGLISH + lines) * 2
     train_tokenizer(corpus, 900, split_digits=split_digits, lowercase=lowercase).save_pretrained(tmp_path)
@@ -88,8 +88,8 @@ def test_a_text_has_the_ids_that_python_gives_it(tmp_path: Path, split_digits: b
     assert found["texts"] == (in_python(tmp_path).decode_batch(expected) if lowercase else lines)
 
 
-def test_ids_that_are_no_text_decode_as_in_python(tmp_path: Path) -> None:
-    """Halves of characters, control tokens in between."""
+def test_ids_of_invalid_text_decode_as_in_python(tmp_path: Path) -> None:
+    """Incomplete characters, mixed with control tokens."""
     train_tokenizer(GERMAN + ENGLISH, 300).save_pretrained(tmp_path)
     chance = random.Random(6)
     rows = [[chance.randrange(300) for _ in range(12)] for _ in range(500)]
@@ -98,10 +98,10 @@ def test_ids_that_are_no_text_decode_as_in_python(tmp_path: Path) -> None:
     assert in_javascript(tmp_path, [], rows)["texts"] == expected
 
 
-def test_letters_numbers_and_white_space_are_those_of_the_library(tmp_path: Path) -> None:
+def test_letters_numbers_and_white_space_are_classified_as_in_the_library(tmp_path: Path) -> None:
     """Every code point of planes 0 and 1, and many of the others.
 
-    With merges of "a", "1" and "!" with the first byte of every other character, the ids show which words end there.
+    With merges of "a", "1" and "!" with the first byte of every character, the ids show where words end.
     """
     tokenizer = train_tokenizer(GERMAN + ENGLISH, 300)
     state = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -137,7 +137,7 @@ RUNTIME = ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thre
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """The names of npm's files, which is all that putting them into a folder needs."""
+    """Files with the names of npm's; assembling a page only copies them."""
     folder = tmp_path / "node_modules" / "onnxruntime-web" / "dist"
     folder.mkdir(parents=True)
     for name in RUNTIME:
@@ -147,21 +147,21 @@ def packages(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    """An exported folder, as far as its files are looked at."""
+    """An exported folder with a placeholder for the graph, which assembling a page does not read."""
     folder = saved_model(tmp_path / "exported")
     (folder / "model.onnx").write_bytes(b"graph")
     return folder
 
 
-def test_the_service_worker_keeps_every_file_of_the_page(tmp_path: Path, exported: Path, packages: Path) -> None:
+def test_the_service_worker_caches_every_file_of_the_page(tmp_path: Path, exported: Path, packages: Path) -> None:
     done = assemble(exported, tmp_path / "page", packages)
     assert done.returncode == 0, done.stderr
     files = {str(path.relative_to(tmp_path / "page")) for path in (tmp_path / "page").rglob("*") if path.is_file()}
     worker = (tmp_path / "page" / "service-worker.js").read_text()
-    kept = set(json.loads(re.sub(r",\s*\]", "]", worker.partition("FILES = ")[2].partition(";")[0])))
-    # The page itself is "./"; the worker keeps itself up to date; the README is for who looks into the repository.
-    assert kept - {"./"} == files - {"index.html", "service-worker.js", "README.md"}
-    assert (tmp_path / "page").stat().st_mode & 0o755 == 0o755, "a web server may read it"
+    cached = set(json.loads(re.sub(r",\s*\]", "]", worker.partition("FILES = ")[2].partition(";")[0])))
+    # The page itself is "./"; browsers update the service worker; the page does not use its README.
+    assert cached - {"./"} == files - {"index.html", "service-worker.js", "README.md"}
+    assert (tmp_path / "page").stat().st_mode & 0o755 == 0o755, "a web server can read it"
 
 
 def changed(path: Path, **fields: object) -> None:
@@ -169,7 +169,7 @@ def changed(path: Path, **fields: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (lambda folder: (folder / "model.onnx").unlink(), "model.onnx: no such file"),
         (lambda folder: changed(folder / "config.json", decoder_vocab_size=7), "two vocabularies"),
@@ -179,18 +179,18 @@ def changed(path: Path, **fields: object) -> None:
         (lambda folder: (folder.parent / "page").mkdir(), "exists already"),
     ],
 )
-def test_what_the_page_cannot_use_is_refused_in_one_line(
-    tmp_path: Path, exported: Path, packages: Path, fault, said: str
+def test_an_unsuitable_model_is_refused_in_one_line(
+    tmp_path: Path, exported: Path, packages: Path, fault, message: str
 ) -> None:
     fault(exported)
     before = sorted(tmp_path.iterdir())
     done = assemble(exported, tmp_path / "page", packages)
     assert done.returncode == 2
-    assert re.fullmatch(r"error: [^\n]*\n", done.stderr) and said in done.stderr
-    assert sorted(tmp_path.iterdir()) == before, "nothing is left half done"
+    assert re.fullmatch(r"error: [^\n]*\n", done.stderr) and message in done.stderr
+    assert sorted(tmp_path.iterdir()) == before, "nothing is left behind"
 
 
-def test_the_page_and_its_tests_have_the_same_onnxruntime_web() -> None:
+def test_the_page_and_its_tests_use_the_same_onnxruntime_web() -> None:
     versions = set()
     for folder in (PAGE, TESTS / "node"):
         lock = json.loads((folder / "package-lock.json").read_text())

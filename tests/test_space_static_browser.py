@@ -1,4 +1,4 @@
-"""hub/space-static in Chromium: what it translates, what it weighs, what it says, and to whom. `make test-browser`"""
+"""hub/space-static in Chromium: its translations, its size, its messages, and its privacy. `make test-browser`"""
 
 import gzip
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import DESKTOP, NODE_MODULES, PHONE, barriers, chromium, complaints, served
+from browser import DESKTOP, NODE_MODULES, PHONE, accessibility_violations, chromium, console_messages, served
 from saved_model import ENGLISH, GERMAN, saved_model
 from test_space_static import NODE, PAGE, changed, odd_lines
 
@@ -37,7 +37,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model whose generate() searches otherwise than the paper's."""
+    """An exported model with other search settings than the paper's."""
     folder = tmp_path_factory.mktemp("exported") / "onnx"
     model = saved_model(tmp_path_factory.mktemp("model"))
     changed(model / "generation_config.json", num_beams=3, length_penalty=1.4)
@@ -60,14 +60,14 @@ def site(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def page(browser: Any, site: tuple[str, list[str]]) -> Iterator[Any]:
-    """The page, ready, on a desktop; at the end it has said nothing on its console."""
+    """The page on a desktop, with its model loaded. Afterwards its console must be empty."""
     with browser.new_context(viewport=DESKTOP) as context:
         page = context.new_page()
-        heard = complaints(page)
+        messages = console_messages(page)
         page.goto(site[0])
         page.locator("#translate:enabled").wait_for()
         yield page
-        assert heard == []
+        assert messages == []
 
 
 def translate(page: Any, text: str) -> None:
@@ -76,14 +76,14 @@ def translate(page: Any, text: str) -> None:
     page.locator("#results[aria-busy=false]").wait_for()
 
 
-def test_fifty_sentences_have_the_tokens_and_scores_that_python_gives_them(page: Any, exported: Path) -> None:
+def test_fifty_sentences_have_the_same_tokens_and_scores_as_in_python(page: Any, exported: Path) -> None:
     unusual = [line for line in odd_lines(40)[-20:] if line.strip() and not set(line) & set("\n\r\x85\u2028")]
     sentences = (ENGLISH + GERMAN + unusual + demo_sentences(50))[:50]
     translate(page, "\n".join(sentences))
     items = page.locator("#results > li")
     assert items.count() == len(sentences) == 50
     expected = OnnxTranslator.from_pretrained(exported).translate(sentences, n_best=3, return_scores=True)
-    assert len({ours[0].text for ours in expected}) > 10, "they do not all come out alike"
+    assert len({ours[0].text for ours in expected}) > 10, "the translations differ"
     for place, ours in enumerate(expected):
         best = items.nth(place).locator(".best")
         assert best.get_attribute("data-tokens") == " ".join(map(str, ours[0].tokens)), sentences[place]
@@ -94,7 +94,7 @@ def test_fifty_sentences_have_the_tokens_and_scores_that_python_gives_them(page:
         assert scores == pytest.approx([hypothesis.score for hypothesis in ours], abs=1e-4)
 
 
-def test_the_beam_size_is_the_readers_choice(page: Any, exported: Path) -> None:
+def test_the_beam_size_can_be_chosen(page: Any, exported: Path) -> None:
     page.get_by_label("Beam size").fill("2")
     translate(page, ENGLISH[1])
     expected = OnnxTranslator.from_pretrained(exported).translate(
@@ -108,7 +108,7 @@ def test_the_page_without_the_model_weighs_at_most_fifteen_megabytes(folder: Pat
     assert 1_000_000 < sum(path.stat().st_size for path in files) <= MOST_BYTES
 
 
-def test_it_works_without_a_network_once_it_has_been_loaded(browser: Any, folder: Path) -> None:
+def test_the_page_works_offline_after_the_first_visit(browser: Any, folder: Path) -> None:
     with browser.new_context() as context:
         page = context.new_page()
         with served(folder) as (address, _):
@@ -116,17 +116,17 @@ def test_it_works_without_a_network_once_it_has_been_loaded(browser: Any, folder
             page.get_by_text("now also works offline").wait_for()
             translate(page, ENGLISH[0])
             with_network = page.locator(".best").text_content()
-        # The server is gone.
+        # The server has stopped.
         page = context.new_page()
-        heard = complaints(page)
+        messages = console_messages(page)
         page.goto(address)
         page.locator("#translate:enabled").wait_for()
         translate(page, ENGLISH[0])
         assert page.locator(".best").text_content() == with_network != ""
-        assert [text for text in heard if "ERR_CONNECTION_REFUSED" not in text] == []
+        assert [text for text in messages if "ERR_CONNECTION_REFUSED" not in text] == []
 
 
-def test_nothing_that_is_typed_is_sent(page: Any, site: tuple[str, list[str]]) -> None:
+def test_translating_sends_no_request(page: Any, site: tuple[str, list[str]]) -> None:
     address, requested = site
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.url))
@@ -152,7 +152,7 @@ def test_neither_the_page_nor_its_workers_can_connect_to_another_server(
     assert (outcomes, requested) == (["refused", "refused"], [])
 
 
-def test_the_keyboard_is_enough(page: Any) -> None:
+def test_the_page_works_with_the_keyboard_alone(page: Any) -> None:
     page.keyboard.press("Tab")  # the link to the paper
     page.keyboard.press("Tab")
     page.keyboard.type(ENGLISH[0])
@@ -161,21 +161,21 @@ def test_the_keyboard_is_enough(page: Any) -> None:
     page.keyboard.press("Enter")
     page.locator("#results[aria-busy=false]").wait_for()
     assert page.locator(".source").all_text_contents() == ENGLISH[:2]
-    for _ in range(3):  # the button, the beam size, what else was found
+    for _ in range(3):  # the button, the beam size, the other hypotheses
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.locator("details li").first.is_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everybody_can_use_it(page: Any, scheme: str) -> None:
+def test_the_page_is_accessible(page: Any, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     translate(page, "\n".join(ENGLISH))
     page.locator("summary").first.click()
-    assert barriers(page) == []
+    assert accessibility_violations(page) == []
 
 
-def test_what_it_cannot_translate_it_says(page: Any) -> None:
+def test_a_line_that_is_too_long_does_not_stop_the_others(page: Any) -> None:
     status = page.get_by_role("status")
     translate_button = page.get_by_role("button", name="Translate")
     translate_button.click()
@@ -196,7 +196,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, site: tuple[str, list
         page.locator("summary").first.click()
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
         button = page.get_by_role("button", name="Translate").bounding_box()
-        assert button["height"] >= 44, "a finger finds it"
+        assert button["height"] >= 44, "large enough for a finger"
 
 
 def test_a_model_that_is_missing_is_named(browser: Any, tmp_path: Path, folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""A Space: a sentence, its translation, the other hypotheses of the search, and what the model attended to.
+"""A Space that translates a sentence and shows the other hypotheses of the beam search and the attention weights.
 
-Shows any Vaswani Transformer of the Hub, loaded as anybody would load it, with transformers and `trust_remote_code`:
+It works with any Vaswani Transformer on the Hub, loaded with transformers and `trust_remote_code`:
 
     MODEL_ID=owner/name python app.py
 """
@@ -12,18 +12,20 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import gradio as gr
+import gradio as gr  # pyright: ignore[reportMissingImports]  (installed only in the Space's own environment)
 import numpy as np
 import torch
 from huggingface_hub import constants
 from PIL import Image
 from tokenizers.decoders import ByteLevel
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
-from transformers.utils import has_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils.hub import has_file
 
+HERE = Path(__file__).parent
 MODEL_ID = os.environ.get("MODEL_ID") or sys.exit(
-    "error: MODEL_ID is not set; it names a model of the Hub, as in MODEL_ID=owner/name (a Space: Settings, Variables)"
+    "error: MODEL_ID is not set; name a model on the Hub, as in MODEL_ID=owner/name (in a Space: Settings, Variables)"
 )
 REVISION = os.environ.get("MODEL_REVISION")  # a commit or tag; None: the newest
 EXAMPLES = [
@@ -31,28 +33,32 @@ EXAMPLES = [
     "Two young dogs are running through the deep snow.",
     "A little girl climbs into a wooden playhouse.",
 ]
-LONGEST = 120  # tokens; a heat map of more rows nobody can read
+MAX_TOKENS = 120  # a larger heat map is unreadable
+CHARACTERS_PER_TOKEN = 32  # longer texts are refused before they are tokenised
 
 tokenizer = AutoTokenizer.from_pretrained(MODEL_ID, revision=REVISION, trust_remote_code=True)
-# Where source and target have a vocabulary each, the target's tokenizer lies in a folder of its own.
+# A model with two vocabularies has the target's tokenizer in a folder of its own.
 target_tokenizer = tokenizer
 if has_file(MODEL_ID, "target_tokenizer/tokenizer.json", revision=REVISION):
     target_tokenizer = AutoTokenizer.from_pretrained(
         MODEL_ID, revision=REVISION, subfolder="target_tokenizer", trust_remote_code=True
     )
-# Eager: the other implementations of attention do not hand out their weights.
+# Eager, because the other attention implementations do not return the weights.
 model = AutoModelForSeq2SeqLM.from_pretrained(
     MODEL_ID, revision=REVISION, trust_remote_code=True, attn_implementation="eager"
 ).eval()
 config, search = model.config, model.generation_config
-# What generation_config.json leaves out is transformers' own; a model without that file has the paper's, written out.
+# transformers' defaults for what generation_config.json leaves out.
 BEAMS = search.num_beams or 1
 ALPHA = 1.0 if search.length_penalty is None else search.length_penalty
 
 KINDS = {
-    "Cross-attention": ("cross", "each word of the translation (down) reads the sentence (across)"),
-    "Encoder self-attention": ("encoder", "each word of the sentence (down) reads the sentence (across)"),
-    "Decoder self-attention": ("decoder", "each word of the translation (down) reads what came before it (across)"),
+    "Cross-attention": ("cross", "each word of the translation (rows) attends to the sentence (columns)"),
+    "Encoder self-attention": ("encoder", "each word of the sentence (rows) attends to the sentence (columns)"),
+    "Decoder self-attention": (
+        "decoder",
+        "each word of the translation (rows) attends to the words before it (columns)",
+    ),
 }
 MEAN = "mean"
 
@@ -61,7 +67,7 @@ MEAN = "mean"
 
 
 @dataclass(frozen=True)
-class Found:
+class Hypotheses:
     """The hypotheses of a sentence, best first. source: (1, source) ids; targets: ids, ending in </s>."""
 
     source: torch.Tensor
@@ -71,16 +77,10 @@ class Found:
 
 
 @torch.inference_mode()
-def translated(sentence: str, beams: int = BEAMS, alpha: float = ALPHA) -> Found:
-    """Beam search of Section 6.1; score = log P(Y | X) / ((5 + |Y|) / 6)^alpha. gr.Error says what is not accepted."""
-    if not sentence.strip():
-        raise gr.Error("There is nothing to translate yet: type a sentence.", print_exception=False)
-    source = tokenizer(sentence, return_tensors="pt", verbose=False)["input_ids"]
-    limit = min(LONGEST, config.max_position_embeddings or LONGEST)
-    if source.shape[1] > limit:
-        message = f"The sentence has {source.shape[1]} tokens; the pictures show up to {limit}: shorten it."
-        raise gr.Error(message, print_exception=False)
-    found = model.generate(
+def translate(sentence: str, beams: int = BEAMS, alpha: float = ALPHA) -> Hypotheses:
+    """Beam search, Section 6.1; score = log P(Y | X) / ((5 + |Y|) / 6)^alpha. Raises gr.Error for unusable input."""
+    source = encode(sentence)
+    output = model.generate(
         source,
         attention_mask=torch.ones_like(source),
         num_beams=beams,
@@ -90,120 +90,131 @@ def translated(sentence: str, beams: int = BEAMS, alpha: float = ALPHA) -> Found
         output_scores=True,
         output_logits=beams == 1,
     )
-    # The start token and padding are not the translation's.
-    targets = [[token for token in row if token != config.pad_token_id] for row in found.sequences[:, 1:].tolist()]
-    if beams == 1:  # greedy search: transformers gives no scores
-        log_probabilities = torch.cat(found.logits).float().log_softmax(dim=-1)  # (target, V)
+    # Without the start token and padding.
+    targets = [[token for token in row if token != config.pad_token_id] for row in output.sequences[:, 1:].tolist()]
+    if beams == 1:  # transformers returns no scores for greedy search
+        log_probabilities = torch.cat(output.logits).float().log_softmax(dim=-1)  # (target, V)
         total = log_probabilities[torch.arange(len(targets[0])), targets[0]].sum()
         scores = [float(total) / ((5 + len(targets[0])) / 6) ** alpha]
     else:
-        scores = found.sequences_scores.tolist()
-    finished = [place for place, score in enumerate(scores) if score > -1e8]  # below: an empty slot of the search
-    return Found(
-        source,
-        [targets[place] for place in finished],
-        [target_tokenizer.decode(targets[place], skip_special_tokens=True) for place in finished],
-        [scores[place] for place in finished],
-    )
+        scores = output.sequences_scores.tolist()
+    finished = [index for index, score in enumerate(scores) if score > -1e8]  # lower scores mark empty slots
+    targets = [targets[index] for index in finished]
+    texts = [target_tokenizer.decode(target, skip_special_tokens=True) for target in targets]
+    return Hypotheses(source, targets, texts, [scores[index] for index in finished])
+
+
+def encode(sentence: str) -> torch.Tensor:
+    """Return the sentence's ids, (1, source). Raises gr.Error if it is empty or too long."""
+    if not sentence.strip():
+        raise gr.Error("There is nothing to translate yet: type a sentence.", print_exception=False)
+    limit = min(MAX_TOKENS, config.max_position_embeddings or MAX_TOKENS)
+    length = f"{len(sentence)} characters"
+    if len(sentence) <= limit * CHARACTERS_PER_TOKEN:
+        source = tokenizer(sentence, return_tensors="pt", verbose=False)["input_ids"]
+        if source.shape[1] <= limit:
+            return source
+        length = f"{source.shape[1]} tokens"
+    raise gr.Error(f"The sentence has {length}, and the limit is {limit} tokens; shorten it.", print_exception=False)
 
 
 # ---- attention -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Maps:
-    """Attention weights of a sentence and a translation: (layers, heads, down, across); every row sums to 1."""
+class Attention:
+    """Attention weights, (layers, heads, rows, columns), and the labels of rows and columns, by kind."""
 
     weights: dict[str, np.ndarray]
-    across: dict[str, list[str]]
-    down: dict[str, list[str]]
+    rows: dict[str, list[str]]
+    columns: dict[str, list[str]]
 
 
 @torch.inference_mode()
-def attended(found: Found, choice: int) -> Maps:
-    """The attention weights of one of the hypotheses, given all at once to the decoder."""
-    target = torch.tensor([found.targets[choice]])
+def attention_of(hypotheses: Hypotheses, choice: int) -> Attention:
+    """Return the attention weights of one hypothesis, from one pass over all its tokens."""
+    target = torch.tensor([hypotheses.targets[choice]])
     inputs = torch.cat((torch.tensor([[config.decoder_start_token_id]]), target[:, :-1]), dim=1)
-    outputs = model(found.source, decoder_input_ids=inputs, output_attentions=True, use_cache=False)
-    source = labels(tokenizer, found.source[0].tolist())
-    said, read = (labels(target_tokenizer, ids[0].tolist()) for ids in (target, inputs))
-    return Maps(
+    outputs = model(hypotheses.source, decoder_input_ids=inputs, output_attentions=True, use_cache=False)
+    source = labels(tokenizer, hypotheses.source[0].tolist())
+    predicted, read = (labels(target_tokenizer, ids[0].tolist()) for ids in (target, inputs))
+    return Attention(
         {
             "cross": torch.cat(outputs.cross_attentions).numpy(),
             "encoder": torch.cat(outputs.encoder_attentions).numpy(),
             "decoder": torch.cat(outputs.decoder_attentions).numpy(),
         },
-        across={"cross": source, "encoder": source, "decoder": read},
-        # A row of the decoder is named by the word that it says.
-        down={"cross": said, "encoder": source, "decoder": said},
+        # A row of the decoder is labelled with the token that it predicts.
+        rows={"cross": predicted, "encoder": source, "decoder": predicted},
+        columns={"cross": source, "encoder": source, "decoder": read},
     )
 
 
-def labels(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
-    """A readable label for each token, `▁` for a space; the bytes of one character count themselves, `ü 1/2`."""
+def labels(tokenizer: Any, ids: list[int]) -> list[str]:
+    """Return a readable label per token: `▁` for a space, `ü 1/2` for a token that is part of a character."""
     tokens = tokenizer.convert_ids_to_tokens(ids)
     if not isinstance(tokenizer.backend_tokenizer.decoder, ByteLevel):
         return tokens
-    byte_level, found = ByteLevel(), []
-    while len(found) < len(tokens):
-        place = len(found)
-        # The fewest tokens whose bytes are whole characters; one alone if four are not.
+    byte_level, result = ByteLevel(), []
+    while len(result) < len(tokens):
+        start = len(result)
+        # The fewest tokens that form complete characters; a single token if four do not.
         for count in range(1, 5):
-            text = byte_level.decode(tokens[place : place + count])
+            text = byte_level.decode(tokens[start : start + count])
             if "\ufffd" not in text:
                 break
         else:
             count, text = 1, "\ufffd"
-        count = min(count, len(tokens) - place)
+        count = min(count, len(tokens) - start)
         text = text.replace(" ", "▁")
-        found += [text] if count == 1 else [f"{text} {part}/{count}" for part in range(1, count + 1)]
-    return found
+        result += [text] if count == 1 else [f"{text} {part}/{count}" for part in range(1, count + 1)]
+    return result
 
 
-def heat_map(maps: Maps, title: str, layer: int, head: int | str) -> str:
-    """One head's weights as an HTML table; heat_map.js lets keys and pointer walk over it."""
+def heat_map(attention: Attention, title: str, layer: int, head: int | str) -> str:
+    """Return one head's weights as an HTML table, which heat_map.js makes navigable by keyboard and pointer."""
     kind, explanation = KINDS[title]
-    weights = maps.weights[kind][layer - 1]
-    weights = weights.mean(axis=0) if head == MEAN else weights[int(head) - 1]  # (down, across)
-    across, down = ([html.escape(label) for label in row[kind]] for row in (maps.across, maps.down))
-    # The darkest cell is the largest weight on show, which is seldom near 1.
+    layer_weights = attention.weights[kind][layer - 1]
+    weights = layer_weights.mean(axis=0) if head == MEAN else layer_weights[int(head) - 1]  # (rows, columns)
+    row_labels = [html.escape(label) for label in attention.rows[kind]]
+    column_labels = [html.escape(label) for label in attention.columns[kind]]
+    # The darkest cell is the largest weight shown, which is seldom near 1.
     largest = float(weights.max())
     name = f"{title}, layer {layer}, {'mean of the heads' if head == MEAN else f'head {head}'}"
     rows = "".join(
-        f'<tr><th scope="row">{label}</th>'
+        f'<tr><th scope="row">{row}</th>'
         + "".join(
             f'<td tabindex="-1" style="--weight:{weight / largest:.3f}" data-weight="{weight:.3f}"'
-            f' aria-label="{label} reads {key}: {weight:.3f}"></td>'
-            for key, weight in zip(across, row, strict=True)
+            f' aria-label="{row} attends to {column}: {weight:.3f}"></td>'
+            for column, weight in zip(column_labels, row_weights, strict=True)
         )
         + "</tr>"
-        for label, row in zip(down, weights.tolist(), strict=True)
+        for row, row_weights in zip(row_labels, weights.tolist(), strict=True)
     )
-    columns = "".join(f'<th scope="col"><span>{label}</span></th>' for label in across)
+    columns = "".join(f'<th scope="col"><span>{label}</span></th>' for label in column_labels)
     return (
         f'<p class="caption"><b>{name}</b>: {explanation}.</p>'
         '<p class="readout" aria-hidden="true">Point at a cell, or tab to the map and use the arrow keys.</p>'
         f'<div class="maps"><div class="scroll"><table role="grid" aria-label="{name}">'
         f"<thead><tr><td></td>{columns}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f'<div class="heads" aria-hidden="true">{small_maps(maps.weights[kind][layer - 1], head)}</div></div>'
+        f'<div class="heads" aria-hidden="true">{thumbnails(layer_weights, head)}</div></div>'
         f'<p class="legend">0 <span class="scale"></span> {largest:.2f}</p>'
     )
 
 
-def small_maps(weights: np.ndarray, chosen: int | str) -> str:
-    """All heads of a layer side by side; to be seen, and to be clicked at. weights: (heads, down, across)"""
+def thumbnails(weights: np.ndarray, chosen: int | str) -> str:
+    """Return a small clickable picture of each head of a layer. weights: (heads, rows, columns)"""
     white, darkest = np.array([247, 250, 253]), np.array([8, 48, 107])
     shares = (weights / weights.max(axis=(1, 2), keepdims=True))[..., None]
-    pictures = (png(white + share * (darkest - white)) for share in shares)
     return "".join(
-        f'<figure data-head="{head}"{" class=chosen" * (head == chosen)}><img src="{picture}" alt="">'
-        f"<figcaption>head {head}</figcaption></figure>"
-        for head, picture in enumerate(pictures, start=1)
+        f'<figure data-head="{head}"{" class=chosen" * (head == chosen)}>'
+        f'<img src="{png(white + share * (darkest - white))}" alt=""><figcaption>head {head}</figcaption></figure>'
+        for head, share in enumerate(shares, start=1)
     )
 
 
 def png(pixels: np.ndarray) -> str:
-    """(height, width, 3), 0 to 255, as a data address"""
+    """Return pixels, (height, width, 3) from 0 to 255, as a data: URL."""
     file = io.BytesIO()
     Image.fromarray(pixels.astype(np.uint8)).save(file, "png")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -214,21 +225,18 @@ def png(pixels: np.ndarray) -> str:
 
 @torch.inference_mode()
 def positional_encoding(length: int) -> str:
-    """What is added to the embeddings at the first `length` positions, red above zero and blue below."""
+    """Draw what is added to the embeddings at the first `length` positions: red above zero, blue below."""
     length = min(length, config.max_position_embeddings or length)
-    encoding = (
-        model.model.encoder.positional_encoding(0, length, torch.device("cpu")).float().numpy()
-    )  # (length, d_model)
+    encoding = model.model.encoder.positional_encoding(0, length, torch.device("cpu"))  # (length, d_model)
+    encoding = encoding.float().numpy()
     largest = float(np.abs(encoding).max())
     share = (encoding / largest)[..., None]
     red, blue, white = np.array([178, 24, 43]), np.array([33, 102, 172]), np.array([255, 255, 255])
     pixels = white + np.abs(share) * (np.where(share > 0, red, blue) - white)
-    kind = (
-        "sines (even dimensions) and cosines (odd ones)" if config.position_embedding_type != "learned" else "learned"
-    )
+    learned = config.position_embedding_type == "learned"
+    kind = "learned" if learned else "sines (even dimensions) and cosines (odd dimensions)"
     return (
-        '<figure class="positions"><div class="down">position 0 to '
-        f'{length - 1}</div><img src="{png(pixels)}" '
+        f'<figure class="positions"><div class="down">position 0 to {length - 1}</div><img src="{png(pixels)}" '
         f'alt="Heat map of the positional encoding, {length} positions of {config.d_model} dimensions: {kind}.">'
         f'<div class="across">dimension 0 to {config.d_model - 1}</div></figure>'
         f'<p class="legend">−{largest:.2f} <span class="scale diverging"></span> {largest:.2f}</p>'
@@ -239,22 +247,23 @@ def positional_encoding(length: int) -> str:
 
 
 def on_translate(sentence: str, beams: int, alpha: float, kind: str, layer: int, head: int | str):
-    found = translated(sentence, beams, alpha)
-    maps = attended(found, 0)
-    return found.texts[0], gr.Radio(scored(found), value=0), found, maps, heat_map(maps, kind, layer, head)
+    hypotheses = translate(sentence, beams, alpha)
+    attention = attention_of(hypotheses, 0)
+    choices = gr.Radio(scored(hypotheses), value=0)
+    return hypotheses.texts[0], choices, hypotheses, attention, heat_map(attention, kind, layer, head)
 
 
-def on_choose(found: Found, choice: int, kind: str, layer: int, head: int | str):
-    maps = attended(found, choice)
-    return maps, heat_map(maps, kind, layer, head)
+def on_choose(hypotheses: Hypotheses, choice: int, kind: str, layer: int, head: int | str):
+    attention = attention_of(hypotheses, choice)
+    return attention, heat_map(attention, kind, layer, head)
 
 
-def on_kind(maps: Maps, kind: str, layer: int, head: int | str):
-    """Encoder and decoder need not have as many layers and heads as each other."""
+def on_kind(attention: Attention, kind: str, layer: int, head: int | str):
+    """Encoder and decoder may differ in their numbers of layers and heads."""
     layers, heads = layers_and_heads(kind)
     layer = min(layer, layers[-1])
     head = head if head in heads else MEAN
-    return gr.Radio(layers, value=layer), gr.Radio(heads, value=head), heat_map(maps, kind, layer, head)
+    return gr.Radio(layers, value=layer), gr.Radio(heads, value=head), heat_map(attention, kind, layer, head)
 
 
 def layers_and_heads(kind: str) -> tuple[list[int], list[int | str]]:
@@ -263,32 +272,22 @@ def layers_and_heads(kind: str) -> tuple[list[int], list[int | str]]:
     return list(range(1, layers + 1)), [MEAN, *range(1, heads + 1)]
 
 
-def scored(found: Found) -> list[tuple[str, int]]:
-    pairs = zip(found.texts, found.scores, strict=True)
-    return [(f"{text} ({score:.3f})".replace("(-", "(−"), place) for place, (text, score) in enumerate(pairs)]
-
-
-def link() -> str:
-    if Path(MODEL_ID).is_dir():
-        return Path(MODEL_ID).name
-    return f"[{MODEL_ID}]({constants.ENDPOINT}/{MODEL_ID})"
+def scored(hypotheses: Hypotheses) -> list[tuple[str, int]]:
+    pairs = zip(hypotheses.texts, hypotheses.scores, strict=True)
+    return [(f"{text} ({score:.3f})".replace("(-", "(−"), index) for index, (text, score) in enumerate(pairs)]
 
 
 def page() -> gr.Blocks:
-    # The first translation is made here, so that nobody waits for torch to warm up and the page is never empty.
-    first = translated(EXAMPLES[0])
-    first_maps = attended(first, 0)
+    # Translate once before the page opens, so that it is not empty and the first visitor does not wait for torch.
+    first = translate(EXAMPLES[0])
+    first_attention = attention_of(first, 0)
     kinds = list(KINDS)
     layers, heads = layers_and_heads(kinds[0])
     with gr.Blocks(title="Attention, at work", analytics_enabled=False) as blocks:
-        gr.Markdown(
-            "# Attention, at work\n"
-            "The Transformer of [*Attention Is All You Need*](https://arxiv.org/abs/1706.03762) translates a sentence "
-            f"and shows what it looked at. The model is {link()}, {model.num_parameters():,} parameters."
-        )
-        found, maps = gr.State(first), gr.State(first_maps)
+        gr.Markdown(introduction())
+        hypotheses, attention = gr.State(first), gr.State(first_attention)
         sentence = gr.Textbox(EXAMPLES[0], label="Sentence", lines=1, max_lines=6, elem_id="sentence")
-        gr.Examples(EXAMPLES, sentence, label="For example")
+        gr.Examples(EXAMPLES, sentence, label="Examples")
         with gr.Accordion("Search", open=False):
             beams = gr.Slider(1, max(16, BEAMS), BEAMS, step=1, label="Beam size")
             alpha = gr.Slider(
@@ -296,47 +295,60 @@ def page() -> gr.Blocks:
             )
         button = gr.Button("Translate", variant="primary")
         translation = gr.Textbox(first.texts[0], label="Translation", interactive=False, elem_id="translation")
-        hypotheses = gr.Radio(
+        choice = gr.Radio(
             scored(first),
             value=0,
-            label="What the search found, with scores",
-            info="The chosen one is pictured below.",
+            label="Hypotheses of the beam search, with scores",
+            info="The selected one is shown below.",
             elem_id="hypotheses",
         )
-        gr.Markdown("## What it looked at")
+        gr.Markdown("## Attention")
         kind = gr.Radio(kinds, value=kinds[0], label="Attention", elem_id="kind")
         with gr.Row():
             layer = gr.Radio(layers, value=layers[-1], label="Layer", min_width=280, elem_id="layer")
             head = gr.Radio(heads, value=MEAN, label="Head", min_width=280, elem_id="head")
         picture = gr.HTML(
-            heat_map(first_maps, kinds[0], layers[-1], MEAN),
-            js_on_load=Path(__file__).with_name("heat_map.js").read_text(encoding="utf-8"),
+            heat_map(first_attention, kinds[0], layers[-1], MEAN),
+            js_on_load=(HERE / "heat_map.js").read_text(encoding="utf-8"),
             apply_default_css=False,
             elem_id="heat-map",
         )
-        gr.Markdown(
-            "## Where a word stands\n"
-            "Attention does not see order. What tells the model the position is added to the embeddings (Section 3.5)."
-        )
-        length = gr.Slider(10, 200, 60, step=10, label="Positions")
-        positions = gr.HTML(positional_encoding(60), apply_default_css=False, elem_id="positions")
+        show_positions()
 
-        show = [kind, layer, head]
+        view = [kind, layer, head]
         gr.on(
             [button.click, sentence.submit],
             on_translate,
-            [sentence, beams, alpha, *show],
-            [translation, hypotheses, found, maps, picture],
+            [sentence, beams, alpha, *view],
+            [translation, choice, hypotheses, attention, picture],
         )
-        hypotheses.input(on_choose, [found, hypotheses, *show], [maps, picture])
-        kind.input(on_kind, [maps, *show], [layer, head, picture], show_progress="hidden")
-        gr.on([layer.input, head.input], heat_map, [maps, *show], picture, show_progress="hidden")
-        length.change(positional_encoding, length, positions, show_progress="hidden")
+        choice.input(on_choose, [hypotheses, choice, *view], [attention, picture])
+        kind.input(on_kind, [attention, *view], [layer, head, picture], show_progress="hidden")
+        gr.on([layer.input, head.input], heat_map, [attention, *view], picture, show_progress="hidden")
     return blocks
 
 
-# System fonts: the theme's own would be fetched from another server. Darker than the theme's own, for contrast:
-# white on the button and grey on white have 4.5 to 1 and more.
+def introduction() -> str:
+    is_folder = Path(MODEL_ID).is_dir()
+    link = Path(MODEL_ID).name if is_folder else f"[{MODEL_ID}]({constants.ENDPOINT}/{MODEL_ID})"
+    return (
+        "# Attention, at work\n"
+        "The Transformer of [*Attention Is All You Need*](https://arxiv.org/abs/1706.03762) translates a sentence "
+        f"and shows what it attended to. The model is {link}, with {model.num_parameters():,} parameters."
+    )
+
+
+def show_positions() -> None:
+    gr.Markdown(
+        "## Positional encoding\n"
+        "Attention ignores word order. The encoding of each position is added to the word's embedding (Section 3.5)."
+    )
+    length = gr.Slider(10, 200, 60, step=10, label="Positions")
+    positions = gr.HTML(positional_encoding(60), apply_default_css=False, elem_id="positions")
+    length.change(positional_encoding, length, positions, show_progress="hidden")
+
+
+# System fonts, because the theme fetches its own from another server; darker colours, for a contrast of 4.5 to 1.
 THEME = gr.themes.Default(
     primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
 ).set(
@@ -353,5 +365,4 @@ THEME = gr.themes.Default(
 )
 
 if __name__ == "__main__":
-    here = Path(__file__).parent
-    page().launch(theme=THEME, css_paths=here / "style.css", js=(here / "radios.js").read_text(encoding="utf-8"))
+    page().launch(theme=THEME, css_paths=HERE / "style.css", js=(HERE / "radios.js").read_text(encoding="utf-8"))

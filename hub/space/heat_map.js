@@ -1,4 +1,4 @@
-// Keys and pointer on the heat map: one cell is current; its row, its column and its weight are shown.
+// Makes the heat map navigable by keyboard and pointer, and shows row, column and weight of the current cell.
 // Gradio runs this once with `element`, the component's root, which stays when its content changes.
 const cellOf = (target) => target.closest?.("td[data-weight]");
 
@@ -17,7 +17,7 @@ function focus(cell) {
   cell.focus();
 }
 
-// The table is one stop of the Tab key: its darkest cell, until another has been visited.
+// The table is a single tab stop: its darkest cell, until another cell has had the focus.
 function begin() {
   const cells = [...element.querySelectorAll("td[data-weight]")];
   const darkest = cells.reduce((best, cell) => (cell.dataset.weight > best.dataset.weight ? cell : best), cells[0]);
@@ -29,7 +29,7 @@ element.addEventListener("pointerover", ({ target }) => cellOf(target) && show(c
 element.addEventListener("click", ({ target }) => {
   if (cellOf(target)) focus(cellOf(target));
   const head = target.closest("figure")?.dataset.head;
-  if (head) document.querySelectorAll("#head input")[head].click(); // the first choice is the mean
+  if (head) document.querySelectorAll("#head input")[head].click(); // the first radio button is the mean
 });
 element.addEventListener("keydown", (event) => {
   const cell = cellOf(event.target);
