@@ -22,6 +22,7 @@ from vaswani_transformer import (
     scaled_dot_product_attention,
     sinusoidal_positional_encoding,
 )
+from vaswani_transformer.attention import attention_maps
 from vaswani_transformer.modeling_vaswani_transformer import (
     EncoderLayer,
     FeedForward,
@@ -29,7 +30,6 @@ from vaswani_transformer.modeling_vaswani_transformer import (
 )
 from vaswani_transformer.pictures import (
     attention_figure,
-    attention_maps,
     positional_encoding_figure,
 )
 from vaswani_transformer.tokenization import train_tokenizer

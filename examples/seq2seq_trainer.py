@@ -1,9 +1,8 @@
-"""The model in plain Seq2SeqTrainer: for who has a Trainer already and wants this model in it.
+"""Train the model with plain transformers: `Seq2SeqTrainer` instead of this package's training loop.
 
     python examples/seq2seq_trainer.py train.en train.de runs/trainer
 
-Our own loop (`vaswani-transformer train`) takes the same steps with far less padding and resumes bit for bit; what is
-the same is the model, the loss and the search.
+Model, loss and search are the same. `vaswani-transformer train` needs far less padding and resumes bit for bit.
 """
 
 import sys
@@ -18,7 +17,7 @@ from vaswani_transformer.tokenization import train_tokenizer
 
 
 def train(source: str, target: str, output: str, max_steps: int = 1000, vocab_size: int = 8000) -> Seq2SeqTrainer:
-    """A model of two parallel text files, saved in `output`; the last hundredth of them is the validation text."""
+    """Train on two parallel text files, validate on their last hundredth, and save the model in `output`."""
     pairs = list(zip(read_lines(source), read_lines(target), strict=True))
     tokenizer = train_tokenizer((line for pair in pairs for line in pair), vocab_size)
     rows: Any = [dict(tokenizer(text, text_target=translation)) for text, translation in pairs]

@@ -4,7 +4,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vaswani_transformer.pictures import attention_figure, attention_maps, curve_figure, curves_of
+from vaswani_transformer.attention import attention_maps
+from vaswani_transformer.pictures import attention_figure, curve_figure, curves_of
 from vaswani_transformer.translator import Translator
 
 if TYPE_CHECKING:

@@ -13,17 +13,13 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vaswani_transformer import sinusoidal_positional_encoding
+from vaswani_transformer.attention import AttentionMaps, attention_maps, token_labels
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.pictures import (
-    AttentionMaps,
     attention_figure,
-    attention_maps,
-    byte_of_letter,
     positional_encoding_figure,
-    token_labels,
 )
 
 SOURCE, TARGET = ENGLISH[1], GERMAN[1]  # zwölf, Äpfel, möchten
@@ -98,10 +94,6 @@ def test_the_bytes_of_one_letter_count_themselves():
     ids = tokenizer("🙂", add_special_tokens=False)["input_ids"]
     assert token_labels(tokenizer, ids) == [f"🙂 {part}/4" for part in (1, 2, 3, 4)]
     assert token_labels(tokenizer, ids[:2]) == ["�", "�"]  # a model may stop in the middle of a letter
-
-
-def test_the_table_of_bytes_is_gpt2s():
-    assert byte_of_letter() == {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def test_a_figure_shows_every_head_with_the_labels_of_its_tokens(maps):

@@ -22,9 +22,9 @@ from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
 
 from hub.contents import model_files
 from vaswani_transformer import Translator
+from vaswani_transformer.attention import AttentionMaps, attention_maps, token_labels
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.modeling_vaswani_transformer import sinusoidal_positional_encoding
-from vaswani_transformer.pictures import AttentionMaps, attention_maps, token_labels
 from vaswani_transformer.tokenization import train_tokenizer
 
 ROOT = Path(__file__).parents[1]

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from vaswani_transformer.modeling_vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
+    VaswaniTransformerGenerationMixin,
     VaswaniTransformerPreTrainedModel,
 )
 
@@ -50,7 +51,11 @@ def test_every_private_method_that_the_model_overrides_is_watched_here() -> None
         "_init_weights",
         "_reorder_cache",
     }
-    for ours in (VaswaniTransformerForConditionalGeneration, VaswaniTransformerPreTrainedModel):
+    for ours in (
+        VaswaniTransformerForConditionalGeneration,
+        VaswaniTransformerGenerationMixin,
+        VaswaniTransformerPreTrainedModel,
+    ):
         for name in vars(ours):
             inherited = hasattr(GenerationMixin, name) or hasattr(PreTrainedModel, name)
             function = callable(getattr(ours, name))

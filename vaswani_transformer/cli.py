@@ -170,7 +170,7 @@ def score(
         raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
     with open_output(output) as out:
         translator = load_translator(model, device, dtype, download)
-        from vaswani_transformer.pictures import token_labels
+        from vaswani_transformer.attention import token_labels
 
         for forced in translator.score(sources, targets, batch_tokens=batch_tokens, progress=progress):
             line = f"{forced.total:.6f}\t{len(forced.tokens)}"
@@ -221,7 +221,8 @@ def plot_attention(
     download: Download = False,
 ) -> None:
     kind_of_picture(output)
-    from vaswani_transformer.pictures import attention_figure, attention_maps, figure_class
+    from vaswani_transformer.attention import attention_maps
+    from vaswani_transformer.pictures import attention_figure, figure_class
 
     figure_class()
     translator = load_translator(model, "cpu", "float32", download)

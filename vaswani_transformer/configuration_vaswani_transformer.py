@@ -1,7 +1,7 @@
-"""Sizes and switches of the Transformer of "Attention Is All You Need" (arXiv 1706.03762v7).
+"""Configuration of the Transformer of "Attention Is All You Need" (arXiv 1706.03762v7).
 
-The defaults are the paper's base model and nothing but the paper. Field names are the ecosystem's (MarianConfig);
-a switch that the paper does not have names the table or the toolkit that needs it.
+The defaults are the paper's base model. Field names follow MarianConfig. The comment on a switch that the paper does
+not have names the toolkit that needs it.
 """
 
 import copy
@@ -17,8 +17,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-# Table 3, "variations on the Transformer architecture": what each row changes of the base model, whose own row is
-# {}. The rows on label smoothing (D-ls...) change the training alone: `label_smoothing` in a recipe.
+# Table 3, "variations on the Transformer architecture": the differences of each row from the base model. The rows on
+# label smoothing (D-ls...) change only the training: `label_smoothing` in a recipe.
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
     "A-h1": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
@@ -55,20 +55,13 @@ PRESETS["big-en-fr"] = PRESETS["big"] | {"vocab_size": 32000, "dropout": 0.1}
 PRESETS["parsing-wsj"] = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1024, "vocab_size": 16000}
 PRESETS["parsing-semi-supervised"] = PRESETS["parsing-wsj"] | {"vocab_size": 32000}
 
-# Far above every published model; a larger value is a typing error that would be found by running out of memory.
+# Far above every published model: a larger value is a typing error, better reported than tried.
 _LARGEST = {
-    "vocab_size": 10_000_000,
-    "decoder_vocab_size": 10_000_000,
-    "d_model": 65_536,
-    "encoder_layers": 1_000,
-    "decoder_layers": 1_000,
-    "encoder_attention_heads": 4_096,
-    "decoder_attention_heads": 4_096,
-    "encoder_ffn_dim": 1_000_000,
-    "decoder_ffn_dim": 1_000_000,
-    "d_k": 65_536,
-    "d_v": 65_536,
-    "max_position_embeddings": 10_000_000,
+    "vocab_size decoder_vocab_size max_position_embeddings": 10_000_000,
+    "encoder_ffn_dim decoder_ffn_dim": 1_000_000,
+    "d_model d_k d_v": 65_536,
+    "encoder_attention_heads decoder_attention_heads": 4_096,
+    "encoder_layers decoder_layers": 1_000,
 }
 
 
@@ -76,12 +69,12 @@ _LARGEST = {
 class VaswaniTransformerConfig(PreTrainedConfig):
     """Configuration of a [`VaswaniTransformerForConditionalGeneration`].
 
-    Sizes (symbols of the paper): `d_model`; `encoder_layers`, `decoder_layers` (N); `encoder_attention_heads`,
+    Sizes, with the paper's symbols: `d_model`; `encoder_layers`, `decoder_layers` (N); `encoder_attention_heads`,
     `decoder_attention_heads` (h); `d_k`, `d_v` (default d_model / h); `encoder_ffn_dim`, `decoder_ffn_dim` (d_ff);
-    `dropout` (P_drop). Beam size, length penalty and output length belong to the generation config.
+    `dropout` (P_drop). Beam size, length penalty and maximum length belong to the generation config.
 
-    Raises `ValueError` naming the field for values out of their limits: sizes that are not positive, absurdly large or
-    do not divide, ids outside the vocabulary. A value of the wrong type is huggingface_hub's `StrictDataclassError`.
+    Raises `ValueError` naming the field for a value out of range, and huggingface_hub's `StrictDataclassError` for a
+    value of the wrong type.
 
     >>> VaswaniTransformerConfig.from_preset("big", vocab_size=32000).d_model
     1024
@@ -107,25 +100,25 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     decoder_ffn_dim: int = 2048
     activation_function: str = "relu"
 
-    # Section 5.4 drops sub-layer outputs and the sums of embeddings and positions, nothing else. tensor2tensor's
-    # transformer_base v2 and v3 also drop attention weights and the inner layer of the feed-forward network (0.1).
+    # Section 5.4 applies dropout to sub-layer outputs and to the sums of embeddings and positions. tensor2tensor's
+    # transformer_base v2 and v3 also apply it to attention weights and inside the feed-forward network (0.1).
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
 
-    # Section 3.5. "learned" is Table 3 (E). Base 10000^(h/(h-1)) with h = d_model / 2 is the frequency that
-    # tensor2tensor, fairseq and Marian use; fairseq counts positions from 2.
+    # Section 3.5; "learned" is Table 3 (E). tensor2tensor, fairseq and Marian use the frequencies of base
+    # 10000^(h/(h-1)) with h = d_model / 2; fairseq counts positions from 2.
     position_embedding_type: str = "sinusoidal"
     position_base: float | int = 10000.0
     position_offset: int = 0
     max_position_embeddings: int | None = None  # rows of a learned table; sinusoids have no maximum
 
-    # Section 3.1 normalises after the residual sum ("post"). "pre", and a norm on top of each stack, are
-    # tensor2tensor's v2 and v3, OpenNMT-py, Sockeye; torch.nn.Transformer has the top norms with "post" as well.
+    # Section 3.1 normalises after the residual sum ("post"). tensor2tensor's v2 and v3, OpenNMT-py and Sockeye use
+    # "pre" with a final norm on top of each stack; torch.nn.Transformer has final norms with "post" too.
     norm_position: str = "post"
-    encoder_final_norm: bool | None = None  # None: with "pre" only
+    encoder_final_norm: bool | None = None  # None: only with "pre"
     decoder_final_norm: bool | None = None
-    layer_norm_eps: float = 1e-6  # tensor2tensor; the paper does not say. fairseq, torch: 1e-5
+    layer_norm_eps: float = 1e-6  # as tensor2tensor, because the paper does not specify it; fairseq, torch: 1e-5
 
     attention_bias: bool = False  # the projections of Section 3.2.2 have none; fairseq and Marian do
     output_bias: bool = False  # Marian, OpenNMT-py, Sockeye
@@ -139,7 +132,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     is_encoder_decoder: bool = True
     bos_token_id: int | None = 0
     decoder_start_token_id: int = 0
-    pad_token_id: int | None = 1  # not 0: transformers 5.23 fills finished beams with </s> when it is
+    pad_token_id: int | None = 1  # with 0, transformers 5.23 would pad finished beams with </s>
     eos_token_id: int | list[int] | None = 2
 
     def __post_init__(self, **kwargs):
@@ -148,15 +141,15 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         if self.position_embedding_type == "learned" and self.max_position_embeddings is None:
             self.max_position_embeddings = 256  # Table 3 (E), tensor2tensor's max_length
         if self.position_embedding_type == "sinusoidal":
-            self.max_position_embeddings = None  # Ported code sets it, and lengths would be limited by it.
+            self.max_position_embeddings = None  # ported code may set it, but sinusoids have no maximum
         for stack in ("encoder", "decoder"):
             if getattr(self, f"{stack}_final_norm") is None:
                 setattr(self, f"{stack}_final_norm", self.norm_position == "pre")
         if not __name__.startswith("transformers_modules."):
-            # The package has registered the pipeline; transformers would ask for trust in the repository's copy of it.
+            # The package has registered the pipeline; transformers would require trust in the repository's copy.
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
-        # Here and not in `validate_...` methods: those hide the one line that matters in a second exception.
+        # Not in `validate_...` methods, whose errors are wrapped in a second exception.
         self._check_sizes()
         self._check_choices()
         self._check_attention()
@@ -165,13 +158,13 @@ class VaswaniTransformerConfig(PreTrainedConfig):
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "VaswaniTransformerConfig":
-        """The configuration of a row of Table 3, of "big", or of another model of the paper (see `PRESETS`)."""
+        """Return the configuration of a model of the paper: a row of Table 3, "big" or another of `PRESETS`."""
         if name not in PRESETS:
             raise ValueError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
         return cls(**PRESETS[name] | overrides)
 
     def _check_sizes(self):
-        for field, largest in _LARGEST.items():
+        for field, largest in ((field, largest) for fields, largest in _LARGEST.items() for field in fields.split()):
             size = getattr(self, field)
             if size is not None and not 1 <= size <= largest:
                 raise ValueError(f"config field `{field}` is {size}; it must lie between 1 and {largest}")
@@ -179,11 +172,11 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             heads = getattr(self, f"{stack}_attention_heads")
             if self.d_model % heads and None in (self.d_k, self.d_v):
                 raise ValueError(
-                    f"config field `d_model` is {self.d_model}, which {heads} {stack} heads do not divide; "
+                    f"config field `d_model` is {self.d_model}, which is not divisible by {heads} {stack} heads; "
                     "choose another number of heads or set `d_k` and `d_v`"
                 )
         if self.position_embedding_type == "sinusoidal" and self.d_model % 2:
-            raise ValueError(f"config field `d_model` is {self.d_model}; sine and cosine need an even number")
+            raise ValueError(f"config field `d_model` is {self.d_model}; sinusoids need an even number")
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
             raise ValueError(
                 f"config field `decoder_vocab_size` is {self.decoder_vocab_size} and `vocab_size` is "
@@ -202,8 +195,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
                 )
 
     def _check_attention(self):
-        # transformers downloads and runs the kernel "owner/name" when it builds the model. A config.json may not ask
-        # for that.
+        # A config.json must not make transformers download and run the kernel "owner/name".
         implementation = self._attn_implementation
         if implementation is not None and (not isinstance(implementation, str) or "/" in implementation):
             raise ValueError(
@@ -215,26 +207,28 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     def _check_numbers(self):
         for field in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"config field `{field}` is {getattr(self, field)}; it must lie in [0, 1)")
+                raise ValueError(
+                    f"config field `{field}` is {getattr(self, field)}; it must be at least 0 and less than 1"
+                )
         for field in ("layer_norm_eps", "position_base"):
             if not 0 < getattr(self, field) < float("inf"):
-                raise ValueError(f"config field `{field}` is {getattr(self, field)}; it must be positive")
+                raise ValueError(f"config field `{field}` is {getattr(self, field)}; it must be positive and finite")
         if self.position_offset < 0:
-            raise ValueError(f"config field `position_offset` is {self.position_offset}; it counts from 0")
+            raise ValueError(f"config field `position_offset` is {self.position_offset}; it must not be negative")
 
     def _check_token_ids(self):
         if isinstance(self.eos_token_id, list):
-            raise ValueError(f"config field `eos_token_id` is {self.eos_token_id}; it must be one token")
+            raise ValueError(f"config field `eos_token_id` is {self.eos_token_id}; it must be a single token id")
         decoder_vocab_size = self.decoder_vocab_size or self.vocab_size
         smaller = min(self.vocab_size, decoder_vocab_size)
         for field in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             token_id = getattr(self, field)
             size = decoder_vocab_size if field == "decoder_start_token_id" else smaller
             if token_id is not None and not 0 <= token_id < size:
-                raise ValueError(f"config field `{field}` is {token_id}; the vocabulary goes from 0 to {size - 1}")
+                raise ValueError(f"config field `{field}` is {token_id}; the ids of the vocabulary are 0 to {size - 1}")
 
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
-        # transformers 5.17 sizes its beams by `get_text_config().vocab_size` and knows one vocabulary only.
+        # transformers 5.17 reads the size of the target vocabulary from `get_text_config().vocab_size`.
         if decoder == encoder and self.decoder_vocab_size not in (None, self.vocab_size):
             target = copy.copy(self)
             target.vocab_size = self.decoder_vocab_size

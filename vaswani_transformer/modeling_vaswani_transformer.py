@@ -645,42 +645,22 @@ class SourceLengthLimit(StoppingCriteria):
         return input_ids.shape[1] - self.prompt_length >= limits
 
 
-class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, GenerationMixin):
-    """Figure 1: encoder, decoder and the final linear layer; `forward` returns logits, without the softmax."""
+class VaswaniTransformerGenerationMixin(GenerationMixin):
+    """`generate()` with the beam search of tensor2tensor. It differs from transformers' beam search in four ways.
 
-    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+    * The score of a hypothesis is log P(Y | X) / ((5 + |Y|) / 6)^alpha, where alpha is `length_penalty`.
+      transformers divides by |Y|^alpha.
+    * Each of the 2 x beam best continuations of a step that is </s> finishes. transformers considers the best `beam`.
+    * Each sentence has its own limit, |source| + `max_source_length_offset` (50) tokens, unless `max_length` or
+      `max_new_tokens` is given. Live hypotheses at the limit count only if none has finished.
+    * A sentence is done when no live hypothesis can still beat the worst of its `beam` finished ones.
 
-    def __init__(self, config: VaswaniTransformerConfig):
-        super().__init__(config)
-        self.model = VaswaniTransformerModel(config)
-        self.lm_head = nn.Linear(config.d_model, target_vocab_size(config), bias=config.output_bias)
-        self.post_init()
-        special = (config.pad_token_id, config.decoder_start_token_id)
-        never_generated = {token for token in special if token is not None and token != config.eos_token_id}
-        # A config derived from the model's config would lose `max_source_length_offset` when it is saved.
-        self.generation_config = GenerationConfig(
-            num_beams=4,
-            length_penalty=0.6,
-            early_stopping="never",
-            max_source_length_offset=50,
-            suppress_tokens=sorted(never_generated),
-            bos_token_id=config.bos_token_id,
-            decoder_start_token_id=config.decoder_start_token_id,
-            pad_token_id=config.pad_token_id,
-            eos_token_id=config.eos_token_id,
-        )
+    The overridden private methods take keyword arguments, which tests/test_transformers_hooks.py checks. The type
+    checker compares them with transformers' positional signatures.
+    """
 
-    def _ties(self) -> dict[str, str]:
-        if not self.config.tie_word_embeddings:
-            return {}
-        shared = self.config.share_encoder_decoder_embeddings
-        return {"lm_head.weight": "model.shared.weight" if shared else "model.decoder.embed_tokens.weight"}
-
-    def get_encoder(self, *args, **kwargs) -> VaswaniTransformerEncoder:
-        return self.model.encoder
-
-    def get_decoder(self, *args, **kwargs) -> VaswaniTransformerDecoder:
-        return self.model.decoder
+    config: VaswaniTransformerConfig
+    generation_config: GenerationConfig
 
     def adjust_generation_fn(self, generation_config: GenerationConfig | None, *args, **kwargs):
         # Without generation_config.json, from_pretrained would fall back to transformers' defaults (greedy, 20 tokens).
@@ -688,77 +668,6 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         super().adjust_generation_fn(generation_config, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if self.generation_config._from_model_config:
             self.generation_config = papers_search
-
-    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Shift labels (batch, target) right, with the start token in front and padding in the place of -100."""
-        start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
-        padding = cast(int, self.config.pad_token_id)
-        return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, padding)), dim=1)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: ModelOutput | tuple | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: int | Tensor | None = None,
-        **kwargs,
-    ) -> Seq2SeqLMOutput:
-        """Compute logits, and the loss if labels are given. Other arguments as in `VaswaniTransformerModel.forward`.
-
-        labels: (batch, target), ending in </s>, -100 at padding; they also give the decoder's input
-        label_smoothing (0.0), label_smoothing_spread ("others"), num_items_in_batch: see `label_smoothed_cross_entropy`
-        logits_to_keep: number of last positions to compute logits for, or their indices; 0 for all positions
-        returns logits: (batch, target, V) and, with labels, the loss
-        """
-        # Not in the signature, because Trainer treats parameters with "label" in their name as columns of the data set.
-        smoothing = kwargs.pop("label_smoothing", 0.0), kwargs.pop("label_smoothing_spread", "others")
-        if labels is not None:
-            use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = label_smoothed_cross_entropy(logits, labels, *smoothing, num_items_in_batch)
-        return Seq2SeqLMOutput(
-            loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
-        )
-
-    # ---- Section 6.1: the search ----
-    #
-    # `generate()` searches as tensor2tensor does. It differs from transformers' beam search in four ways:
-    #
-    # * The score of a hypothesis is log P(Y | X) / ((5 + |Y|) / 6)^alpha, where alpha is `length_penalty`.
-    #   transformers divides by |Y|^alpha.
-    # * Each of the 2 x beam best continuations of a step that is </s> finishes. transformers considers the best `beam`.
-    # * Each sentence has its own limit, |source| + `max_source_length_offset` (50) tokens, unless `max_length` or
-    #   `max_new_tokens` is given. Live hypotheses at the limit count only if none has finished.
-    # * A sentence is done when no live hypothesis can still beat the worst of its `beam` finished ones.
-    #
-    # The overridden private methods take keyword arguments, which tests/test_transformers_hooks.py checks. The type
-    # checker compares their signatures with transformers' positional ones.
 
     def generate(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -804,7 +713,7 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
                 generation_config.max_length = longest
             limit = SourceLengthLimit(limits, prompt_length)
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), limit])
-        # transformers types `self` of its mixin as a model with more attributes than PreTrainedModel declares.
+        # transformers types `self` of its mixin as a protocol with more attributes than a model declares.
         search = super().generate  # pyright: ignore[reportAttributeAccessIssue]
         return search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 
@@ -910,6 +819,101 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         # All beams of a sentence share its memory, so only the self-attention cache is reordered.
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
         return past_key_values
+
+
+class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, VaswaniTransformerGenerationMixin):
+    """Figure 1: encoder, decoder and the final linear layer; `forward` returns logits, without the softmax."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+
+    def __init__(self, config: VaswaniTransformerConfig):
+        super().__init__(config)
+        self.model = VaswaniTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, target_vocab_size(config), bias=config.output_bias)
+        self.post_init()
+        special = (config.pad_token_id, config.decoder_start_token_id)
+        never_generated = {token for token in special if token is not None and token != config.eos_token_id}
+        # A config derived from the model's config would lose `max_source_length_offset` when it is saved.
+        self.generation_config = GenerationConfig(
+            num_beams=4,
+            length_penalty=0.6,
+            early_stopping="never",
+            max_source_length_offset=50,
+            suppress_tokens=sorted(never_generated),
+            bos_token_id=config.bos_token_id,
+            decoder_start_token_id=config.decoder_start_token_id,
+            pad_token_id=config.pad_token_id,
+            eos_token_id=config.eos_token_id,
+        )
+
+    def _ties(self) -> dict[str, str]:
+        if not self.config.tie_word_embeddings:
+            return {}
+        shared = self.config.share_encoder_decoder_embeddings
+        return {"lm_head.weight": "model.shared.weight" if shared else "model.decoder.embed_tokens.weight"}
+
+    def get_encoder(self, *args, **kwargs) -> VaswaniTransformerEncoder:
+        return self.model.encoder
+
+    def get_decoder(self, *args, **kwargs) -> VaswaniTransformerDecoder:
+        return self.model.decoder
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shift labels (batch, target) right, with the start token in front and padding in the place of -100."""
+        start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
+        padding = cast(int, self.config.pad_token_id)
+        return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, padding)), dim=1)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: ModelOutput | tuple | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: int | Tensor | None = None,
+        **kwargs,
+    ) -> Seq2SeqLMOutput:
+        """Compute logits, and the loss if labels are given. Other arguments as in `VaswaniTransformerModel.forward`.
+
+        labels: (batch, target), ending in </s>, -100 at padding; they also give the decoder's input
+        label_smoothing (0.0), label_smoothing_spread ("others"), num_items_in_batch: see `label_smoothed_cross_entropy`
+        logits_to_keep: number of last positions to compute logits for, or their indices; 0 for all positions
+        returns logits: (batch, target, V) and, with labels, the loss
+        """
+        # Not in the signature, because Trainer treats parameters with "label" in their name as columns of the data set.
+        smoothing = kwargs.pop("label_smoothing", 0.0), kwargs.pop("label_smoothing_spread", "others")
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = label_smoothed_cross_entropy(logits, labels, *smoothing, num_items_in_batch)
+        return Seq2SeqLMOutput(
+            loss=loss, logits=logits, **{k: v for k, v in outputs.items() if k != "last_hidden_state"}
+        )
 
 
 __all__ = [

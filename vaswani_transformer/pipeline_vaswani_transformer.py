@@ -5,19 +5,13 @@
 >>> translate("The house is small.")
 [{'translation_text': 'Das Haus ist klein.'}]
 
-Importing the package registers it. Without the package a repository brings it along: `trust_remote_code=True`.
-
-The file travels to the Hub and needs torch and transformers alone.
+Importing the package registers the pipeline. Without the package, `trust_remote_code=True` loads this file from the
+model's repository; it imports only torch and transformers.
 """
-
-# Pipelines are typed as taking and giving anything.
-# pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalCall=false
-# pyright: reportOptionalIterable=false, reportOptionalSubscript=false
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,40 +26,44 @@ TASK = "translation"
 
 
 class VaswaniTransformerTranslationPipeline(ChunkPipeline):
-    """Texts in, translations out, in the format of transformers 4's translation pipeline.
+    """Translate texts, with the output format of transformers 4's translation pipeline.
 
     Arguments of a call, or of `pipeline(...)` for all calls:
 
-    batch_size: how many texts, or parts of long texts, are translated at once (default 1)
-    num_return_sequences: n, for a list of the n best translations, best first, for each text
-    return_scores: with each `translation_text` its `score`, log P(Y | X) / ((5 + |Y|) / 6)^alpha
-    return_tensors: `translation_token_ids` instead of `translation_text`
-    max_source_length: a text of more tokens is cut at the ends of sentences, or else at spaces, or else between
-        letters, and its translations are joined (default: 256, or the model's learned positions if fewer)
+    batch_size: number of texts, or parts of long texts, translated together (default 1)
+    num_return_sequences: n, to return a list of the n best translations of each text, best first
+    return_scores: add to each translation its `score`, log P(Y | X) / ((5 + |Y|) / 6)^alpha
+    return_tensors: return `translation_token_ids` instead of `translation_text`
+    max_source_length: longest source in tokens (default: 256, or the model's learned positions if fewer). A longer text
+        is split at sentence ends, otherwise at spaces or between letters, and the translations are joined
 
-    All others are those of `generate()`; with none it is the paper's search. A text of white space alone is
-    translated to an empty one. No translation depends on the others in its batch.
+    Other arguments go to `generate()`, whose defaults are the paper's search. A text of only white space has an empty
+    translation. Translations do not depend on the other texts in the batch.
     """
 
     _load_tokenizer = True
     _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
 
     def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerFast | None = None, **kwargs: Any):
-        """target_tokenizer: what decodes, where the languages share no vocabulary; default: the one beside the model,
-        of the repository's main branch where transformers does not say which revision was asked for"""
+        """target_tokenizer: tokenizer of the decoder, if the languages have separate vocabularies
+
+        By default it is loaded from the model's folder or repository. transformers does not always report the requested
+        revision; the main branch is used then.
+        """
         super().__init__(*args, **kwargs)
         config = self.model.config
         if config.model_type != "vaswani_transformer":
             raise ValueError(
-                f"this translation pipeline is for models of the kind vaswani_transformer, not {config.model_type}; "
-                "transformers 5 has none for others: use the model's generate()"
+                f"this translation pipeline supports vaswani_transformer models, not {config.model_type}; "
+                "call the model's generate()"
             )
         if self.tokenizer is None:
             raise ValueError("a translation pipeline needs a tokenizer; pass tokenizer=")
-        self.target_tokenizer = target_tokenizer or beside_the_model(config) or self.tokenizer
+        self.source_tokenizer = cast(Any, self.tokenizer)
+        self.target_tokenizer = cast(Any, target_tokenizer or load_target_tokenizer(config) or self.tokenizer)
         if len(self.target_tokenizer) > config.decoder_vocab_size:
             raise ValueError(
-                f"the tokenizer that decodes has {len(self.target_tokenizer)} tokens and the model's decoder "
+                f"the target tokenizer has {len(self.target_tokenizer)} tokens and the model's decoder "
                 f"{config.decoder_vocab_size}; pass target_tokenizer="
             )
 
@@ -75,7 +73,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         if isinstance(inputs, list) and not inputs:
             return []
         result = super().__call__(inputs, **kwargs)
-        # As in transformers 4: a list of texts gives a list of translations, unless several were asked for.
+        # As in transformers 4: a list of texts gives a flat list, unless several translations per text are requested.
         if isinstance(inputs, list) and all(len(translations) == 1 for translations in result):
             return [translations[0] for translations in result]
         return result
@@ -93,14 +91,17 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             after["return_scores"] = generate["return_scores"] = return_scores
         return before, generate, after
 
-    def preprocess(self, text: Any, max_source_length: int | None = None) -> Iterator[dict[str, Any]]:
-        """The parts of a text that are translated at once; one, unless it is long."""
+    # Pipeline types every stage as dict to dict with any keyword arguments.
+    def preprocess(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, text: Any, max_source_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the encoded text, or the parts of a long one."""
         if not isinstance(text, str):
-            raise ValueError(f"a text to translate is a str or a list of str, not {type(text).__name__}")
+            raise ValueError(f"the text to translate is a str or a list of str, not {type(text).__name__}")
         limit = self._source_limit(max_source_length)
         parts = list(split_text(text, limit, self._encode))
         is_blank = not parts
-        if is_blank:  # white space alone; every text needs a part
+        if is_blank:  # only white space, but transformers needs at least one part
             parts = [(self._encode("")[0], "")]
         for number, (ids, separator) in enumerate(parts, start=1):
             input_ids = torch.tensor([ids])
@@ -124,33 +125,34 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         return max_source_length
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids, ending in </s>, and the character at which each token begins."""
-        encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
+        """Return token ids, ending in </s>, and the index of each token's first character."""
+        encoding = self.source_tokenizer(text, return_offsets_mapping=True, verbose=False)
         return encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
 
-    def _forward(self, inputs: dict[str, Any], return_scores: bool = False, **generate: Any) -> dict[str, Any]:
-        """sequences: (batch, n, length), without the start token;  scores: (batch, n)"""
-        input_ids, attention_mask = inputs["input_ids"], inputs["attention_mask"]
-        generated = self.model.generate(input_ids=input_ids, attention_mask=attention_mask, **generate)
+    def _forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, inputs: dict[str, Any], return_scores: bool = False, **generate: Any
+    ) -> dict[str, Any]:
+        """Return sequences: (batch, n, length), without the start token;  scores: (batch, n), if requested."""
+        source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        generated = cast(Any, self.model).generate(**source, **generate)
         sequences = generated if isinstance(generated, Tensor) else generated.sequences
-        shape = (input_ids.shape[0], sequences.shape[0] // input_ids.shape[0])
+        shape = (len(source["input_ids"]), len(sequences) // len(source["input_ids"]))
         outputs: dict[str, Any] = {"sequences": sequences[:, 1:].unflatten(0, shape)}
         if return_scores:
-            configured = [generate.get("generation_config"), self.model.generation_config]
-            alphas = [
+            configs = [generate.get("generation_config"), self.model.generation_config]
+            settings = [
                 generate.get("length_penalty"),
-                *(getattr(config, "length_penalty", None) for config in configured),
+                *(getattr(config, "length_penalty", None) for config in configs),
             ]
-            alpha = next(alpha for alpha in [*alphas, 0.6] if alpha is not None)
-            outputs["scores"] = self._scores(input_ids, attention_mask, sequences, alpha).unflatten(0, shape)
+            alpha = next(alpha for alpha in [*settings, 0.6] if alpha is not None)
+            outputs["scores"] = self._scores(source, sequences, alpha).unflatten(0, shape)
         return outputs | {key: inputs[key] for key in ("separator", "is_blank", "is_last")}
 
-    def _scores(self, input_ids: Tensor, attention_mask: Tensor, sequences: Tensor, alpha: float) -> Tensor:
-        """(batch x n,): log P(Y | X) / ((5 + |Y|) / 6)^alpha of translations (batch x n, 1 + length)"""
-        copies = sequences.shape[0] // input_ids.shape[0]
+    def _scores(self, source: dict[str, Tensor], sequences: Tensor, alpha: float) -> Tensor:
+        """Return (batch x n,): log P(Y | X) / ((5 + |Y|) / 6)^alpha of sequences (batch x n, 1 + length)."""
+        copies = len(sequences) // len(source["input_ids"])
         logits = self.model(
-            input_ids=input_ids.repeat_interleave(copies, dim=0),
-            attention_mask=attention_mask.repeat_interleave(copies, dim=0),
+            **{name: tensor.repeat_interleave(copies, dim=0) for name, tensor in source.items()},
             decoder_input_ids=sequences[:, :-1],
             use_cache=False,
         ).logits.float()  # (batch x n, length, V)
@@ -160,31 +162,32 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         return (log_probabilities * counts).sum(dim=1) / ((5 + counts.sum(dim=1)) / 6) ** alpha
 
     def _lengths(self, sequences: Tensor) -> Tensor:
-        """(rows,): tokens of each sequence up to </s>, which counts; padding does not"""
+        """Return (rows,): number of tokens of each sequence up to and including </s>, without padding."""
         config = self.model.config
         is_end = (sequences == config.eos_token_id).long()
         ended_before = is_end.cumsum(dim=1) - is_end > 0
         return (~ended_before & (sequences != config.pad_token_id)).sum(dim=1)
 
-    def postprocess(
+    def postprocess(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, parts: list[dict[str, Any]], return_tensors: bool = False, return_scores: bool = False
     ) -> list[dict[str, Any]]:
-        """The translations of a text, best first, from those of its parts: the k-th best with the k-th best."""
+        """Return the translations of a text, best first, joining the k-th best translations of its parts."""
         texts, scores, tokens = [""], [0.0], [[]]
-        if not parts[0]["is_blank"]:
-            for number, part in enumerate(parts):
-                sequences = part["sequences"][0]  # (n, length)
-                lengths = self._lengths(sequences).tolist()
-                kept = [row for row, length in enumerate(lengths) if length] or [0]  # others never finished
-                ids = [sequences[row, : lengths[row]].tolist() for row in kept]
-                found = [str(self.target_tokenizer.decode(row, skip_special_tokens=True)) for row in ids]
-                values = [float(part["scores"][0][row]) if return_scores else 0.0 for row in kept]
-                if number == 0:
-                    texts, scores, tokens = found, values, ids
-                else:  # a part may have fewer
-                    texts = [a + part["separator"] + b for a, b in zip(texts, found, strict=False)]
-                    scores = [a + b for a, b in zip(scores, values, strict=False)]
-                    tokens = [a + b for a, b in zip(tokens, ids, strict=False)]
+        for number, part in enumerate(parts):
+            if part["is_blank"]:
+                break
+            sequences = part["sequences"][0]  # (n, length)
+            lengths = self._lengths(sequences).tolist()
+            kept = [row for row, length in enumerate(lengths) if length] or [0]  # the others never finished
+            part_tokens = [sequences[row, : lengths[row]].tolist() for row in kept]
+            part_texts = [str(self.target_tokenizer.decode(row, skip_special_tokens=True)) for row in part_tokens]
+            part_scores = [float(part["scores"][0][row]) if return_scores else 0.0 for row in kept]
+            if number == 0:
+                texts, scores, tokens = part_texts, part_scores, part_tokens
+            else:  # a part may have fewer translations
+                texts = [a + part["separator"] + b for a, b in zip(texts, part_texts, strict=False)]
+                scores = [a + b for a, b in zip(scores, part_scores, strict=False)]
+                tokens = [a + b for a, b in zip(tokens, part_tokens, strict=False)]
         translations = []
         for text, score, ids in zip(texts, scores, tokens, strict=True):
             record: dict[str, Any] = {f"{TASK}_text": text}
@@ -194,11 +197,11 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         return translations
 
 
-def beside_the_model(config: Any) -> PreTrainedTokenizerFast | None:
-    """The tokenizer of the target language in the model's folder or repository, if it has one of its own."""
+def load_target_tokenizer(config: Any) -> PreTrainedTokenizerFast | None:
+    """Return the target tokenizer in the model's folder or repository, or None if the languages share a vocabulary."""
     if config.share_encoder_decoder_embeddings or not config._name_or_path:
         return None
-    # Which commit the model came from: transformers 5.17 keeps it, 5.23 only in the name of code that it has fetched.
+    # The commit of the model: transformers 5.17 keeps it in the config, 5.23 only in the module name of remote code.
     commit = getattr(config, "_commit_hash", None) or next(re.finditer(r"\b[0-9a-f]{40}\b", __name__), [None])[0]
     place = {"revision": commit, "subfolder": TARGET_TOKENIZER}
     found = cached_file(config._name_or_path, "tokenizer.json", **place, _raise_exceptions_for_missing_entries=False)
@@ -206,10 +209,10 @@ def beside_the_model(config: Any) -> PreTrainedTokenizerFast | None:
 
 
 def register_pipeline() -> None:
-    """Make `pipeline("translation", ...)` known to transformers."""
+    """Register `pipeline("translation", ...)` with transformers."""
     from transformers import pipelines
 
-    # transformers 5.23 refuses the names of its former tasks before it looks at what is registered.
+    # transformers 5.23 refuses the names of removed tasks before it looks up registered ones.
     getattr(pipelines, "REMOVED_TASKS", {}).pop(TASK, None)
     if TASK not in PIPELINE_REGISTRY.supported_tasks:
         PIPELINE_REGISTRY.register_pipeline(

@@ -1,12 +1,11 @@
-"""One shared byte-level BPE for both languages (section 5.1), as a plain tokenizer.json.
+"""One shared byte-level BPE for both languages (section 5.1), saved as a plain tokenizer.json.
 
-Every text is a string of bytes and every byte is in the vocabulary, so nothing is unknown and decoding gives
-back exactly what was encoded. AutoTokenizer loads the saved folder without any code of ours.
+The vocabulary contains every byte, so no text is unknown and decoding returns exactly the encoded text. AutoTokenizer
+loads the saved folder without code of this package.
 
-Users may type `</s>`. The tokenizers library would match it as the control token, unless told otherwise:
-`split_special_tokens`, saved in tokenizer_config.json, does that wherever transformers loads the tokenizer.
-tokenizer.json has no field for it, so a program that reads this file alone has to set
-`tokenizer.encode_special_tokens = True` (which means: encode them like any other text).
+A `</s>` typed by a user is encoded as text because `split_special_tokens` is set in tokenizer_config.json.
+tokenizer.json has no field for it: programs that read this file alone set `tokenizer.encode_special_tokens = True`,
+which encodes special tokens like any other text.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,11 +18,11 @@ from transformers import PreTrainedTokenizerFast
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 
-# The ids of DESIGN.md. <pad> is not 0: transformers fills finished beams with </s> where it is.
+# In the order of their ids, 0 to 3. With <pad> as 0, transformers would pad finished beams with </s>.
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 
-# Longer lines are cut for training only: a word of a million letters would make every merge a walk through it.
+# Longer texts are split for training: each merge would have to scan a word of a million letters.
 LONGEST_TRAINING_TEXT = 10_000
 
 
@@ -39,19 +38,18 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Train a shared byte-level BPE.
 
-    texts: source and target sentences, read once and never held: memory grows with distinct words only.
-    vocab_size: all of it: 4 control tokens, 256 bytes, the rest merges.
-    split_digits: every digit a token of its own, so that unseen numbers are spelt with seen tokens.
-    lowercase: read every text in small letters, and therefore write in small letters: what papers on small corpora
-        do. Decoding then gives back the lower-cased text.
-    min_frequency: how often a pair must occur to be merged.
-    model_max_length: where `tokenizer(..., truncation=True)` cuts; the sinusoidal model itself has no limit.
+    texts: source and target sentences, read once as a stream; memory grows only with the number of distinct words
+    vocab_size: total size: 4 special tokens, 256 bytes and the merges
+    split_digits: make every digit a token, so that unseen numbers consist of known tokens
+    lowercase: lower-case every text, as papers on small corpora do; decoding then returns lower-cased text
+    min_frequency: smallest number of occurrences of a pair to be merged
+    model_max_length: length for `tokenizer(..., truncation=True)`; the model with sinusoids has no maximum length
 
-    Raises InputError if vocab_size is too small to hold the bytes, or larger than the texts give.
+    Raises `InputError` if `vocab_size` is too small for the bytes or larger than the texts support.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise InputError(
-            f"vocab_size {vocab_size} is too small: {len(SPECIAL_TOKENS)} control tokens and 256 bytes "
+            f"vocab_size {vocab_size} is too small: {len(SPECIAL_TOKENS)} special tokens and 256 bytes "
             f"need {SMALLEST_VOCABULARY}"
         )
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -75,8 +73,8 @@ def train_tokenizer(
     learned = tokenizer.get_vocab_size()
     if learned < vocab_size:
         raise InputError(
-            f"vocab_size {vocab_size} is larger than the texts give: they support {learned} entries "
-            f"(pairs that occur at least {min_frequency} times); give more text or at most {learned}"
+            f"vocab_size {vocab_size} is larger than the texts give merges for (pairs that occur at least "
+            f"{min_frequency} times); give more text or at most {learned}"
         )
     end_of_sentence = SPECIAL_TOKENS["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -94,8 +92,8 @@ def train_tokenizer(
 
 
 def training_texts(texts: Iterable[str]) -> Iterator[str]:
-    """The texts as the trainer takes them. InputError if one is not Unicode text or there is none."""
-    nothing = True
+    """Yield the texts in pieces for the trainer. Raises `InputError` for invalid Unicode or if all texts are empty."""
+    is_empty = True
     for number, text in enumerate(texts, start=1):
         try:
             text.encode("utf-8")
@@ -104,13 +102,13 @@ def training_texts(texts: Iterable[str]) -> Iterator[str]:
                 f"text {number}: the lone surrogate {ascii(text[error.start])} at character {error.start + 1} "
                 "is not Unicode text"
             ) from None
-        nothing = nothing and not text
+        is_empty = is_empty and not text
         for start in range(0, len(text), LONGEST_TRAINING_TEXT):
             yield text[start : start + LONGEST_TRAINING_TEXT]
-    if nothing:
+    if is_empty:
         raise InputError("there is no text to train a tokenizer on")
 
 
 def lines_of_files(files: Iterable[str | Path]) -> Iterator[str]:
-    """The lines of several UTF-8 text files, one after the other."""
+    """Yield the lines of UTF-8 text files, one file after the other."""
     return chain.from_iterable(read_lines(file) for file in files)

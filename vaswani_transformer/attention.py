@@ -1,0 +1,117 @@
+"""Attention weights of a sentence pair, with a readable label for each token; `pictures` draws them."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from .errors import InputError
+from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
+
+LONGEST_SENTENCE = 120  # tokens; the labels of a larger heat map are illegible
+
+# ByteLevel tokens write each byte as one letter, by GPT-2's table.
+BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """The attention weights of one sentence pair; every row sums to 1.
+
+    source: labels of the source tokens, ending in </s>
+    target: labels of the decoder's inputs, beginning with <s>
+    predicted: labels of the tokens that the decoder predicts at these inputs, ending in </s>
+    cross: (decoder_layers, heads, target, source);  encoder: (encoder_layers, heads, source, source)
+    decoder: (decoder_layers, heads, target, target)
+    """
+
+    source: list[str]
+    target: list[str]
+    predicted: list[str]
+    cross: Tensor
+    encoder: Tensor
+    decoder: Tensor
+
+
+@torch.inference_mode()
+def attention_maps(
+    model: VaswaniTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
+    source: str,
+    target: str | None = None,
+    target_tokenizer: PreTrainedTokenizerFast | None = None,
+) -> AttentionMaps:
+    """Compute the attention weights of a sentence and its translation.
+
+    target: None for the model's translation
+    target_tokenizer: tokenizer of the decoder, if the languages have separate vocabularies
+    Raises `InputError` if the source is empty or a sentence has more than 120 tokens.
+    """
+    if not source.strip():
+        raise InputError("the source is empty; give a sentence")
+    target_tokenizer = target_tokenizer or tokenizer
+    encoding = tokenizer([source], return_tensors="pt", verbose=False).to(model.device)
+    source_ids, source_mask = cast(Tensor, encoding["input_ids"]), cast(Tensor, encoding["attention_mask"])
+    check_length("source", source_ids.shape[1])
+    if target is None:
+        labels = cast(Tensor, model.generate(input_ids=source_ids, attention_mask=source_mask))[:, 1:]
+    else:
+        labels = cast(Tensor, target_tokenizer(text_target=[target], return_tensors="pt", verbose=False)["input_ids"])
+        labels = labels.to(model.device)
+    check_length("target", labels.shape[1])
+
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # the only implementation that returns weights
+    try:
+        outputs = model(
+            input_ids=source_ids,
+            attention_mask=source_mask,
+            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+            output_attentions=True,
+            use_cache=False,
+        )
+    finally:
+        model.set_attn_implementation(attention or "eager")
+    predicted = token_labels(target_tokenizer, labels[0].tolist())
+    start = target_tokenizer.convert_ids_to_tokens(model.config.decoder_start_token_id)
+    return AttentionMaps(
+        source=token_labels(tokenizer, source_ids[0].tolist()),
+        target=[str(start), *predicted[:-1]],
+        predicted=predicted,
+        cross=torch.cat(outputs.cross_attentions).float().cpu(),
+        encoder=torch.cat(outputs.encoder_attentions).float().cpu(),
+        decoder=torch.cat(outputs.decoder_attentions).float().cpu(),
+    )
+
+
+def check_length(kind: str, tokens: int) -> None:
+    if tokens > LONGEST_SENTENCE:
+        raise InputError(f"the {kind} has {tokens} tokens; a heat map shows at most {LONGEST_SENTENCE}")
+
+
+def token_labels(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
+    """Return a readable label for each token: its text with `▁` for a space, and `ü 1/2` for a part of a character."""
+    tokens = cast(list[str], tokenizer.convert_ids_to_tokens(ids))
+    special = set(tokenizer.all_special_ids)
+    labels: list[str] = []
+    while len(labels) < len(tokens):
+        first = len(labels)
+        if ids[first] in special or not BYTE_OF_LETTER.keys() >= set(tokens[first]):
+            labels.append(tokens[first])
+        else:
+            labels += byte_level_labels(tokens[first : first + 4])
+    return labels
+
+
+def byte_level_labels(tokens: list[str]) -> list[str]:
+    """Return labels for the fewest first tokens whose bytes are complete UTF-8 characters, or `�` for the first."""
+    for count in range(1, len(tokens) + 1):
+        letters = "".join(tokens[:count])
+        text = bytes(BYTE_OF_LETTER[letter] for letter in letters if letter in BYTE_OF_LETTER).decode(errors="replace")
+        if "�" not in text:
+            text = text.replace(" ", "▁")
+            return [text] if count == 1 else [f"{text} {part}/{count}" for part in range(1, count + 1)]
+    return ["�"]
