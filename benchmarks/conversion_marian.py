@@ -1,17 +1,15 @@
-"""Whose conversion of a Marian model is Marian's function? Ours, transformers' and CTranslate2's, on Marian's words.
+"""Whose conversion of a Marian model computes Marian's function? Ours, transformers' and CTranslate2's are compared.
 
     python -m benchmarks.conversion_marian tests/fixtures/marian tests/fixtures/marian-spm
 
-Each folder holds a checkpoint and `expected.npz`: the hypotheses of Marian 1.12.42 and the log-probabilities that it
-prints for their words, with five digits, so that 5e-6 is the smallest difference that can be seen. transformers no
-longer ships its converter: MarianMTModel is filled here as that did, with the same tensors and epsilon.
+Each folder has a checkpoint and `expected.npz`: hypotheses of Marian 1.12.42 and the log-probabilities that it prints
+for their words, with five digits, so 5e-6 is the smallest visible difference. transformers no longer ships its
+converter; MarianMTModel is filled here as that converter did, with the same tensors and epsilon.
 """
 
-import csv
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,57 +22,50 @@ from conversion.description import OUTPUT_BIAS, SOURCE, TARGET, Description
 from conversion.reasons import Reasons
 from conversion.rename import rename
 from conversion.toolkits import hugging_face, marian
-from vaswani_transformer.errors import UnavailableError, exit_cleanly
+from vaswani_transformer.errors import exit_cleanly
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+from .decode_systems import import_ctranslate2
+from .harness import program, report
+
+app = program()
+COLUMNS = (
+    "date", "commit", "command", "hardware", "checkpoint", "conversion", "words", "largest", "mean", "times_ours",
+)  # fmt: skip
 # (source ids, target ids) -> log-probabilities of the target's tokens
 Scorer = Callable[[list[int], list[int]], np.ndarray]
 
 
 @app.command(help="Compare three conversions of Marian checkpoints with the scores that Marian prints.")
-def main_command(
+def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders with model.npz and expected.npz.")],
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="A file for the rows.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Append the rows to this CSV file.")] = None,
 ) -> None:
-    from training.record import commit, hardware
-
     torch.set_num_threads(1)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for folder in folders:
-        pairs = list(marians_words(folder))
-        found = {}
+        words = list(word_scores(folder))
+        largest_of_ours = 0.0
         for name, scorer in (("ours", ours), ("transformers", transformers), ("ctranslate2", ctranslate2)):
             with scorer(folder) as score:
                 differences = np.concatenate(
-                    [np.abs(score(source, target) - theirs) for source, target, theirs in pairs]
+                    [np.abs(score(source, target) - printed) for source, target, printed in words]
                 )
-            found[name] = differences
-        for name, differences in found.items():
-            largest, mean = differences.max(), differences.mean()
-            ratio = largest / found["ours"].max()
-            print(
-                f"{folder.name:14} {name:13} {len(differences):5d} words   largest {largest:.1e}   mean {mean:.1e}   "
-                f"{ratio:8.1f} times ours"
-            )
-            rows.append([folder.name, name, len(differences), f"{largest:.3e}", f"{mean:.3e}", f"{ratio:.1f}"])
-    if csv_file is not None:
-        with csv_file.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            names = "date commit command hardware checkpoint conversion words largest mean times_ours"
-            writer.writerow(names.split())
-            command = f"python -m benchmarks.conversion_marian {' '.join(folder.name for folder in folders)}"
-            about = [date.today().isoformat(), commit(), command, hardware()]
-            writer.writerows([*about, *row] for row in rows)
+            largest = differences.max()
+            largest_of_ours = largest_of_ours or largest
+            row = {"checkpoint": folder.name, "conversion": name, "words": len(differences)}
+            row |= {"largest": f"{largest:.3e}", "mean": f"{differences.mean():.3e}"}
+            rows.append(row | {"times_ours": f"{largest / largest_of_ours:.1f}"})
+    report(rows, csv_file, "conversion_marian", COLUMNS)
 
 
-def marians_words(folder: Path) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
-    """Source ids, a hypothesis, and the log-probabilities that Marian prints for its words."""
+def word_scores(folder: Path) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
+    """Yield source ids, the ids of a hypothesis, and the log-probabilities that Marian prints for its words."""
     with np.load(folder / "expected.npz") as expected:
         for row, hypotheses in enumerate(expected["hyp_ids"].tolist()):
             source = expected["src_ids"][row][expected["src_mask"][row] == 1].tolist()
             for hypothesis, scores in zip(hypotheses, expected["hyp_word_scores"][row], strict=True):
                 target = [id for id in hypothesis if id >= 0]
-                if target[-1:] == [0]:  # not one that the longest length cut off
+                if target[-1:] == [0]:  # skip hypotheses cut off by the length limit
                     yield source, target, scores[: len(target)]
 
 
@@ -85,12 +76,12 @@ def read(folder: Path) -> Description:
 @contextmanager
 def ours(folder: Path) -> Iterator[Scorer]:
     model = build_model(read(folder), Reasons(folder))
-    yield of_torch(model, model.config.decoder_start_token_id)
+    yield torch_scorer(model, model.config.decoder_start_token_id)
 
 
 @contextmanager
 def transformers(folder: Path) -> Iterator[Scorer]:
-    """MarianMTModel with a zero row for <pad>, from which it starts, after Marian's own."""
+    """MarianMTModel, with a zero row for <pad> appended, from which it starts decoding."""
     from transformers import MarianConfig, MarianMTModel
 
     description = read(folder)
@@ -111,24 +102,21 @@ def transformers(folder: Path) -> Iterator[Scorer]:
         max_position_embeddings=512,
     )
     model = MarianMTModel(config).eval()
-    state = {
-        rule.theirs: tensors[rule.ours] for rule in hugging_face.layers(config.encoder_layers, config.decoder_layers)
-    }
+    rules = hugging_face.layers(config.encoder_layers, config.decoder_layers)
+    state = {rule.theirs: tensors[rule.ours] for rule in rules}
     state |= {
         "model.shared.weight": with_pad[SOURCE],
         "final_logits_bias": torch.cat((tensors[OUTPUT_BIAS], torch.zeros(1))).reshape(1, -1),
     }
     missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and all("embed" in name or name == "lm_head.weight" for name in missing), (
-        missing,
-        unexpected,
-    )
+    left = [*unexpected, *(name for name in missing if "embed" not in name and name != "lm_head.weight")]
+    assert not left, left
     model.tie_weights()
-    yield of_torch(model, size, words=size)
+    yield torch_scorer(model, size, words=size)
 
 
-def of_torch(model: Any, start: int, words: int | None = None) -> Scorer:
-    """words: the vocabulary's own size, without the <pad> that its converter forbids"""
+def torch_scorer(model: Any, start: int, words: int | None = None) -> Scorer:
+    """words: size of the vocabulary without <pad>, whose probability the original model does not have."""
 
     @torch.inference_mode()
     def score(source: list[int], target: list[int]) -> np.ndarray:
@@ -142,12 +130,8 @@ def of_torch(model: Any, start: int, words: int | None = None) -> Scorer:
 
 @contextmanager
 def ctranslate2(folder: Path) -> Iterator[Scorer]:
-    """CTranslate2's own converter, which reads a vocabulary as YAML and its configuration without padding."""
-    try:
-        from ctranslate2 import Translator
-        from ctranslate2.converters import MarianConverter
-    except ImportError:
-        raise UnavailableError("ctranslate2 is not installed: pip install ctranslate2") from None
+    """CTranslate2's converter, which needs a vocabulary in YAML and a configuration without padding bytes."""
+    library = import_ctranslate2()
     vocabulary = read(folder).vocabulary
     with tempfile.TemporaryDirectory() as place, np.load(folder / "model.npz") as archive:
         arrays: dict[str, Any] = dict(archive)
@@ -158,11 +142,11 @@ def ctranslate2(folder: Path) -> Iterator[Scorer]:
         for side, tokens in (("source", vocabulary.source), ("target", vocabulary.target)):
             files.append(str(Path(place) / f"{side}.yml"))
             Path(files[-1]).write_text("".join(f"{token}: {id}\n" for id, token in enumerate(tokens)), encoding="utf-8")
-        MarianConverter(str(Path(place) / "model.npz"), files).convert(str(Path(place) / "out"))
-        translator = Translator(str(Path(place) / "out"), device="cpu", compute_type="float32", intra_threads=1)
+        library.converters.MarianConverter(str(Path(place) / "model.npz"), files).convert(str(Path(place) / "out"))
+        translator = library.Translator(str(Path(place) / "out"), device="cpu", compute_type="float32", intra_threads=1)
 
         def score(source: list[int], target: list[int]) -> np.ndarray:
-            words = [vocabulary.source[id] for id in source[:-1]]  # it adds </s> to both
+            words = [vocabulary.source[id] for id in source[:-1]]  # CTranslate2 adds </s> to both sides
             result = translator.score_batch([words], [[vocabulary.target[id] for id in target[:-1]]])[0]
             return np.array(result.log_probs)
 
@@ -170,4 +154,4 @@ def ctranslate2(folder: Path) -> Iterator[Scorer]:
 
 
 if __name__ == "__main__":
-    exit_cleanly(app)
+    exit_cleanly(app, name="python -m benchmarks.conversion_marian")

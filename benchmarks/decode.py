@@ -3,340 +3,145 @@
     python -m benchmarks.decode MODEL --source test.en --reference test.de --onnx ONNX_FOLDER
         --ctranslate2 CT2_FOLDER --marian MARIAN_FOLDER
 
-Every system translates the same batches of token ids, sorted by length, in turn; the best of some rounds counts. On a
-machine shared with other work compare CPU seconds: --clock cpu --threads 1. `convert --to ctranslate2` and `convert
---to hf-marian` write the other systems' folders from MODEL (Marian needs a layer_norm_eps of 1e-5: results/README.md).
+All systems take turns at the same batches of token ids, sorted by length; the best round counts. On a machine that is
+busy with other work compare CPU seconds: --clock cpu --threads 1. results/README.md says how to make the folders of the
+other systems from MODEL.
 
-The peak of memory is that of a process of its own that loads one system, and not what the others need, and translates
-the batch with the longest sentences.
+Peak memory is that of a separate process that loads one system, without the libraries of the others, and translates the
+batch with the longest sentences.
 """
 
-import functools
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import date
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.errors import InputError, exit_cleanly
 from vaswani_transformer.lines import read_lines
 
-from .record import append, command
+from .decode_systems import SYSTEMS, Sources, System
+from .harness import BatchSizes, ClockName, Record, Rounds, Threads, clock, program, report, take_turns, timed
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = program()
 COLUMNS = (
-    "date",
-    "commit",
-    "command",
-    "hardware",
-    "sentences",
-    "num_beams",
-    "threads",
-    "clock",
-    "batch",
-    "system",
-    "seconds",
-    "tokens_per_second",
-    "times_generate",
-    "times_marian",
-    "times_ctranslate2",
-    "bleu",
-    "peak_megabytes",
+    "date", "commit", "command", "hardware", "sentences", "num_beams", "threads", "clock", "batch", "system", "seconds",
+    "tokens_per_second", "times_generate", "times_marian", "times_ctranslate2", "bleu", "peak_megabytes",
     "file_megabytes",
-)
-Sources = list[list[int]]
-
-
-@dataclass
-class System:
-    """translate: a batch of sources -> their best translations, as token ids without </s>"""
-
-    name: str
-    kind: str  # what SYSTEMS calls it
-    folder: Path
-    translate: Callable[[Sources, int], Sources]
-    megabytes: float  # of its file of weights
-    seconds: list[float] = field(default_factory=list)  # by round
-    translations: Sources = field(default_factory=list)  # of the last round, in the order of the batches
+)  # fmt: skip
 
 
 @app.command(help="Compare the speed of translating.")
-def main_command(
-    model: Annotated[str, typer.Argument(help="A model's folder.")],
-    source: Annotated[str, typer.Option(help="A UTF-8 text file, one sentence a line.")],
+def compare(
+    model: Annotated[str, typer.Argument(help="A model folder.")],
+    source: Annotated[str, typer.Option(help="A UTF-8 text file, one sentence per line.")],
     reference: Annotated[str | None, typer.Option(help="Its translation, for BLEU.")] = None,
-    onnx: Annotated[list[str] | None, typer.Option(help="A folder with model.onnx; may be given again.")] = None,
-    ctranslate2: Annotated[str | None, typer.Option(help="The same weights as a folder of CTranslate2.")] = None,
+    onnx: Annotated[list[str] | None, typer.Option(help="A folder with model.onnx; repeatable.")] = None,
+    ctranslate2: Annotated[str | None, typer.Option(help="The same weights as a CTranslate2 folder.")] = None,
     marian: Annotated[str | None, typer.Option(help="The same weights as a MarianMTModel of transformers.")] = None,
-    batch_size: Annotated[list[int] | None, typer.Option(help="Sentences in a batch; may be given again.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Source tokens in a batch, after these.")] = None,
-    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Our search in torch in bfloat16, too.")] = False,
+    batch_size: BatchSizes = None,
+    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Then also batches of this many tokens.")] = None,
+    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Also our torch search in bfloat16.")] = False,
     peak: Annotated[bool, typer.Option(help="Measure each system's memory.")] = True,
-    sentences: Annotated[int, typer.Option(min=1, help="Lines of the source that are used.")] = 200,
+    sentences: Annotated[int, typer.Option(min=1, help="Use this many lines of the source.")] = 200,
     num_beams: int = 4,
-    threads: Annotated[int, typer.Option(min=1)] = 1,
-    rounds: Annotated[int, typer.Option(min=1)] = 3,
-    clock: Annotated[str, typer.Option(help="wall or cpu.")] = "wall",
-    record: Annotated[Path | None, typer.Option(help="Append the result to this CSV file.")] = None,
+    threads: Threads = 1,
+    rounds: Rounds = 3,
+    clock_name: ClockName = "wall",
+    record: Record = None,
 ) -> None:
-    if clock not in ("wall", "cpu"):
-        raise InputError(f"--clock {clock!r} is neither wall nor cpu")
-    import torch
-
-    torch.set_num_threads(threads)
-    lines = list(read_lines(source))[:sentences]
-    references = list(read_lines(reference))[:sentences] if reference else None
-    if references is not None and len(references) != len(lines):
-        raise InputError(f"{source} has {len(lines)} lines and {reference} {len(references)}")
     from vaswani_transformer.loading import load_tokenizer
-    from vaswani_transformer.text_translator import batches_of_equal_length
 
+    now = clock(clock_name)
+    lines, references = read_pairs(source, reference, sentences)
     tokenizer = load_tokenizer(model)
-    encoded: Any = tokenizer(lines, verbose=False)["input_ids"]
-    order = sorted(range(len(lines)), key=lambda i: len(encoded[i]))
+    encoded: Sources = tokenizer(lines, verbose=False)["input_ids"]
     wanted = [("generate", model), ("search", model)]
     wanted += [("search-bfloat16", model)] if bfloat16 else []
     wanted += [("marian", marian)] if marian else []
     wanted += [("onnx", folder) for folder in onnx or []]
     wanted += [(kind, ctranslate2) for kind in ("ctranslate2-float32", "ctranslate2-int8") if ctranslate2]
     systems = [SYSTEMS[kind](Path(folder), threads) for kind, folder in wanted]
-    batchings = {
-        str(size): [order[i : i + size] for i in range(0, len(order), size)] for size in batch_size or [1, 16, 64]
-    }
-    if batch_tokens is not None:
-        by_tokens = batches_of_equal_length([len(ids) for ids in encoded], batch_tokens)
-        batchings[f"{batch_tokens} tokens"] = list(by_tokens)[::-1]
-    now = time.process_time if clock == "cpu" else time.perf_counter
-    typer.echo(f"{len(lines)} sentences, beam {num_beams}, {threads} thread(s), {clock} seconds, best of {rounds}")
-    typer.echo(
-        f"{'batch':>11}  {'system':<28}{'seconds':>9}{'tokens/s':>10}{'generate':>10}{'Marian':>8}{'CTr.2':>7}"
-        f"{'BLEU':>7}{'peak MB':>9}{'file MB':>9}   (how many times as fast as generate, Marian, CTranslate2)"
-    )
+    if len({system.name for system in systems}) < len(systems):
+        raise InputError("--onnx: two folders have the same name; rename one, because rows are named after folders")
     rows: list[dict[str, Any]] = []
-    for size, batches in batchings.items():
-        in_batches = [i for batch in batches for i in batch]
-        peaks = {
-            id(system): round(peak_megabytes(system, [encoded[i] for i in batches[-1]], num_beams, threads))
-            for system in systems
-            if peak
-        }
-        for system in systems:
-            system.seconds.clear()
-            system.translate([encoded[i] for i in batches[0]], num_beams)  # warm
-        for _ in range(rounds):
-            for system in systems:
-                system.translations = []
-                begun = now()
-                for batch in batches:
-                    system.translations += system.translate([encoded[i] for i in batch], num_beams)
-                system.seconds.append(now() - begun)
-        best = {system.name: min(system.seconds) for system in systems}
-        for system in systems:
-            seconds, tokens = best[system.name], sum(map(len, system.translations))
-            bleu = (
-                "-" if references is None else f"{bleu_of(system.translations, references, in_batches, tokenizer):.1f}"
-            )
-            # An int8 file is compared with CTranslate2's int8.
-            peer = f"ctranslate2 {'int8' if 'int8' in system.name else 'float32'}"
-            times = [
-                f"{best[name] / seconds:.2f}" if name in best else "-"
-                for name in ("torch generate()", "transformers Marian", peer)
-            ]
-            typer.echo(
-                f"{size:>11}  {system.name:<28}{seconds:>9.2f}{tokens / seconds:>10.0f}{times[0]:>10}{times[1]:>8}"
-                f"{times[2]:>7}{bleu:>7}{peaks.get(id(system), '-'):>9}{system.megabytes:>9.1f}"
-            )
-            rows.append(
-                {
-                    "batch": size,
-                    "system": system.name,
-                    "seconds": round(seconds, 3),
-                    "tokens_per_second": round(tokens / seconds),
-                    "times_generate": times[0],
-                    "times_marian": times[1],
-                    "times_ctranslate2": times[2],
-                    "bleu": bleu,
-                    "peak_megabytes": peaks.get(id(system), ""),
-                    "file_megabytes": round(system.megabytes, 1),
-                }
-            )
-    if record is not None:
-        from training.record import commit, hardware
-
-        about = {
-            "date": date.today().isoformat(),
-            "commit": commit(),
-            "command": command("decode"),
-            "hardware": hardware(),
-            "sentences": len(lines),
-            "num_beams": num_beams,
-            "threads": threads,
-            "clock": clock,
-        }
-        append(record, COLUMNS, [about | row for row in rows])
+    for name, batches in batchings(encoded, batch_size or [1, 16, 64], batch_tokens).items():
+        order = [i for batch in batches for i in batch]
+        work = [[encoded[i] for i in batch] for batch in batches]
+        peaks = [round(peak_megabytes(system, work[-1], num_beams, threads)) if peak else "" for system in systems]
+        measured = measure(systems, work, num_beams, rounds, now)
+        best = {system: min(seconds for seconds, _ in turns) for system, turns in measured.items()}
+        for system, megabytes in zip(systems, peaks, strict=True):
+            translations = measured[system.name][-1][1]
+            row = {"batch": name, "system": system.name, **speeds(system.name, best, sum(map(len, translations)))}
+            row["bleu"] = bleu(translations, references, order, tokenizer) if references else "-"
+            rows.append(row | {"peak_megabytes": megabytes, "file_megabytes": round(system.megabytes, 1)})
+    about = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
+    report([about | row for row in rows], record, "decode", COLUMNS)
 
 
-def bleu_of(translations: Sources, references: list[str], order: list[int], tokenizer: Any) -> float:
+def read_pairs(source: str, reference: str | None, sentences: int) -> tuple[list[str], list[str] | None]:
+    lines = list(read_lines(source))[:sentences]
+    references = list(read_lines(reference))[:sentences] if reference else None
+    if references is not None and len(references) != len(lines):
+        raise InputError(f"{source} has {len(lines)} lines and {reference} has {len(references)}")
+    return lines, references
+
+
+def batchings(encoded: Sources, sizes: list[int], tokens: int | None) -> dict[str, Sequence[Sequence[int]]]:
+    """Return the batches by their name: indices of sentences, shortest sentences first."""
+    from vaswani_transformer.text_translator import batches_of_equal_length
+
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    found: dict[str, Sequence[Sequence[int]]] = {
+        str(size): [order[i : i + size] for i in range(0, len(order), size)] for size in sizes
+    }
+    if tokens is not None:
+        found[f"{tokens} tokens"] = list(batches_of_equal_length([len(ids) for ids in encoded], tokens))[::-1]
+    return found
+
+
+def measure(systems: list[System], work: list[Sources], beams: int, rounds: int, now: Any) -> dict[str, list]:
+    """Return the seconds and translations of every round, by system."""
+
+    def turn(system: System) -> tuple[float, Sources]:
+        return timed(lambda: [ids for batch in work for ids in system.translate(batch, beams)], now)
+
+    for system in systems:
+        system.translate(work[0], beams)  # warm up
+    return take_turns({system.name: lambda system=system: turn(system) for system in systems}, rounds)
+
+
+def speeds(name: str, best: dict[str, float], tokens: int) -> dict[str, Any]:
+    """Compare the best seconds of a system with the others; int8 files with CTranslate2's int8."""
+    seconds = best[name]
+    peers = {
+        "times_generate": "torch generate()",
+        "times_marian": "transformers Marian",
+        "times_ctranslate2": f"ctranslate2 {'int8' if 'int8' in name else 'float32'}",
+    }
+    times = {column: f"{best[peer] / seconds:.2f}" if peer in best else "-" for column, peer in peers.items()}
+    return {"seconds": round(seconds, 3), "tokens_per_second": round(tokens / seconds), **times}
+
+
+def bleu(translations: Sources, references: list[str], order: list[int], tokenizer: Any) -> str:
+    """order: the sentence of each translation."""
     import sacrebleu
 
     texts = {i: tokenizer.decode(ids, skip_special_tokens=True) for i, ids in zip(order, translations, strict=True)}
-    return sacrebleu.corpus_bleu([texts[i] for i in range(len(texts))], [references]).score
+    return f"{sacrebleu.corpus_bleu([texts[i] for i in range(len(texts))], [references]).score:.1f}"
 
 
 def peak_megabytes(system: System, sources: Sources, beams: int, threads: int) -> float:
-    """What a process of its own needs at most to load the system and translate one batch."""
+    """Return the peak memory of a process that loads only this system and translates one batch."""
     command = [sys.executable, "-m", "benchmarks.decode_memory", system.kind, str(system.folder), str(threads)]
-    done = subprocess.run(
-        [*command, str(beams)], input=json.dumps(sources), stdout=subprocess.PIPE, text=True, check=True
-    )
+    command.append(str(beams))
+    done = subprocess.run(command, input=json.dumps(sources), stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout.split()[-1]) / 1e6
 
 
-# ---- the systems -------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def torch_model(folder: Path, dtype: str) -> Any:
-    from vaswani_transformer.loading import load_model
-
-    return load_model(folder, device="cpu", dtype=dtype)
-
-
-def torch_generate(folder: Path, threads: int) -> System:
-    """`generate()`, to which everything is compared."""
-    import torch
-
-    torch.set_num_threads(threads)
-    model = torch_model(folder, "float32")
-
-    def translate(sources: Sources, beams: int) -> Sources:
-        ids, mask = map(torch.from_numpy, padded_arrays(sources, model.config.pad_token_id))
-        return words(model.generate(ids, attention_mask=mask, num_beams=beams)[:, 1:].tolist(), model.config)
-
-    return System("torch generate()", "generate", folder, translate, weights_of(folder))
-
-
-def torch_search(folder: Path, threads: int, dtype: str = "float32") -> System:
-    """The search in tensors; its batches of keys and values in the model's dtype, its scores in float32."""
-    import torch
-
-    from vaswani_transformer.beam_search import beam_search
-
-    torch.set_num_threads(threads)
-    model = torch_model(folder, dtype)
-
-    def translate(sources: Sources, beams: int) -> Sources:
-        ids, mask = map(torch.from_numpy, padded_arrays(sources, model.config.pad_token_id))
-        found, _ = beam_search(model, ids, mask, beams, num_return_sequences=1)
-        return words(found[:, 0].tolist(), model.config)
-
-    if dtype == "float32":
-        return System("torch search in tensors", "search", folder, translate, weights_of(folder))
-    return System(f"torch search, {dtype}", f"search-{dtype}", folder, translate, weights_of(folder) / 2)
-
-
-def marian_generate(folder: Path, threads: int) -> System:
-    """`generate()` as transformers has it: length^alpha, and it stops when it believes that nothing better comes."""
-    import torch
-    from transformers import MarianMTModel
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.set_num_threads(threads)
-    model: Any = MarianMTModel.from_pretrained(folder, local_files_only=True).eval()
-
-    def translate(sources: Sources, beams: int) -> Sources:
-        ids, mask = map(torch.from_numpy, padded_arrays(sources, model.config.pad_token_id))
-        found = model.generate(ids, attention_mask=mask, num_beams=beams, length_penalty=0.6, max_length=256)
-        return words(found[:, 1:].tolist(), model.config)
-
-    return System("transformers Marian", "marian", folder, translate, weights_of(folder))
-
-
-def onnx_file(folder: Path, threads: int) -> System:
-    from vaswani_transformer.onnx_translator import OnnxTranslator
-
-    translator = OnnxTranslator.from_pretrained(folder, device="cpu", threads=threads)
-
-    def translate(sources: Sources, beams: int) -> Sources:
-        sequences, _ = translator.generate(
-            *padded_arrays(sources, translator.pad), num_beams=beams, num_return_sequences=1
-        )
-        ends = translator.config["eos_token_id"]
-        return [[token for token in row if token not in (translator.pad, ends)] for row in sequences[:, 0].tolist()]
-
-    name = folder.resolve().name
-    return System(
-        name if name.startswith("onnx") else f"onnx {name}",
-        "onnx",
-        folder,
-        translate,
-        (folder / "model.onnx").stat().st_size / 1e6,
-    )
-
-
-def ctranslate2_model(folder: Path, threads: int, kind: str) -> System:
-    """CTranslate2 with its own stop and its own length penalty: length^alpha."""
-    try:
-        import ctranslate2
-    except ModuleNotFoundError:
-        raise UnavailableError("ctranslate2 is not installed: pip install ctranslate2") from None
-    translator = ctranslate2.Translator(
-        str(folder), device="cpu", compute_type=kind, intra_threads=threads, inter_threads=1
-    )
-    tokens: list[str] = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
-    ids = {token: id for id, token in enumerate(tokens)}
-
-    def translate(sources: Sources, beams: int) -> Sources:
-        texts = [[tokens[id] for id in source] for source in sources]
-        found = translator.translate_batch(texts, beam_size=beams, length_penalty=0.6, max_decoding_length=256)
-        return [[ids[token] for token in result.hypotheses[0]] for result in found]
-
-    size = (folder / "model.bin").stat().st_size / 1e6  # int8 is made of float32 when it is loaded
-    return System(f"ctranslate2 {kind}", f"ctranslate2-{kind}", folder, translate, size)
-
-
-SYSTEMS: dict[str, Callable[[Path, int], System]] = {
-    "generate": torch_generate,
-    "search": torch_search,
-    "search-bfloat16": functools.partial(torch_search, dtype="bfloat16"),
-    "marian": marian_generate,
-    "onnx": onnx_file,
-    "ctranslate2-float32": functools.partial(ctranslate2_model, kind="float32"),
-    "ctranslate2-int8": functools.partial(ctranslate2_model, kind="int8"),
-}
-
-
-def weights_of(folder: Path) -> float:
-    """MB"""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
-
-
-def padded_arrays(sources: Sources, pad: int) -> tuple[Any, Any]:
-    """input_ids and attention_mask, (batch, longest), int64"""
-    import numpy as np
-
-    longest = max(map(len, sources))
-    ids = np.full((len(sources), longest), pad)
-    mask = np.zeros_like(ids)
-    for row, source in enumerate(sources):
-        ids[row, : len(source)], mask[row, : len(source)] = source, 1
-    return ids, mask
-
-
-def words(rows: Sources, config: Any) -> Sources:
-    return [[token for token in row if token not in (config.pad_token_id, config.eos_token_id)] for row in rows]
-
-
-def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="decode")
-
-
 if __name__ == "__main__":
-    main()
+    exit_cleanly(app, name="python -m benchmarks.decode")

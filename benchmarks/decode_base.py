@@ -2,84 +2,84 @@
 
     python -m benchmarks.decode_base --threads 1
 
-Sources of 25 tokens, outputs of exactly 28 ids, beam 4: a model that nobody has trained does not know when to stop, and
-so every system does the same work. Each batch goes through all systems in turn; the best of some rounds counts.
-"products" is the share of the rate at which ONNX Runtime multiplies 256 rows with the output matrix, alone, that a
-system's products with weights reach: where it is near 100 %, nothing is left to gain at that precision.
+Sources have 25 tokens and outputs exactly 28 ids, beam 4: an untrained model does not know when to stop, and this way
+all systems do the same work. They take turns at each batch; the best round counts. `share` is the fraction of ONNX
+Runtime's rate of multiplying 256 rows by the output matrix, `product_gops`, that a system's weight products reach: near
+1, nothing is left to gain at that precision.
 """
 
 import functools
 import tempfile
 import time
-from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
-from vaswani_transformer.errors import UnavailableError, exit_cleanly
+from vaswani_transformer.errors import exit_cleanly
 
-from .record import append, command
+from .decode_systems import SYSTEMS, Sources, System, import_ctranslate2
+from .harness import BatchSizes, Ceilings, Record, Rounds, Threads, program, report, take_turns, timed
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-SOURCE_LENGTH, OUTPUT_LENGTH, BEAMS, VOCABULARY = 25, 28, 4, 37000
-PAIRS = {"onnx-fp32": "ctranslate2 float32", "onnx-int8": "ctranslate2 int8"}
+app = program()
+COLUMNS = (
+    "date", "commit", "command", "hardware", "threads", "batch", "system", "ids_per_second", "times_ctranslate2",
+    "share", "product_gops",
+)  # fmt: skip
+SOURCE_LENGTH, OUTPUT_LENGTH, BEAMS, VOCABULARY, D_MODEL = 25, 28, 4, 37000, 512
+PEERS = {"onnx-fp32": "ctranslate2 float32", "onnx-int8": "ctranslate2 int8"}
 
 
 @app.command(help="Compare the speed of translating at the paper's base size.")
-def main_command(
-    batch_size: Annotated[list[int] | None, typer.Option(help="Sentences in a batch; may be given again.")] = None,
-    threads: Annotated[int, typer.Option(min=1)] = 1,
-    rounds: Annotated[int, typer.Option(min=1)] = 3,
-    record: Annotated[Path | None, typer.Option(help="Append the result to this CSV file.")] = None,
-) -> None:
-    try:
-        import ctranslate2
-    except ModuleNotFoundError:
-        raise UnavailableError("ctranslate2 is not installed: pip install ctranslate2") from None
+def compare(batch_size: BatchSizes = None, threads: Threads = 1, rounds: Rounds = 3, record: Record = None) -> None:
+    import_ctranslate2()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_models(folder)
-        systems: dict[str, Any] = {kind: onnx_file(folder / kind / "model.onnx", threads) for kind in PAIRS}
-        for kind in ("float32", "int8"):
-            translator = ctranslate2.Translator(
-                str(folder / "ctranslate2"), device="cpu", compute_type=kind, intra_threads=threads, inter_threads=1
-            )
-            systems[f"ctranslate2 {kind}"] = ctranslate2_model(translator)
-        generator = np.random.default_rng(0)
-        typer.echo(f"{threads} thread(s), best of {rounds}")
-        typer.echo(f"{'batch':>6}  {'system':<22}{'ids/s':>7}{'times CTranslate2':>19}{'products':>10}")
+        systems = [SYSTEMS["onnx"](folder / kind, threads) for kind in PEERS]
+        systems += [SYSTEMS[f"ctranslate2-{kind}"](folder / "ctranslate2", threads) for kind in ("float32", "int8")]
         for size in batch_size or [1, 16, 64]:
-            ids = generator.integers(4, VOCABULARY, (size, SOURCE_LENGTH))
-            ids[:, -1] = 2  # </s>
-            best = dict.fromkeys(systems, float("inf"))
-            products = {kind: [] for kind in PAIRS}
-            for number in range(rounds + 1):  # the first is for warming up
-                for kind in PAIRS:
-                    products[kind].append(product_rate(kind, threads))
-                for system, translate in systems.items():
-                    begun = time.perf_counter()
-                    found = translate(ids)
-                    seconds = time.perf_counter() - begun
-                    assert found == (size, OUTPUT_LENGTH), (system, found)
-                    if number:
-                        best[system] = min(best[system], seconds)
-            for system, seconds in best.items():
-                times = f"{best[PAIRS[system]] / seconds:.2f}" if system in PAIRS else "1.00"
-                rate = round(size * OUTPUT_LENGTH / seconds)
-                ceiling = max(products["onnx-int8" if "int8" in system else "onnx-fp32"])
-                share = round(rate * operations_per_id() / ceiling, 3)
-                typer.echo(f"{size:>6}  {system:<22}{rate:>7}{times:>19}{share:>10.0%}")
-                found = {"ids_per_second": rate, "times_ctranslate2": times, "share": share}
-                rows.append({"batch": size, "system": system, **found, "product_gops": round(ceiling / 1e9)})
-    if record is not None:
-        write_rows(record, threads, rows)
+            rows += measure(systems, size, threads, rounds)
+    report(rows, record, "decode_base", COLUMNS)
+
+
+def measure(systems: list[System], size: int, threads: int, rounds: int) -> list[dict[str, Any]]:
+    """Let the systems take turns at one batch; return a row per system."""
+    ids = np.random.default_rng(size).integers(4, VOCABULARY, (size, SOURCE_LENGTH))
+    ids[:, -1] = 2  # </s>
+    sources: Sources = ids.tolist()
+    ceilings = Ceilings(time.perf_counter)
+
+    def measure_ceilings() -> None:
+        for kind in PEERS:
+            rows = np.ones((256, D_MODEL), np.uint8 if kind == "onnx-int8" else np.float32)
+            product = partial(product_session(kind, threads).run, None, {"rows": rows})
+            ceilings.measure(kind, product, 2 * rows.size * VOCABULARY)
+
+    def turn(system: System) -> float:
+        seconds, found = timed(partial(system.translate, sources, BEAMS, OUTPUT_LENGTH), time.perf_counter)
+        lengths = {len(ids) for ids in found}
+        assert len(found) == size and lengths <= {OUTPUT_LENGTH - 1, OUTPUT_LENGTH}, (system.name, lengths)
+        return seconds
+
+    for system in systems:
+        turn(system)  # warm up
+    turns = take_turns({system.name: partial(turn, system) for system in systems}, rounds, measure_ceilings)
+    best = {name: min(seconds) for name, seconds in turns.items()}
+    rows = []
+    for name, seconds in best.items():
+        rate, ceiling = round(size * OUTPUT_LENGTH / seconds), "onnx-int8" if "int8" in name else "onnx-fp32"
+        row = {"threads": threads, "batch": size, "system": name, "ids_per_second": rate}
+        row["times_ctranslate2"] = f"{best[PEERS.get(name, name)] / seconds:.2f}"
+        row["share"] = ceilings.share(ceiling, rate * operations_per_id())
+        rows.append(row | {"product_gops": round(ceilings.best[ceiling] / 1e9)})
+    return rows
 
 
 def write_models(folder: Path) -> None:
-    """Random weights of the base model as our folder, two ONNX files and a model of CTranslate2."""
+    """Write random weights of the base model as our folder, two ONNX files and a CTranslate2 model."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -97,54 +97,43 @@ def write_models(folder: Path) -> None:
     tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), **SPECIAL_TOKENS)
     tokenizer.save_pretrained(folder / "model")
     convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
-    for kind in PAIRS:
+    for kind in PEERS:
         export_folder(folder / "model", folder / kind, kind.removeprefix("onnx-"))
 
 
+@functools.cache
 def operations_per_id() -> float:
-    """Operations of the products with weights for each id of the best translation, 2 a multiply-add."""
+    """Return the operations of weight products per output id of the best translation; a multiply-add counts as 2."""
     import torch
 
     from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
+    config = VaswaniTransformerConfig.from_preset("base", vocab_size=VOCABULARY)
     with torch.device("meta"):
-        model = VaswaniTransformerForConditionalGeneration(
-            VaswaniTransformerConfig.from_preset("base", vocab_size=VOCABULARY)
-        )
-
-    def matrices(module: Any, of_memory: bool) -> int:
-        """Entries of the matrices; those that make the memory's keys and values, or the others."""
-        names = ("cross_attn.k_proj", "cross_attn.v_proj")
-        return sum(
-            parameter.numel()
-            for name, parameter in module.named_parameters()
-            if parameter.dim() > 1 and any(part in name for part in names) == of_memory
-        )
-
-    each_source = matrices(model.model.encoder.layers, False) + matrices(model.model.decoder.layers, True)
-    each_output = matrices(model.model.decoder.layers, False) + model.lm_head.weight.numel()
-    # The first step has one hypothesis, here and in CTranslate2.
-    hypotheses = (1 + BEAMS * (OUTPUT_LENGTH - 1)) / OUTPUT_LENGTH
+        model = VaswaniTransformerForConditionalGeneration(config)
+    each_source, each_output = 0, model.lm_head.weight.numel()
+    for name, parameter in model.named_parameters():
+        if "layers" in name and parameter.dim() > 1:
+            # The encoder, and the keys and values of cross attention, run once per source token.
+            once = "encoder.layers" in name or "cross_attn.k_proj" in name or "cross_attn.v_proj" in name
+            each_source += parameter.numel() * once
+            each_output += parameter.numel() * (not once)
+    hypotheses = (1 + BEAMS * (OUTPUT_LENGTH - 1)) / OUTPUT_LENGTH  # the first step has one, also in CTranslate2
     return 2 * (each_source * SOURCE_LENGTH / OUTPUT_LENGTH + each_output * hypotheses)
 
 
 @functools.cache
 def product_session(kind: str, threads: int) -> Any:
-    """256 rows times a matrix of the output layer's size, and nothing else."""
+    """Build a graph that multiplies rows by a matrix of the output layer's size."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
-    generator = np.random.default_rng(0)
-    shape = (512, VOCABULARY)
+    generator, shape = np.random.default_rng(0), (D_MODEL, VOCABULARY)
     if kind == "onnx-fp32":
-        matrix, rows, out, operator = (
-            generator.random(shape, np.float32),
-            TensorProto.FLOAT,
-            TensorProto.FLOAT,
-            "MatMul",
-        )
+        operator, matrix = "MatMul", generator.random(shape, np.float32)
+        rows = out = TensorProto.FLOAT
     else:
-        matrix, operator = generator.integers(-127, 128, shape, np.int8), "MatMulInteger"
+        operator, matrix = "MatMulInteger", generator.integers(-127, 128, shape, np.int8)
         rows, out = TensorProto.UINT8, TensorProto.INT32
     graph = helper.make_graph(
         [helper.make_node(operator, ["rows", "matrix"], ["products"])],
@@ -159,64 +148,5 @@ def product_session(kind: str, threads: int) -> Any:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def product_rate(kind: str, threads: int) -> float:
-    """Operations a second of that product: what no translation can exceed."""
-    session = product_session(kind, threads)
-    rows = np.ones((256, 512), np.float32 if kind == "onnx-fp32" else np.uint8)
-    session.run(None, {"rows": rows})
-    begun = time.perf_counter()
-    for _ in range(4):
-        session.run(None, {"rows": rows})
-    return 4 * 2 * rows.size * VOCABULARY / (time.perf_counter() - begun)
-
-
-def onnx_file(path: Path, threads: int) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    settings = {
-        "num_beams": np.array(BEAMS),
-        "max_length": np.array(OUTPUT_LENGTH),
-        "min_length": np.array(OUTPUT_LENGTH - 1),  # before </s>
-        "num_return_sequences": np.array(1),
-    }
-
-    def translate(ids: np.ndarray) -> tuple[int, int]:
-        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), **settings}
-        sequences: Any = session.run(["sequences"], inputs)[0]
-        return len(sequences), sequences.shape[2]
-
-    return translate
-
-
-def ctranslate2_model(translator: Any) -> Any:
-    def translate(ids: np.ndarray) -> tuple[int, int]:
-        sources = [[*(f"token{i}" for i in row[:-1]), "</s>"] for row in ids.tolist()]
-        limits = {"min_decoding_length": OUTPUT_LENGTH, "max_decoding_length": OUTPUT_LENGTH}
-        found = translator.translate_batch(sources, beam_size=BEAMS, length_penalty=0.6, **limits)
-        return len(found), len(found[0].hypotheses[0])
-
-    return translate
-
-
-def write_rows(record: Path, threads: int, rows: list[dict[str, Any]]) -> None:
-    from training.record import commit, hardware
-
-    about = {
-        "date": date.today().isoformat(),
-        "commit": commit(),
-        "command": command("decode_base"),
-        "hardware": hardware(),
-        "threads": threads,
-    }
-    append(record, [*about, *rows[0]], [about | row for row in rows])
-
-
-def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="decode_base")
-
-
 if __name__ == "__main__":
-    main()
+    exit_cleanly(app, name="python -m benchmarks.decode_base")

@@ -2,13 +2,12 @@
 
     python -m benchmarks.padding data/multi30k --tokens 4096
 
-Padding is the share of positions, source and target, that hold no token; `batches` is how many an epoch has. The
-Trainer's batches have a fixed number of sentences, as many as have --tokens tokens on average. Nothing is trained.
+`padding` is the share of positions, source and target, without a token; `batches` is their number per epoch. The
+Trainer's batches have a fixed number of sentences, whose average is --tokens tokens. Nothing is trained.
 """
 
 import tempfile
 from collections.abc import Iterable
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,51 +16,37 @@ import typer
 
 from vaswani_transformer.errors import exit_cleanly
 
-from .record import append, command
+from .harness import DataFolder, Record, VocabularySize, program, report, tokenised
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = program()
 COLUMNS = ("date", "commit", "command", "pairs", "tokens_per_batch", "order", "padding", "batches")
 
 
-@app.command(help="Compare how much padding orders of training waste.")
-def main_command(
-    data: Annotated[Path, typer.Argument(help="A folder with train.en and train.de (.gz too), such as Multi30k's.")],
+@app.command(help="Compare how much padding different orders of the training data cause.")
+def compare(
+    data: DataFolder,
     tokens: Annotated[int, typer.Option(min=100, help="Source + target tokens of a batch.")] = 4096,
-    vocab_size: Annotated[int, typer.Option(min=300)] = 8000,
-    record: Annotated[Path | None, typer.Option(help="Append the result to this CSV file.")] = None,
+    vocab_size: VocabularySize = 8000,
+    record: Record = None,
 ) -> None:
-    source, target = lengths_of(data, vocab_size)
-    rows = []
-    for order, batches in orders(source, target, tokens).items():
-        found = [(np.asarray(source[b]), np.asarray(target[b])) for b in batches]
-        positions = sum(len(s) * int(s.max()) + len(t) * int(t.max()) for s, t in found)
-        padding = 1 - (int(source.sum()) + int(target.sum())) / positions
-        rows.append({"order": order, "padding": round(padding, 4), "batches": len(found)})
-        typer.echo(f"{order:<58}{padding:>7.1%}{len(found):>7} batches")
-    if record is not None:
-        from training.record import commit
-
-        about = {"date": date.today().isoformat(), "commit": commit(), "pairs": len(source), "tokens_per_batch": tokens}
-        about["command"] = command("padding")
-        append(record, COLUMNS, [about | row for row in rows])
-
-
-def lengths_of(data: Path, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each source and target, </s> counted."""
-    from training.corpus import load_corpus, parallel_texts
-    from training.model import load_or_train_tokenizer
     from training.recipe import load_recipe
 
     with tempfile.TemporaryDirectory() as folder:
         recipe = load_recipe(None, {"data": str(data), "vocab_size": str(vocab_size)})
-        texts = parallel_texts(recipe, recipe.train)
-        tokenizer = load_or_train_tokenizer(recipe, Path(folder), texts, lambda _: None)
-        corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None)
-        return np.array(corpus.source_lengths), np.array(corpus.target_lengths)
+        _, corpus = tokenised(recipe, Path(folder))
+        source, target = np.array(corpus.source_lengths), np.array(corpus.target_lengths)
+    rows = []
+    for order, batches in orders(source, target, tokens).items():
+        found = [(source[batch], target[batch]) for batch in batches]
+        positions = sum(len(s) * int(s.max()) + len(t) * int(t.max()) for s, t in found)
+        padding = round(1 - (int(source.sum()) + int(target.sum())) / positions, 4)
+        about = {"pairs": len(source), "tokens_per_batch": tokens}
+        rows.append({**about, "order": order, "padding": padding, "batches": len(found)})
+    report(rows, record, "padding", COLUMNS)
 
 
 def orders(source: np.ndarray, target: np.ndarray, tokens: int) -> dict[str, Iterable[Any]]:
-    """The batches of an epoch, each an array of pairs, in the order of each program."""
+    """Return the batches of an epoch, each an array of pairs, in the order of each program."""
     import torch
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -71,9 +56,8 @@ def orders(source: np.ndarray, target: np.ndarray, tokens: int) -> dict[str, Ite
     epoch = Epoch(plan, seed=1, epoch=0)
     fixed = max(1, round(tokens / float(source.mean() + target.mean())))
     shuffled = np.random.default_rng(0).permutation(len(source))
-    grouped = np.array(
-        list(LengthGroupedSampler(fixed, lengths=source.tolist(), generator=torch.Generator().manual_seed(0)))
-    )
+    generator = torch.Generator().manual_seed(0)
+    grouped = np.array(list(LengthGroupedSampler(fixed, lengths=source.tolist(), generator=generator)))
     return {
         "ours: by the longer side, then source, shuffled": [epoch.step(i)[0] for i in range(plan.steps_per_epoch)],
         "Seq2SeqTrainer, random": np.array_split(shuffled, -(-len(source) // fixed)),
@@ -84,7 +68,7 @@ def orders(source: np.ndarray, target: np.ndarray, tokens: int) -> dict[str, Ite
 
 
 def by_budget(order: np.ndarray, source: np.ndarray, target: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Batches in this order, each as large as its padded positions allow."""
+    """Split the order into batches that are as large as their padded positions allow."""
     batches, first, widest = [], 0, (0, 0)
     for i, pair in enumerate(order):
         grown = max(widest[0], int(source[pair])), max(widest[1], int(target[pair]))
@@ -95,9 +79,5 @@ def by_budget(order: np.ndarray, source: np.ndarray, target: np.ndarray, tokens:
     return [*batches, order[first:]]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="padding")
-
-
 if __name__ == "__main__":
-    main()
+    exit_cleanly(app, name="python -m benchmarks.padding")

@@ -1,13 +1,13 @@
-"""What does a corpus of WMT's size cost before the first step? Time and memory of tokenising and of planning an epoch.
+"""What does a WMT-size corpus cost before the first step? Time and memory of tokenising and of planning an epoch.
 
     python -m benchmarks.planning data/multi30k --pairs 5000000
 
-Tokenising is measured on Multi30k's pairs repeated to --tokenise of them, each with a number of its own at the end, and
-compared with its ceiling: `encode_batch_fast` of the tokenizers library on the same sentences, already in memory, its
-results thrown away. The large corpus is the tokenised one repeated to --pairs, up to three tokens cut off each sentence
-by chance, in files of the same format. Planning is what happens at the start of training (lengths to
-micro-batches) and of each epoch (their order). Memory is that of this process: `anonymous` is its own, `file` are
-pages of the memory-mapped corpus, which the system takes back when it needs them.
+Tokenising: Multi30k's pairs are repeated to --tokenise pairs, each with a different number at its end. The ceiling is
+`encode_batch_fast` of the tokenizers library on the same sentences in memory, with its results discarded.
+Planning: the tokenised pairs are repeated to --pairs, with up to three tokens removed from each sentence at random, in
+files of the same format. Measured are the start of training (lengths to micro-batches) and of each epoch (their order).
+Memory is that of this process: `anonymous` memory, and `file` pages of the memory-mapped corpus, which the system
+reclaims when it needs them.
 """
 
 import itertools
@@ -16,18 +16,17 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from vaswani_transformer.errors import exit_cleanly
-from vaswani_transformer.lines import read_lines
 
-from .record import append, command
+from .harness import DataFolder, Record, VocabularySize, program, report, training_lines
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = program()
 COLUMNS = (
     "date", "commit", "command", "hardware", "pairs", "tokenised_pairs",
     "tokenise_pairs_per_second", "ceiling_pairs_per_second",
@@ -36,84 +35,72 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@app.command(help="Measure what a large corpus costs.")
-def main_command(
-    data: Annotated[Path, typer.Argument(help="A folder with train.en and train.de (.gz too), such as Multi30k's.")],
+@app.command(help="Measure the cost of a large corpus.")
+def measure(
+    data: DataFolder,
     pairs: Annotated[int, typer.Option(min=1)] = 5_000_000,
     tokenise: Annotated[int, typer.Option(min=1)] = 100_000,
-    vocab_size: Annotated[int, typer.Option(min=300)] = 8000,
+    vocab_size: VocabularySize = 8000,
     tokens: Annotated[int, typer.Option(help="Source + target tokens of a micro-batch.")] = 6250,
     steps: Annotated[int, typer.Option(min=1, help="Steps whose batches are read from the corpus.")] = 1000,
-    folder: Annotated[Path | None, typer.Option(help="Where text and cache may lie; default: a temporary one.")] = None,
-    record: Annotated[Path | None, typer.Option(help="Append the result to this CSV file.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where to put text and cache; default: the system's.")] = None,
+    record: Record = None,
 ) -> None:
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        row = measure(data, pairs, tokenise, vocab_size, tokens, steps, Path(work))
-    for name, value in row.items():
-        typer.echo(f"{name:<32}{value:>14,}")
-    if record is not None:
-        from training.record import commit, hardware
-
-        about = {"date": date.today().isoformat(), "commit": commit(), "hardware": hardware()}
-        about["command"] = command("planning")
-        append(record, COLUMNS, [about | row])
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        work = Path(name)
+        tokenised, row = measure_tokenising(data, tokenise, vocab_size, work)
+        (work / "large").mkdir()
+        row |= measure_planning(repeat(tokenised, pairs, work / "large"), tokens, steps)
+    report([row], record, "planning", COLUMNS)
 
 
-def measure(
-    data: Path, pairs: int, tokenise: int, vocab_size: int, tokens: int, steps: int, work: Path
-) -> dict[str, Any]:
-    from training.batches import Epoch, plan_batches
+def measure_tokenising(data: Path, pairs: int, vocab_size: int, work: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the tokenised corpus and the speeds."""
     from training.corpus import CHUNK, load_corpus, parallel_texts, text_lines
     from training.model import load_or_train_tokenizer
     from training.recipe import load_recipe
 
     for language in ("en", "de"):
-        name = f"train.{language}"
-        lines = list(read_lines(data / name if (data / name).is_file() else data / f"{name}.gz"))
-        with (work / name).open("w", encoding="utf-8") as file:
-            file.writelines(f"{line} {number}\n" for number, line in zip(range(tokenise), itertools.cycle(lines)))
+        lines = training_lines(data, language)
+        with (work / f"train.{language}").open("w", encoding="utf-8") as file:
+            file.writelines(f"{line} {number}\n" for number, line in zip(range(pairs), itertools.cycle(lines)))
         (work / f"small.{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    flags = {"data": str(work), "vocab_size": str(vocab_size), "max_length": "256"}
-    recipe = load_recipe(None, flags)
-    small = parallel_texts(recipe, ["small"])
-    tokenizer = load_or_train_tokenizer(recipe, work, small, lambda _: None)
+    recipe = load_recipe(None, {"data": str(work), "vocab_size": str(vocab_size), "max_length": "256"})
+    tokenizer = load_or_train_tokenizer(recipe, work, parallel_texts(recipe, ["small"]), lambda _: None)
 
-    ceiling = Clock()
+    ceiling = Stopwatch()
     tokenizer.backend_tokenizer.encode_special_tokens = True
     for sentences in chunks(text_lines(parallel_texts(recipe, ["train"])), 2 * CHUNK):
-        ceiling.start()
-        tokenizer.backend_tokenizer.encode_batch_fast(sentences)
-        ceiling.stop(len(sentences) // 2)
-    ours = Clock()
-    ours.start()
-    tokenised = load_corpus(parallel_texts(recipe, ["train"]), tokenizer, recipe, work / "cache", lambda _: None)
-    ours.stop(len(tokenised))
-    (work / "large").mkdir()
-    corpus = repeated(tokenised, pairs, work / "large")
+        with ceiling:
+            tokenizer.backend_tokenizer.encode_batch_fast(sentences)
+    with Stopwatch() as ours:
+        corpus = load_corpus(parallel_texts(recipe, ["train"]), tokenizer, recipe, work / "cache", lambda _: None)
+    return corpus, {
+        "tokenised_pairs": len(corpus),
+        "tokenise_pairs_per_second": round(len(corpus) / ours.wall),
+        "ceiling_pairs_per_second": round(pairs / ceiling.wall),
+        "tokenise_pairs_per_cpu_second": round(len(corpus) / ours.cpu),
+        "ceiling_pairs_per_cpu_second": round(pairs / ceiling.cpu),
+    }
+
+
+def measure_planning(corpus: Any, tokens: int, steps: int) -> dict[str, Any]:
+    from training.batches import Epoch, plan_batches
 
     before = memory()["RssAnon"]
-    planning, ordering, reading = Clock(), Clock(), Clock()
-    planning.start()
-    plan = plan_batches(corpus.source_lengths, corpus.target_lengths, tokens, 8)
-    planning.stop(1)
-    ordering.start()
-    epoch = Epoch(plan, seed=1, epoch=0)
-    ordering.stop(1)
+    with Stopwatch() as planning:
+        plan = plan_batches(corpus.source_lengths, corpus.target_lengths, tokens, 8)
+    with Stopwatch() as ordering:
+        epoch = Epoch(plan, seed=1, epoch=0)
     peak = memory()
-    reading.start()
-    for step in range(min(steps, plan.steps_per_epoch)):
-        for batch in epoch.step(step):
-            corpus.sources(batch, 1)
-            corpus.targets(batch, 1)
-    reading.stop(1)
+    with Stopwatch() as reading:
+        for step in range(min(steps, plan.steps_per_epoch)):
+            for batch in epoch.step(step):
+                corpus.sources(batch, 1)
+                corpus.targets(batch, 1)
     after = memory()
     return {
         "pairs": len(corpus),
-        "tokenised_pairs": len(tokenised),
-        "tokenise_pairs_per_second": round(ours.pairs / ours.wall),
-        "ceiling_pairs_per_second": round(ceiling.pairs / ceiling.wall),
-        "tokenise_pairs_per_cpu_second": round(ours.pairs / ours.cpu),
-        "ceiling_pairs_per_cpu_second": round(ceiling.pairs / ceiling.cpu),
         "plan_cpu_seconds": round(planning.cpu, 2),
         "epoch_cpu_seconds": round(ordering.cpu, 2),
         "planning_megabytes": peak["VmHWM"] - before,
@@ -125,10 +112,8 @@ def measure(
     }
 
 
-def repeated(corpus: Any, pairs: int, folder: Path) -> Any:
-    """The corpus as often as it takes to have that many pairs, each sentence cut by up to three tokens by chance."""
-    import numpy as np
-
+def repeat(corpus: Any, pairs: int, folder: Path) -> Any:
+    """Repeat the corpus to that many pairs, and remove up to three tokens from each sentence at random."""
     from training.corpus import open_corpus
 
     generator = np.random.default_rng(0)
@@ -142,30 +127,28 @@ def repeated(corpus: Any, pairs: int, folder: Path) -> Any:
                 number = min(len(corpus), pairs - first)
                 cut = np.minimum(generator.integers(0, 4, number), lengths[:number] - 2).clip(0)
                 kept = np.ones(int(ends[number - 1]), dtype=bool)
-                for tokens in range(1, 4):  # those before </s>
+                for tokens in range(1, 4):  # the tokens before </s>
                     kept[ends[:number][cut >= tokens] - 1 - tokens] = False
                 ids_file.write(part := ids[: len(kept)][kept].tobytes())
                 lengths_file.write((lengths[:number] - cut).astype(np.int32).tobytes())
                 counts[name] += len(part) // ids.itemsize
     (folder / "pairs.hash").write_bytes(generator.integers(0, 2**63, pairs, dtype=np.uint64).tobytes())
-    about = {**corpus.about, "pairs": pairs, "tokens": counts}
-    (folder / "corpus.json").write_text(json.dumps(about))
+    (folder / "corpus.json").write_text(json.dumps({**corpus.about, "pairs": pairs, "tokens": counts}))
     return open_corpus(folder)
 
 
-class Clock:
-    """CPU and wall seconds, and how many pairs they went into."""
+class Stopwatch:
+    """Add up the CPU and wall seconds of `with` blocks."""
 
     cpu = wall = 0.0
-    pairs = 0
 
-    def start(self) -> None:
-        self._cpu, self._wall = time.process_time(), time.perf_counter()
+    def __enter__(self) -> "Stopwatch":
+        self.begun = time.process_time(), time.perf_counter()
+        return self
 
-    def stop(self, pairs: int) -> None:
-        self.cpu += time.process_time() - self._cpu
-        self.wall += time.perf_counter() - self._wall
-        self.pairs += pairs
+    def __exit__(self, *_: object) -> None:
+        self.cpu += time.process_time() - self.begun[0]
+        self.wall += time.perf_counter() - self.begun[1]
 
 
 def chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
@@ -174,19 +157,14 @@ def chunks(lines: Iterator[str], size: int) -> Iterator[list[str]]:
 
 
 def memory() -> dict[str, int]:
-    """Megabytes of this process: RssAnon and RssFile now; VmHWM, the most that was resident since the last call."""
+    """Return this process's megabytes: RssAnon and RssFile now; VmHWM, the peak since the last call."""
     status = Path("/proc/self/status").read_text()
-    found = {
-        name: int(size) // 1024 for name, size in re.findall(r"^(RssAnon|RssFile|VmHWM):\s+(\d+) kB", status, re.M)
-    }
+    sizes = re.findall(r"^(RssAnon|RssFile|VmHWM):\s+(\d+) kB", status, re.M)
+    found = {name: int(size) // 1024 for name, size in sizes}
     found["VmHWM"] -= found["RssFile"]
-    Path("/proc/self/clear_refs").write_text("5")  # proc(5): begins VmHWM anew
+    Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
     return found
 
 
-def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="planning")
-
-
 if __name__ == "__main__":
-    main()
+    exit_cleanly(app, name="python -m benchmarks.planning")

@@ -136,7 +136,7 @@ def test_marians_scores_are_closer_than_other_conversions(name: str, other):
     largest = []
     for scorer in (conversion_marian.ours, other):
         with scorer(golden(name)) as score:
-            words = conversion_marian.marians_words(golden(name))
+            words = conversion_marian.word_scores(golden(name))
             largest.append(max(np.abs(score(source, target) - theirs).max() for source, target, theirs in words))
     assert largest[1] >= 100 * largest[0]
 

@@ -1,4 +1,4 @@
-"""The benchmark of translating compares systems that translate alike, and measures what it says."""
+"""The decoding benchmark compares systems that translate alike, and its columns are consistent."""
 
 import csv
 from pathlib import Path
@@ -9,12 +9,14 @@ from saved_model import ENGLISH, GERMAN, saved_model
 from benchmarks import decode
 from conversion.__main__ import main as convert
 from conversion.onnx.export import export_folder
+from vaswani_transformer.errors import exit_cleanly
 
 pytest.importorskip("ctranslate2")
 pytest.importorskip("onnxruntime")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # twelve processes load torch or ONNX Runtime one after another
 def test_every_system_translates_the_same_sentences_and_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -26,8 +28,8 @@ def test_every_system_translates_the_same_sentences_and_is_measured(
     words = [str(model), "--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference")]
     words += ["--onnx", str(tmp_path / "onnx"), "--ctranslate2", str(tmp_path / "ctranslate2"), "--bfloat16"]
     words += ["--batch-size", "3", "--batch-tokens", "60", "--rounds", "1", "--record", str(tmp_path / "decode.csv")]
-    monkeypatch.chdir(Path(__file__).parents[1])  # where a user of benchmarks types
-    decode.main(words)
+    monkeypatch.chdir(Path(__file__).parents[1])
+    exit_cleanly(decode.app, words)
     with (tmp_path / "decode.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["batch"] for row in rows] == ["3"] * 6 + ["60 tokens"] * 6
@@ -40,5 +42,5 @@ def test_every_system_translates_the_same_sentences_and_is_measured(
         times = float(by_generate["seconds"]) / max(float(row["seconds"]), 1e-3)
         assert float(row["times_generate"]) == pytest.approx(times, rel=0.3)
         assert str(tmp_path) not in row["command"]
-    # Without torch in the process a system needs less than half the memory.
+    # Without torch, a process needs less than half the memory.
     assert int(by_system["onnx"]["peak_megabytes"]) * 2 < int(by_system["torch generate()"]["peak_megabytes"])

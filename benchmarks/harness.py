@@ -1,0 +1,135 @@
+"""What all benchmarks share: options, clocks, taking turns, ceilings, training text, and results."""
+
+import csv
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import read_lines
+
+Result = TypeVar("Result")
+
+DataFolder = Annotated[Path, typer.Argument(help="Folder with train.en and train.de (or .gz), for example Multi30k's.")]
+VocabularySize = Annotated[int, typer.Option(min=300, help="Tokens of the tokenizer.")]
+BatchSizes = Annotated[list[int] | None, typer.Option(help="Sentences per batch; repeatable.")]
+Threads = Annotated[int, typer.Option(min=1)]
+Rounds = Annotated[int, typer.Option(min=1, help="How often each system takes its turn.")]
+ClockName = Annotated[str, typer.Option("--clock", help="cpu (process time) or wall; wall on a GPU.")]
+Record = Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")]
+
+
+def program() -> typer.Typer:
+    return typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def clock(name: str, device: str = "cpu") -> Callable[[], float]:
+    """Return a clock in seconds. On a GPU it waits for all kernels before it is read."""
+    if name not in ("cpu", "wall") or (name == "cpu" and device != "cpu"):
+        raise InputError(f"--clock {name!r}: must be cpu or wall, and wall on a GPU")
+    seconds = time.process_time if name == "cpu" else time.perf_counter
+
+    def synchronised() -> float:
+        import torch
+
+        torch.accelerator.synchronize()
+        return seconds()
+
+    return seconds if device == "cpu" else synchronised
+
+
+def timed(work: Callable[[], Result], now: Callable[[], float]) -> tuple[float, Result]:
+    """Return the seconds that the work took, and its result."""
+    begun = now()
+    result = work()
+    return now() - begun, result
+
+
+def take_turns(
+    systems: dict[str, Callable[[], Result]], rounds: int, between: Callable[[], object] = lambda: None
+) -> dict[str, list[Result]]:
+    """Run every system once per round, in alternating order, so that other load on the machine affects all alike.
+
+    between: runs before and after each round.
+    """
+    results: dict[str, list[Result]] = {name: [] for name in systems}
+    for number in range(rounds):
+        between()
+        for name in list(systems)[:: 1 if number % 2 == 0 else -1]:
+            results[name].append(systems[name]())
+    between()
+    return results
+
+
+class Ceilings:
+    """The best rates, in operations per second, at which this machine ran some reference work."""
+
+    def __init__(self, now: Callable[[], float]):
+        self.now = now
+        self.best: dict[str, float] = {}
+
+    def measure(self, name: str, work: Callable[[], object], operations: float) -> None:
+        work()  # warm up
+        attempts = [operations / timed(work, self.now)[0] for _ in range(5)]
+        self.best[name] = max(*attempts, self.best.get(name, 0.0))
+
+    def share(self, name: str, rate: float) -> float | str:
+        """Return the fraction of a ceiling that a rate reaches; "" above 1: the machine was busy for the ceiling."""
+        return round(rate / self.best[name], 3) if rate <= self.best[name] else ""
+
+
+def training_lines(data: Path, language: str) -> list[str]:
+    name = f"train.{language}"
+    return list(read_lines(data / name if (data / name).is_file() else data / f"{name}.gz"))
+
+
+def tokenised(recipe: Any, folder: Path) -> tuple[Any, Any]:
+    """Return the recipe's tokenizer and its tokenised training text; both are made in the folder once."""
+    from training.corpus import load_corpus, parallel_texts
+    from training.model import load_or_train_tokenizer
+
+    texts = parallel_texts(recipe, recipe.train)
+    tokenizer = load_or_train_tokenizer(recipe, folder, texts, lambda _: None)
+    return tokenizer, load_corpus(texts, tokenizer, recipe, folder / "cache", lambda _: None)
+
+
+def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, columns: Sequence[str]) -> None:
+    """Print the rows, and append them to a CSV file if one is given; a new file begins with the columns.
+
+    The CSV rows get date, commit, command, hardware and versions where the columns have them. InputError if the file
+    has other columns.
+    """
+    cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        typer.echo("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    if path is None:
+        return
+    from training.record import commit, hardware
+
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
+    known: dict[str, Callable[[], str]] = {
+        "date": lambda: date.today().isoformat(),
+        "commit": commit,
+        "command": lambda: " ".join([f"python -m benchmarks.{benchmark}", *words]),
+        "hardware": hardware,
+        "torch": lambda: version("torch"),
+        "transformers": lambda: version("transformers"),
+    }
+    about = {name: known[name]() for name in columns if name in known}
+    new = not path.exists()
+    if not new:
+        with path.open(newline="", encoding="utf-8") as file:
+            if next(csv.reader(file), None) != list(columns):
+                raise InputError(f"{path}: its columns are not {','.join(columns)}; name a new file")
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        if new:
+            writer.writeheader()
+        writer.writerows(about | row for row in rows)

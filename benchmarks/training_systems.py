@@ -1,0 +1,269 @@
+"""The systems that `train_throughput.py` compares, each in a separate process that works as many steps as requested."""
+
+import multiprocessing
+import resource
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer.errors import InputError
+
+from .harness import clock, tokenised
+
+
+@dataclass(frozen=True)
+class Job:
+    """The settings that all systems of a comparison share."""
+
+    flags: dict[str, str]  # of the recipe
+    output: str  # folder with text, tokenizer and corpus
+    threads: int
+    device: str
+    clock: str
+    dropout: float
+
+    def recipe(self, **flags: str) -> Any:
+        from training.recipe import load_recipe
+
+        return load_recipe(None, self.flags | flags)
+
+
+@dataclass(frozen=True)
+class Turn:
+    tokens: int  # source + target, without padding
+    positions: int  # with padding
+    seconds: float
+    megabytes: int  # the most that the process has held
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+class System:
+    """A system in its own process."""
+
+    def __init__(self, name: str, job: Job):
+        self.name = name
+        kind, *options = name.split("+")
+        if kind not in KINDS:
+            raise InputError(f"--system {name!r}: {kind!r} is not one of {', '.join(KINDS)}")
+        unknown = {option for option in options if not (kind == "trainer" and option.isdigit())} - KINDS[kind][1]
+        if unknown:
+            raise InputError(f"--system {name!r}: {kind} has no option {', '.join(sorted(unknown))}")
+        products = "medium" if kind == "ours" and "highest" not in options else "highest"
+        self.precision = "bf16" if "bf16" in options else products  # the product rate that is its ceiling
+        self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self.parameters: int = self.process.submit(build, kind, options, job).result()
+
+    def run(self, steps: int) -> Turn:
+        return self.process.submit(work, steps).result()
+
+
+# In the process of a system: its work, as returned by one of the functions in KINDS.
+WORK: list[Callable] = []
+
+
+def build(kind: str, options: list[str], job: Job) -> int:
+    """Build a system in its process; return the number of its parameters."""
+    import torch
+
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(0)
+    model, run = KINDS[kind][0](options, job)
+    WORK.append(run)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def work(steps: int) -> Turn:
+    tokens, positions, seconds = WORK[0](steps)
+    return Turn(tokens, positions, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
+def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
+    """The training program, set up to its first step."""
+    from training.report import Reporter
+    from training.train import Run, Signals, make_accelerator
+
+    output, now = Path(tempfile.mkdtemp(dir=job.output)), clock(job.clock, job.device)
+    flags = {"output_dir": str(output), "mixed_precision": "bf16" if "bf16" in options else "no"}
+    flags |= {"matmul_precision": "highest"} if "highest" in options else {}
+    attention = {"sdpa", "eager"} & set(options)
+    recipe = job.recipe(**flags, **({"attention": attention.pop()} if attention else {}))
+    run = Run(recipe, output, make_accelerator(recipe, output), Reporter(False), Signals())
+    run.start_window()
+    if "compile" in options:
+        run.module.compile(dynamic=True)
+
+    def work(steps: int) -> tuple[int, int, float]:
+        before, positions, begun = run.progress.tokens, 0, now()
+        for _ in range(steps):
+            for pairs in run.order.step(run.progress.step):
+                sides = (run.corpus.source_lengths[pairs], run.corpus.target_lengths[pairs])
+                positions += sum(int(side.max()) * len(pairs) for side in sides)
+            run.step()
+        return run.progress.tokens - before, positions, now() - begun
+
+    return run.model, work
+
+
+def marian_model(job: Job, options: list[str]) -> Any:
+    """transformers' Marian with the sizes of the recipe."""
+    from transformers import MarianConfig, MarianMTModel
+
+    names = ["d_model", "vocab_size"]
+    names += [f"{s}_{n}" for s in ("encoder", "decoder") for n in ("layers", "ffn_dim", "attention_heads")]
+    sizes: dict[str, Any] = {name: int(job.flags[f"model.{name}"]) for name in names}
+    config = MarianConfig(
+        **sizes,
+        dropout=job.dropout,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        activation_function="relu",
+        scale_embedding=True,
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+        max_position_embeddings=1024,
+        use_cache=False,
+    )
+    config._attn_implementation = "eager" if "eager" in options else "sdpa"
+    return MarianMTModel(config)
+
+
+def marian(options: list[str], job: Job) -> tuple[Any, Callable]:
+    """A plain training loop on our batches, with torch's cross-entropy and Adam."""
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
+
+    from training.batches import Order, plan_batches
+
+    recipe = job.recipe()
+    _, corpus = tokenised(recipe, Path(job.output))
+    order = Order(plan_batches(corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_step), recipe.seed)
+    device, now = torch.device(job.device), clock(job.clock, job.device)
+    model = marian_model(job, options).to(device).train()
+    if "compile" in options:
+        model.compile(dynamic=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+    done = 0
+
+    def work(steps: int) -> tuple[int, int, float]:
+        nonlocal done
+        tokens, positions, begun = 0, 0, now()
+        for pairs in (pairs for step in range(done, done + steps) for pairs in order.step(step)):
+            source, source_real = corpus.sources(pairs, 1)
+            target, target_real = corpus.targets(pairs, 1)
+            inputs = np.concatenate((np.zeros_like(target[:, :1]), target[:, :-1]), axis=1)
+            arrays = (source, source_real.astype(np.int64), inputs, target)
+            ids, mask, decoder_ids, labels = (torch.from_numpy(array).to(device) for array in arrays)
+            with torch.autocast(device.type, torch.bfloat16) if "bf16" in options else nullcontext():
+                logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=decoder_ids).logits
+                loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=1, label_smoothing=0.1)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            tokens += int(source_real.sum() + target_real.sum())
+            positions += source.size + target.size
+        done += steps
+        return tokens, positions, now() - begun
+
+    return model, work
+
+
+def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
+    """Seq2SeqTrainer on the same corpus, making its own batches with DataCollatorForSeq2Seq."""
+    from transformers import (
+        DataCollatorForSeq2Seq,
+        PrinterCallback,
+        Seq2SeqTrainer,
+        Seq2SeqTrainingArguments,
+        TrainerCallback,
+    )
+
+    tokenizer, corpus = tokenised(job.recipe(), Path(job.output))
+    mean = float(corpus.source_lengths.mean() + corpus.target_lengths.mean())
+    numbers = [int(option) for option in options if option.isdigit()]
+    model = marian_model(job, options)
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+    now = clock(job.clock, job.device)
+    emitted: list[tuple[int, int]] = []  # tokens and positions of each batch
+    marks: list[tuple[float, int]] = []  # time and number of emitted batches at the beginning of each step
+    left = 0
+
+    def collate(batch: list[dict[str, Any]]) -> Any:
+        tensors = collator(batch)
+        real = int(tensors["attention_mask"].sum() + (tensors["labels"] >= 0).sum())
+        emitted.append((real, tensors["input_ids"].numel() + tensors["labels"].numel()))
+        return tensors
+
+    class Clock(TrainerCallback):
+        """Mark the beginning of each step and end the turn; what train() does around its steps does not count."""
+
+        def on_step_begin(self, *arguments: Any, **keywords: Any) -> None:
+            marks.append((now(), len(emitted)))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+            nonlocal left
+            left -= 1
+            control.should_training_stop = left <= 0
+
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=tempfile.mkdtemp(dir=job.output),
+        per_device_train_batch_size=numbers[0] if numbers else max(1, round(int(job.flags["tokens_per_step"]) / mean)),
+        max_steps=10**6,
+        label_smoothing_factor=0.1,
+        use_cpu=job.device == "cpu",
+        bf16="bf16" in options,
+        save_strategy="no",
+        report_to=[],
+        logging_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=job.device != "cpu",
+        train_sampling_strategy="group_by_length" if "group" in options else "random",
+    )
+    peer = Seq2SeqTrainer(
+        model=model, args=arguments, train_dataset=examples(corpus), data_collator=collate, callbacks=[Clock()]
+    )
+    peer.remove_callback(PrinterCallback)
+
+    def work(steps: int) -> tuple[int, int, float]:
+        nonlocal left
+        marks.clear()
+        left = steps + 2  # the first step includes what train() does before it
+        peer.train()
+        (begun, first), (ended, last) = marks[1], marks[1 + steps]
+        tokens, positions = (sum(column) for column in zip(*emitted[first - 1 : last - 1], strict=True))
+        return tokens, positions, ended - begun
+
+    return model, work
+
+
+def examples(corpus: Any) -> Any:
+    """Return the pairs of the corpus as the Trainer wants them."""
+    import numpy as np
+
+    columns = {}
+    for name, ids, lengths in (
+        ("input_ids", corpus.source_ids, corpus.source_lengths),
+        ("labels", corpus.target_ids, corpus.target_lengths),
+    ):
+        columns[name] = [sentence.tolist() for sentence in np.split(ids, np.cumsum(lengths, dtype=np.int64)[:-1])]
+    return [dict(zip(columns, pair, strict=True)) for pair in zip(*columns.values(), strict=True)]
+
+
+# By name: the function that builds a system, and its options. The function returns the model, and the work: number of
+# steps -> tokens, positions, seconds.
+KINDS: dict[str, tuple[Callable[[list[str], Job], tuple[Any, Callable]], set[str]]] = {
+    "ours": (ours, {"bf16", "highest", "compile", "sdpa", "eager"}),
+    "marian": (marian, {"bf16", "eager", "sdpa", "compile"}),
+    "trainer": (trainer, {"bf16", "eager", "sdpa", "group"}),
+}
