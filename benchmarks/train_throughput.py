@@ -107,9 +107,9 @@ def table(turns: dict[System, list[Turn]], operations: float, ceilings: Ceilings
     """Return a row per system; ratios are relative to the first system in the same round."""
     rows = []
     baseline = next(iter(turns.values()))
-    for system, own in turns.items():
-        ratios = [a.speed / b.speed for a, b in zip(own, baseline, strict=True)]
-        speed = statistics.median(turn.speed for turn in own)
+    for system, measured in turns.items():
+        ratios = [a.speed / b.speed for a, b in zip(measured, baseline, strict=True)]
+        speed = statistics.median(turn.speed for turn in measured)
         rows.append(
             {
                 "system": system.name,
@@ -119,8 +119,10 @@ def table(turns: dict[System, list[Turn]], operations: float, ceilings: Ceilings
                 "ratio_min": round(min(ratios), 3),
                 "ratio_max": round(max(ratios), 3),
                 "share": ceilings.share(system.precision, speed * operations),
-                "padding": round(1 - sum(turn.tokens for turn in own) / sum(turn.positions for turn in own), 4),
-                "megabytes": max(turn.megabytes for turn in own),
+                "padding": round(
+                    1 - sum(turn.tokens for turn in measured) / sum(turn.positions for turn in measured), 4
+                ),
+                "megabytes": max(turn.megabytes for turn in measured),
             }
         )
     return rows
