@@ -81,7 +81,7 @@ def measure(systems: list[System], size: int, threads: int, rounds: int) -> list
 def write_models(folder: Path) -> None:
     """Write random weights of the base model as our folder, two ONNX files and a CTranslate2 model."""
     import torch
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, processors
     from transformers import PreTrainedTokenizerFast
 
     from conversion.onnx.export import export_folder
@@ -94,7 +94,9 @@ def write_models(folder: Path) -> None:
     VaswaniTransformerForConditionalGeneration(config).save_pretrained(folder / "model")
     tokens = [*SPECIAL_TOKENS.values(), *(f"token{i}" for i in range(len(SPECIAL_TOKENS), VOCABULARY))]
     words = models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=SPECIAL_TOKENS["unk_token"])
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), **SPECIAL_TOKENS)
+    backend: Any = Tokenizer(words)
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
     tokenizer.save_pretrained(folder / "model")
     convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
     for kind in PEERS:

@@ -183,7 +183,7 @@ def recipe_flags(
     for stack in ("encoder", "decoder"):
         flags |= {f"model.{stack}_layers": str(layers), f"model.{stack}_attention_heads": str(heads)}
         flags |= {f"model.{stack}_ffn_dim": str(d_ff)}
-    tokenised(load_recipe(None, flags), folder)
+    tokenised(load_recipe(None, {**flags}), folder)
     return flags | {"tokenizer": str(folder)}
 
 

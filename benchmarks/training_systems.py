@@ -29,7 +29,7 @@ class Job:
     def recipe(self, **flags: str) -> Any:
         from training.recipe import load_recipe
 
-        return load_recipe(None, self.flags | flags)
+        return load_recipe(None, {**self.flags, **flags})
 
 
 @dataclass(frozen=True)
