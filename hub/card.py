@@ -89,7 +89,7 @@ def values_of_model(translator: Translator, files: Files) -> dict[str, Any]:
     """Return the template's values that come from the model and its files."""
     return {
         "parameters": f"{parameter_count(translator):,}",
-        "search": dict(zip(("num_beams", "length_penalty"), translator.own_search, strict=True)),
+        "search": dict(zip(("num_beams", "length_penalty"), translator.default_search, strict=True)),
         "separate": any(name.startswith(f"{TARGET_TOKENIZER}/") for name in files),
         "target_tokenizer": TARGET_TOKENIZER,
         "code": CODE,

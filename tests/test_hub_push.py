@@ -270,7 +270,7 @@ def test_the_card_quotes_no_file_that_run_json_names(trained, tmp_path):
 @pytest.mark.parametrize("content", [b"", b"\x80", b"\x80\x02 no pickle", b"PK\x03\x04 no archive", b"\0" * 100])
 def test_a_file_without_weights_is_named(folder, capsys, content):
     (folder / "model.safetensors").write_bytes(content)
-    assert "model.safetensors is not a whole safetensors file" in refusal(capsys, folder, REPO, code=3)
+    assert "model.safetensors is not a complete safetensors file" in refusal(capsys, folder, REPO, code=3)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path, capsys):

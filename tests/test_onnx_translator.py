@@ -1,4 +1,4 @@
-"""The Translator on ONNX Runtime says what the one on torch says, and needs neither torch nor transformers."""
+"""OnnxTranslator translates as Translator does, and needs neither torch nor transformers."""
 
 import json
 import os
@@ -21,7 +21,8 @@ from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.modeling_vaswani_transformer import MAX_BEAMS
-from vaswani_transformer.onnx_translator import GRAPH, OnnxTranslator, checked_tokenizer, load_session
+from vaswani_transformer.onnx_translator import GRAPH, OnnxTranslator, load_session
+from vaswani_transformer.onnx_translator import load_tokenizer as load_tokenizer_for_onnx
 from vaswani_transformer.text_translator import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
@@ -33,7 +34,7 @@ SENTENCES = [*ENGLISH, *GERMAN, "", " ", "a", "</s> <pad>", "日本語 🙂", " 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained model's folder as ONNX; beside it the model itself."""
+    """An exported model; its original is in the folder `model` beside it."""
     parent = tmp_path_factory.mktemp("folders")
     export_folder(saved_model(parent / "model"), parent / "onnx")
     return parent / "onnx"
@@ -45,20 +46,20 @@ def translator(folder: Path) -> OnnxTranslator:
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 1}, {"length_penalty": 0.0}, {"batch_tokens": 40}])
-def test_translations_are_those_of_torch(folder: Path, translator: OnnxTranslator, settings: dict[str, Any]) -> None:
-    """Empty texts, control tokens that somebody typed, and texts that are cut, among others."""
+def test_translations_equal_those_of_torch(folder: Path, translator: OnnxTranslator, settings: dict[str, Any]) -> None:
+    """Also of empty texts, typed special tokens and texts that are split."""
     expected = Translator.from_pretrained(folder.parent / "model", device="cpu")
     arguments: dict[str, Any] = {"max_source_length": 32} | settings
     assert translator.translate(SENTENCES, **arguments) == expected.translate(SENTENCES, **arguments)
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])
-def test_without_arguments_the_search_is_that_of_generation_config(folder: Path, tmp_path: Path, backend: Any) -> None:
+def test_the_default_search_comes_from_generation_config(folder: Path, tmp_path: Path, backend: Any) -> None:
     shutil.copytree(folder if backend == "onnx" else folder.parent / "model", tmp_path, dirs_exist_ok=True)
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_beams": 2, "length_penalty": 2.0}))
     translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
-    assert translator.own_search == (2, 2.0)
+    assert translator.default_search == (2, 2.0)
     found = translator.translate(SENTENCES, return_scores=True)
     assert found == translator.translate(SENTENCES, return_scores=True, num_beams=2, length_penalty=2.0)
     by_the_paper = translator.translate(SENTENCES, return_scores=True, num_beams=4, length_penalty=0.6)
@@ -67,20 +68,13 @@ def test_without_arguments_the_search_is_that_of_generation_config(folder: Path,
         translator.translate(SENTENCES, n_best=3)
     content = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in content.items() if name not in BEAMS_AND_ALPHA}))
-    assert Translator.from_pretrained(tmp_path, device="cpu", backend=backend).own_search == (1, 1.0)  # generate()'s
+    assert Translator.from_pretrained(tmp_path, device="cpu", backend=backend).default_search == (1, 1.0)
     path.unlink()
     translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
     assert translator.translate(SENTENCES, return_scores=True) == by_the_paper
 
 
-def test_an_absurd_search_is_named_with_its_file(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "generation_config.json").write_text('{"num_beams": 0}')
-    with pytest.raises(BrokenFileError, match="generation_config.json: num_beams is 0; it must lie between 1 and 1000"):
-        OnnxTranslator.from_pretrained(tmp_path)
-
-
-def test_n_best_lists_and_scores_are_those_of_torch(folder: Path, translator: OnnxTranslator) -> None:
+def test_n_best_and_scores_equal_those_of_torch(folder: Path, translator: OnnxTranslator) -> None:
     expected = Translator.from_pretrained(folder.parent / "model", device="cpu").translate(
         ENGLISH, n_best=3, return_scores=True
     )
@@ -91,8 +85,7 @@ def test_n_best_lists_and_scores_are_those_of_torch(folder: Path, translator: On
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
 
 
-def test_evaluate_scores_an_exported_folder_as_its_model(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    """The model translates all but one word as the references have it."""
+def test_evaluate_scores_an_export_as_its_model(folder: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "test.en").write_text("".join(f"{line}\n" for line in ENGLISH), encoding="utf-8")
     (tmp_path / "test.de").write_text("".join(f"{line}\n" for line in [*GERMAN[:-1], "Nein."]), encoding="utf-8")
     texts = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de"), "--json"]
@@ -106,7 +99,7 @@ def test_evaluate_scores_an_exported_folder_as_its_model(folder: Path, tmp_path:
     assert stop.value.code == 2 and "without --dtype and --backend" in capsys.readouterr().err
 
 
-def test_it_translates_where_torch_and_transformers_cannot_be_imported(folder: Path) -> None:
+def test_it_translates_without_torch_and_transformers(folder: Path) -> None:
     program = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'safetensors', 'onnx'): sys.modules[name] = None\n"
@@ -125,13 +118,13 @@ def test_it_translates_where_torch_and_transformers_cannot_be_imported(folder: P
         ({"input_ids": [[5, -1, 2]]}, "row 0 has ids from -1"),
         ({"input_ids": [[5, 6, 2], [5, 300, 2]]}, "row 1 has ids from 2 to 300"),
         ({"input_ids": [[5, 6, 2], [1, 1, 1]]}, "row 1 is empty"),
-        ({"input_ids": np.zeros((0, 3), np.int64)}, "neither 0"),
-        ({"input_ids": np.zeros((3, 0), np.int64)}, "neither 0"),
-        ({"input_ids": [5, 6, 2]}, "must be \\(batch, source\\)"),
+        ({"input_ids": np.zeros((0, 3), np.int64)}, "non-empty"),
+        ({"input_ids": np.zeros((3, 0), np.int64)}, "non-empty"),
+        ({"input_ids": [5, 6, 2]}, "must be 2-D"),
         ({"input_ids": [[5.0, 6.0, 2.0]]}, "integers"),
         ({"input_ids": [[5, 2], [5, 6, 2]]}, "input_ids has rows of unequal length"),
         ({"input_ids": [[5, 2]], "attention_mask": [[1, 1], [1]]}, "attention_mask has rows of unequal length"),
-        ({"input_ids": [[5, 6, 2]], "attention_mask": [[1, 1]]}, "must agree"),
+        ({"input_ids": [[5, 6, 2]], "attention_mask": [[1, 1]]}, "must be equal"),
         ({"input_ids": [[5, 6, 2]], "attention_mask": [[1, 2, 0]]}, "1 at tokens"),
         ({"input_ids": [[5, 6, 2]], "attention_mask": [[0.5, 1.0, 1.0]]}, "integers"),
         ({"input_ids": [[5, 6, 2]], "num_beams": 0}, "num_beams is 0; it must lie between 1 and 1000"),
@@ -145,12 +138,12 @@ def test_it_translates_where_torch_and_transformers_cannot_be_imported(folder: P
         ({"input_ids": [[5, 6, 2]], "min_length": -1}, "min_length is -1"),
     ],
 )
-def test_wrong_ids_and_settings_are_named(translator: OnnxTranslator, arguments: dict[str, Any], said: str) -> None:
+def test_invalid_ids_and_settings_are_named(translator: OnnxTranslator, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         translator.generate(**arguments)
 
 
-def test_narrow_integers_and_a_missing_mask_are_understood(translator: OnnxTranslator) -> None:
+def test_narrow_integers_and_a_missing_mask_are_accepted(translator: OnnxTranslator) -> None:
     wide, _ = translator.generate(np.array([[5, 6, 2, 1]]), np.array([[1, 1, 1, 0]]))
     narrow, _ = translator.generate(np.array([[5, 6, 2, 1]], np.int16))
     boolean, _ = translator.generate(np.array([[5, 6, 2, 1]], np.int32), np.array([[True, True, True, False]]))
@@ -159,7 +152,7 @@ def test_narrow_integers_and_a_missing_mask_are_understood(translator: OnnxTrans
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])
-def test_any_integer_is_a_number_of_beams_and_nothing_else_is(folder: Path, backend: Any) -> None:
+def test_only_integers_are_accepted_as_numbers(folder: Path, backend: Any) -> None:
     place = folder if backend == "onnx" else folder.parent / "model"
     translator = Translator.from_pretrained(place, device="cpu", backend=backend)
     expected = translator.translate(ENGLISH, num_beams=4, n_best=2)
@@ -175,15 +168,21 @@ def test_any_integer_is_a_number_of_beams_and_nothing_else_is(folder: Path, back
     ("file", "content", "said"),
     [
         ("model.onnx", None, "model.onnx: no such file"),
-        ("model.onnx", b"", "model.onnx is not a whole ONNX file"),
-        ("model.onnx", 0.5, "model.onnx is not a whole ONNX file"),
+        ("model.onnx", b"", "model.onnx is not a complete ONNX file"),
+        ("model.onnx", 0.5, "model.onnx is not a complete ONNX file"),
         ("config.json", None, "config.json: no such file"),
-        ("config.json", 0.5, "config.json is not whole JSON"),
+        ("config.json", 0.5, "config.json is not valid JSON"),
         ("config.json", {"vocab_size": 299, "decoder_vocab_size": 299}, "tokenizer.json has ids up to 299"),
+        (
+            "config.json",
+            {"vocab_size": 999, "decoder_vocab_size": 999},
+            "has vocab_size 300, but .*config.json has 999",
+        ),
+        ("generation_config.json", {"num_beams": 0}, "num_beams is 0; it must lie between 1 and 1000"),
         ("config.json", {"pad_token_id": -1}, "pad_token_id is -1"),
         ("config.json", {"eos_token_id": 7}, "does not end a sentence"),
         ("tokenizer.json", None, "tokenizer.json: no such file"),
-        ("tokenizer.json", 0.5, "tokenizer.json is not whole JSON"),
+        ("tokenizer.json", 0.5, "tokenizer.json is not valid JSON"),
         ("tokenizer.json", b"{}", "tokenizer.json is not a tokenizer"),
     ],
 )
@@ -208,65 +207,42 @@ def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content
     [("enable_truncation", {"max_length": 5}), ("enable_padding", {"length": 40, "pad_id": 1})],
     ids=["truncation", "padding"],
 )
-def test_texts_are_neither_cut_nor_padded_whatever_tokenizer_json_says(
+def test_truncation_and_padding_of_tokenizer_json_are_ignored(
     tmp_path: Path, change: str, settings: dict[str, Any]
 ) -> None:
     trained_tokenizer().save_pretrained(tmp_path)
-    tokenizer = checked_tokenizer(tmp_path, 300)
+    tokenizer = load_tokenizer_for_onnx(tmp_path, 300)
     expected = [tokenizer.encode(text).ids for text in ENGLISH]
     getattr(tokenizer, change)(**settings)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert [tokenizer.encode(text).ids for text in ENGLISH] != expected
-    assert [checked_tokenizer(tmp_path, 300).encode(text).ids for text in ENGLISH] == expected
+    assert [load_tokenizer_for_onnx(tmp_path, 300).encode(text).ids for text in ENGLISH] == expected
 
 
-@pytest.mark.parametrize("state", ["whole", "missing", "truncated"])
-def test_weights_in_a_file_beside_the_graph_are_read_or_that_file_is_named(
-    folder: Path, translator: OnnxTranslator, tmp_path: Path, capfd: pytest.CaptureFixture[str], state: str
-) -> None:
-    """As onnx itself divides a model."""
-    shutil.copytree(folder, tmp_path / "divided")
-    data = tmp_path / "divided" / "weights.bin"
+@pytest.mark.parametrize("state", ["intact", "missing", "truncated", "outside"])
+def test_external_weights_are_read_from_the_folder_only(folder: Path, tmp_path: Path, capfd: Any, state: str) -> None:
+    shutil.copytree(folder, tmp_path / "split")
+    (tmp_path / "split" / "data").mkdir()
+    data, path = tmp_path / "split" / "data" / "weights.bin", tmp_path / "split" / "model.onnx"
     graph = onnx.load(folder / "model.onnx")
-    onnx.save(graph, data.with_name("model.onnx"), save_as_external_data=True, location=data.name, size_threshold=1024)
-    whole = data.stat().st_size
-    if state == "whole":
-        divided = OnnxTranslator.from_pretrained(data.parent, device="cpu")
-        assert divided.translate(ENGLISH) == translator.translate(ENGLISH)
+    onnx.save(graph, path, save_as_external_data=True, location="data/weights.bin", size_threshold=1024)
+    if state == "intact":
+        assert OnnxTranslator.from_pretrained(path.parent, device="cpu").translate(ENGLISH[:1]) == GERMAN[:1]
         return
-    if state == "missing":
-        data.unlink()
+    if state == "truncated":
+        os.truncate(data, data.stat().st_size // 2)
     else:
-        os.truncate(data, whole // 2)
-    said = {"missing": "weights.bin: no such file", "truncated": f"weights.bin has {whole // 2:,} of {whole:,} bytes"}
-    with pytest.raises(BrokenFileError, match=said[state]):
-        OnnxTranslator.from_pretrained(data.parent, device="cpu")
+        data.rename(tmp_path / "weights.bin")
+    if state == "outside":
+        data.symlink_to(tmp_path / "weights.bin")
+    reason = "file_length: .* out of bounds" if state == "truncated" else "data/weights.bin, but it is"
+    with pytest.raises(BrokenFileError, match=f"model.onnx .* of its weights is missing or truncated .*{reason}"):
+        OnnxTranslator.from_pretrained(path.parent, device="cpu")
     assert not capfd.readouterr().err
 
 
-def test_weights_in_a_folder_beside_the_graph_are_found_or_named(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "divided")
-    (tmp_path / "divided" / "data").mkdir()
-    data, path = tmp_path / "divided" / "data" / "weights.bin", tmp_path / "divided" / "model.onnx"
-    graph = onnx.load(folder / "model.onnx")
-    onnx.save(graph, path, save_as_external_data=True, location="data/weights.bin", size_threshold=1024)
-    assert OnnxTranslator.from_pretrained(path.parent, device="cpu").translate(ENGLISH[:1]) == GERMAN[:1]
-    whole = path.read_bytes()
-    # Within the name of the first tensor's file, its offset and its length.
-    for key in (b"location", b"offset", b"length"):
-        path.write_bytes(whole[: whole.index(key) + len(key) + 1])
-        with pytest.raises(BrokenFileError, match="model.onnx is not a whole ONNX file"):
-            OnnxTranslator.from_pretrained(path.parent, device="cpu")
-    path.write_bytes(whole)
-    data.unlink()
-    with pytest.raises(BrokenFileError, match="data/weights.bin: no such file"):
-        OnnxTranslator.from_pretrained(path.parent, device="cpu")
-
-
 @pytest.mark.parametrize("arena", [True, False])
-def test_memory_that_onnx_runtime_does_not_get_is_said_in_one_line(
-    arena: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_running_out_of_memory_in_onnx_runtime_is_one_line(arena: bool, capsys: pytest.CaptureFixture[str]) -> None:
     import onnxruntime
 
     node = onnx.helper.make_node("ConstantOfShape", ["shape"], ["out"])
@@ -286,8 +262,8 @@ def test_memory_that_onnx_runtime_does_not_get_is_said_in_one_line(
     assert "unexpected" not in error
 
 
-def test_a_ported_config_is_completed_as_torch_reads_it(tmp_path: Path) -> None:
-    """A maximum that sinusoids do not have, and fields that the code knows."""
+def test_a_converted_config_is_completed_as_torch_reads_it(tmp_path: Path) -> None:
+    """It has a maximum that sinusoids ignore, and lacks fields that have defaults."""
     path = saved_model(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text()) | {"max_position_embeddings": 12, "decoder_vocab_size": None, "auto_map": {}}
     del config["pad_token_id"], config["eos_token_id"]
@@ -306,7 +282,7 @@ def test_a_ported_config_is_completed_as_torch_reads_it(tmp_path: Path) -> None:
     assert OnnxTranslator.from_pretrained(tmp_path / "onnx", device="cpu").translate(text) == expected.translate(text)
 
 
-def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_folder_and_invalid_options_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         OnnxTranslator.from_pretrained(tmp_path / "nowhere")
     with pytest.raises(InputError, match="device 'tpu'"):
@@ -316,7 +292,7 @@ def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_are_as_many_as_were_asked_for(folder: Path, threads: int) -> None:
+def test_the_number_of_threads_is_used(folder: Path, threads: int) -> None:
     session = load_session(folder / GRAPH, "cpu", threads)
     assert session.get_session_options().intra_op_num_threads == threads
 
@@ -331,10 +307,10 @@ def test_a_missing_gpu_is_named(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
-def test_a_gpu_that_cannot_be_used_is_not_the_cpu(
+def test_an_unusable_gpu_is_not_silently_replaced_by_the_cpu(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """ONNX Runtime says that it was built for CUDA, and then goes on without."""
+    """ONNX Runtime is built for CUDA, cannot load it, and would continue on the CPU."""
     import onnxruntime
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
@@ -343,7 +319,7 @@ def test_a_gpu_that_cannot_be_used_is_not_the_cpu(
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: built)
     with pytest.raises(UnavailableError, match="device 'cuda:0': ONNX Runtime cannot load CUDA here"):
         OnnxTranslator.from_pretrained(folder, device="cuda:0")
-    assert OnnxTranslator.from_pretrained(folder).translate(ENGLISH[:1]) == GERMAN[:1]  # the best that there is
+    assert OnnxTranslator.from_pretrained(folder).translate(ENGLISH[:1]) == GERMAN[:1]
     assert not capsys.readouterr().out
 
 
@@ -352,30 +328,19 @@ def test_a_gpu_that_cannot_be_used_is_not_the_cpu(
     [
         ({"backend": "tensorflow"}, "backend 'tensorflow' is not one of torch, onnx"),
         ({"backend": "onnx", "dtype": "float16"}, "no dtype"),
-        ({"threads": 2}, "threads belong to the ONNX backend"),
+        ({"threads": 2}, "threads is an option of the ONNX backend"),
     ],
 )
-def test_what_a_backend_does_not_have_is_named(folder: Path, arguments: dict[str, Any], said: str) -> None:
+def test_options_of_another_backend_are_refused(folder: Path, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         Translator.from_pretrained(folder, **arguments)
-
-
-def test_scoring_needs_torch(translator: OnnxTranslator) -> None:
-    with pytest.raises(InputError, match='scored with backend="torch"'):
-        translator.score(ENGLISH, GERMAN)
-
-
-def test_the_config_of_another_model_is_named(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "mixed")
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "mixed/config.json").write_text(json.dumps(config | {"vocab_size": 999, "decoder_vocab_size": 999}))
-    with pytest.raises(BrokenFileError, match="has vocab_size 300, but .*config.json has 999: graph and config do not"):
-        OnnxTranslator.from_pretrained(tmp_path / "mixed")
+    with pytest.raises(InputError, match='score translations with backend="torch"'):
+        Translator.from_pretrained(folder, backend="onnx", device="cpu").score(ENGLISH, GERMAN)
 
 
 @pytest.fixture(scope="module")
 def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose languages have a tokenizer each, of other sizes, as conversion writes them; beside it as ONNX."""
+    """A model with two tokenizers of different sizes, as conversion writes it, and its export."""
     parent = tmp_path_factory.mktemp("two")
     model = untrained_model(
         vocab_size=275, decoder_vocab_size=270, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
@@ -388,7 +353,7 @@ def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parent
 
 
-def test_the_readme_of_two_vocabularies_without_defaults_runs_as_it_is_printed(two_vocabularies: Path) -> None:
+def test_the_code_in_the_exported_readme_runs(two_vocabularies: Path) -> None:
     folder = two_vocabularies / "onnx"
     page = (folder / "README.md").read_text(encoding="utf-8")
     assert "its source tokens + 3 |" in page and "optional" not in page
@@ -400,8 +365,7 @@ def test_the_readme_of_two_vocabularies_without_defaults_runs_as_it_is_printed(t
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])
-def test_a_second_tokenizer_reads_the_translations(two_vocabularies: Path, backend: Any) -> None:
-    """As transformers alone would do it: one tokenizer encodes, the other decodes."""
+def test_the_target_tokenizer_decodes_translations(two_vocabularies: Path, backend: Any) -> None:
     model = load_model(two_vocabularies / "model", device="cpu")
     source = load_tokenizer(two_vocabularies / "model")
     target = load_tokenizer(two_vocabularies / "model" / TARGET_TOKENIZER)
@@ -416,14 +380,14 @@ def test_a_second_tokenizer_reads_the_translations(two_vocabularies: Path, backe
     assert translator.translate(texts) == expected
 
 
-def test_given_translations_are_read_by_the_second_tokenizer(two_vocabularies: Path) -> None:
+def test_the_target_tokenizer_encodes_translations_to_score(two_vocabularies: Path) -> None:
     translator = Translator.from_pretrained(two_vocabularies / "model", device="cpu")
     (forced,) = translator.score(ENGLISH[:1], GERMAN[:1])
     assert forced.tokens == load_tokenizer(two_vocabularies / "model" / TARGET_TOKENIZER)(GERMAN[0])["input_ids"]
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])
-def test_a_second_tokenizer_that_is_missing_or_does_not_fit_is_named(
+def test_a_missing_or_mismatched_target_tokenizer_is_named(
     two_vocabularies: Path, tmp_path: Path, backend: Any
 ) -> None:
     folder = two_vocabularies / {"torch": "model", "onnx": "onnx"}[backend]
@@ -437,7 +401,7 @@ def test_a_second_tokenizer_that_is_missing_or_does_not_fit_is_named(
         Translator.from_pretrained(tmp_path / "other", device="cpu", backend=backend)
 
 
-def test_a_second_tokenizer_is_looked_at_before_an_export(two_vocabularies: Path, tmp_path: Path) -> None:
+def test_the_target_tokenizer_is_checked_before_an_export(two_vocabularies: Path, tmp_path: Path) -> None:
     shutil.copytree(two_vocabularies / "model", tmp_path / "model")
     train_tokenizer([*ENGLISH, *GERMAN], 300).save_pretrained(tmp_path / "model" / TARGET_TOKENIZER)
     with pytest.raises(BrokenFileError, match="ids up to 299, but config.json has decoder_vocab_size 270"):
@@ -448,26 +412,26 @@ def test_a_second_tokenizer_is_looked_at_before_an_export(two_vocabularies: Path
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_another_process_loads_the_folder_that_this_one_did(
+def test_pickling_keeps_the_folder_device_and_threads(
     folder: Path, translator: OnnxTranslator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """datasets.map(num_proc=...) and multiprocessing hand functions over as pickles."""
+    """As datasets.map(num_proc=...) and multiprocessing do."""
     monkeypatch.chdir(folder)
     relative = OnnxTranslator.from_pretrained(".", device="cpu", threads=1)
     monkeypatch.chdir(folder.parent)
     copy = pickle.loads(pickle.dumps(relative))
     assert copy.translate(ENGLISH) == translator.translate(ENGLISH)
     assert copy.session.get_session_options().intra_op_num_threads == 1
-    with pytest.raises(TypeError, match="of a session, and not of a folder"):
+    with pytest.raises(TypeError, match="only if from_pretrained loaded it"):
         pickle.dumps(OnnxTranslator(translator.session, translator.tokenizer, translator.config))
 
 
-def test_the_largest_beam_is_that_of_torch() -> None:
+def test_the_largest_beam_size_is_that_of_torch() -> None:
     assert MAX_BEAMS_OF_TEXTS == MAX_BEAMS
 
 
-def test_onnx_runtime_tells_nobody_who_runs_it(folder: Path, tmp_path: Path) -> None:
-    """It writes what it would send into the home folder first."""
+def test_onnx_runtime_sends_no_telemetry(folder: Path, tmp_path: Path) -> None:
+    """It would first write its data into the home folder."""
     code = "import sys; from vaswani_transformer.onnx_translator import OnnxTranslator; "
     code += "OnnxTranslator.from_pretrained(sys.argv[1])"
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}

@@ -1,7 +1,6 @@
-"""Translator: order, batching, cutting and scores do not change what `generate()` says of one sentence."""
+"""Translator: order, batching, splitting and scores agree with `generate()` on single sentences."""
 
 import copy
-import dataclasses
 import itertools
 import math
 import random
@@ -34,19 +33,19 @@ def translator() -> Translator:
 
 
 def by_generate(translator: Translator, text: str, **options) -> list[str]:
-    """The plain way: one sentence, one call."""
+    """Translate one sentence with one call of generate()."""
     batch = translator.tokenizer([text], return_tensors="pt")
     ids = translator.model.generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **options)
     return translator.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_a_batch_translates_as_generate_does_one_sentence_at_a_time(translator, num_beams):
+def test_batches_translate_as_generate_does_single_sentences(translator, num_beams):
     expected = [by_generate(translator, text, num_beams=num_beams)[0] for text in SENTENCES]
     for batch_tokens in (200, 100_000):
         translations = translator.translate(SENTENCES, num_beams=num_beams, batch_tokens=batch_tokens)
         assert translations == expected
-    assert len(set(translations)) > len(SENTENCES) // 2  # the model does not say the same of everything
+    assert len(set(translations)) > len(SENTENCES) // 2  # the model does not repeat one translation
 
 
 def test_the_order_of_the_texts_is_kept(translator):
@@ -55,32 +54,23 @@ def test_the_order_of_the_texts_is_kept(translator):
     assert translator.translate([SENTENCES[i] for i in shuffled]) == [straight[i] for i in shuffled]
 
 
-def test_an_empty_text_has_an_empty_translation_and_moves_no_other(translator):
+def test_empty_texts_have_empty_translations_in_place(translator):
     texts = ["", SENTENCES[0], " \t", SENTENCES[1], "\n", ""]
     one, two = translator.translate(SENTENCES[:2])
     assert translator.translate(texts) == ["", one, "", two, "", ""]
     assert translator.translate([]) == []
     assert translator.translate("") == [""]
+    assert translator.translate(texts[1]) == [one]
     assert translator.translate("", n_best=2) == [[Hypothesis("", 0.0, [])]]
 
 
-def test_one_text_is_a_list_of_one(translator):
-    assert translator.translate(SENTENCES[0]) == translator.translate([SENTENCES[0]])
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, np.float32(2)])
 def test_the_length_penalty_reaches_the_search(translator, alpha):
-    expected = [by_generate(translator, text, length_penalty=alpha)[0] for text in ENGLISH]
+    expected = [by_generate(translator, text, length_penalty=float(alpha))[0] for text in ENGLISH]
     assert translator.translate(ENGLISH, length_penalty=alpha) == expected
 
 
-def test_a_length_penalty_may_be_numpys(translator):
-    assert translator.translate(ENGLISH, length_penalty=np.float32(2)) == translator.translate(
-        ENGLISH, length_penalty=2.0
-    )
-
-
-def test_n_best_are_those_of_generate_with_gnmt_scores(translator):
+def test_n_best_equals_generate_with_gnmt_scores(translator):
     for text, hypotheses in zip(ENGLISH, translator.translate(ENGLISH, n_best=4, return_scores=True), strict=True):
         batch = translator.tokenizer([text], return_tensors="pt")
         outputs = translator.model.generate(
@@ -94,24 +84,15 @@ def test_n_best_are_those_of_generate_with_gnmt_scores(translator):
             outputs.sequences, skip_special_tokens=True
         )
         scores = [hypothesis.score for hypothesis in hypotheses]
+        ((best,),) = translator.translate([text], return_scores=True)
+        assert best.tokens == hypotheses[0].tokens and best.score == pytest.approx(scores[0], abs=1e-5)
         assert scores == pytest.approx(outputs.sequences_scores.tolist(), abs=1e-5)
         assert scores == sorted(scores, reverse=True)
         assert all(hypothesis.tokens.index(2) == len(hypothesis.tokens) - 1 for hypothesis in hypotheses)
 
 
-def test_a_score_on_request_is_that_of_the_best_hypothesis(translator):
-    for (best,), four in zip(
-        translator.translate(ENGLISH, return_scores=True),
-        translator.translate(ENGLISH, n_best=4, return_scores=True),
-        strict=True,
-    ):
-        assert dataclasses.replace(best, score=0) == dataclasses.replace(four[0], score=0)
-        assert best.score == pytest.approx(four[0].score, abs=1e-5)
-
-
-def test_hypotheses_that_the_search_did_not_find_are_left_out():
-    # One other token than </s> can be said: of two candidates a step, one ends and one lives, so after the
-    # |source| + 50 steps of its limit the search has as many hypotheses, and with </s> forbidden a single one.
+def test_empty_slots_are_left_out():
+    # Only one token besides </s> is allowed: each step finishes one hypothesis and keeps one live.
     model = untrained_model()
     everything = set(range(model.config.vocab_size))
     model.generation_config.suppress_tokens = sorted(everything - {50})
@@ -122,7 +103,7 @@ def test_hypotheses_that_the_search_did_not_find_are_left_out():
     assert len({len(hypothesis.tokens) for hypothesis in hypotheses}) == 4
 
 
-def test_forced_decoding_is_the_log_softmax_of_the_full_forward_pass(translator):
+def test_forced_decoding_equals_log_softmax_of_the_forward_pass(translator):
     targets = [*GERMAN[1:], ""]
     for batch_tokens in (1, 10_000):
         forced = translator.score(ENGLISH, targets, batch_tokens=batch_tokens)
@@ -139,7 +120,7 @@ def test_forced_decoding_is_the_log_softmax_of_the_full_forward_pass(translator)
 
 
 def test_a_translation_scores_the_same_when_forced(translator):
-    # The tokens of a translation, encoded again, may be others: take one where they are not.
+    # Encoding a translation again may give other tokens: compare those where it does not.
     found = 0
     for source, (best,) in zip(SENTENCES, translator.translate(SENTENCES, return_scores=True), strict=True):
         (forced,) = translator.score([source], [best.text])
@@ -149,13 +130,13 @@ def test_a_translation_scores_the_same_when_forced(translator):
     assert found
 
 
-def test_a_text_that_is_too_long_is_cut_at_the_ends_of_sentences(translator):
+def test_long_texts_are_split_at_sentence_ends(translator):
     fits = max(len(translator.tokenizer(text)["input_ids"]) for text in ENGLISH)
     text = " ".join(ENGLISH)
     assert translator.translate([text], max_source_length=fits) == [" ".join(translator.translate(ENGLISH))]
 
 
-def test_a_sentence_that_is_too_long_is_cut_at_spaces(translator):
+def test_long_sentences_are_split_at_spaces(translator):
     words = "apples " * 40
     parts = list(translator._parts(0, words.strip(), 20))
     assert len(parts) > 1 and all(len(part.source) <= 20 for part in parts)
@@ -165,7 +146,7 @@ def test_a_sentence_that_is_too_long_is_cut_at_spaces(translator):
     assert rejoined == words.strip()
 
 
-def test_a_text_of_just_as_many_tokens_as_a_part_may_have_is_not_cut(translator):
+def test_a_text_at_the_limit_is_not_split(translator):
     text = "A house. A cat"
     ids, _ = translator._encode(text)
     assert [part.source for part in translator._parts(0, text, len(ids))] == [ids]
@@ -178,7 +159,7 @@ def test_a_text_of_just_as_many_tokens_as_a_part_may_have_is_not_cut(translator)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=80),
     limit=st.integers(8, 30),
 )
-def test_cutting_loses_no_letter_and_keeps_every_part_within_the_limit(translator, text, limit):
+def test_splitting_loses_no_character_and_keeps_the_limit(translator, text, limit):
     parts = list(translator._parts(0, text, limit))
     assert all(len(part.source) <= limit for part in parts)
     pieces = [translator.tokenizer.decode(part.source, skip_special_tokens=True) for part in parts]
@@ -187,29 +168,29 @@ def test_cutting_loses_no_letter_and_keeps_every_part_within_the_limit(translato
         assert not part.separator.strip() and not piece[0].isspace()
 
 
-def test_a_text_much_longer_than_any_model_reads_is_cut_in_bounded_windows(translator):
+def test_very_long_texts_are_split_in_bounded_windows(translator):
     text = "x" * (CHARACTERS_PER_TOKEN[1] * 16 * 3)
     parts = list(translator._parts(0, text, 16))
     assert sum(len(part.source) - 1 for part in parts) >= len(text) / CHARACTERS_PER_TOKEN[1]
     assert "".join(translator.tokenizer.decode(p.source, skip_special_tokens=True) for p in parts) == text
 
 
-def test_a_text_of_tokens_that_are_longer_than_expected_loses_nothing():
+def test_very_long_tokens_lose_no_character():
     tokenizer = train_tokenizer(["x" * 8192], 267)  # of up to 128 letters each
     text = "x" * 5000
     sources = [part.source for part in Translator(untrained_model(), tokenizer)._parts(0, text, 8)]
     assert "".join(tokenizer.batch_decode(sources, skip_special_tokens=True)) == text
 
 
-def test_white_space_before_a_text_that_is_cut_is_no_part_of_its_own(translator):
+def test_leading_white_space_makes_no_part(translator):
     long = " ".join(ENGLISH)
     for spaces in (" " * 40, "\n\u3000" * CHARACTERS_PER_TOKEN[1] * 20):
         for text in (long, "small"):
             assert list(translator._parts(0, spaces + text, 16)) == list(translator._parts(0, text, 16))
 
 
-def test_a_character_of_more_tokens_than_a_part_has_loses_some_and_nothing_else():
-    # NFKC makes 18 characters of U+FDFA.
+def test_only_a_character_beyond_the_limit_is_truncated():
+    # NFKC expands U+FDFA to 18 characters.
     tokenizer = copy.deepcopy(trained_tokenizer())
     tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
     translator = Translator(untrained_model(), tokenizer)
@@ -237,25 +218,25 @@ def test_a_character_of_more_tokens_than_a_part_has_loses_some_and_nothing_else(
         (".......", 4, "...."),
     ],
 )
-def test_a_cut_prefers_the_last_sentence_end_then_the_last_space(text, reach, kept):
+def test_a_split_prefers_sentence_ends_then_spaces(text, reach, kept):
     assert text[: best_cut(text, reach)] == kept
 
 
-def test_a_sentence_ends_with_its_quotes_and_brackets():
+def test_a_sentence_includes_its_closing_quotes_and_brackets():
     for end in [mark + closing for mark in ".!?…" for closing in ("", *"\"'”’»)]")]:
         assert best_cut(f"One{end} Two and", 10) == len(f"One{end}"), end
     for end in [mark + closing for mark in "。！？" for closing in ("", *"」』）")]:
         assert best_cut(f"一{end}二三", 5) == len(f"一{end}"), end
 
 
-def test_hypotheses_of_the_parts_of_a_text_are_joined_in_their_rank():
+def test_hypotheses_of_parts_are_joined_by_rank():
     first, second = [Hypothesis("a", -1.0, [4, 2]), Hypothesis("b", -2.0, [5, 2])], [Hypothesis("c", -3.0, [6, 2])]
     assert joined(first, " ", second) == [Hypothesis("a c", -4.0, [4, 2, 6, 2])]
 
 
 @pytest.mark.parametrize("alpha", LENGTH_PENALTIES)
-def test_scores_of_a_thousand_tokens_are_those_of_hypotheses(alpha):
-    # A model that says each of its 300 tokens with the same probability, and never </s>.
+def test_extreme_length_penalties_keep_long_scores_valid(alpha):
+    # A model with a uniform distribution over its 300 tokens that never produces </s>.
     model = untrained_model()
     with torch.no_grad():
         model.lm_head.weight.zero_()
@@ -277,8 +258,7 @@ def test_batches_hold_every_text_once_within_their_tokens(lengths, batch_tokens)
     assert in_order == sorted(in_order, reverse=True)
 
 
-def test_beams_count_in_the_tokens_of_a_batch(translator, monkeypatch):
-    """What memory depends on: rows of a batch, padded, times its beams."""
+def test_batch_tokens_counts_padding_and_beams(translator, monkeypatch):
     search, sizes = translator._search, []
 
     def watched(sources, num_beams, *others):
@@ -310,13 +290,13 @@ def test_beams_count_in_the_tokens_of_a_batch(translator, monkeypatch):
         ({"length_penalty": -1.5}, "length_penalty is -1.5; it must lie between -1 and 5"),
     ],
 )
-def test_an_impossible_option_is_refused_with_its_limit(translator, options, named):
+def test_an_invalid_option_is_refused_with_its_limits(translator, options, named):
     with pytest.raises(InputError, match=named):
         translator.translate(["a"], **options)
 
 
 @pytest.mark.parametrize("texts, named", [(["a", None], "text 2 is a NoneType"), (["\ud800"], "text 1: .*surrogate")])
-def test_what_is_not_text_is_refused_by_its_number(translator, texts, named):
+def test_invalid_text_is_refused_by_number(translator, texts, named):
     with pytest.raises(InputError, match=named):
         translator.translate(texts)
 
@@ -327,7 +307,7 @@ def test_scoring_needs_a_translation_for_each_source(translator):
     assert translator.score([], []) == []
 
 
-def test_learned_positions_set_the_longest_source_and_target():
+def test_learned_positions_limit_source_and_target():
     model = untrained_model(position_embedding_type="learned", max_position_embeddings=16)
     translator = Translator(model, trained_tokenizer())
     (translation,) = translator.translate([" ".join(ENGLISH)])
@@ -338,7 +318,7 @@ def test_learned_positions_set_the_longest_source_and_target():
         translator.score(["a"], ["a" * 100])
 
 
-def test_texts_are_cut_as_of_sinusoids_where_a_model_has_more_positions(translator):
+def test_many_learned_positions_do_not_raise_the_default_limit(translator):
     long = " ".join(ENGLISH * 12)
     assert len(translator.tokenizer(long)["input_ids"]) > 300
     model = untrained_model(position_embedding_type="learned", max_position_embeddings=1000)
@@ -347,7 +327,7 @@ def test_texts_are_cut_as_of_sinusoids_where_a_model_has_more_positions(translat
     assert parts[0] == parts[1] and len(parts[0]) > 1
 
 
-def test_a_model_with_two_vocabularies_is_refused():
+def test_two_vocabularies_need_two_tokenizers():
     model = untrained_model(decoder_vocab_size=310, share_encoder_decoder_embeddings=False)
     with pytest.raises(InputError, match="300 source and 310 target tokens"):
         Translator(model, trained_tokenizer())
@@ -359,7 +339,7 @@ def test_progress_goes_to_stderr_and_changes_nothing(translator, capsys):
     assert printed.out == "" and f"{len(ENGLISH)}/{len(ENGLISH)}" in printed.err
 
 
-def test_a_saved_folder_translates_as_the_model_that_was_saved(translator, tmp_path):
+def test_a_saved_folder_translates_as_its_model(translator, tmp_path):
     loaded = Translator.from_pretrained(saved_model(tmp_path), device="cpu")
     assert loaded.translate(SENTENCES) == translator.translate(SENTENCES)
     assert Translator.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16

@@ -1,25 +1,143 @@
-"""A model's folder: the checks of its files that need neither torch nor transformers."""
+"""Read and validate the files of a model folder that need neither torch nor transformers.
+
+`loading.py` (torch) and `onnx_translator.py` (ONNX Runtime) share these checks.
+"""
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import BrokenFileError, one_line
+from tokenizers import Tokenizer
+
+from .errors import BrokenFileError, InputError, discard_output, one_line
+from .text_translator import LENGTH_PENALTIES, MAX_BEAMS
+
+MODEL_TYPE = "vaswani_transformer"
+# The search when a call names neither beam size nor alpha: the paper's without generation_config.json, and
+# transformers' for entries that the file leaves out.
+PAPER_SEARCH, TRANSFORMERS_SEARCH = (4, 0.6), (1, 1.0)
+
+# Allowed ranges in generation_config.json; null is always allowed.
+GENERATION_LIMITS = {
+    "num_beams": (1, MAX_BEAMS),
+    "num_return_sequences": (1, MAX_BEAMS),
+    "max_length": (1, 1_000_000),
+    "max_new_tokens": (1, 1_000_000),
+    "min_length": (0, 1_000_000),
+    "min_new_tokens": (0, 1_000_000),
+    "max_source_length_offset": (1, 1_000_000),
+    "length_penalty": LENGTH_PENALTIES,
+}
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises BrokenFileError naming the file, and the place if it is truncated."""
+    """Read a JSON file that holds an object. Raises BrokenFileError naming the file and the position of the error."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
-        raise BrokenFileError(f"{path}: no such file; a model's folder needs it") from None
+        raise BrokenFileError(f"{path}: no such file; a model folder needs it") from None
     except OSError as error:
         raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise BrokenFileError(f"{path} is not JSON ({type(error).__name__}); copy or fetch it again") from None
+    except UnicodeDecodeError as error:
+        reason = f"byte 0x{error.object[error.start]:02x} at offset {error.start} is not UTF-8"
+        raise BrokenFileError(f"{path} is not valid JSON: {reason}; copy or download it again") from None
+    except RecursionError:
+        raise BrokenFileError(f"{path} is not valid JSON: it is nested too deeply; copy or download it again") from None
     except ValueError as error:
-        state = "is empty" if path.stat().st_size == 0 else f"is not whole JSON: {one_line(str(error))}"
-        raise BrokenFileError(f"{path} {state}; copy or fetch it again") from None
+        # Python's message on integers of more than 4,300 digits goes on to name a function of the interpreter.
+        reason = "it is empty" if path.stat().st_size == 0 else one_line(str(error)).partition("; use sys.")[0]
+        raise BrokenFileError(f"{path} is not valid JSON: {reason}; copy or download it again") from None
     if not isinstance(content, dict):
         raise BrokenFileError(f"{path} holds a {type(content).__name__}; it must hold an object")
     return content
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read config.json. Raises InputError if it belongs to another kind of model, and BrokenFileError."""
+    config = read_json_object(path)
+    if config.get("model_type") != MODEL_TYPE:
+        raise InputError(f"{path}: model_type is {config.get('model_type')!r}; only {MODEL_TYPE!r} is supported")
+    return config
+
+
+def check_token_ids(path: Path, config: dict[str, Any], fields: tuple[str, ...]) -> None:
+    """Check that fields of config.json are ids within the vocabulary. Raises BrokenFileError naming the field."""
+    for field in fields:
+        size = config["vocab_size"]
+        if field == "decoder_start_token_id":
+            size = config.get("decoder_vocab_size") or size
+        value = config.get(field)
+        if type(value) is not int or not 0 <= value < size:
+            raise BrokenFileError(f"{path}: {field} is {value!r}; ids go from 0 to {size - 1} (vocab_size)")
+
+
+def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any] | None:
+    """Read generation_config.json, or return None if there is no such file. Raises BrokenFileError naming the entry."""
+    if not path.exists():
+        return None
+    settings = read_json_object(path)
+    for field, (least, most) in GENERATION_LIMITS.items():
+        value = settings.get(field)
+        kinds = (int, float) if field == "length_penalty" else int
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most
+        ):
+            raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between {least} and {most}")
+    for field, value in settings.items():
+        if not field.endswith(("_token_id", "suppress_tokens")) or value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(token) is int and 0 <= token < target_vocabulary for token in ids):
+            raise BrokenFileError(
+                f"{path}: {field} is {value!r}; ids go from 0 to {target_vocabulary - 1} (config.json)"
+            )
+    return settings
+
+
+def search_settings_of(settings: dict[str, Any] | None) -> tuple[int, float]:
+    """Return beam size and alpha of a generation config, as generate() reads it; None if there is no such file."""
+    if settings is None:
+        return PAPER_SEARCH
+    (beams, alpha), (default_beams, default_alpha) = (
+        map(settings.get, ("num_beams", "length_penalty")),
+        TRANSFORMERS_SEARCH,
+    )
+    return default_beams if beams is None else beams, default_alpha if alpha is None else alpha
+
+
+def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str = "vocab_size") -> Tokenizer:
+    """Read tokenizer.json and check that its ids are below `vocabulary`. Raises BrokenFileError.
+
+    size_field: the field of config.json that `vocabulary` comes from
+    """
+    path = folder / "tokenizer.json"
+    read_json_object(path)
+    try:
+        with discarded_stderr():
+            tokenizer = Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the Rust library raises plain Exceptions, or PanicException, which is none
+        raise BrokenFileError(f"{path} is not a tokenizer ({error}); copy or download it again") from None
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if vocabulary is not None and largest >= vocabulary:
+        raise BrokenFileError(
+            f"{path} has ids up to {largest}, but config.json has {size_field} {vocabulary}: "
+            "tokenizer and model do not belong together"
+        )
+    return tokenizer
+
+
+@contextmanager
+def discarded_stderr() -> Iterator[None]:
+    """Discard the stack trace that native code (a panic in tokenizers) writes to stderr."""
+    saved = os.dup(2)
+    discard_output(2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

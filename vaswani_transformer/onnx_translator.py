@@ -1,12 +1,10 @@
-"""The Translator on ONNX Runtime: onnxruntime, tokenizers and numpy, without torch and without transformers.
+"""Translate with ONNX Runtime: needs onnxruntime, tokenizers and numpy, neither torch nor transformers.
 
 >>> translator = OnnxTranslator.from_pretrained("demo-onnx")
 >>> translator.translate(["The house is small."])
 ['Das Haus ist klein.']
 """
 
-import os
-import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -16,8 +14,16 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
-from .model_folder import read_json_object
-from .text_translator import MAX_BEAMS, Hypothesis, TextTranslator, check_length_penalty, check_number
+from .model_folder import (
+    PAPER_SEARCH,
+    check_token_ids,
+    read_config,
+    read_generation_config,
+    read_json_object,
+    read_tokenizer,
+    search_settings_of,
+)
+from .text_translator import Hypothesis, TextTranslator, check_number
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 GRAPH = "model.onnx"
@@ -30,12 +36,11 @@ INPUTS = {
     "min_length",
     "num_return_sequences",
 }
-NO_HYPOTHESIS = -1e8  # a score below is that of an empty slot
 NO_MAXIMUM = 1_000_000
 
 
 class OnnxTranslator(TextTranslator):
-    """A graph with the search in it, and its tokenizer."""
+    """An ONNX graph that contains the beam search, and its tokenizer."""
 
     def __init__(
         self,
@@ -43,12 +48,12 @@ class OnnxTranslator(TextTranslator):
         tokenizer: Tokenizer,
         config: dict[str, Any],
         target_tokenizer: Tokenizer | None = None,
-        search: tuple[int, float] = (4, 0.6),
+        search: tuple[int, float] = PAPER_SEARCH,
     ):
-        """session: an onnxruntime.InferenceSession;  config: the model's config.json
+        """session: an onnxruntime.InferenceSession;  config: the content of config.json
 
-        target_tokenizer: of the decoder's vocabulary, where it is not the encoder's
-        search: beam size and alpha where a call names none
+        target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own
+        search: beam size and alpha of calls that name none
         """
         self.session, self.tokenizer, self.config, self.search = session, tokenizer, config, search
         self.loaded: tuple[Path, str | None, int | None] | None = None  # from_pretrained's folder, device and threads
@@ -61,41 +66,30 @@ class OnnxTranslator(TextTranslator):
     def from_pretrained(
         cls, folder: str | Path, device: str | None = None, threads: int | None = None
     ) -> "OnnxTranslator":
-        """An OnnxTranslator from the folder that `vaswani-transformer export onnx` wrote.
+        """Load the folder that `vaswani-transformer export onnx` wrote.
 
-        device: "cpu", "cuda" or "cuda:1"; None for CUDA where ONNX Runtime has it.
-        threads: of one operator on the CPU; None for as many as there are cores.
+        device: "cpu", "cuda" or "cuda:1"; None for CUDA if ONNX Runtime has it.
+        threads: for each operator on the CPU; None for as many as there are cores.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise InputError(f"{folder}: there is no such folder")
-        config = checked_config(folder / "config.json")
-        tokenizer = checked_tokenizer(folder, config["vocab_size"])
-        target = config.get("decoder_vocab_size") or config["vocab_size"]
-        second = None
-        if (folder / TARGET_TOKENIZER).is_dir():
-            second = checked_tokenizer(folder / TARGET_TOKENIZER, target, "decoder_vocab_size")
-        elif target != config["vocab_size"]:
-            raise InputError(
-                f"the model has {config['vocab_size']} source and {target} target tokens; it needs a second tokenizer, "
-                f"for its translations: {folder / TARGET_TOKENIZER / 'tokenizer.json'}"
-            )
-        if second is None:
-            check_end(folder, tokenizer, config["eos_token_id"])
-        else:  # OpenNMT-py's sources have no </s>
-            check_end(folder / TARGET_TOKENIZER, second, config["eos_token_id"])
+            raise InputError(f"{folder}: no such folder")
+        config = load_config(folder / "config.json")
+        target_vocabulary = config.get("decoder_vocab_size") or config["vocab_size"]
+        tokenizer, target_tokenizer = load_tokenizers(folder, config, target_vocabulary)
+        search = search_settings_of(read_generation_config(folder / "generation_config.json", target_vocabulary))
         session = load_session(folder / GRAPH, device, threads)
-        sizes = session.get_modelmeta().custom_metadata_map  # a file that we did not write has none
-        for field, size in (("vocab_size", config["vocab_size"]), ("decoder_vocab_size", target)):
+        sizes = session.get_modelmeta().custom_metadata_map  # empty unless this package exported the file
+        for field, size in (("vocab_size", config["vocab_size"]), ("decoder_vocab_size", target_vocabulary)):
             if sizes.get(field, str(size)) != str(size):
                 raise BrokenFileError(
                     f"{folder / GRAPH} has {field} {sizes[field]}, but {folder / 'config.json'} has {size}: "
                     "graph and config do not belong together"
                 )
-        translator = cls(session, tokenizer, config, second, checked_search(folder / "generation_config.json"))
+        translator = cls(session, tokenizer, config, target_tokenizer, search)
         translator.loaded = (folder.absolute(), device, threads)
-        # The first call allocates memory and, on a GPU, chooses kernels.
+        # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
         return translator
 
@@ -109,33 +103,33 @@ class OnnxTranslator(TextTranslator):
         min_length: int = 0,
         num_return_sequences: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids in, token ids out.
+        """Translate token ids.
 
-        input_ids, attention_mask: (batch, source), each sentence ending in </s> and padded on the right; without a
-            mask, what is not padding counts
-        num_beams, length_penalty: beam size and alpha of the GNMT penalty; default: the model's own (`own_search`)
-        max_length: output tokens, beside the limit that every sentence has, its source tokens + 50
-        min_length: tokens before </s>
-        num_return_sequences: how many of the best hypotheses are wanted, None for num_beams; fewer are sooner certain
+        input_ids, attention_mask: (batch, source), each sentence ending in </s> and padded on the right; the default
+            mask covers all tokens that are not padding
+        num_beams, length_penalty: beam size and alpha of the GNMT penalty; default: `default_search`
+        max_length: maximum number of output tokens; a sentence is also limited to its source tokens + 50
+        min_length: minimum number of tokens before </s>
+        num_return_sequences: hypotheses per sentence, None for num_beams; the search stops earlier for fewer
         returns sequences (batch, num_return_sequences, length), best first, padded, and their scores, (batch,
             num_return_sequences)
-        Raises InputError naming the row of ids that the graph would misread: ONNX Runtime takes -1 for the last one.
+        Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last row of the table.
         """
-        input_ids = checked_ids(input_ids, self.vocabulary)
+        input_ids = check_ids(as_array(input_ids, "input_ids"), self.vocabulary)
         mask = (input_ids != self.pad) if attention_mask is None else as_array(attention_mask, "attention_mask")
         if mask.shape != input_ids.shape:
-            raise InputError(f"attention_mask has shape {mask.shape} and input_ids {input_ids.shape}; they must agree")
+            raise InputError(
+                f"attention_mask has shape {mask.shape} and input_ids {input_ids.shape}; they must be equal"
+            )
         if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
             raise InputError("attention_mask must hold integers, 1 at tokens and 0 at padding")
         empty = np.flatnonzero(mask.sum(axis=1) == 0)
         if empty.size:
-            raise InputError(f"source row {empty[0]} is empty: all of it is padding")
+            raise InputError(f"input_ids row {empty[0]} is empty: it holds only padding")
         if self.positions is not None and input_ids.shape[1] > self.positions:
             raise InputError(f"input_ids has {input_ids.shape[1]} columns; the model has {self.positions} positions")
         num_beams, length_penalty = self.search_settings(num_beams, length_penalty)
-        num_beams = check_number("num_beams", num_beams, 1, MAX_BEAMS)
-        check_length_penalty(length_penalty)
-        check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM)
+        max_length = check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM)
         check_number("min_length", min_length, 0, NO_MAXIMUM)
         wanted = num_beams if num_return_sequences is None else num_return_sequences
         check_number("num_return_sequences", wanted, 1, num_beams)
@@ -143,7 +137,7 @@ class OnnxTranslator(TextTranslator):
             "input_ids": input_ids.astype(np.int64),
             "attention_mask": mask.astype(np.int64),
             "num_beams": np.array(num_beams, np.int64),
-            "max_length": np.array(NO_MAXIMUM if max_length is None else max_length, np.int64),
+            "max_length": np.array(max_length, np.int64),
             "length_penalty": np.array(length_penalty, np.float32),
             "min_length": np.array(min_length, np.int64),
             "num_return_sequences": np.array(wanted, np.int64),
@@ -151,17 +145,17 @@ class OnnxTranslator(TextTranslator):
         return self._run(inputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process (datasets.map, multiprocessing) loads the folder again: no session can be handed over."""
+        """Pickle the folder's name: a session cannot be sent to another process (datasets.map, multiprocessing)."""
         if self.loaded is None:
-            raise TypeError("an OnnxTranslator of a session, and not of a folder, cannot be pickled")
+            raise TypeError("an OnnxTranslator can be pickled only if from_pretrained loaded it")
         return type(self).from_pretrained, self.loaded
 
     def score(self, *_: object, **__: object) -> NoReturn:
-        """Raises InputError: the file holds the search alone."""
-        raise InputError('an ONNX file holds the search alone: translations are scored with backend="torch"')
+        """Raise InputError: the graph contains only the search."""
+        raise InputError('an ONNX file contains only the search; score translations with backend="torch"')
 
     def _run(self, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """One call a batch; ids go straight to the device that the graph runs on, what shapes are made of does not."""
+        """Run the graph on one batch. Ids go to its device; scalars, which determine shapes, stay on the CPU."""
         import onnxruntime
 
         binding = self.session.io_binding()
@@ -178,7 +172,7 @@ class OnnxTranslator(TextTranslator):
         return sequences, scores
 
     @property
-    def own_search(self) -> tuple[int, float]:
+    def default_search(self) -> tuple[int, float]:
         return self.search
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
@@ -199,18 +193,17 @@ class OnnxTranslator(TextTranslator):
 
 
 def as_array(rows: np.ndarray, name: str) -> np.ndarray:
-    """Raises InputError if the rows are lists of unequal length."""
+    """Convert nested lists. Raises InputError if the rows have unequal lengths."""
     try:
         return np.asarray(rows)
     except ValueError:
-        raise InputError(f"{name} has rows of unequal length; they must be padded on the right") from None
+        raise InputError(f"{name} has rows of unequal length; pad them on the right") from None
 
 
-def checked_ids(input_ids: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Integer ids (batch, source), neither 0, all of them in the vocabulary. Raises InputError naming the row."""
-    input_ids = as_array(input_ids, "input_ids")
+def check_ids(input_ids: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Check that ids (batch, source) are integers within the vocabulary. Raises InputError naming the row."""
     if input_ids.ndim != 2 or 0 in input_ids.shape:
-        raise InputError(f"input_ids has shape {input_ids.shape}; it must be (batch, source), neither 0")
+        raise InputError(f"input_ids has shape {input_ids.shape}; it must be 2-D (batch, source) and non-empty")
     if input_ids.dtype.kind not in "iu":
         raise InputError(f"input_ids holds {input_ids.dtype}; token ids are integers")
     wrong = np.flatnonzero(((input_ids < 0) | (input_ids >= vocabulary)).any(axis=1))
@@ -223,38 +216,86 @@ def checked_ids(input_ids: np.ndarray, vocabulary: int) -> np.ndarray:
     return input_ids
 
 
+def load_config(path: Path) -> dict[str, Any]:
+    """Load the fields of config.json that a runtime needs. Raises BrokenFileError naming the field, and InputError."""
+    config = read_config(path)
+    if config.get("position_embedding_type") != "learned":
+        config["max_position_embeddings"] = None  # sinusoids have no maximum; converted files may still name one
+    for field in ("vocab_size", "decoder_vocab_size", "max_position_embeddings"):
+        value = config.get(field)
+        if value is None and field != "vocab_size":
+            continue
+        if type(value) is not int or not 1 <= value <= 10_000_000:
+            raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between 1 and 10000000")
+    check_token_ids(path, config, ("pad_token_id", "eos_token_id"))
+    return config
+
+
+def load_tokenizers(folder: Path, config: dict[str, Any], target_vocabulary: int) -> tuple[Tokenizer, Tokenizer | None]:
+    """Load the tokenizer, and that of the decoder's vocabulary if it has its own.
+
+    Raises BrokenFileError unless target sentences end in the model's </s>, InputError if a tokenizer is missing.
+    """
+    tokenizer = load_tokenizer(folder, config["vocab_size"])
+    target, second = None, folder / TARGET_TOKENIZER
+    if second.is_dir():
+        target = load_tokenizer(second, target_vocabulary, "decoder_vocab_size")
+    elif target_vocabulary != config["vocab_size"]:
+        raise InputError(
+            f"the model has {config['vocab_size']} source and {target_vocabulary} target tokens; it needs a second "
+            f"tokenizer for its translations: {second / 'tokenizer.json'}"
+        )
+    # The sources of OpenNMT-py models have no </s>, only their targets do.
+    if (target or tokenizer).encode("a").ids[-1:] != [config["eos_token_id"]]:
+        path = (second if target else folder) / "tokenizer.json"
+        raise BrokenFileError(
+            f"{path} does not end a sentence with token {config['eos_token_id']} (eos_token_id of config.json)"
+        )
+    return tokenizer, target
+
+
+def load_tokenizer(folder: Path, vocabulary: int, size_field: str = "vocab_size") -> Tokenizer:
+    """Load tokenizer.json, set up as transformers does. Arguments and errors: see `read_tokenizer`."""
+    tokenizer = read_tokenizer(folder, vocabulary, size_field)
+    settings_path = folder / "tokenizer_config.json"
+    settings = read_json_object(settings_path) if settings_path.exists() else {}
+    # Special tokens in a user's text are plain text.
+    tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
 def load_session(path: Path, device: str | None = None, threads: int | None = None) -> Any:
-    """The graph on a device; None: on the CPU where CUDA does not work.
+    """Load the graph on a device; None: CUDA if it works, else the CPU.
 
     Raises BrokenFileError naming a file that is missing, truncated or another kind of graph, UnavailableError if the
-    device that was asked for cannot be used: ONNX Runtime itself would go on with the CPU.
+    requested device cannot be used: ONNX Runtime itself would silently use the CPU. ONNX Runtime refuses external
+    weights outside the graph's folder.
     """
-    try:
-        import onnxruntime
-    except ModuleNotFoundError:
-        raise UnavailableError('onnxruntime is not installed: pip install "vaswani-transformer[onnx]"') from None
+    import onnxruntime
+
     if not path.is_file():
         raise BrokenFileError(f"{path}: no such file; `vaswani-transformer export onnx MODEL NEW_FOLDER` writes one")
-    providers = checked_providers(onnxruntime, device)
+    providers = execution_providers(onnxruntime, device)
     on_cuda = len(providers) > 1
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # it warns of inputs with defaults, and prints what is raised below
+    options.log_severity_level = 4  # no warnings about inputs with defaults, and no copies of the errors raised below
     if threads is not None:
         options.intra_op_num_threads = check_number("threads", threads, 1, 1024)
     try:
-        # Its own way to go on with the CPU prints on stdout.
+        # ONNX Runtime's own fallback to the CPU prints on stdout.
         session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
-    except Exception as error:  # its exceptions have no common base
+    except Exception as error:  # its exceptions have no common base class
         if out_of_memory(error):
             raise
-        check_external_data(path)
         if on_cuda and device is None:
             return load_session(path, "cpu", threads)
         if on_cuda:
             raise UnavailableError(f"device {device!r}: {one_line(str(error))[:200]}") from None
         raise BrokenFileError(
-            f"{path} is not a whole ONNX file ({path.stat().st_size:,} bytes: {one_line(str(error))[:200]}); "
-            "copy or export it again"
+            f"{path} is not a complete ONNX file, or a file of its weights is missing or truncated "
+            f"({path.stat().st_size:,} bytes: {one_line(str(error))[-300:]}); copy or export it again"
         ) from None
     if on_cuda and device is not None and session.get_providers()[0] != "CUDAExecutionProvider":
         raise UnavailableError(f"device {device!r}: ONNX Runtime cannot load CUDA here; its libraries may be missing")
@@ -264,45 +305,14 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
     return session
 
 
-def check_external_data(path: Path) -> None:
-    """Raises BrokenFileError naming a file of weights beside a graph that is missing or shorter than the graph says.
-
-    What we export is one file up to 2 GB; other tools divide it. ONNX names such a file in entries (key, value) of a
-    tensor.
-    """
-    content = path.read_bytes()
-
-    def value(key: bytes, start: int, end: int) -> bytes:
-        found = content.find(b"\x0a" + bytes([len(key)]) + key + b"\x12", start, end) + len(key) + 3
-        return content[found + 1 : found + 1 + content[found]] if found >= start + len(key) + 3 else b"0"
-
-    needed: dict[bytes, int] = {}
-    try:
-        for entry in re.finditer(rb"\x0a\x08location\x12", content):
-            name = value(b"location", entry.start(), entry.end())
-            end = entry.end() + len(name) + 80
-            size = int(value(b"offset", entry.end(), end)) + int(value(b"length", entry.end(), end))
-            needed[name] = max(needed.get(name, 0), size)
-    except (IndexError, ValueError):  # the graph itself ends, or is damaged, within an entry
-        return
-    for name, size in needed.items():
-        data = path.parent / os.fsdecode(name)
-        if not data.is_file():
-            raise BrokenFileError(f"{data}: no such file; {path} keeps weights in it: copy it, too, or export again")
-        if data.stat().st_size < size:
-            raise BrokenFileError(
-                f"{data} has {data.stat().st_size:,} of {size:,} bytes; copy it again, or export again"
-            )
-
-
-def checked_providers(onnxruntime: Any, device: str | None) -> list[Any]:
+def execution_providers(onnxruntime: Any, device: str | None) -> list[Any]:
     """ONNX Runtime's execution providers for a device. Raises InputError or UnavailableError."""
     has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     if device is None:
         device = "cuda" if has_cuda else "cpu"
     kind, colon, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (colon and not index.isdecimal()):
-        raise InputError(f"device {device!r} is not one that the ONNX backend knows: cpu, cuda, cuda:1")
+        raise InputError(f"device {device!r} is unknown to the ONNX backend; use cpu, cuda or cuda:1")
     if kind == "cpu":
         return ["CPUExecutionProvider"]
     if not has_cuda:
@@ -310,82 +320,7 @@ def checked_providers(onnxruntime: Any, device: str | None) -> list[Any]:
             f"device {device!r}: this onnxruntime has no CUDA; pip uninstall onnxruntime, then "
             'pip install "vaswani-transformer[onnx-gpu]"'
         )
-    with redirect_stdout(sys.stderr):  # It prints which libraries it did not find; stdout is for translations.
+    with redirect_stdout(sys.stderr):  # it prints missing libraries on stdout, which is reserved for translations
         onnxruntime.preload_dlls()
-    # TensorFloat-32 is on by default there, which is not the float32 of torch and of the CPU.
+    # TensorFloat-32 is on by default: its products differ from float32 in torch and on the CPU.
     return [("CUDAExecutionProvider", {"device_id": int(index or 0), "use_tf32": 0}), "CPUExecutionProvider"]
-
-
-def checked_config(path: Path) -> dict[str, Any]:
-    """config.json, as far as a runtime needs it. Raises BrokenFileError naming file and field."""
-    config = read_json_object(path)
-    if config.get("model_type") != "vaswani_transformer":
-        raise InputError(
-            f"{path}: model_type is {config.get('model_type')!r}; this program reads 'vaswani_transformer'"
-        )
-    vocabulary = config.get("vocab_size")
-    if type(vocabulary) is not int or not 1 <= vocabulary <= 10_000_000:
-        raise BrokenFileError(f"{path}: vocab_size is {vocabulary!r}; it must lie between 1 and 10000000")
-    target = config.get("decoder_vocab_size")
-    if target is not None and (type(target) is not int or not 1 <= target <= 10_000_000):
-        raise BrokenFileError(f"{path}: decoder_vocab_size is {target!r}; it must be a positive number or null")
-    pad = config.get("pad_token_id")
-    if type(pad) is not int or not 0 <= pad < vocabulary:
-        raise BrokenFileError(f"{path}: pad_token_id is {pad!r}; ids go from 0 to {vocabulary - 1} (vocab_size)")
-    end = config.get("eos_token_id")
-    if type(end) is not int or not 0 <= end < vocabulary:
-        raise BrokenFileError(f"{path}: eos_token_id is {end!r}; ids go from 0 to {vocabulary - 1} (vocab_size)")
-    if config.get("position_embedding_type") != "learned":
-        config["max_position_embeddings"] = None  # sinusoids have none; torch, too, ignores what ported files say
-    positions = config.get("max_position_embeddings")
-    if positions is not None and (type(positions) is not int or positions < 1):
-        raise BrokenFileError(f"{path}: max_position_embeddings is {positions!r}; it must be a positive number or null")
-    return config
-
-
-def checked_search(path: Path) -> tuple[int, float]:
-    """Beam size and alpha of generation_config.json, as generate() reads it (`own_search`). Raises BrokenFileError."""
-    settings = read_json_object(path) if path.exists() else {"num_beams": 4, "length_penalty": 0.6}
-    beams, alpha = settings.get("num_beams"), settings.get("length_penalty")
-    try:
-        beams = check_number("num_beams", 1 if beams is None else beams, 1, MAX_BEAMS)
-        alpha = 1.0 if alpha is None else alpha
-        check_length_penalty(alpha)
-    except InputError as error:
-        raise BrokenFileError(f"{path}: {error}") from None
-    return beams, alpha
-
-
-def checked_tokenizer(folder: Path, vocabulary: int, field: str = "vocab_size") -> Tokenizer:
-    """tokenizer.json; its ids lie in the model's vocabulary. Raises BrokenFileError.
-
-    field: of config.json, that says how large the vocabulary is
-    """
-    path = folder / "tokenizer.json"
-    read_json_object(path)
-    str(path).encode()  # UnicodeEncodeError for a name that tokenizers does not take: errors.py says it better
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust library raises bare Exceptions
-        raise BrokenFileError(f"{path} is not a tokenizer ({error}); copy or fetch it again") from None
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= vocabulary:
-        raise BrokenFileError(
-            f"{path} has ids up to {largest}, but config.json has {field} {vocabulary}: "
-            "tokenizer and model do not belong together"
-        )
-    settings_path = folder / "tokenizer_config.json"
-    settings = read_json_object(settings_path) if settings_path.exists() else {}
-    # Control tokens that somebody types are text.
-    tokenizer.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-def check_end(folder: Path, tokenizer: Tokenizer, end: int) -> None:
-    """Raises BrokenFileError unless the tokenizer ends a sentence as the model expects it: </s>."""
-    if tokenizer.encode("a").ids[-1:] != [end]:
-        raise BrokenFileError(
-            f"{folder / 'tokenizer.json'} does not end a sentence in the token {end} (eos_token_id of config.json)"
-        )

@@ -1,4 +1,4 @@
-"""The Translator: texts in, translations out, and the probability of given translations.
+"""Translate texts with torch, and compute the probability of given translations.
 
 >>> translator = Translator.from_pretrained("demo/model")
 >>> translator.translate(["The house is small."])
@@ -17,14 +17,14 @@ from .errors import InputError
 from .text_translator import (
     Hypothesis,
     TextTranslator,
+    as_texts,
     batches_of_equal_length,
     check_number,
-    checked_texts,
     shown_progress,
 )
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
-if TYPE_CHECKING:  # imported where they are used: the ONNX backend needs neither torch nor transformers
+if TYPE_CHECKING:  # at run time they are imported where they are used: the ONNX backend needs no torch
     import torch
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
@@ -37,7 +37,7 @@ BACKENDS = ("torch", "onnx")
 
 @dataclass(frozen=True)
 class ForcedDecoding:
-    """A given translation as the model sees it: token ids, </s> included, and log P of each, in nats."""
+    """The token ids of a given translation, </s> included, and the log-probability of each, in nats."""
 
     tokens: list[int]
     log_probabilities: list[float]
@@ -49,7 +49,7 @@ class ForcedDecoding:
 
 
 class Translator(TextTranslator):
-    """A model and its tokenizer, translating texts of any number and length (`translate`, `score`)."""
+    """A model and its tokenizer; translates (`translate`) and scores (`score`) texts of any number and length."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Translator(TextTranslator):
         tokenizer: PreTrainedTokenizerFast,
         target_tokenizer: PreTrainedTokenizerFast | None = None,
     ):
-        """target_tokenizer: of the decoder's vocabulary, where it is not the encoder's."""
+        """target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own."""
         from .loading import target_vocabulary
 
         if target_tokenizer is None and target_vocabulary(model.config) != model.config.vocab_size:
             raise InputError(
                 f"the model has {model.config.vocab_size} source and {target_vocabulary(model.config)} target tokens; "
-                f"it needs a second tokenizer, for its translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
+                f"it needs a second tokenizer for its translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
             )
         self.model, self.tokenizer, self.target_tokenizer = model.eval(), tokenizer, target_tokenizer or tokenizer
         self.positions, self.pad = model.config.max_position_embeddings, cast(int, model.config.pad_token_id)
@@ -102,11 +102,11 @@ class Translator(TextTranslator):
         backend: str = "torch",
         threads: int | None = None,
     ) -> Translator | OnnxTranslator:
-        """A Translator from a model's folder, or from a repository `owner/name` of the Hub.
+        """Load a Translator from a model folder, or from the repository `owner/name` of the Hub.
 
-        device: None for the best there is.  dtype: None for the one that was saved.
-        backend: "torch", or "onnx" for a folder with model.onnx, which needs neither torch nor transformers; its
-            precision is the file's.  threads: of the ONNX backend on the CPU, None for as many as there are cores.
+        device: None for a GPU if there is one.  dtype: None for the saved one.
+        backend: "torch", or "onnx" for a folder with model.onnx, which needs neither torch nor transformers and has a
+            fixed precision.  threads: for the ONNX backend on the CPU; None for as many as there are cores.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         if backend not in BACKENDS:
@@ -115,12 +115,10 @@ class Translator(TextTranslator):
             from .onnx_translator import OnnxTranslator
 
             if dtype is not None or revision is not None:
-                raise InputError(
-                    "the ONNX backend reads a local folder in the precision of its file: no dtype, no revision"
-                )
+                raise InputError("the ONNX backend reads a local folder with a fixed precision: no dtype, no revision")
             return OnnxTranslator.from_pretrained(folder_or_repo, None if device is None else str(device), threads)
         if threads is not None:
-            raise InputError("threads belong to the ONNX backend; on torch, call torch.set_num_threads")
+            raise InputError("threads is an option of the ONNX backend; for torch, call torch.set_num_threads")
         from .loading import check_search, find_folder, load_model, load_tokenizer
 
         folder = find_folder(folder_or_repo, revision)
@@ -131,10 +129,10 @@ class Translator(TextTranslator):
         return cls(model, load_tokenizer(folder, model.config), target)
 
     @property
-    def own_search(self) -> tuple[int, float]:
-        from .loading import own_search
+    def default_search(self) -> tuple[int, float]:
+        from .loading import default_search
 
-        return own_search(self.model)
+        return default_search(self.model)
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
@@ -164,8 +162,6 @@ class Translator(TextTranslator):
             )
         return self._hypotheses(sequences.tolist(), scores.tolist())
 
-    # ---- scoring given translations --------------------------------------------------------------------------
-
     def score(
         self,
         sources: str | Sequence[str],
@@ -174,11 +170,11 @@ class Translator(TextTranslator):
         batch_tokens: int = 8192,
         progress: bool = False,
     ) -> list[ForcedDecoding]:
-        """The log-probability of every token of given translations (forced decoding); nothing is cut.
+        """Compute the log-probability of every token of given translations (forced decoding); no text is split.
 
         Raises InputError if the numbers of texts differ or a text has more tokens than the model has positions.
         """
-        sources, targets = checked_texts(sources, "source"), checked_texts(targets, "target")
+        sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources and {len(targets)} targets: each source needs its translation")
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
@@ -202,7 +198,7 @@ class Translator(TextTranslator):
         return [decodings[i] for i in range(len(sources))]
 
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
-        """log P of each target token given its source and the target tokens before it."""
+        """log P of each target token, given the source and the preceding target tokens."""
         import torch
 
         labels = self._padded(targets)["input_ids"]  # (batch, target)

@@ -16,7 +16,7 @@ from torch import Tensor, get_num_threads
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.loading import own_search
+from vaswani_transformer.loading import default_search
 
 from .prove import difference_by_token
 from .running import TOLERANCES, open_session, padded, run, same_or_equally_good, score_difference, widened
@@ -65,7 +65,7 @@ def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str)
 def race(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> tuple[Race, list[str]]:
     """Translate the sentences by each in turn; returns the times, and what is wrong with the file's translations."""
     pad = cast(int, model.config.pad_token_id)
-    beams, alpha = own_search(model)
+    beams, alpha = default_search(model)
     batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
     systems = racers(path, model, beams, alpha)
     for system in systems:  # to warm up

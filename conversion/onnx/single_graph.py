@@ -22,7 +22,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, help
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import EMPTY
-from vaswani_transformer.loading import own_search
+from vaswani_transformer.loading import default_search
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
 
 from .graph_surgery import model_of, rename
@@ -70,7 +70,7 @@ def join(model: Model, graphs: SearchGraphs) -> GraphProto:
         op.Pad(final["cross_attentions"], op.Concat([0], padding, axis=0), "", [3], name="cross_attentions")
         shape = ["batch", config.decoder_layers, config.decoder_attention_heads, "length", "source"]
         outputs.append(helper.make_tensor_value_info("cross_attentions", TensorProto.FLOAT, shape))
-    num_beams, alpha = own_search(model)
+    num_beams, alpha = default_search(model)
     values = np.int64(num_beams), np.int64(NO_MAXIMUM), np.float32(alpha), np.int64(0), np.int64(0)
     defaults = [numpy_helper.from_array(np.array(value), name) for name, value in zip(SETTINGS, values, strict=True)]
     return helper.make_graph(

@@ -106,7 +106,7 @@ def prove_text(
     by_ids, by_text = open_session(folder / "model.onnx"), open_text_session(folder / "model_text.onnx")
     translator = Translator(model, tokenizer)
     most = model.config.max_position_embeddings
-    beams, alpha = translator.own_search
+    beams, alpha = translator.default_search
     encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*AWKWARD, *lines]]
     encoded = [(text, ids) for text, ids in encoded if most is None or len(ids) <= most]
     different, with_torch = [], 0
