@@ -39,7 +39,7 @@ BLOCK = re.compile(
 )
 LANGUAGES = {"python", "console", "yaml", "text", "js", "cpp"}
 FAST = {"docs/index.md", "docs/how-to/hub.md"}  # pages of seconds; the commands of the others take minutes
-# What a page of the documentation leaves out of a training command: it ends after four steps of a tiny model.
+# Added to the training commands of the documentation: they end after four steps of a tiny model.
 SHORT = {
     "max_steps": "4", "save_every": "2", "validate_every": "2", "bleu_every": "null", "tokens_per_step": "1000",
     "micro_batches": "1", "vocab_size": "400", "max_length": "100", "average_last": "2",
@@ -234,7 +234,7 @@ def shell(command: str, folder: Path) -> str:
 
 def shortened(command: str) -> str:
     """A training command, ended after a few steps; keys that the command names keep their values."""
-    if not re.match(r"vaswani-transformer train ", command):
+    if not re.match(r"vaswani-transformer (train|plan) ", command):
         return command.replace("vaswani-transformer demo", "vaswani-transformer demo --quick")
     keys = {key: value for key, value in SHORT.items() if f"--{key} " not in command}
     if "finetune" in command:  # its size is that of the model it starts from
