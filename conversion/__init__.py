@@ -1,7 +1,8 @@
-"""The program that brings checkpoints of other toolkits in, exactly, and takes models out to them again.
+"""The program that converts checkpoints of other toolkits to our model, exactly, and our models to checkpoints of them.
 
-    a toolkit's file -> unpickle.py -> <toolkit>.py (rename.py, refuse.py) -> layout.py, vocabulary.py -> folder.py
+    file -> unpickle.py -> toolkits/<name>.py -> description.py -> build.py -> folder.py -> check.py
 
-There is one file per toolkit. Each reads its options, refuses what the paper's model cannot be, and names every
-tensor; the differences that are left are absorbed in the weights, so that the forward pass stays the paper's.
+A toolkit's file reads the options, refuses what the model cannot represent (options.py, reasons.py), and names every
+tensor (rename.py). Remaining differences are absorbed in the weights (layout.py), so that the forward pass stays the
+paper's. To add a toolkit, write a file with `NAME`, `checkpoints`, `recognise` and `read`, and add it to formats.py.
 """

@@ -1,4 +1,4 @@
-"""`python -m conversion [FROM] PATH OUT`: a checkpoint of another toolkit in, exactly; `--to`: a model out again."""
+"""`python -m conversion [FROM] PATH OUT` converts a checkpoint of another toolkit; with `--to`, a model to one."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, exit_cleanly
 
-# The names in formats.py, which takes seconds to import.
+# The names in formats.py, repeated because it takes seconds to import.
 FROM = ("fairseq", "opennmt-py", "joeynmt", "torch-nn-transformer", "annotated-transformer", "marian", "hf-marian",
         "hf-fsmt", "sockeye", "tensor2tensor")  # fmt: skip
 TO = ("ctranslate2", "fairseq", "marian", "hf-marian", "opennmt-py")
@@ -22,7 +22,7 @@ def convert(
         list[str],
         typer.Argument(
             metavar="[FROM] PATH OUT",
-            help=f"The checkpoint or its folder, and a new folder; FROM, where not recognised: {', '.join(FROM)}.",
+            help=f"The checkpoint or its folder, and a new folder; FROM if it is not recognised: {', '.join(FROM)}.",
             show_default=False,
         ),
     ],
@@ -35,11 +35,11 @@ def convert(
     ] = None,
 ) -> None:
     if not 2 <= len(words) <= 3:
-        raise InputError(f"{len(words)} arguments; needed are [FROM] PATH OUT")
+        raise InputError(f"expected the arguments [FROM] PATH OUT, found {len(words)}")
     wanted = words[0] if len(words) == 3 else None
     path, out = Path(words[-2]), Path(words[-1])
     if to is not None and wanted is not None:
-        raise InputError("with --to, give PATH OUT alone: PATH is a model folder of this project")
+        raise InputError("with --to, give only PATH OUT; PATH is a model folder of this project")
     from . import run
 
     start = time.perf_counter()

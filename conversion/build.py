@@ -22,7 +22,7 @@ NEVER = -100.0
 def build_model(description: Description, reasons: Reasons) -> VaswaniTransformerForConditionalGeneration:
     """Return the model. Raises InputError or BrokenFileError with all reasons why the checkpoint cannot be one.
 
-    Adds to `description.options` what the way back needs.
+    Adds to `description.options` the values that converting the model back needs.
     """
     tensors = renamed_tensors(description, reasons)
     check_rows(tensors, description.vocabulary, reasons)
@@ -70,6 +70,7 @@ def renamed_tensors(description: Description, reasons: Reasons) -> dict[str, Ten
 
 
 def check_rows(tensors: dict[str, Tensor], vocabulary: Vocabulary, reasons: Reasons) -> None:
+    """Check that each embedding has a row for every token."""
     for name, side in ((SOURCE, "source"), (TARGET, "target"), (OUTPUT, "target")):
         entries = len(vocabulary.tokens(side))
         if name in tensors and tensors[name].dim() == 2 and len(tensors[name]) != entries:

@@ -28,7 +28,7 @@ class Description:
     unscaled: those of SOURCE and TARGET that the toolkit does not multiply by sqrt(d_model)
     notes: sentences for the user about the model
     files: files that are kept beside the model for converting it back, without those of the vocabulary
-    options: what converting it back needs to know
+    options: values that converting it back needs
     """
 
     toolkit: str

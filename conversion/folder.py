@@ -21,7 +21,7 @@ NOTES = "CONVERSION.md"
 
 
 @contextmanager
-def folder_written_whole(out: Path) -> Iterator[Path]:
+def new_model_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` that takes its name at the end, and is removed if something fails."""
     out = check_new_folder(out)
     if not out.absolute().parent.is_dir():

@@ -91,6 +91,7 @@ def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[Reader, Path
 
 
 def only_checkpoint(folder: Path, wanted: str | None) -> Path:
+    """The only file in the folder that has the name of a checkpoint."""
     toolkits = [READERS[wanted]] if wanted else READING
     found = {file for toolkit in toolkits for file in toolkit.checkpoints(folder)}
     candidates = sorted({file.resolve(): file for file in sorted(found) if file.is_file()}.values())

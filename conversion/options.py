@@ -37,12 +37,20 @@ class Options(dict[str, Any]):
             self.reasons.unsupported(f"{self.show(first)} and {self.show(second)} differ")
 
     def sizes(self, names: Mapping[str, str]) -> dict[str, int]:
-        """Return fields of our configuration, each from the option that holds this size, a number from 1."""
-        for name in names.values():
+        """Return the sizes of our configuration, which must be numbers from 1.
+
+        names: the options for d_model and, for each stack, `layers`, `attention_heads` and `ffn_dim`. `{stack}` stands
+        for encoder and decoder, `{stack:.3}` for enc and dec
+        """
+        options = {"d_model": names["d_model"]}
+        for stack in ("encoder", "decoder"):
+            for size in ("layers", "attention_heads", "ffn_dim"):
+                options[f"{stack}_{size}"] = names[size].format(stack=stack)
+        for name in options.values():
             value, limit = self.get(name), MAX_LAYERS if "layer" in name or "depth" in name else MAX_SIZE
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
                 self.reasons.unsupported(f"{self.show(name)} (supported: sizes from 1 to {limit:,})")
-        return {field: self.get(name, 0) for field, name in names.items()}
+        return {field: self.get(name, 0) for field, name in options.items()}
 
     def rates(self, names: Mapping[str, str], default: float) -> dict[str, float]:
         """Return fields of our configuration, each from the option that holds this dropout rate."""

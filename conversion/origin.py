@@ -28,7 +28,7 @@ class Origin:
     """The record in a model folder.
 
     toolkit: "" for a model that was trained with this project
-    options: what the toolkit's reader kept
+    options: values that the toolkit's reader kept
     originals: the folder of the toolkit's vocabulary files
     """
 

@@ -97,6 +97,7 @@ def loaded(module: nn.Module, tensors: Mapping[str, Any], tables: str = "no tabl
 
 
 def fairseq_forward(description: Description) -> Forward:
+    """fairseq's TransformerModel with the checkpoint's options."""
     transformer, data = import_module("fairseq.models.transformer"), import_module("fairseq.data")
     checkpoint = load_checkpoint(description.path)
     options = argparse.Namespace(**fairseq.options_of(checkpoint))
@@ -118,6 +119,7 @@ def fairseq_forward(description: Description) -> Forward:
 
 
 def opennmt_forward(description: Description) -> Forward:
+    """OpenNMT-py's model with the checkpoint's options and vocabularies."""
     builder, inputter = import_module("onmt.model_builder"), import_module("onmt.inputters.inputter")
     parser = import_module("onmt.utils.parse").ArgumentParser
     checkpoint = load_checkpoint(description.path)
@@ -134,6 +136,7 @@ def opennmt_forward(description: Description) -> Forward:
 
 
 def joeynmt_forward(description: Description) -> Forward:
+    """JoeyNMT's model with the configuration beside the checkpoint."""
     models, vocabularies = import_module("joeynmt.model"), import_module("joeynmt.vocabulary")
     vocabulary = description.vocabulary
     ids = {"unk": vocabulary.unknown, "pad": vocabulary.pad, "bos": vocabulary.bos, "eos": vocabulary.eos}
@@ -159,6 +162,7 @@ def joeynmt_forward(description: Description) -> Forward:
 
 
 def sockeye_forward(description: Description) -> Forward:
+    """Sockeye's model with the `config` beside the parameters."""
     model_type = import_module("sockeye.model").SockeyeModel
     model = model_type(model_type.load_config(str(description.path.with_name("config"))))
     model.eval()  # fuses keys and values by head, as they are saved

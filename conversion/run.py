@@ -11,7 +11,7 @@ from vaswani_transformer.loading import load_model
 from .build import build_model
 from .check import check as check_model
 from .description import Description
-from .folder import folder_written_whole, save
+from .folder import new_model_folder, save
 from .formats import WRITERS, Reader, find_checkpoint
 from .origin import Origin
 from .reasons import Reasons
@@ -28,7 +28,7 @@ def convert_in(path: Path, out: Path, wanted: str | None, check: tuple[Path, Pat
     """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new."""
     toolkit, file = find_checkpoint(path, wanted)
     reasons = Reasons(file)
-    with folder_written_whole(out) as folder, torch.inference_mode():
+    with new_model_folder(out) as folder, torch.inference_mode():
         description, model = read(toolkit, file, reasons)
         save(description, model, folder)
         proof = check_model(description, folder, model, check)
@@ -71,6 +71,6 @@ def convert_out(path: Path, out: Path, wanted: str) -> None:
         raise InputError(f"{path}: no such folder; --to takes a model folder of this project")
     model = load_model(path, device="cpu")
     reasons = Reasons(f"{path} (to {wanted})")
-    with folder_written_whole(out) as folder, torch.inference_mode():
+    with new_model_folder(out) as folder, torch.inference_mode():
         WRITERS[wanted].write_checkpoint(model, Origin(path), folder, reasons)
     print(f"{wanted}: {model.num_parameters():,} parameters")

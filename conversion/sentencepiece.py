@@ -1,4 +1,4 @@
-"""SentencePiece models (.spm, .model) -> a tokenizer.json with the same pieces, without the library.
+"""SentencePiece models (.spm, .model) -> a tokenizer.json with the same pieces, without the sentencepiece library.
 
 https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
@@ -58,7 +58,7 @@ class SentencePieceModel:
                     model.add_dummy_prefix = bool(options.get(3, 1))
                     model.remove_extra_whitespaces = bool(options.get(4, 1))
         except (ValueError, OSError) as error:
-            raise BrokenFileError(f"{path} is not a whole SentencePiece model ({error}); copy it again") from None
+            raise BrokenFileError(f"{path} is not a complete SentencePiece model ({error}); copy it again") from None
         if not model.pieces:
             raise BrokenFileError(f"{path} is not a SentencePiece model: it has no pieces")
         return model
@@ -66,8 +66,8 @@ class SentencePieceModel:
     def tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
         """The tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 
-        A piece that the vocabulary does not have is `<unk>` to the toolkit and gets an id of its own after it. An
-        entry that this model does not have (a piece of the other side) can be decoded, never made from a text.
+        A piece that the vocabulary lacks is `<unk>` to the toolkit and gets an id after the toolkit's. An entry that
+        this model lacks (a piece of the other side) can be decoded, but no text is encoded with it.
         """
         if self.kind not in (UNIGRAM, BPE):
             raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
@@ -86,14 +86,14 @@ class SentencePieceModel:
             try:
                 steps.append(normalizers.Precompiled(self.charsmap))
             except Exception as error:  # the tokenizers library raises plain Exception
-                raise BrokenFileError(f"{self.path} is not a whole SentencePiece model ({error})") from None
+                raise BrokenFileError(f"{self.path} is not a complete SentencePiece model ({error})") from None
         if self.remove_extra_whitespaces:
             steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
         steps.append(normalizers.Replace(" ", SPACE))
         if self.add_dummy_prefix:
             steps.append(normalizers.Prepend(SPACE))
         tokenizer.normalizer = normalizers.Sequence(steps)
-        # A user's `</s>` is text: SentencePiece never matches control symbols, the tokenizers library would.
+        # A user's `</s>` is text: SentencePiece never matches control symbols, but the tokenizers library would.
         unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
         symbols = [piece for piece in special | unmatched if len(piece) > 1]
         if symbols:
@@ -111,25 +111,27 @@ class SentencePieceModel:
         return vocabulary.with_template(tokenizer, side)
 
     def unigram(self, ids: dict[str, int], textual: dict[str, float], vocabulary: Vocabulary) -> models.Unigram:
+        """The pieces with their scores; entries without text are never matched."""
         user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
         best = max(textual.values(), default=0.0)
         entries: list[tuple[str, float]] = [("", 0.0)] * (max(ids.values()) + 1)
         special = {*vocabulary.special_tokens("source").values(), *vocabulary.special_tokens("target").values()}
         for piece, id in ids.items():
-            if piece in user_defined:  # SentencePiece prefers them to everything else by this score
+            if piece in user_defined:  # SentencePiece prefers these to all others by this score
                 entries[id] = piece, len(piece.encode()) * best - 0.1
             elif piece in textual:
                 entries[id] = piece, textual[piece]
             elif piece in special:
                 entries[id] = piece, 0.0
             else:
-                entries[id] = " " + piece, 0.0  # no normalised text has a space; the decoder takes it away
+                entries[id] = " " + piece, 0.0  # normalised text has no spaces; the decoder removes it
         for id, (piece, score) in enumerate(entries):
-            if not piece:  # an id that the vocabulary gives to no piece, or twice
+            if not piece:  # an id without a piece
                 entries[id] = f" {id}", score
         return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
 
     def bpe(self, ids: dict[str, int], textual: dict[str, float], unknown: str | None) -> models.BPE:
+        """The merges that make each piece, the best score first."""
         merges = [
             (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
             for piece, score in textual.items()

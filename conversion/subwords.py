@@ -1,8 +1,8 @@
 """tensor2tensor's SubwordTextEncoder -> a tokenizer.json.
 
-A text is split where letters and digits meet other signs; a single space between two words is dropped; every token
-ends with `_` and is cut, from the left, into the longest pieces of the vocabulary. What the alphabet does not have is
-written as `\\number;`.
+A text is split between letters or digits and other characters; a single space between two words is dropped; every
+token ends with `_` and is cut, from the left, into the longest pieces of the vocabulary. Characters outside the
+alphabet are written as `\\number;`.
 """
 
 from pathlib import Path
@@ -15,9 +15,9 @@ from vaswani_transformer.lines import read_lines
 from .vocabulary import Vocabulary
 
 WORD, OTHER = r"[\p{L}\p{N}]", r"[^\p{L}\p{N}\x{E000}]"
-BOUNDARY, BACKSLASH = "\ue000", "\ue001"  # private use: in no text
+BOUNDARY, BACKSLASH = "\ue000", "\ue001"  # private use characters, which texts do not contain
 
-# Signs outside the alphabet become numbers one by one, each by a rule of its own: European scripts and punctuation.
+# Each character outside the alphabet needs a separate rule, so only European scripts and punctuation have one.
 WRITTEN_AS_NUMBERS = (range(0x00, 0x250), range(0x370, 0x530), range(0x2010, 0x2060), range(0x20A0, 0x20C0))
 
 
@@ -67,7 +67,7 @@ def subword_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
             decoders.Fuse(),
             decoders.Replace("\\\\", BACKSLASH),
             *(decoders.Replace(number, letter) for letter, number in numbers),
-            decoders.Replace(Regex(rf"(?<={WORD})(?<!\\u)_(?={WORD})"), " "),  # `_` itself is a sign, no word
+            decoders.Replace(Regex(rf"(?<={WORD})(?<!\\u)_(?={WORD})"), " "),  # a literal `_` is not part of a word
             decoders.Replace("_", ""),
             decoders.Replace("\\u", "_"),
             decoders.Replace(BACKSLASH, "\\"),

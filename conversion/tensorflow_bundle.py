@@ -1,6 +1,6 @@
 """TensorFlow's checkpoint format (a "tensor bundle"), read without TensorFlow.
 
-`<prefix>.index` is a sorted table, as in LevelDB, from names to places; `<prefix>.data-00000-of-0000N` hold the bytes.
+`<prefix>.index` is a sorted table, as in LevelDB, from names to positions in `<prefix>.data-00000-of-0000N`.
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/util/tensor_bundle/tensor_bundle.h
 """
 
@@ -29,7 +29,7 @@ class Entry:
 
 
 class Bundle:
-    """entries: what the index says of each variable"""
+    """A checkpoint. entries: the type, shape and position of each variable"""
 
     def __init__(self, index: Path):
         self.index = index
@@ -42,14 +42,14 @@ class Bundle:
             self.shards = int(header.get(1, 1))
             self.entries = {name.decode("utf-8"): read_entry(value) for name, value in table.items()}
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise BrokenFileError(f"{index} is not a whole checkpoint index ({error}); copy it again") from None
+            raise BrokenFileError(f"{index} is not a complete checkpoint index ({error}); copy it again") from None
 
     def tensor(self, name: str) -> np.ndarray:
         """The variable, read from its shard. Raises BrokenFileError if the shard is missing or too short."""
         entry = self.entries[name]
         shard = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.shards:05d}")
         if not shard.exists():
-            raise BrokenFileError(f"{shard}: no such file, but {self.index.name} names it")
+            raise BrokenFileError(f"{shard}: no such file, but {self.index.name} refers to it")
         dtype = np.dtype(TYPES[entry.dtype])
         count = int(np.prod(entry.shape, dtype=np.int64))
         if entry.size != count * dtype.itemsize or entry.offset + entry.size > shard.stat().st_size:
@@ -76,9 +76,9 @@ def read_entry(message: bytes) -> Entry:
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The (key, value) pairs of a LevelDB table."""
     if len(data) < FOOTER or int.from_bytes(data[-8:], "little") != MAGIC:
-        raise ValueError("no table's end")
+        raise ValueError("the table has no footer")
     footer = data[-FOOTER:]
-    _, position = read_handle(footer, 0)  # the index of filters, which there is none of
+    _, position = read_handle(footer, 0)  # the index of filters
     index, _ = read_handle(footer, position)
     for _, handle in read_block(data, *index):
         place, _ = read_handle(handle, 0)
@@ -93,7 +93,7 @@ def read_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 
 def read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """A key shares its first letters with the one before; the block ends with the places where none are shared."""
+    """Keys share a prefix with the previous key; the block ends with the positions of the keys that share none."""
     if offset + size >= len(data):
         raise ValueError("truncated block")
     if data[offset + size] != NO_COMPRESSION:

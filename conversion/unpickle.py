@@ -1,8 +1,8 @@
-"""Opens PyTorch's checkpoint files. A pickle is a program; none of it runs here.
+"""Opens PyTorch's checkpoint files without running their pickles, which are programs.
 
-torch's own restricted unpickler builds tensors and plain containers. Beyond that it is allowed `argparse.Namespace`
-and `set` (fairseq, OpenNMT-py), numpy's scalars, and, for the classes of the toolkits themselves (meters, vocabulary
-objects of old versions), empty shells that keep the attributes and have no code.
+torch's restricted unpickler builds tensors and plain containers. Here it may also build `argparse.Namespace` and `set`
+(fairseq, OpenNMT-py), numpy's scalars and, for the toolkits' classes (meters, vocabularies of old versions), empty
+shells that keep the attributes and have no code.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
 
 
 class Shell:
-    """Stands for an object of a toolkit: its attributes, and no code."""
+    """An object of a toolkit without its code: only the attributes."""
 
     def __init__(self, *arguments: Any):
         pass
@@ -48,73 +48,73 @@ CONTAINERS: list[Any] = [
     (SCALAR, "numpy.core.multiarray.scalar"),
     (SCALAR, "numpy._core.multiarray.scalar"),
     (codecs.encode, "_codecs.encode"),
-    (Shell, "functools.partial"),  # of a tokenizer's function, in OpenNMT-py 1 and 2; never called
+    (Shell, "functools.partial"),  # a tokenizer's function in OpenNMT-py 1 and 2; never called
 ]
 
 UNKNOWN_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")
-MOST_SHELLS = 1000
-MOST_COMPRESSION = 100  # torch and Marian do not compress at all
+MAX_SHELLS = 1000
+MAX_COMPRESSION = 100  # torch and Marian do not compress
 
 
 def load_checkpoint(path: Path) -> Any:
-    """What a file of `torch.save` holds, its tensors on the CPU and, where the file allows it, memory-mapped.
+    """The content of a file of `torch.save`, its tensors on the CPU and, if the file allows it, memory-mapped.
 
-    Raises InputError naming what a pickle wanted to call, BrokenFileError if the file is not whole.
+    Raises InputError naming the functions that a pickle would call, BrokenFileError if the file is damaged.
     """
     check_archive(path)
     shells: dict[str, type] = {}
-    for _ in range(MOST_SHELLS):
+    for _ in range(MAX_SHELLS):
         known = [*CONTAINERS, *((shell, name) for name, shell in shells.items())]
         try:
             with torch.serialization.safe_globals(known), warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # of pickles by another protocol than torch's
+                warnings.simplefilter("ignore", UserWarning)  # about pickles with another protocol than torch's
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
         except pickle.UnpicklingError as error:
             name = unknown_name(error)
             if name is None:
                 if "persistent_load" in str(error) or "Unsupported operand" in str(error) or not is_zip(path):
                     raise BrokenFileError(f"{path} is not a checkpoint of PyTorch ({first_line(error)})") from None
-                raise InputError(f"{path} is refused, none of it was run: {first_line(error)}") from None
+                raise InputError(f"{path} is refused, and none of it was run: {first_line(error)}") from None
             if name in shells or name.split(".")[0] not in TOOLKITS:
                 raise InputError(
-                    f"{path} is refused: its pickle wants to call {', '.join(unknown_names(path) or [name])}, which "
-                    "could be any code; none of it was run. Where you trust the file, save it again without that object"
+                    f"{path} is refused: its pickle would call {', '.join(unknown_names(path) or [name])}, which could "
+                    "be any code; none of it was run. If you trust the file, save it again without that object"
                 ) from None
             shells[name] = type(name.rsplit(".", 1)[-1], (Shell,), {"__module__": __name__})
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             size = path.stat().st_size
             raise BrokenFileError(
-                f"{path} is not a whole checkpoint of PyTorch ({size:,} bytes: {first_line(error)}); copy it again"
+                f"{path} is not a complete checkpoint of PyTorch ({size:,} bytes: {first_line(error)}); copy it again"
             ) from None
-    raise InputError(f"{path} names more than {MOST_SHELLS} classes")
+    raise InputError(f"{path} names more than {MAX_SHELLS} classes")
 
 
 def check_archive(path: Path) -> None:
-    """Raises BrokenFileError for a zip file that is small and unpacks to what no memory holds."""
+    """Raise BrokenFileError for a small zip file that would unpack to more than memory holds."""
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
     except (zipfile.BadZipFile, NotImplementedError, ValueError):
-        return  # no zip file, or a broken one: who reads it says so
+        return  # not a zip file, or a broken one, which reading it reports
     size = path.stat().st_size
-    if unpacked > MOST_COMPRESSION * size:
+    if unpacked > MAX_COMPRESSION * size:
         raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it is refused")
 
 
 def is_zip(path: Path) -> bool:
-    """Whether the file has the form that torch.save writes since 1.6."""
+    """Whether the file has the format of torch.save since 1.6."""
     with path.open("rb") as stream:
         return stream.read(4) == b"PK\x03\x04"
 
 
 def unknown_name(error: pickle.UnpicklingError) -> str | None:
-    """The class or function that the unpickler did not know."""
+    """The class or function that the unpickler refused."""
     found = UNKNOWN_NAME.search(str(error))
     return found.group(1).rstrip(".") if found else None
 
 
 def unknown_names(path: Path) -> list[str]:
-    """All of them, where the file can be searched without opening it."""
+    """All unknown classes and functions, if the file can be searched without opening it."""
     try:
         with torch.serialization.safe_globals(CONTAINERS):
             names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
@@ -124,17 +124,17 @@ def unknown_names(path: Path) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The reason in torch's explanation; the rest advises to switch the protection off."""
+    """The reason in torch's message, whose rest advises to switch the protection off."""
     text = str(error)
     if "Weights only load failed" in text:
         _, found, text = text.partition("WeightsUnpickler error:")
         if not found:
-            return "it is not one of weights alone"
+            return "it holds more than weights"
     return one_line(text.strip().split("\n")[0][:200]) or type(error).__name__
 
 
 def is_pickled(path: Path) -> bool:
-    """Whether the file looks like one that torch.save wrote, of any version."""
+    """Whether the file looks like one of torch.save, of any version."""
     with path.open("rb") as stream:
         start = stream.read(2)
     return start in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

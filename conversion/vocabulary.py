@@ -1,6 +1,6 @@
 """A toolkit's vocabulary -> a plain tokenizer.json with the toolkit's ids.
 
-Words, and subword-nmt's and fastBPE's codes; SentencePiece and tensor2tensor's subwords have files of their own. The
+Words, and subword-nmt's and fastBPE's codes; SentencePiece and tensor2tensor's subwords have separate files. The
 segmentation can make pieces that the vocabulary lacks, which are `<unk>` to the toolkit. A tokenizer needs an id for
 them, because further merges build on them: they get the ids after the toolkit's, with the embedding of `<unk>`.
 """
@@ -33,7 +33,7 @@ class Vocabulary:
     source_has_symbols: False if only the target has the tokens `bos` and `eos`
     tokenizers: by side; empty if nothing beside the checkpoint says how text becomes ids
     aliases: by side, the pieces after the toolkit's that are `<unk>` to it
-    files: what the vocabulary was read from
+    files: the files that the vocabulary was read from
     notes: sentences for the user about it
     """
 

@@ -1,4 +1,4 @@
-"""Protocol Buffers' wire format, as far as SentencePiece models and TensorFlow's checkpoint index need it."""
+"""Protocol Buffers' wire format, as far as SentencePiece models and TensorFlow's checkpoint index use it."""
 
 import struct
 from collections.abc import Iterator

@@ -309,7 +309,7 @@ def test_the_proof_sees_nan_on_both_sides(folders: tuple[Path, Path], nan_file: 
         (["{model}", "{output}", "--precision", "int3"], 2, "int3"),
         (["nowhere", "{output}"], 2, "nowhere: there is no such folder"),
         (["{model}", "{model}"], 2, "not empty"),
-        (["{model}", "{output}/new/folder"], 2, "there is no folder"),
+        (["{model}", "{output}/new/folder"], 2, "does not exist"),
         (["{model}", "{output}", "--sentences", "nowhere.en"], 2, "nowhere.en: no such file"),
         (["{model}", "{output}", "--sentences", os.devnull], 2, "has no sentence: every line is blank"),
         (["{model}", "{output}", "--sentences", os.devnull, "--layout", "split"], 2, "--layout single"),

@@ -16,7 +16,7 @@ from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import check_search, load_model, load_tokenizer, target_vocabulary
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from ..folder import folder_written_whole
+from ..folder import new_model_folder
 from .byte_level_bpe import ByteLevelBPE
 from .graph_surgery import graphs_of
 from .prove import prove, prove_attention, table
@@ -63,7 +63,7 @@ def export_folder(
     tokenizer = load_tokenizers(source, model, required=sentences is not None)
     encoded = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
     bpe = readable_tokenizer(source, model) if text else None
-    with folder_written_whole(folder) as unfinished:
+    with new_model_folder(folder) as unfinished:
         # In float16 too, attention scores, masks and the search are float32: the model's code says so.
         exported = copy.deepcopy(model).half() if precision == "fp16" else model
         if layout == "single":

@@ -50,6 +50,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a state_dict and, if it is beside it, config.json with `h` and `dropout`."""
     weights = load_checkpoint(path)
     if not recognise(path, weights):
         raise InputError(f"{path} is not of the Annotated Transformer: it lacks {FIRST_WEIGHT}")

@@ -42,29 +42,27 @@ ACTIVATIONS = {
     "linear": "linear",
 }
 # Options that a version does not have are off.
-SUPPORTED: dict[str, tuple] = {
+OFF = (
+    "adaptive_input",
+    "no_token_positional_embeddings",
+    "no_cross_attention",
+    "cross_self_attention",
+    "layernorm_embedding",
+)
+SUPPORTED: dict[str, tuple] = dict.fromkeys((*OFF, "char_inputs"), (False,)) | {
     "adaptive_softmax_cutoff": (None,),
-    "adaptive_input": (False,),
-    "no_token_positional_embeddings": (False,),
-    "no_cross_attention": (False,),
-    "cross_self_attention": (False,),
-    "layernorm_embedding": (False,),
     "encoder_layers_to_keep": (None,),
     "decoder_layers_to_keep": (None,),
     "activation_fn": tuple(ACTIVATIONS),
-    "char_inputs": (False,),
     "quant_noise_scalar": (0, 0.0),
     "alignment_heads": (None, 0),
     "base_layers": (0, None),
 }
 SIZES = {
     "d_model": "encoder_embed_dim",
-    "encoder_layers": "encoder_layers",
-    "decoder_layers": "decoder_layers",
-    "encoder_attention_heads": "encoder_attention_heads",
-    "decoder_attention_heads": "decoder_attention_heads",
-    "encoder_ffn_dim": "encoder_ffn_embed_dim",
-    "decoder_ffn_dim": "decoder_ffn_embed_dim",
+    "layers": "{stack}_layers",
+    "attention_heads": "{stack}_attention_heads",
+    "ffn_dim": "{stack}_ffn_embed_dim",
 }
 LAYER = {
     "self_attn.{q,k,v,out}_proj.{weight,bias}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
@@ -115,6 +113,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a checkpoint_*.pt file and the dictionaries beside it."""
     checkpoint = load_checkpoint(path)
     if not recognise(path, checkpoint):
         raise InputError(f"{path} is not a Transformer of fairseq: it lacks `model` with `decoder.layers.0`, or `args`")
@@ -272,14 +271,18 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
     """fairseq's options of our model."""
     pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation_function)
-    off = "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention layernorm_embedding"
     return argparse.Namespace(
         _name="transformer",
         arch="transformer",
         task="translation",
         **languages,
-        **{theirs: getattr(config, field) for field, theirs in SIZES.items()},
+        encoder_embed_dim=config.d_model,
         **{f"decoder_{name}_dim": config.d_model for name in ("embed", "input", "output")},
+        **{
+            SIZES[size].format(stack=stack): getattr(config, f"{stack}_{size}")
+            for stack in ("encoder", "decoder")
+            for size in ("layers", "attention_heads", "ffn_dim")
+        },
         activation_fn=activation,
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
@@ -295,7 +298,7 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
         share_decoder_input_output_embed=config.tie_word_embeddings,
         no_scale_embedding=False,
         adaptive_softmax_cutoff=None,
-        **dict.fromkeys(off.split(), False),
+        **dict.fromkeys(OFF, False),
     )
 
 

@@ -44,6 +44,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a folder with an FSMT model."""
     values, weights = hugging_face.load(path)
     options = Options(values, reasons)
     options.require(SUPPORTED)

@@ -50,6 +50,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a folder with a MarianMTModel."""
     values, weights = hugging_face.load(path)
     options = Options(values, reasons)
     options.require(SUPPORTED)
@@ -165,7 +166,8 @@ def write_checkpoint(
 
 def marian_config(config: Any) -> dict[str, Any]:
     """The settings of a MarianConfig, without the sizes of the vocabularies."""
-    same = [*hugging_face.SIZES, *hugging_face.RATES, "activation_function", "share_encoder_decoder_embeddings"]
+    sizes = [f"{stack}_{size}" for stack in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")]
+    same = ["d_model", *sizes, *hugging_face.RATES, "activation_function", "share_encoder_decoder_embeddings"]
     same += ["eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"]
     return {name: getattr(config, name) for name in same} | {
         "model_type": "marian",

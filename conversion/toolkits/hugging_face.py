@@ -17,11 +17,10 @@ from ..unpickle import load_checkpoint
 from .fairseq import EPSILON, LAYER
 
 SIZES = {
-    name: name
-    for name in (
-        "d_model",
-        *(f"{stack}_{size}" for size in ("layers", "attention_heads", "ffn_dim") for stack in ("encoder", "decoder")),
-    )
+    "d_model": "d_model",
+    "layers": "{stack}_layers",
+    "attention_heads": "{stack}_attention_heads",
+    "ffn_dim": "{stack}_ffn_dim",
 }
 RATES = {name: name for name in ("dropout", "attention_dropout", "activation_dropout")}
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -28,12 +28,9 @@ SUPPORTED: dict[str, tuple] = {
 }
 SIZES = {
     "d_model": "encoder.hidden_size",
-    "encoder_layers": "encoder.num_layers",
-    "decoder_layers": "decoder.num_layers",
-    "encoder_attention_heads": "encoder.num_heads",
-    "decoder_attention_heads": "decoder.num_heads",
-    "encoder_ffn_dim": "encoder.ff_size",
-    "decoder_ffn_dim": "decoder.ff_size",
+    "layers": "{stack}.num_layers",
+    "attention_heads": "{stack}.num_heads",
+    "ffn_dim": "{stack}.ff_size",
 }
 RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "encoder.dropout")
 SYMBOLS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}
@@ -71,6 +68,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a .ckpt file and the config.yaml beside it."""
     checkpoint = load_checkpoint(path)
     if not recognise(path, checkpoint):
         raise InputError(f"{path} is not from JoeyNMT: it lacks `model_state`")
@@ -131,6 +129,7 @@ def options_of(model: Mapping[str, Any], reasons: Reasons) -> Options:
 
 
 def check_options(options: Options, reasons: Reasons) -> None:
+    """Add to the reasons the options that the model cannot represent."""
     for stack in STACKS:
         options.require({f"{stack}.{name}": values for name, values in SUPPORTED.items()})
         embeddings = options.get(f"{stack}.embeddings") or {}

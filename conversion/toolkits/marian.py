@@ -63,11 +63,9 @@ SUPPORTED: dict[str, tuple] = {
 }
 SIZES = {
     "d_model": "dim-emb",
-    "encoder_layers": "enc-depth",
-    "decoder_layers": "dec-depth",
-    "encoder_attention_heads": "transformer-heads",
-    "decoder_attention_heads": "transformer-heads",
-    "encoder_ffn_dim": "transformer-dim-ffn",
+    "layers": "{stack:.3}-depth",
+    "attention_heads": "transformer-heads",
+    "ffn_dim": "transformer-dim-ffn",
 }
 RATES = {
     "dropout": "transformer-dropout",
@@ -121,6 +119,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a model.npz, whose configuration is inside or beside it."""
     arrays = load(path)
     raw = arrays.pop(CONFIG, None)
     text = raw.tobytes().split(b"\0")[0].decode("utf-8", errors="replace") if raw is not None else None
@@ -188,6 +187,7 @@ def activation(options: Mapping[str, Any]) -> str:
 
 
 def embeddings(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Rule]:
+    """The rules of SOURCE, TARGET and OUTPUT, which may be one matrix."""
     target = first_present(tensors, "Wemb", "decoder_Wemb")
     output = Rule("decoder_ff_logit_out_W", OUTPUT, transposed=True)
     if "decoder_ff_logit_out_Wt" in tensors:
@@ -198,6 +198,7 @@ def embeddings(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> lis
 
 
 def notes(config: Mapping[str, Any]) -> list[str]:
+    """The notes for the user of this model."""
     found = [
         "Marian ranks hypotheses by log P / L^normalize; generate() by log P / ((5 + L) / 6)^alpha, so that the same "
         "hypotheses may come in another order."

@@ -54,19 +54,21 @@ SUPPORTED: dict[str, tuple] = {
     "n_src_feats": (0,),
     "copy_attn": (False,),
     "coverage_attn": (False,),
-    "lambda_align": (0, 0.0),
+    "lambda_align": (0.0, 0),
     "generator_function": ("softmax",),
     "quant_type": ("",),
     "lora_layers": ([],),
 }
+# Options of SUPPORTED that a checkpoint needs; it gets the first value.
+WRITTEN = (
+    *("model_task", "model_type", "encoder_type", "decoder_type", "position_encoding", "self_attn_type"),
+    *("max_relative_positions", "layer_norm", "generator_function", "copy_attn", "lambda_align", "n_src_feats"),
+)
 SIZES = {
     "d_model": "hidden_size",
-    "encoder_layers": "enc_layers",
-    "decoder_layers": "dec_layers",
-    "encoder_attention_heads": "heads",
-    "decoder_attention_heads": "heads",
-    "encoder_ffn_dim": "transformer_ff",
-    "decoder_ffn_dim": "transformer_ff",
+    "layers": "{stack:.3}_layers",
+    "attention_heads": "heads",
+    "ffn_dim": "transformer_ff",
 }
 # The names of sizes in older versions.
 OLD_NAMES = {"hidden_size": ("rnn_size", "enc_rnn_size"), "enc_layers": ("layers",), "dec_layers": ("layers",)}
@@ -97,6 +99,7 @@ FINAL_NORMS = {"{encoder,decoder}.layer_norm.{weight,bias}": "model.{encoder,dec
 
 
 def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
+    """The rules of all tensors, without those of biases that the model does not have."""
     rules = [
         *rules_of(EMBEDDINGS | FINAL_NORMS),
         *layer_rules("encoder", config["encoder_layers"], "encoder.transformer.{n}.", ENCODER_LAYER),
@@ -121,6 +124,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a .pt file, whose tensors may be in .safetensors files beside it."""
     checkpoint = load_checkpoint(path)
     if not recognise(path, checkpoint):
         raise InputError(f"{path} is not from OpenNMT-py: it lacks `opt` or `vocab`")
@@ -293,30 +297,19 @@ def options_for(config: Any) -> dict[str, Any]:
     """OpenNMT-py's options of our model."""
     sizes = ("hidden_size", "enc_hid_size", "dec_hid_size", "word_vec_size", "src_word_vec_size", "tgt_word_vec_size")
     return {
-        "model_task": "seq2seq",
-        "model_type": "text",
+        **{name: SUPPORTED[name][0] for name in WRITTEN},
         "data_task": "seq2seq",
-        "encoder_type": "transformer",
-        "decoder_type": "transformer",
         "enc_layers": config.encoder_layers,
         "dec_layers": config.decoder_layers,
         **dict.fromkeys(sizes, config.d_model),
         "heads": config.encoder_attention_heads,
         "transformer_ff": config.encoder_ffn_dim,
         "pos_ffn_activation_fn": config.activation_function,
-        "position_encoding": True,
-        "self_attn_type": "scaled-dot",
-        "max_relative_positions": 0,
-        "layer_norm": "standard",
         "norm_eps": config.layer_norm_eps,
         "add_qkvbias": config.attention_bias,
         "share_embeddings": config.share_encoder_decoder_embeddings,
         "share_decoder_embeddings": config.tie_word_embeddings,
         "dropout": [config.dropout],
         "attention_dropout": [config.attention_dropout],
-        "generator_function": "softmax",
-        "copy_attn": False,
-        "lambda_align": 0.0,
-        "n_src_feats": 0,
         "model_dtype": "fp32",
     }

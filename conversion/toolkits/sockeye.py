@@ -44,12 +44,9 @@ SUPPORTED_IN_STACK: dict[str, tuple] = {
 }
 SIZES = {
     "d_model": "config_encoder.model_size",
-    "encoder_layers": "config_encoder.num_layers",
-    "decoder_layers": "config_decoder.num_layers",
-    "encoder_attention_heads": "config_encoder.attention_heads",
-    "decoder_attention_heads": "config_decoder.attention_heads",
-    "encoder_ffn_dim": "config_encoder.feed_forward_num_hidden",
-    "decoder_ffn_dim": "config_decoder.feed_forward_num_hidden",
+    "layers": "config_{stack}.num_layers",
+    "attention_heads": "config_{stack}.attention_heads",
+    "ffn_dim": "config_{stack}.feed_forward_num_hidden",
 }
 RATES = {
     "dropout": "config_encoder.dropout_prepost",
@@ -99,6 +96,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a params.* file and the `config` beside it."""
     file = path.with_name("config")
     if not file.is_file():
         raise InputError(f"{path}: Sockeye's `config` is not beside it, so the number of heads is not known")
@@ -172,7 +170,7 @@ def options_of(settings: Mapping[str, Any], reasons: Reasons) -> Options:
 
 
 def check_options(options: Options, reasons: Reasons) -> str | None:
-    """Add to the reasons what the model cannot represent; return the position of the norm."""
+    """Add to the reasons the options that the model cannot represent; return the position of the norm."""
     options.require(SUPPORTED)
     positions = []
     for stack in STACKS:

@@ -48,12 +48,9 @@ SUPPORTED: dict[str, tuple] = {
 }
 SIZES = {
     "d_model": "hidden_size",
-    "encoder_attention_heads": "num_heads",
-    "decoder_attention_heads": "num_heads",
-    "encoder_ffn_dim": "filter_size",
-    "decoder_ffn_dim": "filter_size",
-    "encoder_layers": "num_encoder_layers",
-    "decoder_layers": "num_decoder_layers",
+    "layers": "num_{stack}_layers",
+    "attention_heads": "num_heads",
+    "ffn_dim": "filter_size",
 }
 # (layer_preprocess_sequence, layer_postprocess_sequence) -> the position of the norm
 NORM_POSITIONS = {("none", "dan"): "post", ("none", "an"): "post", ("n", "da"): "pre", ("n", "a"): "pre"}
@@ -78,6 +75,7 @@ NORMS = {"self_attention": "self_attn_norm", "encdec_attention": "cross_attn_nor
 
 
 def layers(config: dict[str, Any]) -> list[Rule]:
+    """The rules of the layers and of the final norms of pre-norm models."""
     pre = config["norm_position"] == "pre"
     norm = f"layer_{'prepostprocess' if pre else 'postprocess'}/layer_norm/layer_norm_{{scale,bias}}"
     vectors = {f"{theirs}/{norm}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
@@ -101,6 +99,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a checkpoint's .index and the hparams.json beside it."""
     bundle = Bundle(path)
     options = Options(read_hparams(path.parent), reasons, "hparams.{} is {}")
     options.require(SUPPORTED)
@@ -158,6 +157,7 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 def read_hparams(folder: Path) -> dict[str, Any]:
+    """hparams.json. Raises InputError if it is missing, BrokenFileError if it is damaged."""
     file = folder / "hparams.json"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

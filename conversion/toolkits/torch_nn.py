@@ -74,6 +74,7 @@ def without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a state_dict and the config.json beside it."""
     checkpoint = load_checkpoint(path)
     if not recognise(path, checkpoint):
         raise InputError(f"{path} has no nn.Transformer: it lacks a tensor {FIRST_WEIGHT}")
