@@ -130,6 +130,19 @@ def padded(sentences: list[list[int]], pad: int = 1) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
 
 
+# Float32 on a CPU with another order of summation; the logits of the tiny models are of size 1 to 10.
+TOLERANCE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def labelled_batch() -> dict[str, torch.Tensor]:
+    """Return three sentence pairs of different lengths, padded, with labels."""
+    sources = [[5, 6, 7, 8, 9, 2], [10, 11, 2], [12, 2]]
+    targets = [[8, 9, 2], [13, 14, 15, 16, 2], [17, 2]]
+    labels = padded(targets)["input_ids"]
+    labels[padded(targets)["attention_mask"] == 0] = -100
+    return padded(sources) | {"labels": labels}
+
+
 def random_sentences(seed: int, count: int, vocab_size: int, longest: int) -> list[list[int]]:
     """Return source sentences of 2 to `longest` tokens, ending in `</s>`, without other special tokens."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
-"""The Transformer in float64 numpy, for one unpadded sentence, against which the model is checked.
+"""Reference implementation of the Transformer in float64 numpy, for one unpadded sentence.
 
-Written from the paper (Sections 3.1 to 3.5) and the configuration, not from the model's code: it shares the names of
-the weights alone.
+It follows the paper (Sections 3.1 to 3.5) and the switches of the configuration, and shares only the names of the
+weights with the model.
 """
 
 import math
@@ -95,11 +95,11 @@ class NumpyTransformer:
         return x
 
     def encode(self, source: Sequence[int]) -> Array:
-        """-> (source, d_model)"""
+        """Return (source, d_model)."""
         return self.stack("encoder", self.embed("encoder", source), None)
 
     def logits(self, memory: Array, target: Sequence[int]) -> Array:
-        """-> (target, vocabulary)"""
+        """Return (target, vocabulary)."""
         return self.linear("lm_head", self.stack("decoder", self.embed("decoder", target), memory))
 
     def next_log_probabilities(self, source: Sequence[int]) -> Callable[[tuple[int, ...]], Array]:

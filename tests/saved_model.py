@@ -1,7 +1,7 @@
-"""A model's folder for the tests of what users do with one: a tokenizer and a model, trained on four sentences.
+"""A tokenizer and a model trained on four sentences, and their saved folder.
 
-Random weights repeat a token for ever. A second of training gives translations that differ, end, and are not so sure
-that beam search and greedy search always agree. No test depends on what the translations are.
+Random weights repeat one token. After a second of training translations differ and end, and beam search and greedy
+search do not always agree. No test depends on the translations themselves.
 """
 
 import functools
@@ -50,7 +50,7 @@ def untrained_model(**changes) -> VaswaniTransformerForConditionalGeneration:
 
 @functools.cache
 def trained_model() -> VaswaniTransformerForConditionalGeneration:
-    """English to German and German to English; shared by the tests of a process, so not to be changed."""
+    """Return a model for both directions. Tests share it and must not modify it."""
     model = untrained_model()
     batch = trained_tokenizer()(ENGLISH + GERMAN, text_target=GERMAN + ENGLISH, return_tensors="pt", padding=True)
     batch["labels"][batch["labels"] == model.config.pad_token_id] = -100
@@ -63,7 +63,7 @@ def trained_model() -> VaswaniTransformerForConditionalGeneration:
 
 
 def saved_model(folder: Path) -> Path:
-    """The folder, with all five files of a trained model in it."""
+    """Save all five files of a trained model in the folder and return it."""
     trained_model().save_pretrained(folder)
     trained_tokenizer().save_pretrained(folder)
     return folder

@@ -1,4 +1,4 @@
-"""The configuration refuses what no model can be, and travels through JSON."""
+"""The configuration refuses impossible values by field, and survives JSON."""
 
 import json
 import re
@@ -28,7 +28,7 @@ SMALLER_TARGET = {"decoder_vocab_size": 25, "share_encoder_decoder_embeddings": 
         ({"vocab_size": 0}, "vocab_size"),
         ({"encoder_layers": 0}, "encoder_layers"),
         ({"decoder_layers": -1}, "decoder_layers"),
-        ({"d_model": 18}, "d_model"),  # four heads do not divide it
+        ({"d_model": 18}, "d_model"),  # not divisible by four heads
         ({"decoder_attention_heads": 3}, "d_model"),
         ({"d_model": 18, "d_k": 5}, "d_model"),
         ({"d_k": 0}, "d_k"),
@@ -59,22 +59,22 @@ SMALLER_TARGET = {"decoder_vocab_size": 25, "share_encoder_decoder_embeddings": 
     ],
     ids=str,
 )
-def test_an_impossible_value_is_refused_by_the_name_of_its_field(changes: dict, named: str) -> None:
+def test_impossible_values_are_refused_by_field(changes: dict, named: str) -> None:
     with pytest.raises((ValueError, StrictDataclassError), match=named):  # the second for wrong types
         tiny_config(**changes)
 
 
-def test_sizes_that_do_not_divide_are_fine_with_d_k_and_d_v() -> None:
+def test_d_k_and_d_v_allow_any_d_model() -> None:
     config = tiny_config(d_model=18, d_k=5, d_v=7)
     assert (config.d_k, config.d_v) == (5, 7)
 
 
-def test_the_start_token_is_one_of_the_decoders_vocabulary() -> None:
+def test_the_start_token_belongs_to_the_decoder_vocabulary() -> None:
     larger = {"decoder_vocab_size": 40, "share_encoder_decoder_embeddings": False}
     assert tiny_config(**larger, decoder_start_token_id=35).decoder_start_token_id == 35
 
 
-def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_preset_is_refused_with_the_valid_names() -> None:
     with pytest.raises(ValueError, match="hugeous.*base.*big"):
         VaswaniTransformerConfig.from_preset("hugeous")
 
@@ -88,7 +88,7 @@ def test_every_preset_survives_json(name: str, tmp_path) -> None:
     assert loaded.to_diff_dict() == config.to_diff_dict()
 
 
-def test_config_json_says_what_the_model_is(tmp_path) -> None:
+def test_config_json_describes_only_the_model(tmp_path) -> None:
     tiny_config(norm_position="pre", d_k=3).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["model_type"] == "vaswani_transformer"
@@ -98,7 +98,7 @@ def test_config_json_says_what_the_model_is(tmp_path) -> None:
         assert generation_entry not in written
 
 
-def test_the_ecosystems_other_names_work() -> None:
+def test_common_field_names_are_aliases() -> None:
     config = tiny_config()
     assert config.hidden_size == config.d_model == 16
     assert config.num_hidden_layers == config.encoder_layers == 2
@@ -108,19 +108,18 @@ def test_the_ecosystems_other_names_work() -> None:
     assert config.get_text_config(decoder=True).num_hidden_layers == config.decoder_layers
 
 
-def test_a_final_norm_comes_with_pre_norm_unless_told() -> None:
+def test_pre_norm_adds_final_norms_by_default() -> None:
     assert not tiny_config().encoder_final_norm
     assert tiny_config(norm_position="pre").decoder_final_norm
     assert not tiny_config(norm_position="pre", decoder_final_norm=False).decoder_final_norm
     assert tiny_config(encoder_final_norm=True).encoder_final_norm
 
 
-def test_sinusoids_have_no_maximum() -> None:
-    """Code ported from Marian or BART sets one, which would end translations there."""
+def test_only_learned_positions_have_a_maximum() -> None:
+    """Code ported from Marian or BART may set one, which would limit translations."""
     assert VaswaniTransformerConfig(max_position_embeddings=512).max_position_embeddings is None
     learned = VaswaniTransformerConfig(position_embedding_type="learned", max_position_embeddings=512)
     assert learned.max_position_embeddings == 512
-    # Of learned positions there are tensor2tensor's 256 unless told.
     assert VaswaniTransformerConfig(position_embedding_type="learned").max_position_embeddings == 256
 
 

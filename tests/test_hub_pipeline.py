@@ -1,4 +1,4 @@
-"""`pipeline("translation", model=...)` with the package: what it gives is what the Translator gives."""
+"""`pipeline("translation", model=...)` with the package equals the Translator."""
 
 import copy
 import itertools
@@ -17,7 +17,7 @@ from transformers import pipeline as typed_pipeline
 from vaswani_transformer import Translator
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
 
-pipeline: Any = typed_pipeline  # its types know the tasks of transformers alone
+pipeline: Any = typed_pipeline  # typed for the tasks of transformers only
 TEXTS = [*ENGLISH, "The cat is cold.", "Two apples"]
 LONG = " ".join(ENGLISH[:3]) + "\n" + "".join(ENGLISH[0].split())
 
@@ -45,29 +45,23 @@ def test_the_package_registers_the_pipeline(translate):
     assert type(translate) is VaswaniTransformerTranslationPipeline
 
 
-def test_a_list_of_texts_gives_a_list_of_translations_in_the_old_format(translate, translator):
-    assert translate(TEXTS) == [{"translation_text": text} for text in translator.translate(TEXTS)]
-
-
-def test_a_tuple_of_texts_is_a_list_of_texts(translate):
-    assert translate(tuple(TEXTS[:2])) == translate(TEXTS[:2])
+def test_texts_give_flat_lists_of_translations(translate, translator):
+    expected = [{"translation_text": text} for text in translator.translate(TEXTS)]
+    assert translate(TEXTS) == translate(tuple(TEXTS)) == expected
+    assert translate(TEXTS[0]) == expected[:1]
     assert translate(()) == []
 
 
-def test_one_text_gives_a_list_of_one_in_the_old_format(translate, translator):
-    assert translate(TEXTS[0]) == [{"translation_text": translator.translate([TEXTS[0]])[0]}]
-
-
-def test_batches_change_no_translation(translate):
+def test_batching_does_not_change_translations(translate):
     batch = [TEXTS[0], LONG, *TEXTS[4:]]
     assert translate(batch, batch_size=3, max_source_length=30) == translate(batch, max_source_length=30)
 
 
-def test_arguments_of_generate_reach_it(translate, translator):
+def test_generate_arguments_reach_the_search(translate, translator):
     assert texts(translate(TEXTS, num_beams=1)) == translator.translate(TEXTS, num_beams=1)
 
 
-def test_n_best_are_the_translators_with_their_scores(translate, translator):
+def test_n_best_translations_and_scores_equal_the_translator(translate, translator):
     expected = translator.translate(TEXTS, n_best=3, length_penalty=1.0)
     found = translate(TEXTS, num_return_sequences=3, length_penalty=1.0, return_scores=True)
     for translations, hypotheses in zip(found, expected, strict=True):
@@ -76,20 +70,20 @@ def test_n_best_are_the_translators_with_their_scores(translate, translator):
         assert torch.allclose(scores, torch.tensor([hypothesis.score for hypothesis in hypotheses]), atol=1e-4)
 
 
-def test_scores_are_of_the_length_penalty_that_a_generation_config_asks_for(translate, translator):
+def test_scores_use_the_length_penalty_of_the_generation_config(translate, translator):
     config = GenerationConfig(length_penalty=2.0)
     (found,) = translate(TEXTS[:1], generation_config=config, return_scores=True)
     ((expected,),) = translator.translate(TEXTS[:1], length_penalty=2.0, return_scores=True)
     assert found["score"] == pytest.approx(expected.score, abs=1e-4)
 
 
-def test_several_translations_of_a_text_are_a_list_of_their_own(translate):
+def test_several_translations_per_text_are_nested_lists(translate):
     found = translate(TEXTS[:2], num_return_sequences=2)
     assert [len(translations) for translations in found] == [2, 2]
     assert translate(TEXTS[0], num_return_sequences=2) == found[0]
 
 
-def test_scores_of_greedy_search_are_those_of_forced_decoding(translate, translator):
+def test_greedy_scores_equal_forced_decoding(translate, translator):
     (found,) = translate(TEXTS[:1], num_beams=1, length_penalty=0.0, return_scores=True)
     ids = translate(TEXTS[:1], num_beams=1, return_tensors=True)[0]["translation_token_ids"]
     (forced,) = translator._log_probabilities([translator._encode(TEXTS[0])[0]], [ids.tolist()])
@@ -110,7 +104,7 @@ def test_a_long_text_is_translated_as_the_translator_does(translate, translator)
 
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(st.sampled_from("ab .!。»\n\U0001f600ß"), max_size=200), limit=st.integers(8, 40))
-def test_texts_are_cut_where_the_translator_cuts_them(text, limit):
+def test_texts_are_split_like_the_translator(text, limit):
     cutter = VaswaniTransformerTranslationPipeline(trained_model(), tokenizer=trained_tokenizer(), device="cpu")
     translator = Translator(trained_model(), trained_tokenizer())
     expected = [(part.source, part.separator) for part in translator._parts(0, text, limit)]
@@ -119,7 +113,7 @@ def test_texts_are_cut_where_the_translator_cuts_them(text, limit):
 
 
 @pytest.mark.parametrize("text", [" " * 400 + LONG, "ab \ufdfa\ufdfa cd"])
-def test_white_space_and_characters_that_no_part_can_hold_are_the_translators(text):
+def test_odd_characters_are_split_like_the_translator(text):
     tokenizer = copy.deepcopy(trained_tokenizer())
     tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()  # makes 18 characters of U+FDFA
     cutter = VaswaniTransformerTranslationPipeline(trained_model(), tokenizer=tokenizer, device="cpu")
@@ -128,7 +122,7 @@ def test_white_space_and_characters_that_no_part_can_hold_are_the_translators(te
     assert [part["input_ids"][0].tolist() for part in found] == expected
 
 
-def test_a_model_with_learned_positions_cuts_at_its_last_position():
+def test_learned_positions_limit_the_parts():
     model = untrained_model(position_embedding_type="learned", max_position_embeddings=12).eval()
     translate = pipeline("translation", model=model, tokenizer=trained_tokenizer(), device="cpu")
     assert texts(translate([LONG])) == Translator(model, trained_tokenizer()).translate([LONG])
@@ -139,13 +133,13 @@ def test_a_model_with_learned_positions_cuts_at_its_last_position():
 @pytest.mark.parametrize(
     "positions", [{}, {"position_embedding_type": "learned", "max_position_embeddings": 300}], ids=str
 )
-def test_a_text_of_more_than_256_tokens_is_cut_unless_told(positions):
+def test_the_default_limit_is_256_tokens(positions):
     model = untrained_model(**positions)
     cutter = VaswaniTransformerTranslationPipeline(model, tokenizer=trained_tokenizer(), device="cpu")
     assert cutter._source_limit(None) == Translator(model, trained_tokenizer())._source_limit(None) == 256
 
 
-def test_texts_of_white_space_become_empty_ones(translate):
+def test_white_space_has_an_empty_translation(translate):
     assert translate(["", TEXTS[0], " \n\t"], batch_size=2) == [
         {"translation_text": ""},
         *translate([TEXTS[0]]),
@@ -155,35 +149,34 @@ def test_texts_of_white_space_become_empty_ones(translate):
     assert translate([]) == []
 
 
-def test_control_tokens_that_somebody_types_are_text(translate, translator):
+def test_typed_special_tokens_are_text(translate, translator):
     assert texts(translate(["</s>", "<pad> a"])) == translator.translate(["</s>", "<pad> a"])
 
 
-def test_generators_are_translated_as_they_come(translate):
+def test_generators_are_supported(translate):
     found = translate(text for text in TEXTS[4:])
     assert [texts(translations) for translations in found] == [texts(translate(text)) for text in TEXTS[4:]]
 
 
 @pytest.mark.parametrize("wrong", [3, ["a", None], [["a"]]])
-def test_what_is_no_text_is_refused(translate, wrong):
+def test_inputs_other_than_text_are_refused(translate, wrong):
     with pytest.raises(ValueError, match="is a str or a list of str, not"):
         translate(wrong)
 
 
-def test_an_argument_that_nobody_knows_is_refused(translate):
+def test_unknown_arguments_are_refused(translate):
     with pytest.raises(ValueError, match="num_beens"):
         translate(TEXTS[0], num_beens=3)
 
 
-def test_another_kind_of_model_is_refused():
+def test_other_model_types_are_refused():
     sizes: Any = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 300, "pad_token_id": 1}
     other = MarianMTModel(MarianConfig(**sizes, decoder_start_token_id=1))
     with pytest.raises(ValueError, match="not marian"):
         pipeline("translation", model=other, tokenizer=trained_tokenizer(), device="cpu")
 
 
-def test_a_target_vocabulary_of_its_own_decodes(tmp_path):
-    """With separate vocabularies the ids that come out are the other tokenizer's."""
+def test_a_separate_target_tokenizer_decodes(tmp_path):
     from vaswani_transformer.tokenization import train_tokenizer
 
     target = train_tokenizer(GERMAN, 280)
@@ -194,7 +187,7 @@ def test_a_target_vocabulary_of_its_own_decodes(tmp_path):
     ids = translate(TEXTS[0], return_tensors=True)[0]["translation_token_ids"]
     assert texts(translate(TEXTS[0])) == [target.decode(ids, skip_special_tokens=True)]
 
-    # Beside the model it is found.
+    # In the model's folder it is found automatically.
     model.save_pretrained(tmp_path)
     trained_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="300 tokens and the model's decoder 280; pass target_tokenizer="):
@@ -204,7 +197,7 @@ def test_a_target_vocabulary_of_its_own_decodes(tmp_path):
     assert loaded(TEXTS[:1]) == translate(TEXTS[:1])
 
 
-def test_a_pipeline_saves_itself_and_loads_again_without_trust(translate, tmp_path):
+def test_a_saved_pipeline_loads_without_trust(translate, tmp_path):
     translate.save_pretrained(tmp_path)
     again = pipeline("translation", model=str(tmp_path), device="cpu")
     assert again(TEXTS[:1]) == translate(TEXTS[:1])

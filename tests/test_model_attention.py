@@ -1,13 +1,10 @@
-"""Attention implementations: each gives the numbers of the others, with padding and in half precision."""
-
-from typing import Any
+"""Attention implementations: equal numbers, masks that hide padding, and no NaN in any precision."""
 
 import pytest
 import torch
-from conftest import ModelMaker, padded
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-TOLERANCE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
+from conftest import TOLERANCE, ModelMaker, labelled_batch, padded, random_sentences
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 
 # The kernel is not compiled here: on a CPU that takes minutes.
@@ -24,3 +21,156 @@ def test_supported_implementations_equal_sdpa(tiny_model: ModelMaker, implementa
         expected = tiny_model(**sizes)(**batch).logits
         found = tiny_model(attn_implementation=implementation, **sizes)(**batch).logits
     torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+@pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}], ids=str)
+def test_eager_equals_sdpa(tiny_model: ModelMaker, norm_position: str, sizes: dict) -> None:
+    """Logits and gradients, with padding in the source and in the target."""
+    gradients = {}
+    logits = {}
+    for implementation in ("eager", "sdpa"):
+        model = tiny_model(norm_position=norm_position, attn_implementation=implementation, **sizes)
+        assert model.config._attn_implementation == implementation
+        output = model(**labelled_batch())
+        output.loss.backward()
+        logits[implementation] = output.logits
+        gradients[implementation] = {name: weight.grad for name, weight in model.named_parameters()}
+    torch.testing.assert_close(logits["eager"], logits["sdpa"], **TOLERANCE)
+    for name, gradient in gradients["eager"].items():
+        torch.testing.assert_close(gradient, gradients["sdpa"][name], **TOLERANCE)
+
+
+def test_sdpa_is_the_default(tiny_model: ModelMaker) -> None:
+    assert tiny_model().config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("target_length", [1, 4, 5, 9])
+def test_flash_masks_hide_padding_in_cross_attention(
+    tiny_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, target_length: int
+) -> None:
+    """Uses transformers' flash masks with torch's kernel, because flash attention needs a GPU.
+
+    transformers would unpad the queries of cross-attention by a mask of the keys, so such a mask must not arrive.
+    """
+
+    def like_flash(module, query, key, value, attention_mask, **kwargs):
+        assert attention_mask is None or attention_mask.dim() == 2
+        if attention_mask is None:
+            return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, None, **kwargs)
+        assert query.shape[2] == 1 or not is_cross(module), "flash attention would unpad the queries"
+        seen = attention_mask[:, None, None, -key.shape[2] :].bool()
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, seen, **kwargs)
+
+    def is_cross(module) -> bool:
+        return any(module is layer.cross_attn for layer in model.model.decoder.layers)
+
+    AttentionInterface.register("like_flash", like_flash)
+    AttentionMaskInterface.register("like_flash", flash_attention_mask)
+    model = tiny_model()
+    batch = padded([[5, 6, 7, 8, 2], [9, 10, 2]])
+    target = torch.randint(3, 30, (2, target_length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(**batch, decoder_input_ids=target).logits
+        model.config._attn_implementation = "like_flash"
+        found = model(**batch, decoder_input_ids=target).logits
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_padding_does_not_change_the_other_sentences(tiny_model: ModelMaker, implementation: str) -> None:
+    """Each row of a batch with much padding equals the sentence alone, in the source and in the target."""
+    model = tiny_model(attn_implementation=implementation)
+    sentences = [*random_sentences(0, count=6, vocab_size=30, longest=12), [4 + i % 26 for i in range(40)]]
+    targets = [[0, *sentence[:-1]] for sentence in reversed(sentences)]
+    padded_targets = padded(targets)
+    with torch.no_grad():
+        together = model(
+            **padded(sentences),
+            decoder_input_ids=padded_targets["input_ids"],
+            decoder_attention_mask=padded_targets["attention_mask"],
+        ).logits
+        unmasked = model(**padded(sentences), decoder_input_ids=padded_targets["input_ids"]).logits
+        for row, (source, target) in enumerate(zip(sentences, targets, strict=True)):
+            alone = model(torch.tensor([source]), decoder_input_ids=torch.tensor([target])).logits[0]
+            torch.testing.assert_close(together[row, : len(target)], alone, **TOLERANCE)
+            # Right padding is in the future, so the causal mask is enough.
+            torch.testing.assert_close(unmasked[row, : len(target)], alone, **TOLERANCE)
+
+
+def test_ids_at_masked_positions_do_not_matter(tiny_model: ModelMaker) -> None:
+    model = tiny_model()
+    batch = labelled_batch()
+    other = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 25)
+    with torch.no_grad():
+        assert torch.equal(model(**batch).logits, model(**batch | {"input_ids": other}).logits)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_fully_masked_source_gives_no_nan(tiny_model: ModelMaker, implementation: str, dtype: torch.dtype) -> None:
+    """Outputs and gradients are finite, and the other rows do not change.
+
+    The encoder is called directly, because the model refuses such a source on a CPU (but not on a GPU).
+    """
+    model = tiny_model(attn_implementation=implementation).to(dtype)
+    batch = labelled_batch()
+    expected = model(**batch).logits[:2]
+    batch["attention_mask"][2] = 0
+    encoded = model.get_encoder()(batch.pop("input_ids"), batch["attention_mask"])
+    output = model(encoder_outputs=encoded, **batch)
+    assert torch.isfinite(output.logits).all()
+    torch.testing.assert_close(output.logits[:2], expected)
+    output.loss.backward()
+    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_fully_masked_target_gives_no_nan(tiny_model: ModelMaker, implementation: str) -> None:
+    model = tiny_model(attn_implementation=implementation)
+    mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
+    output = model(
+        torch.tensor([[5, 2], [6, 2]]),
+        decoder_input_ids=torch.tensor([[0, 7, 8], [1, 1, 1]]),
+        decoder_attention_mask=mask,
+    )
+    assert torch.isfinite(output.logits).all()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.015)])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_half_precision_is_close_to_float32(
+    tiny_model: ModelMaker, implementation: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    """The tolerances allow some twenty operations with relative rounding of 2^-8 (bfloat16) and 2^-11 (float16).
+
+    The sequences are long, because a table of positions in half precision would be wrong there."""
+    model = tiny_model(attn_implementation=implementation)
+    long = torch.randint(4, 30, (2, 300), generator=torch.Generator().manual_seed(0))
+    target = torch.randint(4, 30, (2, 280), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(long, decoder_input_ids=target).logits
+        found = model.to(dtype)(long, decoder_input_ids=target).logits
+    assert found.dtype == dtype
+    difference = (found.float() - expected).abs()
+    assert difference.mean() <= tolerance * expected.abs().mean()
+
+
+def test_a_float16_model_survives_large_scores(tiny_model: ModelMaker) -> None:
+    """Scores in the thousands with a mask, for which a bias of -1e9 would overflow."""
+    for implementation in ("eager", "sdpa"):
+        model = tiny_model(attn_implementation=implementation)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "q_proj" in name or "k_proj" in name:
+                    weight.mul_(20)
+        assert torch.isfinite(model.half()(**labelled_batch()).logits).all()
+
+
+def test_autocast_runs_and_stays_finite(tiny_model: ModelMaker) -> None:
+    model = tiny_model().train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(**labelled_batch(), label_smoothing=0.1).loss
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters())

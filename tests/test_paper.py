@@ -1,4 +1,4 @@
-"""The specification: what "Attention Is All You Need" says, by hand (sections and equations of v7)."""
+"""The model against "Attention Is All You Need", by hand calculation (sections and equations of v7)."""
 
 import math
 import random
@@ -37,7 +37,7 @@ def parameters_by_hand(
 
 BASE = {"vocabulary": 37000, "layers": 6, "d_model": 512, "d_ff": 2048, "heads": 8, "d_k": 64, "d_v": 64}
 BIG = BASE | {"d_model": 1024, "d_ff": 4096, "heads": 16}
-# preset: (what Table 3 changes, dropout, million parameters at V = 37000, the paper's own rounded count)
+# preset: (sizes, dropout, million parameters at V = 37000, rounded count in the paper)
 TABLE_3: dict[str, tuple[dict[str, int], float, float, int | None]] = {
     "base": (BASE, 0.1, 63.046, 65),
     "A-h1": (BASE | {"heads": 1, "d_k": 512, "d_v": 512}, 0.1, 63.046, None),
@@ -62,12 +62,12 @@ TABLE_3: dict[str, tuple[dict[str, int], float, float, int | None]] = {
 
 
 @pytest.mark.parametrize("preset", TABLE_3)
-def test_a_row_of_table_3_has_its_sizes_and_its_parameter_count(preset: str) -> None:
+def test_table_3_sizes_and_parameter_counts(preset: str) -> None:
     sizes, dropout, millions, papers_millions = TABLE_3[preset]
     config = VaswaniTransformerConfig.from_preset(preset)
     by_hand = parameters_by_hand(**sizes)
     assert round(by_hand / 1e6, 3) == millions
-    if papers_millions is not None:  # PAPER: 65M and 213M do not follow from the text; the difference is small
+    if papers_millions is not None:  # the paper's counts do not follow exactly from its text
         assert abs(by_hand / 1e6 - papers_millions) <= 0.055 * papers_millions + 0.5
     with torch.device("meta"):
         model = VaswaniTransformerForConditionalGeneration(config)
@@ -83,7 +83,7 @@ def test_a_row_of_table_3_has_its_sizes_and_its_parameter_count(preset: str) -> 
         assert layer.self_attn.v_proj.weight.shape == (sizes["heads"] * sizes["d_v"], sizes["d_model"])
 
 
-def test_base_and_big_have_these_exact_counts() -> None:
+def test_base_and_big_parameter_counts() -> None:
     assert parameters_by_hand(**BASE) == 63_045_632
     assert parameters_by_hand(**BIG) == 214_171_648
 
@@ -101,7 +101,7 @@ def test_a_preset_can_be_changed_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("d_model", [4, 16, 512])
-def test_positional_encoding_is_the_formula_of_section_3_5(d_model: int) -> None:
+def test_positional_encoding_equals_its_formula(d_model: int) -> None:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same: interleaved."""
     encoding = sinusoidal_positional_encoding(50, d_model)
     assert encoding.shape == (50, d_model)
@@ -117,7 +117,7 @@ def test_position_zero_is_sine_zero_cosine_one() -> None:
     assert sinusoidal_positional_encoding(1, 6).tolist() == [[0, 1, 0, 1, 0, 1]]
 
 
-def test_the_wavelengths_run_from_2_pi_to_10000_2_pi() -> None:
+def test_wavelengths_range_from_2_pi_to_10000_2_pi() -> None:
     """Column 0 repeats after 2 pi positions; the last pair, with exponent (d - 2)/d, is slower than 1/5000."""
     encoding = sinusoidal_positional_encoding(711, 512).double()
     assert encoding[710, 0].item() == pytest.approx(math.sin(710 - 226 * math.pi), abs=1e-4)  # 710 = 226 pi + 6e-5
@@ -125,7 +125,7 @@ def test_the_wavelengths_run_from_2_pi_to_10000_2_pi() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 5, 30])
-def test_a_shifted_encoding_is_a_linear_function_of_the_encoding(k: int) -> None:
+def test_a_shifted_encoding_is_a_linear_function(k: int) -> None:
     """Section 3.5: PE(pos + k) is PE(pos) with every (sin, cos) pair rotated by k / 10000^(2i/d), for all pos."""
     d_model = 32
     encoding = sinusoidal_positional_encoding(100, d_model).double()
@@ -137,9 +137,8 @@ def test_a_shifted_encoding_is_a_linear_function_of_the_encoding(k: int) -> None
     torch.testing.assert_close(encoding[:-k] @ shift.T, encoding[k:], atol=2e-5, rtol=0)
 
 
-def test_positions_far_beyond_any_table_are_exact() -> None:
-    """No table and no maximum length: position 20,000 in float32 against float64, the argument's own rounding
-    (half a unit in the last place of 20,000 is 1e-3) included."""
+def test_positions_far_beyond_any_table_are_accurate() -> None:
+    """Position 20,000 in float32 against float64; rounding the position alone costs up to 1e-3."""
     encoding = sinusoidal_positional_encoding(20_001, 8)
     angles = [20_000 / 10000 ** (2 * i / 8) for i in range(4)]
     expected = [f(angle) for angle in angles for f in (math.sin, math.cos)]
@@ -150,8 +149,7 @@ def test_positions_far_beyond_any_table_are_exact() -> None:
 
 
 def test_attention_by_hand_on_two_by_two() -> None:
-    """Eq. 1 with numbers that a pencil can follow: scores 1 and 0 before scaling, so the weights are
-    e^(1/sqrt 2) : 1."""
+    """Eq. 1: the scores are 1 and 0 before scaling, so the weights are e^(1/sqrt 2) : 1."""
     query = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
     key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
     value = torch.tensor([[[[10.0, 0.0], [0.0, 20.0]]]])
@@ -163,8 +161,8 @@ def test_attention_by_hand_on_two_by_two() -> None:
     assert high == pytest.approx(0.6698, abs=1e-4)
 
 
-def test_scores_are_divided_by_the_root_of_d_k_whatever_the_length_and_d_v() -> None:
-    """Section 3.2.1. Not the root of the length, of d_v or of d_model."""
+def test_scores_are_divided_by_the_root_of_d_k() -> None:
+    """Section 3.2.1: not by the root of the length, of d_v or of d_model."""
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(2, 3, length, 9, generator=generator) for length in (5, 7))
     value = torch.randn(2, 3, 7, 4, generator=generator)
@@ -175,7 +173,7 @@ def test_scores_are_divided_by_the_root_of_d_k_whatever_the_length_and_d_v() -> 
     assert output.shape == (2, 3, 5, 4)
 
 
-def test_a_masked_key_gets_no_attention_and_the_rest_shares_it() -> None:
+def test_masked_keys_get_no_attention() -> None:
     """Section 3.2.3: illegal connections are set to minus infinity before the softmax."""
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(1, 2, 4, 8, generator=generator) for _ in range(3))
@@ -191,7 +189,7 @@ def test_a_masked_key_gets_no_attention_and_the_rest_shares_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_query_that_may_attend_to_nothing_gets_no_nan(dtype: torch.dtype) -> None:
+def test_a_fully_masked_query_gets_no_nan(dtype: torch.dtype) -> None:
     query, key, value = (torch.randn(1, 1, 2, 4, dtype=dtype) for _ in range(3))
     may_attend = torch.tensor([[True, False], [False, False]])
     output, weights = scaled_dot_product_attention(query, key, value, may_attend, 0.0)
@@ -200,7 +198,7 @@ def test_a_query_that_may_attend_to_nothing_gets_no_nan(dtype: torch.dtype) -> N
     torch.testing.assert_close(output[0, 0, 0], value[0, 0, 0])
 
 
-def test_attention_dropout_drops_weights_and_keeps_their_expectation() -> None:
+def test_attention_dropout_keeps_the_expectation() -> None:
     torch.manual_seed(0)
     query = key = torch.zeros(1, 1, 200, 4)
     value = torch.ones(1, 1, 200, 4)
@@ -213,7 +211,7 @@ def test_attention_dropout_drops_weights_and_keeps_their_expectation() -> None:
 
 
 def random_switches(seed: int) -> dict:
-    """A configuration with every switch of the model thrown at random."""
+    """Return configuration changes with a random value for every switch."""
     choose = random.Random(seed)
     heads = {side: choose.choice([1, 2, 4]) for side in ("encoder", "decoder")}
     d_model = choose.choice([8, 16, 24])
@@ -250,10 +248,8 @@ def random_switches(seed: int) -> dict:
 
 
 @pytest.mark.parametrize("first_seed", range(0, 60, 10))
-def test_the_model_agrees_with_a_numpy_transformer_in_every_combination_of_switches(
-    tiny_model: ModelMaker, first_seed: int
-) -> None:
-    """Float32 torch on a padded batch against float64 numpy on each sentence: logits within 1e-5 of their size."""
+def test_the_model_equals_numpy_for_random_switches(tiny_model: ModelMaker, first_seed: int) -> None:
+    """Float32 torch on a padded batch equals float64 numpy on each sentence, within 1e-5 of the logits' size."""
     for seed in range(first_seed, first_seed + 10):
         changes = random_switches(seed)
         model = tiny_model(seed, **changes)
@@ -272,8 +268,7 @@ def test_the_model_agrees_with_a_numpy_transformer_in_every_combination_of_switc
 
 
 def test_post_norm_is_layer_norm_of_x_plus_sublayer(tiny_model: ModelMaker) -> None:
-    """Section 3.1: after each sub-layer LayerNorm(x + Sublayer(x)), so a layer's output, with a gain of one and
-    a bias of zero, has mean zero and variance one, and there is no further norm at the end of a stack."""
+    """Section 3.1: LayerNorm(x + Sublayer(x)) gives initial outputs of mean 0 and variance 1, without final norms."""
     model = VaswaniTransformerForConditionalGeneration(tiny_config(d_model=32)).eval()
     with torch.no_grad():
         output = model(
@@ -287,7 +282,7 @@ def test_post_norm_is_layer_norm_of_x_plus_sublayer(tiny_model: ModelMaker) -> N
     assert len(norms) == 2 * 2 + 3 * 3  # two to an encoder layer, three to a decoder layer
 
 
-def test_the_first_hidden_state_is_the_embedding_times_root_d_model_plus_the_position(
+def test_the_first_hidden_state_is_scaled_embedding_plus_position(
     tiny_model: ModelMaker,
 ) -> None:
     """Sections 3.4 and 3.5, on both sides."""
@@ -301,7 +296,7 @@ def test_the_first_hidden_state_is_the_embedding_times_root_d_model_plus_the_pos
 
 
 def test_feed_forward_is_equation_2(tiny_model: ModelMaker) -> None:
-    """FFN(x) = max(0, x W1 + b1) W2 + b2, read off a layer whose attention is switched off."""
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, in a layer whose attention outputs zero."""
     model = tiny_model(encoder_layers=1, norm_position="pre", encoder_final_norm=False)
     layer = model.model.encoder.layers[0]
     with torch.no_grad():
@@ -317,7 +312,7 @@ def test_feed_forward_is_equation_2(tiny_model: ModelMaker) -> None:
 
 
 def test_the_decoder_does_not_see_the_future(tiny_model: ModelMaker) -> None:
-    """Section 3.2.3: changing target token 4 changes nothing before position 4, and does change position 4."""
+    """Section 3.2.3: changing target token 4 changes position 4 and nothing before it."""
     model = tiny_model()
     source = torch.tensor([[5, 6, 7, 2]])
     target = torch.tensor([[0, 8, 9, 10, 11, 12]])
@@ -333,7 +328,7 @@ def test_the_decoder_does_not_see_the_future(tiny_model: ModelMaker) -> None:
 
 
 def test_one_matrix_is_both_embeddings_and_the_output(tiny_model: ModelMaker, tmp_path) -> None:
-    """Section 3.4: in memory one parameter, in the file one tensor, and the logits are its products."""
+    """Section 3.4: one parameter in memory, one tensor in the file."""
     model = tiny_model()
     matrices = {model.model.shared.weight, model.get_encoder().embed_tokens.weight}
     matrices |= {model.get_decoder().embed_tokens.weight, model.lm_head.weight}
@@ -341,8 +336,8 @@ def test_one_matrix_is_both_embeddings_and_the_output(tiny_model: ModelMaker, tm
     assert model.lm_head.bias is None
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        sized_like_it = [name for name in file.keys() if file.get_slice(name).get_shape() == [30, 16]]  # noqa: SIM118
-    assert sized_like_it == ["model.shared.weight"]
+        of_its_size = [name for name in file.keys() if file.get_slice(name).get_shape() == [30, 16]]  # noqa: SIM118
+    assert of_its_size == ["model.shared.weight"]
     with torch.no_grad():
         inputs = {"input_ids": torch.tensor([[5, 2]]), "decoder_input_ids": torch.tensor([[0, 7]])}
         hidden = model.model(**inputs).last_hidden_state
@@ -365,7 +360,7 @@ def test_dropout_acts_in_training_only(tiny_model: ModelMaker) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout"])
-def test_each_dropout_acts_by_itself(tiny_model: ModelMaker, kind: str) -> None:
+def test_each_dropout_acts_alone(tiny_model: ModelMaker, kind: str) -> None:
     rates = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0} | {kind: 0.3}
     model = tiny_model(**rates).train()
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "decoder_input_ids": torch.tensor([[0, 8, 9]])}
@@ -377,9 +372,8 @@ def test_each_dropout_acts_by_itself(tiny_model: ModelMaker, kind: str) -> None:
         assert torch.equal(first, model(**inputs).logits)
 
 
-def test_dropout_is_on_each_sublayer_output_and_on_the_embedding_sums() -> None:
-    """Section 5.4: where everything is dropped that the paper drops, the embedding sum is zero and a post-norm
-    stack is nothing but LayerNorm biases, which are zero at first."""
+def test_dropout_covers_sublayer_outputs_and_embedding_sums() -> None:
+    """Section 5.4: with a rate of 1 every state of a new post-norm stack is a LayerNorm bias, which is zero."""
     model = VaswaniTransformerModel(tiny_config(dropout=0.5)).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout) and module.p == 0.5:
@@ -395,8 +389,7 @@ def test_dropout_is_on_each_sublayer_output_and_on_the_embedding_sums() -> None:
 @pytest.mark.parametrize("spread", ["others", "all"])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.4])
 def test_label_smoothing_by_formula(spread: str, epsilon: float) -> None:
-    """Section 5.4 with both readings of "smoothing": epsilon over the V - 1 other tokens (tensor2tensor, the
-    paper's reference) or over all V (Szegedy et al., torch). Ignored labels (-100) do not count."""
+    """Section 5.4: epsilon spreads over the V - 1 other tokens or over all V; ignored labels (-100) do not count."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 5, 11, generator=generator)
     labels = torch.randint(0, 11, (3, 5), generator=generator)
@@ -420,7 +413,7 @@ def test_label_smoothing_by_formula(spread: str, epsilon: float) -> None:
     assert loss.item() == pytest.approx(total / counted, rel=1e-5)
 
 
-def test_smoothing_over_all_tokens_is_torchs() -> None:
+def test_smoothing_over_all_tokens_equals_torch() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 6, 9, generator=generator)
     labels = torch.randint(0, 9, (4, 6), generator=generator)
@@ -429,8 +422,8 @@ def test_smoothing_over_all_tokens_is_torchs() -> None:
     torch.testing.assert_close(label_smoothed_cross_entropy(logits, labels, 0.1, spread="all"), expected)
 
 
-def test_the_paper_does_not_smooth_by_default(tiny_model: ModelMaker) -> None:
-    """Smoothing is the training's choice: the model's plain loss is cross-entropy, in training mode too."""
+def test_the_model_does_not_smooth_by_default(tiny_model: ModelMaker) -> None:
+    """The plain loss is cross-entropy, even in training mode."""
     model = tiny_model(dropout=0.0).train()
     labels = torch.tensor([[8, 9, 2]])
     output = model(torch.tensor([[5, 6, 2]]), labels=labels)

@@ -1,4 +1,4 @@
-"""Pictures: the weights are the model's, every token has its label, and the file is an image of the right size."""
+"""Attention maps and figures: weights of the forward pass, a label for every token, and readable images."""
 
 import io
 import re
@@ -37,7 +37,7 @@ def opened(figure: Figure) -> Image.Image:
 
 
 def labels(figure: Figure) -> list[tuple[list[str], list[str], np.ndarray]]:
-    """Labels along the top, labels down the side, and the picture's numbers, for every heat map of the figure."""
+    """Return (column labels, row labels, values) of every visible heat map."""
     return [
         (
             [label.get_text() for label in axis.get_xticklabels()],
@@ -56,10 +56,10 @@ def test_every_row_of_attention_sums_to_one(maps):
     assert maps.decoder.shape == (2, 2, target, target)
     for weights in (maps.cross, maps.encoder, maps.decoder):
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-    assert not maps.decoder.triu(1).any()  # nobody reads the future
+    assert not maps.decoder.triu(1).any()  # no attention to the future
 
 
-def test_the_weights_are_those_of_the_forward_pass_and_the_model_is_left_as_it_was(maps):
+def test_weights_equal_the_forward_pass(maps):
     model, tokenizer = trained_model(), trained_tokenizer()
     assert model.config._attn_implementation == "sdpa"
     ids = torch.tensor([tokenizer(SOURCE)["input_ids"]])
@@ -70,7 +70,7 @@ def test_the_weights_are_those_of_the_forward_pass_and_the_model_is_left_as_it_w
     torch.testing.assert_close(maps.encoder[0], expected[0], atol=1e-5, rtol=1e-5)
 
 
-def test_the_models_own_translation_is_the_default_target():
+def test_the_default_target_is_the_translation():
     translated = attention_maps(trained_model(), trained_tokenizer(), ENGLISH[0])
     batch = trained_tokenizer()([ENGLISH[0]], return_tensors="pt")
     ids = trained_model().generate(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
@@ -79,24 +79,24 @@ def test_the_models_own_translation_is_the_default_target():
 
 
 @pytest.mark.parametrize("text", ["Äpfel für zwölf Euro", "日本語 🙂", "a </s> $x^2$", " \n\t", "", "naïve\u0301"])
-def test_labels_read_as_the_text(text):
+def test_labels_concatenate_to_the_text(text):
     tokenizer = trained_tokenizer()
     ids = tokenizer(text)["input_ids"]
     shown = token_labels(tokenizer, ids)
     assert len(shown) == len(ids) and shown[-1] == "</s>"
-    # The bytes of one letter carry its name each: count it once.
+    # Each byte of a character repeats the character; count it once.
     once = [re.sub(r" 1/\d$", "", label) for label in shown[:-1] if not re.search(r" [2-4]/\d$", label)]
     assert "".join(once) == text.replace(" ", "▁")
 
 
-def test_the_bytes_of_one_letter_count_themselves():
+def test_bytes_of_one_character_are_numbered():
     tokenizer = trained_tokenizer()
     ids = tokenizer("🙂", add_special_tokens=False)["input_ids"]
     assert token_labels(tokenizer, ids) == [f"🙂 {part}/4" for part in (1, 2, 3, 4)]
-    assert token_labels(tokenizer, ids[:2]) == ["�", "�"]  # a model may stop in the middle of a letter
+    assert token_labels(tokenizer, ids[:2]) == ["�", "�"]  # a model may stop in the middle of a character
 
 
-def test_a_figure_shows_every_head_with_the_labels_of_its_tokens(maps):
+def test_a_figure_shows_every_head_with_token_labels(maps):
     figure = attention_figure(maps)
     shown = labels(figure)
     assert len(shown) == 2
@@ -124,14 +124,14 @@ def test_layers_and_heads_can_be_chosen(maps, kind, layer, head, panels):
     np.testing.assert_allclose(shown[0][2], expected.numpy(), atol=1e-6)
 
 
-def test_letters_that_the_font_lacks_are_shown_by_their_number():
+def test_characters_missing_in_the_font_are_shown_as_code_points():
     shown = labels(attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "\n")))
     top, side, _ = shown[0]
     assert top[0] == "U+65E5 1/3" and "$" in "".join(top) and side[0] == "U+000A"
     opened(attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "\n")))
 
 
-def test_the_positional_encoding_is_drawn_as_it_is():
+def test_the_positional_encoding_figure_shows_the_formula():
     figure = positional_encoding_figure(50, 64)
     (axis,) = (axis for axis in figure.axes if axis.images)
     np.testing.assert_array_equal(axis.images[0].get_array(), sinusoidal_positional_encoding(50, 64).numpy())
@@ -140,7 +140,7 @@ def test_the_positional_encoding_is_drawn_as_it_is():
     assert min(opened(figure).size) > 500
 
 
-def test_what_cannot_be_drawn_is_refused_with_its_limit(maps):
+def test_invalid_choices_are_refused_with_the_limit(maps):
     model, tokenizer = trained_model(), trained_tokenizer()
     for refused, named in [
         (lambda: attention_figure(maps, "crosswise"), "cross, encoder, decoder"),
@@ -156,7 +156,7 @@ def test_what_cannot_be_drawn_is_refused_with_its_limit(maps):
             refused()
 
 
-def test_without_matplotlib_the_extra_is_named(tmp_path):
+def test_missing_matplotlib_names_the_extra(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')")
     program = "from vaswani_transformer.cli import main; main(['plot', 'positions', '--output', 'positions.png'])"
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Plain `Seq2SeqTrainer` works with the model: nobody has to use our training loop."""
+"""Plain `Seq2SeqTrainer` trains, evaluates and saves the model."""
 
 import copy
 import random
@@ -21,7 +21,7 @@ from training.loss import TrainingLoss
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.tokenization import train_tokenizer
 
-# Seq2SeqTrainer asks the DataLoader for pinned memory by default; on a CPU the DataLoader says it has none.
+# Without a GPU, the DataLoader warns about pinned memory, which Seq2SeqTrainer requests by default.
 QUIET: dict[str, Any] = {
     "dataloader_pin_memory": False,
     "report_to": "none",
@@ -45,7 +45,7 @@ def tokenizer(sentences: list[str]) -> PreTrainedTokenizerFast:
 def make_trainer(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], folder: Path, *, changes: dict | None = None, **arguments
 ) -> Any:
-    """The copy task: the target is the source."""
+    """Return a trainer for the copy task, where the target is the source."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
     sizes["vocab_size"] = len(tokenizer)
@@ -61,10 +61,9 @@ def make_trainer(
     )
 
 
-def test_it_learns_the_copy_task_and_its_folder_translates(
+def test_the_copy_task_is_learned_and_the_saved_folder_translates(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
 ) -> None:
-    """Training, evaluation with beam search, saving: and the saved folder still translates by the paper's rules."""
     trainer = make_trainer(
         tokenizer,
         sentences,
@@ -91,18 +90,17 @@ def test_it_learns_the_copy_task_and_its_folder_translates(
     assert loaded.generation_config.num_beams == 4
     assert loaded.generation_config.max_source_length_offset == 50
     with torch.no_grad():
-        loaded.model.shared.weight[2] = 0  # </s> becomes unlikely: the limit decides
+        loaded.model.shared.weight[2] = 0  # makes </s> unlikely, so that the limit ends the search
         loaded.model.shared.weight[2, 0] = -100 * loaded.model.shared.weight[2, 0].sign()
     source = torch.tensor([[5] * 9 + [2]])
     never = loaded.generate(source, suppress_tokens=[0, 1, 2])
-    assert never.shape[1] == 1 + 10 + 50, "evaluation with Seq2SeqTrainer must not leave another limit behind"
+    assert never.shape[1] == 1 + 10 + 50, "Seq2SeqTrainer must not change the limit"
 
 
-def test_evaluation_leaves_the_search_the_papers(
+def test_evaluation_does_not_change_the_search(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
 ) -> None:
-    """Seq2SeqTrainer fills the model's generation config with transformers' defaults, max_length 20 among them.
-    The second evaluation batch, and every later translation, must still run to |source| + 50."""
+    """Seq2SeqTrainer sets max_length 20 in the generation config; later translations must still reach |source| + 50."""
     trainer = make_trainer(tokenizer, sentences, tmp_path, predict_with_generate=True, per_device_eval_batch_size=20)
     model = trainer.model
     source = torch.tensor([[5] * 9 + [2]])
@@ -113,7 +111,7 @@ def test_evaluation_leaves_the_search_the_papers(
     assert torch.equal(before, after)
 
 
-def test_arguments_of_the_trainer_reach_the_search(
+def test_trainer_arguments_reach_the_search(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
 ) -> None:
     trainer = make_trainer(
@@ -130,11 +128,10 @@ def test_arguments_of_the_trainer_reach_the_search(
     assert ((generated != 1) & (generated != -100)).sum(dim=1).max() <= 7
 
 
-def test_gradient_accumulation_gives_the_loss_and_the_weights_of_one_batch(
+def test_gradient_accumulation_equals_one_batch(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
 ) -> None:
-    """16 sentences at once, or four times four: sentences have different lengths, so that a mean of means
-    would differ."""
+    """16 sentences at once, or four times four, of different lengths: a mean of means would differ."""
     runs = []
     for size, accumulation in ((16, 1), (4, 4)):
         trainer = make_trainer(
@@ -158,10 +155,10 @@ def test_gradient_accumulation_gives_the_loss_and_the_weights_of_one_batch(
         torch.testing.assert_close(accumulated_weights[name], weight, atol=1e-5, rtol=1e-4)
 
 
-def test_the_trainers_own_label_smoothing_works(
+def test_trainer_label_smoothing_equals_the_model(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
 ) -> None:
-    """It takes the labels away and needs decoder inputs from the collator; it spreads over all tokens."""
+    """The Trainer removes the labels, needs decoder inputs from the collator, and spreads over all tokens."""
     trainer = make_trainer(tokenizer, sentences, tmp_path, label_smoothing_factor=0.1, per_device_eval_batch_size=20)
     found = trainer.evaluate()["eval_loss"]
     batch = trainer.data_collator([dict(features) for features in trainer.eval_dataset])
@@ -170,11 +167,10 @@ def test_the_trainers_own_label_smoothing_works(
     assert found == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_its_losses_are_those_of_our_loop_on_the_same_batches(
+def test_trainer_losses_equal_the_training_loop(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
 ) -> None:
-    """Three steps of SGD on the same sentences, from the same weights: the loss of each step is that of `TrainingLoss`,
-    the module that our loop trains, and so are the weights at the end."""
+    """Three steps of SGD from the same weights give the losses and weights of `TrainingLoss`, used by our loop."""
     size, steps, rate = 16, 3, 0.1
     trainer = make_trainer(
         tokenizer,

@@ -1,4 +1,4 @@
-"""The tokenizer: lossless for any text, control tokens that nobody can type, a plain folder for AutoTokenizer."""
+"""The tokenizer: lossless for any text, special tokens that users cannot type, a plain folder for AutoTokenizer."""
 
 import gzip
 import json
@@ -19,8 +19,10 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.tokenization import lines_of_files, train_tokenizer
 
 CONTROL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
-# Text of the kind that a corpus holds, control tokens typed by users among it.
+# A corpus that contains special tokens typed by users.
 TEXTS = [*GERMAN, *ENGLISH, "Kauf 12 Äpfel für 3,50 €!", *["a </s> b </s></s><pad>"] * 20]
+
+SQUARES = gzip.compress("".join(f"{i * i}\n" for i in range(999)).encode())
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]))
 awkward_text = st.text(st.sampled_from("  \n\r\t\x00\ufeff\u0301\u200d\u2028äÄß🙂👩🏽日ﷺ<>/sapdunk.'12"))
@@ -29,7 +31,7 @@ with_control_tokens = st.lists(st.sampled_from([*CONTROL_TOKENS, " ", "a", "<", 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["digits together", "digits split"])
 def tokenizer(request, tmp_path_factory) -> PreTrainedTokenizerFast:
-    """Trained, saved, and loaded as a stranger would."""
+    """Return a trained tokenizer, saved and loaded without code of this package."""
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(TEXTS, 290, split_digits=request.param).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -37,7 +39,7 @@ def tokenizer(request, tmp_path_factory) -> PreTrainedTokenizerFast:
 
 @settings(max_examples=300, deadline=None)
 @given(text=any_text | awkward_text | with_control_tokens)
-def test_decoding_gives_back_exactly_the_text(tokenizer, text):
+def test_decoding_returns_exactly_the_text(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert ids[-1] == 2 and all(token >= 4 for token in ids[:-1])
@@ -45,7 +47,7 @@ def test_decoding_gives_back_exactly_the_text(tokenizer, text):
 
 @settings(max_examples=60, deadline=None)
 @given(texts=st.lists(awkward_text | with_control_tokens, min_size=1, max_size=5))
-def test_a_batch_is_encoded_as_its_texts_are(tokenizer, texts):
+def test_batches_are_encoded_like_single_texts(tokenizer, texts):
     batch = tokenizer(texts, text_target=texts[::-1], padding=True)
     for text, ids, mask in zip(texts, batch["input_ids"], batch["attention_mask"], strict=True):
         assert [token for token, real in zip(ids, mask, strict=True) if real] == tokenizer(text)["input_ids"]
@@ -54,20 +56,20 @@ def test_a_batch_is_encoded_as_its_texts_are(tokenizer, texts):
     assert tokenizer.batch_decode(batch["labels"], skip_special_tokens=True) == texts[::-1]
 
 
-def test_a_composed_and_a_decomposed_letter_stay_what_they_are(tokenizer):
+def test_unicode_normal_forms_are_preserved(tokenizer):
     for form in ("NFC", "NFD"):
         text = unicodedata.normalize(form, "Äpfel für Zoë")
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
 
 
-def test_the_control_tokens_have_the_ids_of_the_model(tokenizer):
+def test_special_tokens_have_the_ids_of_the_model(tokenizer):
     assert tokenizer.convert_tokens_to_ids(CONTROL_TOKENS) == [0, 1, 2, 3]
     assert [tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id] == [
         *range(4)
     ]
 
 
-def test_a_typed_control_token_is_never_a_control_token(tokenizer):
+def test_typed_special_tokens_are_text(tokenizer):
     for typed in CONTROL_TOKENS:
         for ids in (
             tokenizer(typed)["input_ids"],
@@ -78,20 +80,20 @@ def test_a_typed_control_token_is_never_a_control_token(tokenizer):
             assert [token for token in ids if token < 4] == [2], typed
 
 
-def test_the_control_tokens_themselves_are_decoded_on_request(tokenizer):
+def test_special_tokens_are_decoded_on_request(tokenizer):
     assert tokenizer.decode([0, 2, 1, 1]) == "<s></s><pad><pad>"
     assert tokenizer.decode([0, 2, 1, 1], skip_special_tokens=True) == ""
 
 
-def test_no_merge_makes_a_control_token(tmp_path):
-    # "</s>" is by far the most frequent text; a merge of that name would end a sentence.
+def test_no_merge_produces_a_special_token(tmp_path):
+    # A merge into the frequent text "</s>" would end a sentence.
     trained = train_tokenizer(["</s> <pad> <s> <unk>"] * 1000, 264)
     trained.save_pretrained(tmp_path)
     merges = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["merges"]
     assert merges and not {"".join(pair) for pair in merges} & set(CONTROL_TOKENS)
 
 
-def test_tokenizer_json_alone_is_lossless_once_told_to_split_control_tokens(tokenizer, tmp_path):
+def test_tokenizer_json_alone_is_lossless_with_encode_special_tokens(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     alone = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     text = " Hallo </s>\n<pad> 🙂"
@@ -101,7 +103,7 @@ def test_tokenizer_json_alone_is_lossless_once_told_to_split_control_tokens(toke
     assert alone.decode(alone.encode(text).ids) == text
 
 
-def test_the_saved_folder_is_plain_and_stays_so(tokenizer, tmp_path):
+def test_the_saved_folder_needs_no_code_and_round_trips(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "once")
     settings = json.loads((tmp_path / "once" / "tokenizer_config.json").read_text())
     assert settings["split_special_tokens"] is True and settings["clean_up_tokenization_spaces"] is False
@@ -113,13 +115,13 @@ def test_the_saved_folder_is_plain_and_stays_so(tokenizer, tmp_path):
     assert again("a </s>")["input_ids"] == tokenizer("a </s>")["input_ids"]
 
 
-def test_every_digit_is_a_token_when_digits_are_split():
+def test_split_digits_makes_every_digit_a_token():
     together, split = (train_tokenizer(["aa 12 12"] * 50, 261, split_digits=flag) for flag in (False, True))
     assert together.tokenize("12") == ["12"]
     assert split.tokenize("x1200 12") == ["x", "1", "2", "0", "0", "Ġ", "1", "2"]
 
 
-def test_a_tokenizer_of_small_letters_reads_and_writes_these_alone(tmp_path):
+def test_a_lowercase_tokenizer_lowers_its_input(tmp_path):
     texts = ["Ein Mann, ein Äpfelchen", "ein mann, ein äpfelchen"] * 5
     small, large = (train_tokenizer(texts, 270, lowercase=flag) for flag in (True, False))
     assert all(letter not in token for token in small.get_vocab() if len(token) > 1 for letter in "EMÄ")
@@ -138,7 +140,7 @@ def test_the_worked_example_of_sennrich_et_al():
     assert {token for token, id in vocabulary.items() if id >= 260} == {"es", "est", "lo", "low"}
 
 
-def test_options_of_training_reach_the_tokenizer():
+def test_training_options_reach_the_tokenizer():
     texts = ["abab cdcdcd", *GERMAN]
     with pytest.raises(InputError, match="pairs that occur at least 9 times"):
         train_tokenizer(texts, 270, min_frequency=9)
@@ -146,9 +148,9 @@ def test_options_of_training_reach_the_tokenizer():
     assert train_tokenizer(texts, 262, model_max_length=77).model_max_length == 77
 
 
-def test_training_reads_a_stream_once_without_holding_it():
+def test_training_streams_texts_without_keeping_them():
     class Line(str):
-        """A str that can be watched."""
+        """A str that allows weak references."""
 
     def stream():
         for number in range(20_000):
@@ -163,7 +165,7 @@ def test_training_reads_a_stream_once_without_holding_it():
     assert len(counts) == 20_000 and max(counts) <= 2
 
 
-def test_training_twice_in_two_processes_gives_the_same_bytes(tmp_path):
+def test_training_is_deterministic_across_processes(tmp_path):
     program = (
         "import sys; from vaswani_transformer.tokenization import lines_of_files, train_tokenizer;"
         "train_tokenizer(lines_of_files([sys.argv[1]]), 300).save_pretrained(sys.argv[2])"
@@ -177,22 +179,24 @@ def test_training_twice_in_two_processes_gives_the_same_bytes(tmp_path):
     assert one == two
 
 
-def test_lines_are_the_same_with_a_byte_order_mark_and_carriage_returns(tmp_path):
-    plain, dos = tmp_path / "plain", tmp_path / "dos"
-    plain.write_bytes("Äpfel\n\nzwei\u2028Zeilen".encode())
-    dos.write_bytes(b"\xef\xbb\xbf" + "Äpfel\r\n\r\nzwei\u2028Zeilen\r\n".encode())
-    assert list(lines_of_files([plain])) == list(lines_of_files([dos])) == ["Äpfel", "", "zwei\u2028Zeilen"]
-
-
-def test_white_space_at_the_end_of_a_line_belongs_to_the_text(tmp_path):
-    (tmp_path / "text").write_bytes(b"a \t\r\n b\r\r\n\n")
-    assert list(lines_of_files([tmp_path / "text"])) == ["a \t", " b\r", ""]
+@pytest.mark.parametrize(
+    "content, lines",
+    [
+        ("Äpfel\n\nzwei\u2028Zeilen".encode(), ["Äpfel", "", "zwei\u2028Zeilen"]),
+        (b"\xef\xbb\xbf" + "Äpfel\r\n\r\nzwei\u2028Zeilen\r\n".encode(), ["Äpfel", "", "zwei\u2028Zeilen"]),
+        (b"a \t\r\n b\r\r\n\n", ["a \t", " b\r", ""]),
+    ],
+    ids=["plain", "byte order mark and carriage returns", "trailing white space"],
+)
+def test_lines_are_read_without_line_ends(tmp_path, content, lines):
+    (tmp_path / "text").write_bytes(content)
+    assert list(lines_of_files([tmp_path / "text"])) == lines
 
 
 @pytest.mark.parametrize(
     "vocab_size, named", [(259, "need 260"), (0, "need 260"), (-5, "need 260"), (5000, "5000.* at most")]
 )
-def test_an_impossible_vocabulary_is_refused_with_what_would_do(vocab_size, named):
+def test_impossible_vocabulary_sizes_are_refused_with_the_limit(vocab_size, named):
     with pytest.raises(InputError, match=named) as refused:
         train_tokenizer(TEXTS, vocab_size)
     if vocab_size == 5000:
@@ -218,37 +222,29 @@ def test_a_corpus_without_text_is_refused(texts, named):
         ("\ufefffine".encode("utf-16-be"), r"corpus line 1: byte 0xfe at column 1 .* if the file is UTF-16"),
     ],
 )
-def test_what_is_not_utf_8_is_refused_by_line_and_byte(tmp_path, content, named):
+def test_invalid_utf_8_is_refused_by_line_and_byte(tmp_path, content, named):
     (tmp_path / "corpus").write_bytes(content)
     with pytest.raises(InputError, match=named):
         list(lines_of_files([tmp_path / "corpus"]))
 
 
-def test_a_missing_file_a_folder_and_a_truncated_gzip_file_are_named(tmp_path):
+@pytest.mark.parametrize(
+    "content", [b"", b"\x1f\x8b\x08\x00rest", SQUARES[:10] + b"\xff" * 4 + SQUARES[14:]], ids=["empty", "cut", "wrong"]
+)
+def test_broken_gzip_files_are_named(tmp_path, content):
+    (tmp_path / "text.gz").write_bytes(content)
+    with pytest.raises(BrokenFileError, match=r"text\.gz is not a whole gzip file"):
+        list(lines_of_files([tmp_path / "text.gz"]))
+
+
+def test_missing_files_and_folders_are_named(tmp_path):
     with pytest.raises(InputError, match="nowhere: no such file"):
         list(lines_of_files([tmp_path / "nowhere"]))
     with pytest.raises(InputError, match="is a folder"):
         list(lines_of_files([tmp_path]))
-    (tmp_path / "text.gz").write_bytes(b"\x1f\x8b\x08\x00rest")
-    with pytest.raises(BrokenFileError, match="text.gz is not a complete gzip file"):
-        list(lines_of_files([tmp_path / "text.gz"]))
 
 
-def test_an_empty_gzip_file_is_none(tmp_path):
-    (tmp_path / "text.gz").touch()
-    with pytest.raises(BrokenFileError, match="text.gz is not a complete gzip file"):
-        list(lines_of_files([tmp_path / "text.gz"]))
-
-
-def test_a_gzip_file_with_a_wrong_byte_inside_is_named(tmp_path):
-    raw = bytearray(gzip.compress("".join(f"{i * i}\n" for i in range(999)).encode()))
-    raw[10:14] = b"\xff" * 4
-    (tmp_path / "text.gz").write_bytes(raw)
-    with pytest.raises(BrokenFileError, match=r"text\.gz is not a complete gzip file"):
-        list(lines_of_files([tmp_path / "text.gz"]))
-
-
-def test_a_line_of_a_million_letters_trains_and_encodes():
+def test_a_million_letters_in_one_line_train_and_encode():
     line = "abcdefgh" * 125_000
     trained = train_tokenizer([line], 265)
     assert trained.decode(trained(line, verbose=False)["input_ids"], skip_special_tokens=True) == line

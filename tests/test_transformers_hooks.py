@@ -1,7 +1,7 @@
-"""The private parts of transformers that our search stands on, and what to check when they change.
+"""Private parts of transformers that the search relies on, and what to check when they change.
 
-`VaswaniTransformerForConditionalGeneration` overrides methods of `GenerationMixin` that transformers does not
-promise to keep. tests/test_search.py proves that the result is right; this file says why when it no longer is.
+`VaswaniTransformerGenerationMixin` overrides private methods of `GenerationMixin`. tests/test_search.py shows that the
+results are right; these tests explain a failure after an upgrade of transformers.
 """
 
 import inspect
@@ -16,38 +16,38 @@ from vaswani_transformer.modeling_vaswani_transformer import (
     VaswaniTransformerPreTrainedModel,
 )
 
-# method of GenerationMixin: (its parameters, what to check in ours when they change)
+# method of GenerationMixin: (its parameters, what to check in the override when they change)
 OVERRIDDEN = {
     "_beam_search": (
         "self input_ids logits_processor stopping_criteria generation_config synced_gpus model_kwargs",
-        "ours only passes the ids of </s> on to `_update_finished_beams`; see that the loop still calls the two "
+        "the override only passes the ids of </s> to `_update_finished_beams`; check that the loop still calls the two "
         "methods below, and by keyword",
     ),
     "_update_finished_beams": (
         "self sequences topk_running_sequences beam_scores topk_log_probs beam_indices topk_running_beam_indices "
         "is_early_stop_heuristic_unsatisfied is_sent_finished next_token_hits_stopping_criteria top_num_beam_mask "
         "num_beams cur_len decoder_prompt_len length_penalty early_stopping",
-        "ours divides topk_log_probs by the GNMT penalty, lets all 2 x beam candidates that are </s> finish "
-        "(top_num_beam_mask) and holds back live hypotheses at the limit (next_token_hits_stopping_criteria)",
+        "the override divides topk_log_probs by the GNMT penalty, finishes all 2 x beam candidates that are </s> "
+        "(top_num_beam_mask) and excludes live hypotheses at the limit (next_token_hits_stopping_criteria)",
     ),
     "_check_early_stop_heuristic": (
         "is_early_stop_heuristic_unsatisfied running_beam_scores beam_scores is_sent_finished cur_len max_length "
         "decoder_prompt_len early_stopping length_penalty",
-        "ours divides running_beam_scores by the GNMT penalty of the longest possible hypothesis",
+        "the override divides running_beam_scores by the GNMT penalty of the longest possible hypothesis",
     ),
 }
 
 
 @pytest.mark.parametrize("name", OVERRIDDEN)
-def test_an_overridden_method_has_the_parameters_that_ours_expects(name: str) -> None:
+def test_overridden_methods_have_the_expected_parameters(name: str) -> None:
     parameters, advice = OVERRIDDEN[name]
     theirs = list(inspect.signature(getattr(GenerationMixin, name)).parameters)
     assert theirs == parameters.split(), f"transformers changed GenerationMixin.{name}: {advice}"
 
 
-def test_every_private_method_that_the_model_overrides_is_watched_here() -> None:
+def test_every_private_override_is_listed_here() -> None:
     watched = set(OVERRIDDEN) | {
-        # documented ways to extend a model, tested by what they do
+        # documented extension points, tested by their effect
         "_init_weights",
         "_reorder_cache",
     }
@@ -68,21 +68,21 @@ def test_every_private_method_that_the_model_overrides_is_watched_here() -> None
     [
         (
             "sequences, beam_scores, beam_indices, is_sent_finished = self._update_finished_beams(",
-            "the finished pool is no longer updated through the model: our scores and our rule at the limit are lost",
+            "finished hypotheses are no longer updated through the model: scores and the rule at the limit are lost",
         ),
         ("topk_log_probs=topk_log_probs,", "the arguments are no longer given by keyword"),
         (
             "is_early_stop_heuristic_unsatisfied = self._check_early_stop_heuristic(",
-            "the end of the search is no longer asked from the model: it may stop before the best is proved",
+            "the end of the search is no longer decided by the model: it may stop too early",
         ),
-        ('if hasattr(self, "_reorder_cache"):', "our `_reorder_cache` is not used: right, but slower"),
+        ('if hasattr(self, "_reorder_cache"):', "`_reorder_cache` is not used: correct, but slower"),
         (
             "beams_to_keep = max(2, 1 + n_eos_tokens) * num_beams",
-            "a step no longer looks at 2 x beam continuations (tensor2tensor's search does)",
+            "a step no longer considers 2 x beam continuations, as tensor2tensor does",
         ),
         (
             "log_probs = nn.functional.log_softmax(logits, dim=-1)",
-            "scores are no longer log-probabilities before the processors",
+            "the processors no longer receive log-probabilities",
         ),
         (
             "log_probs = logits_processor(flat_running_sequences, log_probs)",
@@ -90,19 +90,18 @@ def test_every_private_method_that_the_model_overrides_is_watched_here() -> None
         ),
         (
             "next_token_hits_stopping_criteria = stopping_criteria(",
-            "the limit of each sentence is a stopping criterion: see that it is still asked for every candidate",
+            "the limit of each sentence is a stopping criterion: check that it is called for every candidate",
         ),
-        ("running_beam_scores[:, 1:] = -1e9", "beams that do not exist are known by scores below -1e8"),
+        ("running_beam_scores[:, 1:] = -1e9", "empty beams are recognised by scores below -1e8"),
     ],
 )
-def test_the_beam_search_still_does_what_ours_builds_on(fragment: str, advice: str) -> None:
+def test_the_beam_search_contains_the_expected_code(fragment: str, advice: str) -> None:
     source = inspect.getsource(vars(GenerationMixin)["_beam_search"])
     assert fragment in source, f"in GenerationMixin._beam_search: {advice}"
 
 
-def test_the_finished_pool_takes_what_the_mask_and_the_criterion_allow() -> None:
-    """What ours relies on in the body of `_update_finished_beams`: with length_penalty 0 scores stay as they are,
-    with an all-true mask every candidate that hits the criterion is a finished hypothesis."""
+def test_finished_hypotheses_follow_the_mask_and_criterion() -> None:
+    """With length_penalty 0 scores stay unchanged; with an all-true mask every stopping candidate finishes."""
 
     class Bare(GenerationMixin):
         pass
@@ -132,7 +131,7 @@ def test_the_finished_pool_takes_what_the_mask_and_the_criterion_allow() -> None
     assert finished.tolist() == [[True, True]]
 
 
-def test_a_search_stops_when_the_worst_finished_is_at_least_the_best_possible() -> None:
+def test_the_search_stops_at_the_provable_bound() -> None:
     for running, expected in ((-2.0, False), (-1.99, True)):
         unsatisfied = GenerationMixin._check_early_stop_heuristic(
             is_early_stop_heuristic_unsatisfied=torch.tensor([[True]]),
@@ -148,8 +147,8 @@ def test_a_search_stops_when_the_worst_finished_is_at_least_the_best_possible() 
         assert unsatisfied.tolist() == [[expected]]
 
 
-def test_our_own_entries_of_a_generation_config_are_kept(tmp_path) -> None:
-    """`max_source_length_offset` is not transformers': it must survive copying, saving and loading."""
+def test_unknown_generation_config_entries_are_kept(tmp_path) -> None:
+    """`max_source_length_offset` is unknown to transformers and must survive saving and loading."""
     config = GenerationConfig(num_beams=4, max_source_length_offset=50)
     config.save_pretrained(tmp_path)
     assert GenerationConfig.from_pretrained(tmp_path).to_dict()["max_source_length_offset"] == 50, (
@@ -157,7 +156,7 @@ def test_our_own_entries_of_a_generation_config_are_kept(tmp_path) -> None:
     )
 
 
-def test_stopping_criteria_given_to_generate_are_asked_beside_its_own() -> None:
-    """The limit of each sentence goes in as `stopping_criteria=`."""
+def test_given_stopping_criteria_are_added_to_the_defaults() -> None:
+    """The limit of each sentence is passed as `stopping_criteria=`."""
     source = inspect.getsource(vars(GenerationMixin)["_get_stopping_criteria"])
     assert "self._merge_criteria_processor_list(criteria, stopping_criteria)" in source

@@ -1,0 +1,104 @@
+"""torch.compile, torch.export and gradient checkpointing give the numbers of the plain model."""
+
+import pytest
+import torch
+from conftest import TOLERANCE, ModelMaker, labelled_batch, padded, random_sentences
+from torch import Tensor, nn
+
+
+# transformers 5.17 has only this name; 5.23 has renamed it and warns.
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_gives_the_same_gradients(
+    tiny_model: ModelMaker, dropout: float, reentrant: bool
+) -> None:
+    """Includes dropout: the second forward pass must draw the same masks."""
+    found = []
+    for checkpointing in (False, True):
+        model = tiny_model(dropout=dropout).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        torch.manual_seed(0)
+        loss = model(**labelled_batch()).loss
+        loss.backward()
+        found.append((loss, {name: weight.grad for name, weight in model.named_parameters()}))
+    (loss, gradients), (checkpointed_loss, checkpointed_gradients) = found
+    torch.testing.assert_close(checkpointed_loss, loss)
+    assert gradients.keys() == checkpointed_gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(checkpointed_gradients[name], gradient, **TOLERANCE)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_forward_pass_compiles_into_one_graph(tiny_model: ModelMaker, implementation: str) -> None:
+    """fullgraph=True makes a graph break an error. The backend "eager" tests the capture, not the kernels."""
+    torch._dynamo.reset()
+    model = tiny_model(attn_implementation=implementation)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    batch = labelled_batch()
+    torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits, **TOLERANCE)
+    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
+
+
+@pytest.mark.slow
+def test_the_training_step_compiles_into_one_dynamic_graph(tiny_model: ModelMaker) -> None:
+    torch._dynamo.reset()
+    model = tiny_model(dropout=0.0, encoder_layers=1, decoder_layers=1).train()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    generator = torch.Generator().manual_seed(0)
+    for source_length, target_length in ((5, 6), (9, 4)):
+        batch = {
+            "input_ids": torch.randint(4, 30, (3, source_length), generator=generator),
+            "attention_mask": torch.ones(3, source_length, dtype=torch.long),
+            "labels": torch.randint(4, 30, (3, target_length), generator=generator),
+        }
+        batch["attention_mask"][1, 3:] = 0
+        gradients = []
+        for run in (compiled, model):
+            model.zero_grad()
+            run(**batch, label_smoothing=0.1).loss.backward()
+            gradients.append([weight.grad.clone() for weight in model.parameters()])
+        for found, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor itself still uses torch.jit
+def test_inductor_gives_the_same_numbers(tiny_model: ModelMaker) -> None:
+    torch._dynamo.reset()
+    model = tiny_model(encoder_layers=1, decoder_layers=1)
+    compiled = torch.compile(model, fullgraph=True)
+    batch = labelled_batch()
+    torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits, **TOLERANCE)
+
+
+def test_the_forward_pass_exports_with_dynamic_shapes(tiny_model: ModelMaker) -> None:
+    """torch.export with dynamic batch, source and target sizes gives one program for all sizes."""
+    model = tiny_model()
+    batch, source, target = (torch.export.Dim(name) for name in ("batch", "source", "target"))
+    inputs = {
+        "input_ids": torch.tensor([[5, 6, 7, 2], [8, 9, 2, 1]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]),
+        "decoder_input_ids": torch.tensor([[0, 4, 5], [0, 6, 7]]),
+    }
+    shapes = {
+        "input_ids": {0: batch, 1: source},
+        "attention_mask": {0: batch, 1: source},
+        "decoder_input_ids": {0: batch, 1: target},
+    }
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor) -> Tensor:
+            return self.model(input_ids, attention_mask, decoder_input_ids=decoder_input_ids, use_cache=False).logits
+
+    program = torch.export.export(Logits(), (), inputs, dynamic_shapes=shapes).module()
+    sentences = random_sentences(1, count=5, vocab_size=30, longest=11)
+    other = padded(sentences) | {"decoder_input_ids": torch.randint(4, 30, (5, 8))}
+    with torch.no_grad():
+        torch.testing.assert_close(program(**other), model(**other).logits, **TOLERANCE)

@@ -1,0 +1,168 @@
+"""Weights: saving and loading, tied matrices, resizing and initialisation."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from conftest import TOLERANCE, ModelMaker, labelled_batch, tiny_config
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForSeq2SeqLM
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": False},
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 40},
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 40, "tie_word_embeddings": False},
+        {"position_embedding_type": "learned", "attention_bias": True, "output_bias": True},
+        {"norm_position": "pre", "d_k": 3, "d_v": 5},
+    ],
+    ids=str,
+)
+def test_a_saved_model_loads_unchanged(tiny_model: ModelMaker, changes: dict, tmp_path: Path) -> None:
+    model = tiny_model(**changes)
+    model.save_pretrained(tmp_path)
+    stored = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert stored == model.num_parameters(), "tied matrices are stored once, all others completely"
+    loaded, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is VaswaniTransformerForConditionalGeneration
+    assert not any(report.get(kind) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert loaded.num_parameters() == model.num_parameters()
+    inputs = {"input_ids": torch.tensor([[5, 2]]), "decoder_input_ids": torch.tensor([[0, 7]])}
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(**inputs).logits, model(**inputs).logits)
+        backbone = AutoModel.from_pretrained(tmp_path).eval()
+        assert type(backbone) is VaswaniTransformerModel
+        assert torch.equal(backbone(**inputs).last_hidden_state, model.model(**inputs).last_hidden_state)
+
+
+@pytest.mark.parametrize("copy", ["lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"])
+def test_any_copy_of_the_shared_matrix_is_enough(tiny_model: ModelMaker, tmp_path: Path, copy: str) -> None:
+    """Converted checkpoints may store the shared matrix under another name."""
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[f"{copy}.weight"] = tensors.pop("model.shared.weight")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_loading_does_not_depend_on_the_seed(tiny_model: ModelMaker, tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    inputs = {"input_ids": torch.tensor([[5, 2]]), "decoder_input_ids": torch.tensor([[0, 7]])}
+    logits = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        logits.append(AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()(**inputs).logits)
+    assert torch.equal(*logits)
+
+
+def test_auto_classes_load_the_folder_in_another_process(tiny_model: ModelMaker, tmp_path: Path) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    code = """
+import sys, torch, vaswani_transformer
+from transformers import AutoModelForSeq2SeqLM
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1]).eval()
+with torch.no_grad():
+    logits = model(torch.tensor([[5, 6, 2]]), decoder_input_ids=torch.tensor([[0, 7]])).logits
+torch.save((logits, model.generate(torch.tensor([[5, 6, 2]]))), sys.argv[2])
+"""
+    written = tmp_path / "logits.pt"
+    root = Path(__file__).parent.parent
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, "-c", code, tmp_path, written], check=True, env=environment, timeout=120)
+    logits, translation = torch.load(written)
+    inputs = {"input_ids": torch.tensor([[5, 6, 2]])}
+    with torch.no_grad():
+        expected = model(**inputs, decoder_input_ids=torch.tensor([[0, 7]])).logits
+    torch.testing.assert_close(logits, expected, **TOLERANCE)
+    assert torch.equal(translation, model.generate(**inputs))
+
+
+@pytest.mark.parametrize("new_size", [24, 37])
+def test_resizing_the_vocabulary_keeps_rows_and_ties(tiny_model: ModelMaker, new_size: int, tmp_path: Path) -> None:
+    model = tiny_model(output_bias=True)
+    before = model.model.shared.weight.detach().clone()
+    bias = model.lm_head.bias.detach().clone()
+    model.resize_token_embeddings(new_size)
+    kept = min(new_size, 30)
+    assert model.config.vocab_size == new_size
+    assert model.config.decoder_vocab_size == new_size
+    matrices = {
+        model.model.shared.weight,
+        model.get_encoder().embed_tokens.weight,
+        model.get_decoder().embed_tokens.weight,
+        model.lm_head.weight,
+    }
+    assert len(matrices) == 1
+    assert model.lm_head.weight.shape == (new_size, 16)
+    assert torch.equal(model.model.shared.weight[:kept], before[:kept])
+    assert torch.equal(model.lm_head.bias[:kept], bias[:kept])
+    inputs = {"input_ids": torch.tensor([[new_size - 1, 2]]), "decoder_input_ids": torch.tensor([[0, new_size - 1]])}
+    logits = model(**inputs).logits
+    assert logits.shape == (1, 2, new_size)
+    model.save_pretrained(tmp_path)
+    loaded = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(**inputs).logits, logits)
+
+
+def test_an_untied_output_is_a_separate_matrix(tiny_model: ModelMaker) -> None:
+    model = tiny_model(tie_word_embeddings=False)
+    assert model.lm_head.weight is not model.model.shared.weight
+    assert model.get_encoder().embed_tokens.weight is model.get_decoder().embed_tokens.weight
+    assert model.num_parameters() == tiny_model().num_parameters() + 30 * 16
+
+
+def test_separate_vocabularies_have_separate_matrices(tiny_model: ModelMaker) -> None:
+    model = tiny_model(share_encoder_decoder_embeddings=False, decoder_vocab_size=40)
+    assert model.get_encoder().embed_tokens.weight.shape == (30, 16)
+    assert model.get_decoder().embed_tokens.weight.shape == (40, 16)
+    assert model.lm_head.weight is model.get_decoder().embed_tokens.weight
+    assert model(**labelled_batch()).logits.shape == (3, 5, 40)
+
+
+def test_an_initial_model_predicts_nearly_uniformly() -> None:
+    """The loss starts near log V, and activations do not grow with depth."""
+    torch.manual_seed(0)
+    model = VaswaniTransformerForConditionalGeneration(
+        tiny_config(vocab_size=1000, d_model=64, encoder_layers=6, decoder_layers=6)
+    ).eval()
+    labels = torch.randint(4, 1000, (8, 20))
+    loss = model(torch.randint(4, 1000, (8, 20)), labels=labels).loss.item()
+    assert abs(loss - torch.log(torch.tensor(1000.0)).item()) < 1.5
+
+
+def test_new_weights_have_the_documented_variance() -> None:
+    """Glorot uniform has variance 2 / (fan_in + fan_out), times the squared gain: 1/2 for queries, keys and values."""
+    config = tiny_config(vocab_size=2000, d_model=256, encoder_ffn_dim=512, decoder_ffn_dim=512)
+    model = VaswaniTransformerForConditionalGeneration(config)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            halved = 0.5 if name.rsplit(".", 1)[1] in ("q_proj", "k_proj", "v_proj") else 1.0
+            expected = halved * 2 / (module.in_features + module.out_features)
+            # 65,536 draws: the estimate is within 2 % (5 standard errors).
+            assert module.weight.var().item() == pytest.approx(expected, rel=0.02), name
+    embedding = cast(torch.nn.Embedding, model.get_input_embeddings()).weight
+    assert embedding.var().item() == pytest.approx(1 / 256, rel=0.02)
+
+
+def test_gradients_reach_every_parameter(tiny_model: ModelMaker) -> None:
+    model = tiny_model(attention_bias=True, output_bias=True, norm_position="pre")
+    model(**labelled_batch()).loss.backward()
+    for name, weight in model.named_parameters():
+        if not name.endswith("k_proj.bias"):  # cancels in the softmax
+            assert weight.grad is not None and weight.grad.abs().max() > 0, name
