@@ -86,27 +86,31 @@ def work(steps: int) -> Turn:
 
 def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
     """The training program, set up to its first step."""
+    from training.metrics import Window
+    from training.prepare import make_accelerator, prepare
+    from training.progress import Progress, Signals
     from training.report import Reporter
-    from training.train import Run, Signals, make_accelerator
+    from training.step import Stepper
 
     output, now = Path(tempfile.mkdtemp(dir=job.output)), clock(job.clock, job.device)
     flags = {"output_dir": str(output), "mixed_precision": "bf16" if "bf16" in options else "no"}
     flags |= {"matmul_precision": "highest"} if "highest" in options else {}
     attention = {"sdpa", "eager"} & set(options)
     recipe = job.recipe(**flags, **({"attention": attention.pop()} if attention else {}))
-    run = Run(recipe, output, make_accelerator(recipe, output), Reporter(False), Signals())
-    run.start_window()
+    accelerator, progress = make_accelerator(recipe, output), Progress()
+    run = prepare(recipe, output, accelerator, Reporter(False))
+    stepper = Stepper(run, progress, Window(accelerator.device), Signals())
     if "compile" in options:
         run.module.compile(dynamic=True)
 
     def work(steps: int) -> tuple[int, int, float]:
-        before, positions, begun = run.progress.tokens, 0, now()
+        before, positions, begun = progress.tokens, 0, now()
         for _ in range(steps):
-            for pairs in run.order.step(run.progress.step):
+            for pairs in run.order.step(progress.step):
                 sides = (run.corpus.source_lengths[pairs], run.corpus.target_lengths[pairs])
                 positions += sum(int(side.max()) * len(pairs) for side in sides)
-            run.step()
-        return run.progress.tokens - before, positions, now() - begun
+            stepper.step()
+        return progress.tokens - before, positions, now() - begun
 
     return run.model, work
 

@@ -23,11 +23,22 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes that tests start
 
+# Fixtures of the tests that train.
+pytest_plugins = ["training_runs"]
+
 # transformers' own tests need its sdist and another environment: `make test-hf`.
 collect_ignore = ["hf"]
 
 # Run first, so that the workers, which take a file at a time, end at about the same time.
-LONGEST = {"test_training.py", "test_cli.py", "test_demo.py", "test_onnx.py", "test_onnx_translator.py"}
+LONGEST = {
+    "test_training_resume.py",
+    "test_training_processes.py",
+    "test_training_faults.py",
+    "test_cli.py",
+    "test_demo.py",
+    "test_onnx.py",
+    "test_onnx_translator.py",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

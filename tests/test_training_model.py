@@ -225,6 +225,6 @@ def test_a_new_run_does_not_remove_the_text_that_it_is_to_train_on(folder: Path)
     shutil.copytree(folder, corpus, ignore=shutil.ignore_patterns("run"))
     before = sorted(corpus.iterdir())
     (folder / "run" / "run.json").write_text("{}")
-    with pytest.raises(InputError, match=r"data .* lies in .*corpus, which a new run removes"):
+    with pytest.raises(InputError, match=r"data .* is inside .*corpus, which a new run removes"):
         train(recipe_of(folder, data=str(corpus), overwrite=True))
     assert sorted(corpus.iterdir()) == before

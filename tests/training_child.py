@@ -33,6 +33,8 @@ def child(
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # nohup and background jobs ignore some of them
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.environ.update(environment)
     import torch
 

@@ -1,4 +1,4 @@
-"""Section 6.1: the average of the last checkpoints' weights is the model that translates."""
+"""Average the weights of the last checkpoints into the final model (section 6.1)."""
 
 import os
 import shutil
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from safetensors import SafetensorError, safe_open
 
+from vaswani_transformer.atomic import sync, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-if TYPE_CHECKING:  # --help does not wait for it
+if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     import torch
 
 WEIGHTS = "model.safetensors"
@@ -21,7 +22,7 @@ BESIDE_WEIGHTS += tuple(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES
 
 
 def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
-    """The mean of each tensor over the model folders, summed in float64. One folder: its weights as they are."""
+    """Return the mean of each tensor over the model folders, summed in float64."""
     files = []
     for folder in folders:
         try:
@@ -31,8 +32,8 @@ def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
     names = [set(file.keys()) for file in files]
     for folder, found in zip(folders, names, strict=True):
         if found != names[0]:
-            odd = sorted(found ^ names[0])
-            raise InputError(f"{folder / WEIGHTS} has not the tensors of {folders[0] / WEIGHTS}: {', '.join(odd[:5])}")
+            odd = ", ".join(sorted(found ^ names[0])[:5])
+            raise InputError(f"{folder / WEIGHTS} must have the tensors of {folders[0] / WEIGHTS}; different: {odd}")
     averaged = {}
     for name in sorted(names[0]):
         first = files[0].get_tensor(name)
@@ -40,35 +41,37 @@ def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
         for folder, file in zip(folders[1:], files[1:], strict=True):
             tensor = file.get_tensor(name)
             if tensor.shape != first.shape:
-                raise InputError(f"{folder / WEIGHTS}: {name} is {tuple(tensor.shape)}, not {tuple(first.shape)}")
+                raise InputError(
+                    f"{folder / WEIGHTS}: {name} has shape {tuple(tensor.shape)}, must be {tuple(first.shape)}"
+                )
             total += tensor
         averaged[name] = (total / len(files)).to(first.dtype)
     return averaged
 
 
 def write_model_folder(folders: list[Path], output: Path) -> None:
-    """A model folder with the average of these folders' weights; configuration and tokenizer are the last one's.
+    """Write a model folder with the average of these folders' weights and the last one's configuration and tokenizer.
 
-    Every file appears in `output` whole, config.json last.
+    Every file appears in `output` when it is complete, config.json last.
     """
-    from .checkpoint import save_tensors
+    from .tensors import save_tensors
 
-    temporary = output / f"model.tmp-{os.getpid()}"
     try:
-        temporary.mkdir(parents=True)
-        save_tensors(average_weights(folders), temporary / WEIGHTS)
-        for name in BESIDE_WEIGHTS:
-            if (folders[-1] / name).is_file():
-                (temporary / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(folders[-1] / name, temporary / name)
-        for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
-            if (temporary / name).is_file():
-                (output / name).parent.mkdir(exist_ok=True)
-                os.replace(temporary / name, output / name)
+        output.mkdir(parents=True, exist_ok=True)
+        with temporary_path(output / "model") as temporary:
+            temporary.mkdir()
+            save_tensors(average_weights(folders), temporary / WEIGHTS)
+            for name in BESIDE_WEIGHTS:
+                if (folders[-1] / name).is_file():
+                    (temporary / name).parent.mkdir(exist_ok=True)
+                    shutil.copyfile(folders[-1] / name, temporary / name)
+            for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
+                if (temporary / name).is_file():
+                    (output / name).parent.mkdir(exist_ok=True)
+                    sync(temporary / name)
+                    os.replace(temporary / name, output / name)
     except (OSError, SafetensorError) as error:
         raise UnavailableError(f"{output} cannot be written: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -93,7 +96,7 @@ def average(
             except BrokenFileError as error:
                 raise BrokenFileError(f"{error}; name the checkpoints to average, without {folder.name}") from error
     if not folders:
-        raise InputError(f"{checkpoint[0]}: there are no checkpoints to average")
+        raise InputError(f"{checkpoint[0]}: no checkpoints to average")
     for folder in folders:
         if not (folder / WEIGHTS).is_file():
             raise InputError(f"{folder} has no {WEIGHTS}: not a model folder or a checkpoint of a run")

@@ -23,7 +23,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, opened
 
 from . import demo_corpus
-from .checkpoint import write_json
+from .json_files import write_json
 from .recipe import EMBEDDED, Recipe
 
 Log = Callable[[str], None]

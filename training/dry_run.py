@@ -15,8 +15,8 @@ from .corpus import load_corpus, parallel_texts
 from .cost import count_parameters, product_rate, seconds_of, training_flops, training_memory
 from .loss import CHUNK_ELEMENTS, TrainingLoss
 from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
+from .prepare import total_steps
 from .recipe import Recipe
-from .train import total_steps
 
 
 def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:

@@ -1,8 +1,8 @@
-"""FSDP: weights, gradients and Adam's moments split over the processes, for models that are large for one GPU.
+"""FSDP: weights, gradients and Adam's moments sharded over the processes, for models too large for one GPU.
 
-`accelerate launch --config_file training/accelerate/fsdp.yaml` asks for it. Accelerate's own way forgets it where there
-are no GPUs and saves weights in pieces; here torch's `fully_shard` is applied directly, the same on GPUs and CPUs, and
-checkpoints hold whole tensors: a run may go on with or without FSDP.
+`accelerate launch --config_file training/accelerate/fsdp.yaml` requests it. Accelerate's own FSDP is inactive without
+GPUs and saves sharded weights. Here torch's `fully_shard` is applied directly, on GPUs and CPUs alike, and checkpoints
+hold unsharded tensors, so that a run can be resumed with or without FSDP.
 """
 
 import os
@@ -17,33 +17,32 @@ from vaswani_transformer.errors import UnavailableError
 from .loss import TrainingLoss
 
 SWITCH = "ACCELERATE_USE_FSDP"
-# What Accelerate's configuration can ask of FSDP and would change what a run needs or does.
-NOT_DONE = {
-    "FSDP_OFFLOAD_PARAMS": "fsdp_offload_params is not offered; leave it out",
-    "FSDP_ACTIVATION_CHECKPOINTING": "fsdp_activation_checkpointing is the recipe's gradient_checkpointing here",
+UNSUPPORTED = {
+    "FSDP_OFFLOAD_PARAMS": "fsdp_offload_params is not supported; remove it",
+    "FSDP_ACTIVATION_CHECKPOINTING": "fsdp_activation_checkpointing: use the recipe's gradient_checkpointing instead",
 }
 
 
 def take_request() -> bool:
-    """Whether Accelerate was configured for FSDP; from now on it does not know. Before an Accelerator is made.
+    """Return whether FSDP is configured, and hide the request from Accelerate. Call it before Accelerator().
 
-    Raises UnavailableError for a setting that would otherwise be passed over in silence.
+    Raises UnavailableError for settings that would otherwise be ignored without a warning.
     """
     if os.environ.pop(SWITCH, "").lower() not in ("true", "1"):
         return False
-    for variable, remedy in NOT_DONE.items():
+    for variable, remedy in UNSUPPORTED.items():
         if os.environ.get(variable, "").lower() in ("true", "1"):
             raise UnavailableError(f"Accelerate's configuration: {remedy}")
     if (compiler := os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")).lower() not in ("", "no"):
-        raise UnavailableError(f"dynamo_backend {compiler} is not offered with FSDP; use --dynamo_backend no")
+        raise UnavailableError(f"dynamo_backend {compiler} is not supported with FSDP; use --dynamo_backend no")
     return True
 
 
-def split(module: TrainingLoss, device: torch.device, processes: int) -> None:
-    """Split every parameter over the processes by rows: a layer is whole only while it computes.
+def shard(module: TrainingLoss, device: torch.device, processes: int) -> None:
+    """Shard every parameter over the processes by rows; each layer is gathered only while it computes.
 
-    What lies outside the layers (the embeddings, which are the output matrix too) is whole from the start of a forward
-    pass to the end of its backward pass. Gradients are the mean over processes, as with DDP.
+    Parameters outside the layers (the embeddings, which are also the output matrix) stay gathered from the start of the
+    forward pass to the end of the backward pass. Gradients are averaged over processes, as with DDP.
     """
     mesh = init_device_mesh(device.type, (processes,))
     model = module.model.model
@@ -52,36 +51,36 @@ def split(module: TrainingLoss, device: torch.device, processes: int) -> None:
     fully_shard(module, mesh=mesh)
 
 
-def is_split(module: torch.nn.Module) -> bool:
+def is_sharded(module: torch.nn.Module) -> bool:
     return isinstance(module, FSDPModule)
 
 
-def held(module: torch.nn.Module) -> int:
-    """How many of the module's parameters lie in this process."""
+def local_parameters(module: torch.nn.Module) -> int:
+    """Return the number of parameters that this process holds."""
     return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in module.parameters())
 
 
-def sum_in_backward(module: torch.nn.Module, wanted: bool) -> None:
-    """Whether the next backward pass sums over processes; until then each gathers its own gradients."""
+def synchronise_gradients(module: torch.nn.Module, wanted: bool) -> None:
+    """Choose whether the next backward pass reduces gradients over processes or accumulates them locally."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(wanted)
 
 
-def split_again(module: torch.nn.Module) -> None:
-    """After a forward pass without a backward pass, which leaves the outermost parameters whole."""
+def reshard(module: torch.nn.Module) -> None:
+    """Free the outermost parameters, which a forward pass without a backward pass leaves gathered."""
     if isinstance(module, FSDPModule):
         module.reshard()
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that the processes hold in parts, on every process; each must ask. Any other as it is."""
+def unsharded(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather a sharded tensor; all processes must call this together. Plain tensors are returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A whole tensor on the parameter's device, split as it is: each process keeps its part, nothing is sent.
+def sharded_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Move a full tensor to the parameter's device and shard it in the same way, without communication.
 
-    A tensor without dimensions (Adam's count of steps) every process holds.
+    Scalars (Adam's step count) are replicated.
     """
     tensor = tensor.to(parameter.device)
     if not isinstance(parameter, DTensor) or tensor.dim() == 0:

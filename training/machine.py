@@ -1,4 +1,4 @@
-"""What makes a training step fast on the machine at hand, chosen by looking at the machine."""
+"""Settings that make a training step fast on this machine, chosen by measurement."""
 
 import ctypes
 import hashlib
@@ -11,14 +11,14 @@ from torch import nn
 
 from vaswani_transformer.errors import UnavailableError
 
-# Longer sentences than this on average, and the fused attention of torch wins over plain products on a CPU.
+# On a CPU, torch's fused attention is faster than plain matrix products only for longer sentences (mean length).
 SHORT_SENTENCE = 60
 
 
 class ByteDropout(nn.Dropout):
-    """Dropout whose mask costs one random byte an element; the rate is rounded to 1/256.
+    """Dropout whose mask takes one random byte per element; the rate is rounded to 1/256.
 
-    torch's CPU dropout draws a double an element, which takes longer than the matrix products of a small model.
+    torch's CPU dropout draws a double per element, which takes longer than the matrix products of a small model.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ class ByteDropout(nn.Dropout):
             return input
         if kept == 0:  # a rate above 0.998
             return super().forward(input)
-        if torch.compiler.is_compiling():  # The compiler fuses torch's own, and fails on bytes seen as words.
+        if torch.compiler.is_compiling():  # the compiler fuses torch's own
             return super().forward(input)
         return _ByteDropout.apply(input, kept)  # type: ignore[no-any-return]
 
@@ -37,7 +37,7 @@ class _ByteDropout(torch.autograd.Function):
     def forward(ctx, input, kept):
         words = torch.empty((input.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
         random = words.view(torch.uint8)[: input.numel()].view(input.shape)
-        # 0 and 1 as bytes: torch multiplies by bool four times more slowly than by uint8.
+        # uint8, because torch multiplies by bool four times more slowly.
         mask = torch.lt(random, kept, out=random)
         ctx.save_for_backward(mask)
         ctx.scale = 256 / kept
@@ -50,7 +50,7 @@ class _ByteDropout(torch.autograd.Function):
 
 
 def use_byte_dropout(model: nn.Module) -> None:
-    """Replace every nn.Dropout of the model, for training on a CPU; nothing of it is saved with the weights."""
+    """Replace every nn.Dropout of the model, for training on a CPU. The saved weights stay the same."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
@@ -58,9 +58,9 @@ def use_byte_dropout(model: nn.Module) -> None:
 
 
 def keep_memory() -> None:
-    """Let the C library keep freed memory instead of handing every large tensor back to the system page by page.
+    """Make the C library keep freed memory instead of returning every large tensor to the system.
 
-    With glibc's defaults a fresh activation of a few MB costs more in page faults than the product that fills it.
+    With glibc's defaults, the page faults of a new activation of a few MB cost more than the product that fills it.
     """
     trim_threshold, mmap_threshold = -1, -3  # malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -72,14 +72,14 @@ def keep_memory() -> None:
 def choose_matmul_precision(wanted: str, device: torch.device) -> str:
     """Set and return torch's float32 matmul precision.
 
-    "medium" sends float32 products to oneDNN, on AMD twice as fast as MKL. On CPUs with AMX it may mean bfloat16
-    arithmetic: "auto" takes it only if a product comes out as exact as float32 is.
+    "medium" uses oneDNN, which is twice as fast as MKL on AMD. On CPUs with AMX it may use bfloat16 arithmetic, so
+    "auto" chooses it only if a product is as accurate as with float32.
     """
     if wanted != "auto":
         torch.set_float32_matmul_precision(wanted)
         return wanted
     if device.type != "cpu":
-        # TensorFloat-32 on NVIDIA: ten bits of mantissa, what mixed-precision training has anyway.
+        # TensorFloat-32 on NVIDIA: ten bits of mantissa, as in mixed-precision training.
         torch.set_float32_matmul_precision("high")
         return "high"
     generator = torch.Generator().manual_seed(0)
@@ -94,10 +94,10 @@ def choose_matmul_precision(wanted: str, device: torch.device) -> str:
 
 
 def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:
-    """Which of transformers' attention implementations to train with.
+    """Return the transformers attention implementation to train with.
 
-    On a GPU without cuDNN's kernel, which torch 2.11 prefers on H100: it makes a plan for every new shape, and batches
-    of as many tokens as fit have another shape nearly every time (modelscope/FunASR#3704 measured 1 s for each).
+    cuDNN's kernel, which torch 2.11 prefers on H100, is disabled: it builds a plan for every new shape, and nearly all
+    batches have a new shape (modelscope/FunASR#3704 measured 1 s for each).
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -107,7 +107,7 @@ def choose_attention(wanted: str, device: torch.device, mean_length: float) -> s
 
 
 def seed_everything(*numbers: int) -> None:
-    """Seed torch by a hash of these numbers: randomness that needs no state (RELIABILITY: nothing to save or lose)."""
+    """Seed torch from a hash of these numbers, so that there is no generator state to save or lose."""
     digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "big") >> 1)
 
@@ -127,16 +127,16 @@ def refuse_too_few_processes(wanted: int | None, running: int) -> None:
 
 
 def refuse_deepspeed() -> None:
-    """Raises UnavailableError where Accelerate was configured for DeepSpeed: without GPUs it forgets that silently."""
+    """Raise UnavailableError if Accelerate is configured for DeepSpeed, which it ignores silently without GPUs."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("true", "1"):
         raise UnavailableError(
-            "Accelerate is configured for DeepSpeed, which is not offered; training/accelerate/fsdp.yaml splits the "
-            "weights over processes"
+            "Accelerate is configured for DeepSpeed, which is not supported; shard the weights with "
+            "training/accelerate/fsdp.yaml instead"
         )
 
 
-def versions() -> dict[str, Any]:
-    """What besides the recipe decides the last bits of a result."""
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Return what decides the last bits of a result, besides the recipe."""
     import numpy
     import tokenizers
     import transformers
@@ -148,4 +148,5 @@ def versions() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "tokenizers": tokenizers.__version__,
         "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
     }

@@ -9,14 +9,15 @@ from typing import Any
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.atomic import sync, temporary_path
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.loading import check_generation_config, find_folder, load_config, load_tokenizer
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
-from . import checkpoint
 from .corpus import text_lines
 from .recipe import Recipe
+from .tensors import restore_model
 
 
 def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any) -> Any:
@@ -28,12 +29,12 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
         tokenizer = train_tokenizer(
             text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits, lowercase=recipe.lowercase
         )
-        temporary = output / f"tokenizer.tmp-{os.getpid()}"
-        tokenizer.save_pretrained(temporary)
-        # tokenizer.json last: where it is, the others are.
-        for path in sorted(temporary.iterdir(), key=lambda path: path.name == "tokenizer.json"):
-            os.replace(path, output / path.name)
-        temporary.rmdir()
+        with temporary_path(output / "tokenizer") as temporary:
+            tokenizer.save_pretrained(temporary)
+            # tokenizer.json last: the others exist if it does.
+            for path in sorted(temporary.iterdir(), key=lambda path: path.name == "tokenizer.json"):
+                sync(path)
+                os.replace(path, output / path.name)
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
     tokenizer = whole_texts(load_tokenizer(folder))
@@ -159,7 +160,7 @@ def make_model(
         raise UnavailableError(f"attention: {attention} is not installed; --attention sdpa needs nothing") from error
     if recipe.initial_weights is not None:
         folder = find_folder(recipe.initial_weights)
-        checkpoint.restore_model(model, folder)
+        restore_model(model, folder)
         if (folder / "generation_config.json").is_file():
             check_generation_config(folder, config)
             model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -1,99 +1,132 @@
-"""output_dir: whose it is, and whether the run that it holds is this one."""
+"""output_dir: which run it belongs to, and whether that is the present run."""
 
+import fcntl
+import os
 import shlex
 import shutil
+import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from vaswani_transformer.atomic import remove_stale
+from vaswani_transformer.atomic import remove, remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from . import checkpoint
 from .corpus import parallel_texts
+from .json_files import read_json, write_json
 from .model import model_config
 from .recipe import Recipe
 from .report import Reporter
 
-# Folders of an earlier run that a new one removes.
-TAKEN_AWAY = ("checkpoints", "corpus", TARGET_TOKENIZER)
+FOLDERS = ("checkpoints", "corpus", TARGET_TOKENIZER)
+FILES = (
+    "run.json", "metrics.jsonl", "curve.png", "model.safetensors", "config.json", "generation_config.json",
+    "tokenizer.json", "tokenizer_config.json",
+)  # fmt: skip
+
+
+def lock_run(output_dir: Path) -> TextIO:
+    """Lock output_dir for this process until the returned file is closed; the system releases it on any exit.
+
+    Raises InputError that names the process holding the lock, UnavailableError if the folder cannot be written.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file = (output_dir / ".lock").open("a+")
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"output_dir {output_dir} is not a folder; choose another") from error
+    except OSError as error:
+        raise UnavailableError(f"output_dir {output_dir} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise InputError(
+            f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or choose another folder"
+        ) from error
+    try:
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+    except OSError as error:
+        raise UnavailableError(f"output_dir {output_dir} cannot be written: {error.strerror}") from error
+    return file
 
 
 def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
-    """Make output_dir this run's: new, or one of the same recipe. Never someone else's folder."""
+    """Record the run in output_dir, which must be empty or hold a run of the same recipe."""
     record = output / "run.json"
-    foreign = [path.name for path in output.iterdir() if not path.name.startswith((".lock", "run.json.tmp-"))]
+    others = sorted(path.name for path in output.iterdir() if not path.name.startswith((".lock", ".run.json.")))
     if record.exists():
-        before = recipe.identity() if recipe.overwrite else identity_in(record)
-        if recipe.overwrite or (before != recipe.identity() and not has_begun(output)):
-            refuse_to_remove(recipe, output)
+        before = recipe.identity() if recipe.overwrite else _recorded_identity(record)
+        if recipe.overwrite or (before != recipe.identity() and not _has_begun(output)):
+            _check_before_removal(recipe, output)
             remove_run(output)
         else:
             refuse_changes(before, recipe.identity(), recipe, reporter)
-    elif foreign:
+    elif others:
         raise InputError(
-            f"output_dir {output} is not empty ({', '.join(sorted(foreign)[:3])}) and no run of ours; name another"
+            f"output_dir {output} is not empty ({', '.join(others[:3])}) and holds no training run; choose another"
         )
     try:
         command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
-        checkpoint.write_json(
-            record, {"command": command, "identity": recipe.identity(), "recipe": recipe.model_dump()}
-        )
-        for folder in (output, output / "checkpoints"):
-            checkpoint.remove_unfinished(folder)
-        for path in (output / "corpus").glob(".*.tmp"):  # .KEY.PID.tmp; another run may share the cache
-            remove_stale(path.with_name(path.name.split(".")[1]))
+        write_json(record, {"command": command, "identity": recipe.identity(), "recipe": recipe.model_dump()})
+        for folder in (output, output / "checkpoints", output / "corpus"):
+            remove_unfinished(folder)
     except OSError as error:
         raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
 
 
-def identity_in(record: Path) -> dict[str, Any]:
+def remove_unfinished(folder: Path) -> None:
+    """Remove temporary files of processes that were killed. Only for the process that holds the run's lock."""
+    for path in folder.glob(".*.tmp"):  # .NAME.PID.tmp
+        remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
+    for path in folder.glob("*.tmp-*"):  # version 0.1.0
+        remove(path)
+
+
+def _recorded_identity(record: Path) -> dict[str, Any]:
     try:
-        return checkpoint.read_json(record)["identity"]
+        return read_json(record)["identity"]
     except KeyError as error:
         raise BrokenFileError(f"{record} is not the record of a run") from error
 
 
-def has_begun(output: Path) -> bool:
-    """Whether a run has saved anything there that another one could lose."""
+def _has_begun(output: Path) -> bool:
+    """Return whether a run has saved anything that could be lost."""
     return (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
 
 
-def refuse_to_remove(recipe: Recipe, output: Path) -> None:
-    """Raises InputError for what could not be trained afterwards: before, and not after, the old run is gone."""
-    for field in ("initial_weights", "tokenizer"):
-        value = getattr(recipe, field)
+def _check_before_removal(recipe: Recipe, output: Path) -> None:
+    """Raise InputError for problems of the new run before the old run is removed."""
+    for key in ("initial_weights", "tokenizer"):
+        value = getattr(recipe, key)
         if value is not None and Path(value).resolve().is_relative_to(output.resolve()):
             raise InputError(
-                f"{field} {value} lies in output_dir {output}, which a new run overwrites; name another output_dir"
+                f"{key} {value} is inside output_dir {output}, which a new run overwrites; choose another output_dir"
             )
-    for name in TAKEN_AWAY:
+    for name in FOLDERS:
         if recipe.data is not None and Path(recipe.data).resolve().is_relative_to((output / name).resolve()):
-            raise InputError(f"data {recipe.data} lies in {output / name}, which a new run removes; move it")
+            raise InputError(f"data {recipe.data} is inside {output / name}, which a new run removes; move it")
     for names in (recipe.train, recipe.validation, recipe.test):
         parallel_texts(recipe, names)
     model_config(recipe, recipe.vocab_size if recipe.initial_weights is None else 0)
 
 
 def remove_run(output: Path) -> None:
-    for name in TAKEN_AWAY:
+    """Remove the files of a run, and no others."""
+    for name in FOLDERS:
         shutil.rmtree(output / name, ignore_errors=True)
-    for name in (
-        "run.json",
-        "metrics.jsonl",
-        "curve.png",
-        "model.safetensors",
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ):
+    for name in FILES:
         (output / name).unlink(missing_ok=True)
 
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:
-    """Raises InputError naming what is not as it was, unless the recipe allows it."""
+    """Raise InputError that lists the differences, unless the recipe allows them."""
     changes = [
         f"{key} was {before.get(key)}, is {now.get(key)}"
         for key in sorted(before.keys() | now.keys())
@@ -103,7 +136,7 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, 
         return
     if not recipe.allow_changed:
         raise InputError(
-            f"output_dir {recipe.output_dir} holds a run that differs: {'; '.join(changes)}. Restore it, name another "
-            f"output_dir, go on nevertheless with --allow_changed true, or start again with --overwrite true"
+            f"output_dir {recipe.output_dir} holds a run that differs: {'; '.join(changes)}. Restore it, choose "
+            "another output_dir, resume nevertheless with --allow_changed true, or start again with --overwrite true"
         )
-    reporter.say(f"going on with a changed run: {'; '.join(changes)}")
+    reporter.say(f"resuming a changed run: {'; '.join(changes)}")

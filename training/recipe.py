@@ -1,7 +1,7 @@
 """A recipe: all settings that decide what a training run computes, as the keys of one YAML file."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -178,7 +178,7 @@ class Recipe(BaseModel):
         return self.model_dump(exclude=MAY_CHANGE | length)
 
 
-def load_recipe(name: str | None, options: dict[str, str | None] | None = None) -> Recipe:
+def load_recipe(name: str | None, options: Mapping[str, str | None] | None = None) -> Recipe:
     """Load a recipe (default: the paper's base model) and override its keys.
 
     name: path of a YAML file, or the name of a shipped recipe.

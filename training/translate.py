@@ -8,7 +8,6 @@ instant, the same command goes on with the shards that are missing, with any num
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -20,14 +19,17 @@ import torch
 import typer
 from accelerate import PartialState
 
+from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import existing_file, in_one_line, open_output, read_lines
 from vaswani_transformer.text_translator import MAX_BEAMS, check_length_penalty, check_number
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
-from . import checkpoint, machine
+from . import machine
 from .corpus import files_sha256
+from .json_files import read_json, write_json
+from .output import lock_run, remove_unfinished
 from .report import Reporter
 
 ABOUT = "about.json"
@@ -70,7 +72,7 @@ def translate(
     about = {"shard_lines": shard_lines, "num_beams": num_beams, "length_penalty": length_penalty, "dtype": dtype}
     with ExitStack() as stack:
         if state.is_main_process:
-            stack.enter_context(checkpoint.lock_run(folder))
+            stack.enter_context(lock_run(folder))
             _claim(
                 folder,
                 {**about, "input": files_sha256(source), "model": files_sha256(*_files_of(model))},
@@ -123,7 +125,7 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
     """Make the folder this translation's; what another process left unfinished goes."""
     path = folder / ABOUT
     if path.is_file():
-        before = checkpoint.read_json(path)
+        before = read_json(path)
         changes = [f"{key} was {before.get(key)}, is {about[key]}" for key in about if before.get(key) != about[key]]
         if changes and any(folder.glob("shard-*")):
             raise InputError(
@@ -136,24 +138,21 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
             "--output"
         )
     try:
-        checkpoint.remove_unfinished(folder)
-        checkpoint.write_json(path, about)
+        remove_unfinished(folder)
+        write_json(path, about)
     except OSError as error:
         raise UnavailableError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _write(path: Path, translations: list[str]) -> None:
     """A shard as one JSON list, so that one that is cut off is found out; at once or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(translations, file, ensure_ascii=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with atomic_file(path) as file:
+            file.write(json.dumps(translations, ensure_ascii=False).encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UnavailableError(f"{path} cannot be written: {error.strerror}; the same command goes on") from error
+        raise UnavailableError(
+            f"{path} cannot be written: {error.strerror}; run the same command again to resume"
+        ) from error
 
 
 def _join(folder: Path, output: Path, shards: int, lines: int) -> None:

@@ -1,0 +1,51 @@
+"""training/progress.py: limits, signals, and steps without a finite gradient."""
+
+import signal
+
+import pytest
+
+from training.progress import Progress, Signals, StopReason, limit_reached
+from training.recipe import load_recipe
+from vaswani_transformer.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("options", "progress", "reached"),
+    [
+        ({}, Progress(step=8), False),
+        ({}, Progress(step=9), True),
+        ({"max_hours": "1"}, Progress(wall_seconds=3590), False),
+        ({"max_hours": "1"}, Progress(wall_seconds=3601), True),
+        ({"max_cpu_seconds": "5"}, Progress(cpu_seconds=5), True),
+        ({"max_tokens": "10"}, Progress(tokens=10), True),
+        ({"patience": "2"}, Progress(validations_since_best=2), True),
+    ],
+)
+def test_the_first_limit_ends_the_run(options, progress, reached):
+    assert limit_reached(load_recipe(None, options), 9, progress) == reached
+
+
+def test_only_consecutive_bad_gradients_end_the_run():
+    progress = Progress()
+    for finite in (False, True, False, True, False):
+        progress.count_gradient(finite, limit=2)
+    assert progress.skipped_steps == 3
+    with pytest.raises(InputError, match="2 steps in a row"):
+        progress.count_gradient(False, limit=2)
+
+
+def test_a_nan_loss_is_never_the_best():
+    progress = Progress(step=3)
+    for loss, best, since in ((2.0, 2.0, 0), (float("nan"), 2.0, 1), (1.5, 1.5, 0), (1.5, 1.5, 1)):
+        progress.record_validation(loss)
+        assert (progress.best_loss, progress.validations_since_best) == (best, since)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_a_reason_to_stop_that_outweighs_a_limit(number):
+    before = signal.getsignal(number)
+    with Signals() as signals:
+        signal.raise_signal(number)
+    assert signals.received == number and signals.received.is_signal
+    assert max(StopReason.LIMIT, signals.received) == number and not StopReason.LIMIT.is_signal
+    assert signal.getsignal(number) == before

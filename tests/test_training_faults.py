@@ -1,0 +1,177 @@
+"""Faults of the recipe, the disk and the gradients, each named in one line."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from training_runs import ROOT, SMALL, assert_bit_identical, options_of, records_of, wait_until, weights
+
+from training.report import Reporter
+from vaswani_transformer.pictures import curves_of
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (1e30, "3 steps in a row had a loss or gradient that is not finite"),
+        (3e38, "contains NaN or infinity, so it is not saved"),  # Adam overflows on finite gradients
+    ],
+)
+def test_nan_and_infinity_never_reach_a_checkpoint(start, tmp_path, rate, message):
+    process = start(
+        learning_rate=rate, warmup_steps=1, max_bad_steps=3, save_every=1, validate_every=None, validation=[]
+    )
+    assert process.wait() == 2
+    assert message in process.said() and not (tmp_path / "run/model.safetensors").exists()
+    for path in (tmp_path / "run/checkpoints").glob("step-*/*.safetensors"):
+        assert all(tensor.isfinite().all() for tensor in load_file(path).values())
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(start, tmp_path):
+    process = start(fault=("nan", 4 * 2 + 1), max_steps=6, validation=[], validate_every=None)
+    assert process.wait() == 0 and "step 3: the gradient is not finite, step skipped" in process.said()
+    (record,) = [record for record in records_of(tmp_path / "run") if "skipped_steps" in record]
+    assert record["skipped_steps"] == 1
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(start, tmp_path, uninterrupted):
+    assert start(fault=("term", 4 * 4 + 2)).wait() == 143
+    process = start(fault=("file size", 20_000))
+    assert process.wait() == 4
+    assert "step-5 cannot be written" in process.said() and "free); the previous one is intact" in process.said()
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-4"]
+    assert start().wait() == 0
+    # The checkpoint of step 4 has displaced no other one.
+    assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_keep_going_survives_a_failed_checkpoint(start, tmp_path, uninterrupted):
+    process = start(fault=("disk full", 1), keep_going=True)
+    assert process.wait() == 0
+    assert re.search(
+        r"step-5 cannot be written: No space left on device \(about \d+ bytes.*; training continues", process.said()
+    )
+    assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+    process = start("none", fault=("file size", 20_000), keep_going=True, max_steps=6)
+    assert process.wait() == 4 and "no checkpoint could be written, so there is no model" in process.said()
+
+
+def test_a_read_only_folder_is_refused_before_the_first_step(start, tmp_path):
+    (tmp_path / "run").mkdir()
+    process = start(fault=("read-only", str(tmp_path / "run")))
+    assert process.wait() == 4, process.said()
+    assert f"output_dir {tmp_path / 'run'} cannot be written: " in process.said() and "step" not in process.said()
+
+
+def test_a_second_run_on_the_same_folder_is_refused(start):
+    first = start(max_steps=100_000, validate_every=None, validation=[])
+    wait_until(lambda: "step 6/" in first.said(), first)
+    second = start(max_steps=100_000, validate_every=None, validation=[])
+    assert second.wait() == 2
+    assert f"is in use by process {first.ranks[0].pid} on " in second.said()
+    assert first.ranks[0].is_alive()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"micro_batches": 3, "processes": 2}, "1 process running, 2 requested"),
+        ({"model": {"d_modell": 16}}, "unknown config field 'd_modell'; did you mean 'd_model'?"),
+        ({"model": {"d_model": 15}}, "`d_model` is 15"),
+        ({"preset": "huge"}, "preset 'huge' is not one of base"),
+        ({"vocab_size": 100_000}, "vocab_size 100000 is larger than the texts give"),
+        ({"tokenizer": "nowhere"}, "nowhere has no tokenizer.json"),
+        (
+            {"model": {**SMALL["model"], "position_embedding_type": "learned", "max_position_embeddings": 20}},
+            "max_length is 40, the model has 20 learned positions",
+        ),
+        ({"max_hours": 1e-9}, "ended the run before its first step"),
+    ],
+)
+def test_wrong_input_is_one_line_before_the_first_step(start, keys, message):
+    process = start(**keys)
+    assert process.wait() in (2, 4)
+    (line,) = [line for line in process.said().splitlines() if line.startswith("error")]
+    assert message in line
+    assert "Traceback" not in process.said() and "step 6" not in process.said()
+
+
+def test_a_folder_without_a_run_is_not_touched(start, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.txt").write_text("mine")
+    process = start(overwrite=True)
+    assert process.wait() == 2 and "is not empty (thesis.txt) and holds no training run" in process.said()
+    assert (tmp_path / "run/thesis.txt").read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
+    process = start(output="file")
+    assert process.wait() == 2 and "is not a folder" in process.said()
+
+
+def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
+    assert start(vocab_size=100_000).wait() == 2
+    process = start(max_steps=6)  # nothing has been trained there, so the recipe may change
+    assert process.wait() == 0, process.said()
+    trained = weights(tmp_path / "run")
+    for keys, message in (
+        ({"data": "nowhere"}, "there is no folder nowhere"),
+        ({"validation": "other"}, "no such file"),
+        ({"initial_weights": str(tmp_path / "run")}, "is inside output_dir"),
+        ({"model": {"d_model": 15}}, "`d_model` is 15"),
+    ):
+        process = start(max_steps=6, overwrite=True, **keys)
+        assert process.wait() == 2 and message in process.said()
+        assert weights(tmp_path / "run").keys() == trained.keys()
+        assert (tmp_path / "run/checkpoints/latest").read_text() == "step-6\n"
+
+
+def test_a_nan_loss_is_null_in_the_log(tmp_path):
+    reporter = Reporter(True)
+    reporter.start(tmp_path, None, 0, 9)
+    reporter.write({"event": "validation", "step": 1, "validation_loss": float("nan")})
+    assert records_of(tmp_path) == [{"event": "validation", "step": 1, "validation_loss": None}]
+    assert curves_of(tmp_path / "metrics.jsonl")["validation_loss"] == {}
+
+
+def test_a_closed_stderr_does_not_end_training():
+    said = "from training.report import Reporter as R; input(); r = R(True); r.say('a'); r.say('b'); print('continues')"
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", said]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stderr.close()
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.stdout.read() == "continues\n" and process.wait() == 0
+
+
+def test_an_unwritable_stderr_does_not_end_training(text, tmp_path):
+    options = SMALL | {"data": str(text), "output_dir": str(tmp_path / "run"), "max_steps": 2}
+    command = [sys.executable, "-m", "training", *options_of(options)]
+    with Path("/dev/full").open("wb") as full:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        result = subprocess.run(command, cwd=ROOT, env=environment, stderr=full, timeout=200)
+    assert result.returncode == 0 and (tmp_path / "run/model.safetensors").is_file()
+
+
+def test_a_full_disk_leaves_complete_lines_in_the_log(tmp_path):
+    """Files are limited to 100 bytes; the first line has 60."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("0" * 59 + "\n" + "half a line")
+    write = (
+        "import resource, sys; from pathlib import Path; from training.report import Reporter\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "reporter = Reporter(True, keep_going=sys.argv[2] == 'yes')\n"
+        "reporter.start(Path(sys.argv[1]), None, 0, 9)\n"
+        "reporter.write({'event': 'validation', 'step': 1, 'validation_loss': 1.25})"
+    )
+    for keep_going, code in (("yes", 0), ("no", 1)):
+        command = [sys.executable, "-c", write, str(tmp_path), keep_going]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+        assert result.returncode == code and path.read_text() == "0" * 59 + "\n"
+        assert f"{path} cannot be written: File too large (60 bytes needed" in result.stderr

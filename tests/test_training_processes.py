@@ -1,0 +1,191 @@
+"""Runs of several processes: DDP, FSDP, and their launchers."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from training_runs import (
+    FSDP,
+    ROOT,
+    SMALL,
+    STEPS,
+    assert_bit_identical,
+    assert_same_losses,
+    kill_and_resume,
+    launch,
+    records_of,
+)
+
+from training import fsdp, machine
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import UnavailableError
+
+
+def test_the_losses_do_not_depend_on_the_number_of_processes(uninterrupted):
+    """Data, dropout and rates are the same; only sums over processes round differently."""
+    assert_same_losses(uninterrupted(1)[0], uninterrupted(2)[0])
+
+
+def test_more_processes_than_micro_batches_share_them(start, tmp_path):
+    """Without dropout, the same pairs in a step give the same loss."""
+    keys = {"micro_batches": 1, "tokens_per_step": 120, "max_steps": 12, "learning_rate": 1e-3, "save_every": 12}
+    keys |= {"model": {**SMALL["model"], "dropout": 0.0}, "average_last": 1}
+    for ranks in (1, 2):
+        process = start(f"run{ranks}", ranks=ranks, **keys)
+        assert process.wait() == 0, process.said()
+    one, two = ([r for r in records_of(tmp_path / f"run{ranks}") if "loss" in r] for ranks in (1, 2))
+    assert len(one) == len(two) == 2
+    for a, b in zip(one, two, strict=True):
+        assert a["tokens"] == b["tokens"] and a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+def test_fsdp_has_the_losses_and_files_of_ddp(uninterrupted):
+    split, copied = uninterrupted(2, FSDP)[0], uninterrupted(2)[0]
+    numbers = r"([\d,]+) parameters.*weights split by FSDP \(([\d,]+) here\)"
+    found = re.search(numbers, (split.parent / "log").read_text(), re.DOTALL)
+    assert found is not None and found[1] == "9,696" and found[2] == "4,848"  # all matrices have an even number of rows
+    assert_same_losses(split, copied, 1e-5)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (load_file(folder / f"checkpoints/step-{STEPS}" / name) for folder in (split, copied))
+        assert {key: value.shape for key, value in one.items()} == {key: value.shape for key, value in other.items()}
+    assert {path.name for path in split.iterdir()} == {path.name for path in copied.iterdir()}
+
+
+@pytest.mark.slow
+def test_a_killed_fsdp_run_ends_with_the_same_bits(start, tmp_path, uninterrupted):
+    kill_and_resume(start, tmp_path, *uninterrupted(2, FSDP), kills=6, seed=2, processes=2, variables=dict(FSDP))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "keys"),
+    [
+        (2, {"micro_batches": 3, "max_gradient_norm": 0.5, "bleu_every": STEPS}),  # two for one rank, one for the other
+        (3, {"tokens_per_step": 799, "micro_batches": 1, "model": {**SMALL["model"], "d_model": 18}}),  # uneven shards
+        (2, {"gradient_checkpointing": True, "mixed_precision": "bf16"}),
+        (2, {"model": {**SMALL["model"], "tie_word_embeddings": False, "position_embedding_type": "learned"}}),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
+)
+def test_fsdp_has_the_losses_of_ddp_with_other_recipes(start, tmp_path, ranks, keys):
+    for name, variables in (("ddp", None), ("fsdp", dict(FSDP))):
+        process = start(name, ranks=ranks, variables=variables, **keys)
+        assert process.wait() == 0, process.said()
+    tolerance = 1e-2 if "mixed_precision" in keys else 1e-4
+    assert_same_losses(tmp_path / "ddp", tmp_path / "fsdp", tolerance)
+    ddp, fsdp = ([r.get("validation_bleu") for r in records_of(tmp_path / name)] for name in ("ddp", "fsdp"))
+    assert ddp == fsdp and any(bleu is not None for bleu in ddp) == ("bleu_every" in keys)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_with_and_without_fsdp(start, tmp_path, uninterrupted):
+    for step, ranks, variables in ((5, 2, None), (10, 2, dict(FSDP)), (15, 2, None), (20, 2, dict(FSDP))):
+        backward = 9 if variables else 10  # in the fifth step; DDP makes one more before the first
+        process = start(ranks=ranks, variables=variables, fault=("term", backward))
+        assert process.wait() == 143 and f"saved step {step}" in process.said(), process.said()
+    assert "weights was split by FSDP, is None" in process.said()
+    process = start(allow_changed=True)
+    assert process.wait() == 0 and "resuming from step-20" in process.said(), process.said()
+    folders = (uninterrupted(2)[0], tmp_path / "run")
+    one, other = (next(r for r in reversed(records_of(folder)) if "validation_loss" in r) for folder in folders)
+    assert one["step"] == other["step"] == STEPS
+    assert one["validation_loss"] == pytest.approx(other["validation_loss"], rel=1e-3)
+    assert Translator.from_pretrained(tmp_path / "run").translate(["abc"])
+
+
+def test_unsupported_fsdp_settings_are_named(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    with pytest.raises(UnavailableError, match="fsdp_offload_params is not supported"):
+        fsdp.take_request()
+    assert not fsdp.take_request()  # Accelerate must not see it
+    monkeypatch.delenv("FSDP_OFFLOAD_PARAMS")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    with pytest.raises(
+        UnavailableError, match="dynamo_backend INDUCTOR is not supported with FSDP; use --dynamo_backend no"
+    ):
+        fsdp.take_request()
+
+
+def test_deepspeed_is_refused(start, tmp_path):
+    process = start(variables={"ACCELERATE_USE_DEEPSPEED": "true"})
+    assert process.wait() == 4 and "DeepSpeed, which is not supported" in process.said()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_shipped_file_for_fsdp_runs_two_processes(text, tmp_path, uninterrupted):
+    launcher = launch(text, tmp_path, "--config_file", str(ROOT / "training/accelerate/fsdp.yaml"))
+    assert launcher.wait(200) == 0, (tmp_path / "log").read_text()
+    assert "2 processes on cpu" in (tmp_path / "log").read_text()
+    assert_bit_identical(uninterrupted(2, FSDP)[0], tmp_path / "run")
+
+
+def test_accelerate_launch_runs_two_processes(text, tmp_path, uninterrupted):
+    launcher = launch(text, tmp_path, "--multi_gpu")
+    assert launcher.wait(200) == 0, (tmp_path / "log").read_text()
+    assert_bit_identical(uninterrupted(2)[0], tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_launcher_that_starts_one_of_two_processes_is_detected(text, tmp_path):
+    launcher = launch(text, tmp_path, "--cpu")
+    assert launcher.wait(200) != 0
+    assert (
+        "1 process running, more requested; without GPUs, start them with `accelerate launch --multi_gpu"
+        in (tmp_path / "log").read_text()
+    )
+
+
+@pytest.mark.parametrize("wanted", [None, 2])
+def test_too_few_processes_are_refused(monkeypatch, wanted):
+    """A launcher that starts one of two processes sets only the address of the others."""
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    machine.refuse_too_few_processes(wanted, running=2)
+    if wanted is None:
+        machine.refuse_too_few_processes(None, running=1)
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(UnavailableError, match=f"1 process running, {wanted or 'more'} requested"):
+        machine.refuse_too_few_processes(wanted, running=1)
+
+
+def children(process: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_the_others_and_is_named(text, tmp_path, rank):
+    launcher = launch(text, tmp_path, "--multi_gpu", max_steps=100_000, validation=[], validate_every=None)
+    log = tmp_path / "log"
+    try:
+        deadline = time.monotonic() + 150
+        while "step 6/" not in log.read_text():
+            assert time.monotonic() < deadline and launcher.poll() is None, log.read_text()
+            time.sleep(0.1)
+        ranks = {}
+        for process in children(launcher.pid):
+            if found := re.search(r"\0RANK=(\d+)", Path(f"/proc/{process}/environ").read_text()):
+                ranks[int(found[1])] = process
+        assert sorted(ranks) == [0, 1]
+        os.kill(ranks[rank], signal.SIGKILL)
+        assert launcher.wait(60) != 0
+    finally:
+        launcher.kill()
+    assert f"rank      : {rank}" in log.read_text() and "Signal 9 (SIGKILL)" in log.read_text(), log.read_text()
+    assert not any(Path(f"/proc/{process}").exists() for process in ranks.values())
+
+
+@pytest.mark.slow
+def test_the_model_is_released_before_the_process_group(start):
+    """If DDP freed the group, Python could deadlock with one of its threads."""
+    process = start(ranks=2, fault=("threads", 0), max_steps=6)
+    assert process.wait() == 0
+    (threads,) = [line for line in process.said().splitlines() if line.startswith("threads:")]
+    assert "python" in threads and "gloo" not in threads

@@ -1,0 +1,134 @@
+"""What a run leaves: the model, its checkpoints, its log and its curve."""
+
+import numpy as np
+import pytest
+import torch
+from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
+from training_runs import COMPILED, SMALL, STEPS, assert_same_losses, records_of, weights
+
+from training.batches import plan_batches
+from training.prepare import make_accelerator, total_steps
+from training.recipe import load_recipe
+from training.scores import corpus_bleu
+from training.validation import validation_bleu
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import UnavailableError
+
+
+def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
+    folder, _ = uninterrupted(1)
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (folder / name).is_file()
+    checkpoints = [weights(folder / f"checkpoints/step-{step}") for step in (20, 24)]
+    for name, value in weights(folder).items():
+        torch.testing.assert_close(value, (checkpoints[0][name] + checkpoints[1][name]) / 2, atol=1e-7, rtol=1e-6)
+    translations = Translator.from_pretrained(folder).translate(["abc", "hgf"])
+    assert len(translations) == 2
+
+
+def test_a_run_logs_speed_and_stalls_and_draws_a_curve(uninterrupted):
+    folder, _ = uninterrupted(1)
+    records = records_of(folder)
+    speeds = [record["mfu"] for record in records if "mfu" in record]
+    assert len(speeds) == STEPS // SMALL["log_every"] and all(0 < mfu < 1 for mfu in speeds)
+    stalls = {r["step"]: r["stall_seconds"] for r in records if r.get("event") == "checkpoint"}
+    validated = {record["step"] for record in records if record.get("event") == "validation"}
+    assert {5, 10, 15, 20, 24} <= stalls.keys() <= {5, 10, 15, 20, 24} | validated
+    assert all(0 < stall < 5 for stall in stalls.values())
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(uninterrupted):
+    folder, _ = uninterrupted(1)
+    root = folder / "checkpoints"
+    best = (root / "best").read_text().strip()
+    losses = {}
+    for record in records_of(folder):
+        if record.get("event") == "validation" and record["step"] in (5, 10, 15, 20, 24):
+            losses[record["step"]] = record["validation_loss"]
+    assert best == f"step-{min(losses, key=lambda step: losses[step])}"
+    kept = {path.name for path in root.iterdir() if path.is_dir()}
+    assert kept == {"step-15", "step-20", "step-24", best}
+    assert (root / "latest").read_text() == "step-24\n"
+
+
+def test_a_finished_run_is_not_changed_by_running_it_again(start, tmp_path, uninterrupted):
+    assert start().wait() == 0
+    before = weights(tmp_path / "run")
+    process = start()
+    assert process.wait() == 0
+    after = weights(tmp_path / "run")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    process = start(max_steps=STEPS + 5)  # without a decay, the run may be extended
+    assert process.wait() == 0 and (tmp_path / f"run/checkpoints/step-{STEPS + 5}").is_dir()
+
+
+def test_training_learns(start, tmp_path):
+    """The letters are random: a model that ignores the source reaches ln 8 = 2.08 per letter at best."""
+    process = start(
+        max_steps=150, micro_batches=1, tokens_per_step=400, average_last=1, validate_every=150, save_every=150,
+        learning_rate=3e-3, warmup_steps=40, decay_share=0.5, label_smoothing=0.0, vocab_size=262,
+        model={**SMALL["model"], "dropout": 0.0, "d_model": 64}, bleu_every=150,
+    )  # fmt: skip
+    assert process.wait() == 0, process.said()
+    (validation,) = [record for record in records_of(tmp_path / "run") if "validation_loss" in record]
+    assert validation["validation_loss"] < 1.7 and 0 <= validation["validation_bleu"] <= 100
+
+
+@pytest.mark.parametrize(
+    ("limit", "last"),
+    [
+        ({"max_tokens": 2000}, range(2, 8)),
+        ({"max_cpu_seconds": 0.05}, range(1, STEPS)),
+        ({"max_epochs": 2.0}, range(6, 7)),
+        ({"patience": 1, "learning_rate": 1e-12}, range(5, STEPS)),  # too small to improve
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_a_limit_ends_the_run_with_a_model(start, tmp_path, limit, last):
+    process = start(**limit)
+    assert process.wait() == 0, process.said()
+    newest = (tmp_path / "run/checkpoints/latest").read_text().strip()
+    assert int(newest.removeprefix("step-")) in last and (tmp_path / "run/model.safetensors").is_file()
+
+
+def test_a_fraction_of_an_epoch_is_rounded_up_to_a_step():
+    plan = plan_batches(np.full(8, 4, np.int32), np.full(8, 6, np.int32), 20)  # four steps an epoch
+    recipes = [load_recipe(None, {"max_steps": "null", "max_epochs": epochs}) for epochs in ("0.3", "1", "1.6")]
+    assert [total_steps(recipe, plan) for recipe in recipes] == [2, 4, 7]
+
+
+def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupted):
+    folder, _ = uninterrupted(1)
+    keys = {"initial_weights": str(folder), "tokenizer": str(folder), "max_steps": 1, "average_last": 1}
+    process = start("tuned", learning_rate=1e-9, gradient_checkpointing=True, trackers=["tensorboard"], **keys)
+    assert process.wait() == 0, process.said()
+    assert list((tmp_path / "tuned").rglob("events.out.tfevents*"))
+    tuned = weights(tmp_path / "tuned")
+    for name, value in weights(folder).items():
+        torch.testing.assert_close(tuned[name], value, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("end", ["\n", " \r\n"])
+def test_validation_bleu_ignores_line_ends(tmp_path, end):
+    for language, lines in (("en", ENGLISH), ("de", GERMAN)):
+        (tmp_path / f"val.{language}").write_bytes("".join(line + end for line in lines).encode())
+    translator = Translator(trained_model(), trained_tokenizer())
+    expected = corpus_bleu(translator.translate(ENGLISH), GERMAN, False)
+    assert validation_bleu(load_recipe(None, {"data": str(tmp_path)}), translator) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_has_the_same_losses(start, tmp_path):
+    """Without dropout, whose masks differ. The compiler prints no warning about recompilation."""
+    keys = {"max_steps": 6, "model": {**SMALL["model"], "dropout": 0.0}}
+    for output, variables in (("compiled", dict(COMPILED)), ("plain", None)):
+        process = start(output, variables=variables, **keys)
+        assert process.wait() == 0 and "recompile" not in process.said(), process.said()
+    assert_same_losses(tmp_path / "compiled", tmp_path / "plain")
+
+
+def test_a_missing_tracker_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.prepare.get_available_trackers", lambda: [])
+    with pytest.raises(UnavailableError, match="tensorboard is not installed"):
+        make_accelerator(load_recipe("demo", {"trackers": "[tensorboard]"}), tmp_path)

@@ -1,0 +1,24 @@
+"""JSON files that are complete or absent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer.atomic import atomic_file
+from vaswani_transformer.errors import BrokenFileError
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON; the file replaces an older one only when it is complete and on disk."""
+    with atomic_file(path) as file:
+        file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises BrokenFileError that names the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BrokenFileError(f"{path} is missing") from error
+    except (OSError, ValueError) as error:
+        raise BrokenFileError(f"{path} is truncated or corrupt ({error})") from error

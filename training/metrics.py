@@ -1,0 +1,63 @@
+"""What is measured between two lines of metrics.jsonl: losses, speed, and the share of the possible speed (MFU)."""
+
+import math
+import time
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from .cost import product_rate, training_flops
+from .progress import Progress
+
+
+class Window:
+    """Sums over the steps since the last line."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.start()
+
+    def start(self) -> None:
+        self.loss = torch.zeros((), device=self.device)
+        self.negative_log_likelihood = torch.zeros((), device=self.device)
+        self.source_tokens = self.target_tokens = 0
+        self.started = time.perf_counter()
+
+    def add_losses(self, loss: torch.Tensor, negative_log_likelihood: torch.Tensor) -> None:
+        """Add the sums over a micro-batch's target tokens, on the device: nothing waits for a GPU."""
+        self.loss += loss
+        self.negative_log_likelihood += negative_log_likelihood
+
+    def add_tokens(self, source: int, target: int) -> None:
+        self.source_tokens += source
+        self.target_tokens += target
+
+
+class Meter:
+    """Turns windows into records. MFU compares the model's FLOPs with the measured speed of matrix products."""
+
+    def __init__(self, accelerator: Accelerator, config: Any, mean_source: float, mean_target: float):
+        """mean_source, mean_target: mean sentence lengths in tokens"""
+        self.accelerator = accelerator
+        precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32)
+        self.peak_flop_per_second = product_rate(accelerator.device, precision, 0.05) * accelerator.num_processes
+        self.flop_per_source_token = training_flops(config, 1, 0, mean_source, mean_target)
+        self.flop_per_target_token = training_flops(config, 0, 1, mean_source, mean_target)
+
+    def read(self, window: Window, progress: Progress) -> dict[str, Any]:
+        """Return losses per token and speeds; all processes must call this together."""
+        sums: Any = self.accelerator.reduce(torch.stack((window.loss, window.negative_log_likelihood)), "sum")
+        loss, negative_log_likelihood = (sums / window.target_tokens).tolist()
+        seconds = time.perf_counter() - window.started
+        flop = window.source_tokens * self.flop_per_source_token + window.target_tokens * self.flop_per_target_token
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(negative_log_likelihood, 700)),
+            "tokens": progress.tokens,
+            "tokens_per_second": (window.source_tokens + window.target_tokens) / seconds,
+            "mfu": flop / seconds / self.peak_flop_per_second,
+            "seconds": progress.seconds,
+            "cpu_seconds": progress.cpu_seconds,
+            "skipped_steps": progress.skipped_steps,
+        }

@@ -1,0 +1,197 @@
+"""From a recipe to everything that the training loop works with: text, batches, model, optimizer."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DynamoBackend,
+    InitProcessGroupKwargs,
+    LoggerType,
+    TorchDynamoPlugin,
+)
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import InputError, UnavailableError
+
+from . import fsdp, machine
+from .batches import Order, Plan, plan_batches
+from .corpus import Corpus, load_corpus, overlap, parallel_texts, tokenizer_sha256
+from .loss import TrainingLoss
+from .metrics import Meter
+from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
+from .recipe import Recipe
+from .report import Reporter
+
+T = TypeVar("T")
+
+
+@dataclass
+class Prepared:
+    """A run that is ready for its first step, or for a checkpoint to be loaded."""
+
+    recipe: Recipe
+    accelerator: Accelerator
+    reporter: Reporter
+    tokenizer: Any
+    target_tokenizer: Any  # None if the languages share a tokenizer
+    corpus: Corpus
+    validation: Corpus | None
+    plan: Plan
+    order: Order
+    total_steps: int
+    config: Any
+    model: VaswaniTransformerForConditionalGeneration
+    module: torch.nn.Module  # the model with its loss, inside DDP or FSDP
+    optimizer: AcceleratedOptimizer
+    meter: Meter
+    environment: dict[str, Any]  # decides the last bits of the weights
+    identity: dict[str, Any]  # must be the same when the run is resumed
+
+
+def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
+    for name in recipe.trackers:  # Accelerate skips trackers whose packages are missing without a warning
+        if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
+            raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
+    try:
+        return Accelerator(
+            # Explicit, or Accelerate starts several processes without a GPU as independent runs.
+            cpu=not torch.accelerator.is_available(),
+            mixed_precision=recipe.mixed_precision,
+            log_with=[LoggerType(name) for name in recipe.trackers] or None,
+            project_dir=output,
+            # Used with --dynamo_backend: compile once for all sentence lengths.
+            dynamo_plugin=TorchDynamoPlugin(dynamic=True),
+            kwargs_handlers=[
+                # The main process tokenises the corpus while the others wait.
+                InitProcessGroupKwargs(timeout=timedelta(hours=12)),
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            ],
+        )
+    except ValueError as error:
+        raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
+
+
+def prepare(
+    recipe: Recipe, output: Path, accelerator: Accelerator, reporter: Reporter, shard_weights: bool = False
+) -> Prepared:
+    """Read the text and build the model. shard_weights: use FSDP instead of DDP if there are several processes."""
+    tokenizer, target_tokenizer, corpus, validation = _main_process_first(
+        accelerator, lambda: read_text(recipe, output, reporter)
+    )
+    vocabulary = len(target_tokenizer) if target_tokenizer is not None else None
+    config = model_config(recipe, len(tokenizer), vocabulary, control_ids(tokenizer, target_tokenizer))
+    plan = plan_batches(
+        corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_micro_batch, recipe.micro_batches
+    )
+    device = accelerator.device
+    if device.type == "cpu":
+        machine.keep_memory()
+    matmul_precision = machine.choose_matmul_precision(recipe.matmul_precision, device)
+    source, target = (float(side.mean()) for side in (corpus.source_lengths, corpus.target_lengths))
+    attention = machine.choose_attention(recipe.attention, device, (source + target) / 2)
+    meter = Meter(accelerator, config, source, target)
+    machine.seed_everything(recipe.seed)
+    model = make_model(recipe, config, attention)
+    byte_dropout = recipe.fast_dropout == "auto" and device.type == "cpu"
+    if byte_dropout:
+        machine.use_byte_dropout(model)
+    shard_weights = shard_weights and accelerator.num_processes > 1
+    module, optimizer = _distribute(recipe, accelerator, model, shard_weights)
+    environment = machine.describe_environment(accelerator.device) | {
+        "mixed_precision": str(accelerator.mixed_precision),
+        "matmul_precision": matmul_precision,
+        "attention": attention,
+        "byte_dropout": byte_dropout,
+    }
+    compiler = accelerator.state.dynamo_plugin
+    if compiler is not None and compiler.backend != DynamoBackend.NO:
+        environment["compiler"] = compiler.backend.value.lower()
+    if shard_weights:
+        environment["weights"] = "split by FSDP"
+    identity = {
+        "corpus sha256": corpus.sha256,
+        "tokenizer sha256": tokenizer_sha256(tokenizer),
+        "processes": accelerator.num_processes,
+    }
+    if target_tokenizer is not None:
+        identity["target tokenizer sha256"] = tokenizer_sha256(target_tokenizer)
+    return Prepared(
+        recipe=recipe,
+        accelerator=accelerator,
+        reporter=reporter,
+        tokenizer=tokenizer,
+        target_tokenizer=target_tokenizer,
+        corpus=corpus,
+        validation=validation,
+        plan=plan,
+        order=Order(plan, recipe.seed),
+        total_steps=total_steps(recipe, plan),
+        config=config,
+        model=model,
+        module=module,
+        optimizer=optimizer,
+        meter=meter,
+        environment=environment,
+        identity=identity,
+    )
+
+
+def _main_process_first(accelerator: Accelerator, function: Callable[[], T]) -> T:
+    """Call the function on the main process, which fills the cache, and then on the others."""
+    result = function() if accelerator.is_main_process else None
+    accelerator.wait_for_everyone()
+    return function() if result is None else result
+
+
+def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> tuple[Any, Any, Corpus, Corpus | None]:
+    """Return (tokenizer, target tokenizer or None, training corpus, validation corpus or None)."""
+    texts, held_out, test = (parallel_texts(recipe, names) for names in (recipe.train, recipe.validation, recipe.test))
+    tokenizer = load_or_train_tokenizer(recipe, output, texts, reporter.say)
+    target_tokenizer = load_target_tokenizer(recipe, output)
+    cache = Path(recipe.cache) if recipe.cache else output / "corpus"
+    corpus, validation, in_test = (
+        load_corpus(each, tokenizer, recipe, cache, reporter.say, target_tokenizer) if each else None
+        for each in (texts, held_out, test)
+    )
+    assert corpus is not None
+    for name, other in (("validation", validation), ("test", in_test)):
+        if other is not None and (common := overlap(corpus, other)):
+            reporter.say(f"warning: {common} of {len(other)} {name} pairs are also in the training text")
+    return tokenizer, target_tokenizer, corpus, validation
+
+
+def _distribute(
+    recipe: Recipe, accelerator: Accelerator, model: VaswaniTransformerForConditionalGeneration, shard_weights: bool
+) -> tuple[torch.nn.Module, AcceleratedOptimizer]:
+    """Wrap the model and its loss for the processes, and create the optimizer."""
+    module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread)
+    if shard_weights:
+        fsdp.shard(module, accelerator.device, accelerator.num_processes)
+    # Section 5.3: Adam with beta1 0.9, beta2 0.98, epsilon 1e-9.
+    optimizer = torch.optim.Adam(
+        model.parameters(),
+        lr=0.0,
+        betas=(recipe.adam_beta1, recipe.adam_beta2),
+        eps=recipe.adam_epsilon,
+        fused=accelerator.device.type in ("cpu", "cuda"),
+    )
+    # evaluation_mode: Accelerate leaves out DDP but keeps the autocast of mixed precision.
+    wrapped = accelerator.prepare_model(module, not shard_weights, evaluation_mode=shard_weights)
+    return wrapped, cast(AcceleratedOptimizer, accelerator.prepare_optimizer(optimizer))
+
+
+def total_steps(recipe: Recipe, plan: Plan) -> int:
+    """Return the steps of the run: the smaller of max_steps and max_epochs."""
+    limits = [recipe.max_steps]
+    if recipe.max_epochs is not None:
+        limits.append(max(1, math.ceil(recipe.max_epochs * plan.steps_per_epoch)))
+    return min(limit for limit in limits if limit is not None)

@@ -1,0 +1,104 @@
+"""How far a run has come, and why it stops."""
+
+import math
+import os
+import signal
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from accelerate import Accelerator
+
+from vaswani_transformer.errors import InputError
+
+from .recipe import Recipe
+
+
+@dataclass
+class Progress:
+    """Everything a checkpoint holds besides weights and moments."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0  # spent in steps
+    cpu_seconds: float = 0.0  # spent in steps, of all processes
+    wall_seconds: float = 0.0  # validation, checkpoints and preparation included
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    best_loss: float | None = None
+    best_step: int | None = None
+    validated_step: int = 0
+    validations_since_best: int = 0
+
+    def count_gradient(self, finite: bool, limit: int) -> None:
+        """Count a step whose gradient is not finite. Raises InputError after `limit` such steps in a row."""
+        if finite:
+            self.skipped_in_a_row = 0
+            return
+        self.skipped_steps += 1
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= limit:
+            raise InputError(
+                f"{self.skipped_in_a_row} steps in a row had a loss or gradient that is not finite, up to step "
+                f"{self.step + 1}; try a lower learning rate or a longer warm-up. The last checkpoint is intact"
+            )
+
+    def record_validation(self, loss: float) -> None:
+        if math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss):
+            self.best_loss, self.best_step, self.validations_since_best = loss, self.step, 0
+        else:
+            self.validations_since_best += 1
+        self.validated_step = self.step
+
+
+class StopReason(IntEnum):
+    """Why a run stops. When processes disagree, the largest value counts."""
+
+    NONE = 0
+    LIMIT = 1
+    SIGINT = signal.SIGINT
+    SIGTERM = signal.SIGTERM
+
+    @property
+    def is_signal(self) -> bool:
+        return self > StopReason.LIMIT
+
+
+class Signals:
+    """Turn the first SIGTERM or SIGINT into a request to save and stop; a second one ends the process at once."""
+
+    received = StopReason.NONE
+
+    def __enter__(self) -> "Signals":
+        self.previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self.received:
+            os._exit(128 + number)
+        self.received = StopReason(number)
+
+
+def limit_reached(recipe: Recipe, total_steps: int, progress: Progress) -> bool:
+    """Return whether a limit of the recipe ends the run here."""
+    limits = (
+        (progress.step, total_steps),
+        (progress.wall_seconds / 3600, recipe.max_hours),
+        (progress.cpu_seconds, recipe.max_cpu_seconds),
+        (progress.tokens, recipe.max_tokens),
+        (progress.validations_since_best, recipe.patience),
+    )
+    return any(limit is not None and value >= limit for value, limit in limits)
+
+
+def agree(reason: StopReason, accelerator: Accelerator) -> StopReason:
+    """Return the reason that counts for all processes."""
+    if accelerator.num_processes == 1:
+        return reason
+    reasons = torch.tensor([reason], device=accelerator.device)
+    torch.distributed.all_reduce(reasons, op=torch.distributed.ReduceOp.MAX)
+    return StopReason(int(reasons.item()))

@@ -1,0 +1,87 @@
+"""Validation: the loss without smoothing, and BLEU."""
+
+import itertools
+import math
+from typing import Any
+
+import torch
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.translator import Translator
+
+from . import fsdp, tensors
+from .batches import plan_batches, shares
+from .corpus import Corpus, parallel_texts
+from .prepare import Prepared
+from .progress import Progress
+from .recipe import Recipe
+from .step import make_batch
+
+
+@torch.no_grad()
+def validate(prepared: Prepared, progress: Progress, last: bool) -> None:
+    """Log the validation loss, and BLEU if it is due or this is the last step, and record it in `progress`."""
+    recipe, accelerator, reporter = prepared.recipe, prepared.accelerator, prepared.reporter
+    assert prepared.validation is not None
+    loss = validation_loss(prepared, prepared.validation)
+    progress.record_validation(loss)
+    record: dict[str, Any] = {
+        "event": "validation",
+        "step": progress.step,
+        "validation_loss": loss,
+        "validation_perplexity": math.exp(min(loss, 700)),
+        "seconds": progress.seconds,
+        "cpu_seconds": progress.cpu_seconds,
+    }
+    news = f"step {progress.step}: validation loss {loss:.4f}, perplexity {record['validation_perplexity']:.2f}"
+    if recipe.bleu_every is not None and (last or progress.step % recipe.bleu_every == 0):
+        model = unsharded_model(prepared)
+        if accelerator.is_main_process:
+            record["validation_bleu"] = validation_bleu(
+                recipe, Translator(model, prepared.tokenizer, prepared.target_tokenizer)
+            )
+            news += f", BLEU {record['validation_bleu']:.1f}"
+        accelerator.wait_for_everyone()
+    reporter.write(record)
+    reporter.say(news)
+
+
+def validation_loss(prepared: Prepared, corpus: Corpus) -> float:
+    """Return the mean of -log p over all target tokens of the corpus."""
+    accelerator, module = prepared.accelerator, prepared.module
+    plan = plan_batches(corpus.source_lengths, corpus.target_lengths, prepared.recipe.tokens_per_micro_batch)
+    module.eval()
+    total = torch.zeros((), device=accelerator.device)
+    batches = [plan.order[start:end] for start, end in itertools.pairwise(plan.starts)]
+    for _, part in shares(batches, accelerator.process_index, accelerator.num_processes):
+        batch, weight = (part, 1.0) if len(part) else (plan.order[:1], 0.0)
+        total += module(*make_batch(corpus, batch, prepared.config, accelerator.device))[1] * weight
+    fsdp.reshard(module)
+    summed: Any = accelerator.reduce(total, "sum")
+    return float(summed) / int(corpus.target_lengths.sum(dtype="int64"))
+
+
+def unsharded_model(prepared: Prepared) -> VaswaniTransformerForConditionalGeneration:
+    """Return a model to translate with; with FSDP, a copy on the main process, gathered from all processes."""
+    if not fsdp.is_sharded(prepared.module):
+        return prepared.model
+    main = prepared.accelerator.is_main_process
+    weights = tensors.copies(dict(prepared.model.named_parameters()), keep=main)
+    if not main:
+        return prepared.model
+    model = VaswaniTransformerForConditionalGeneration(prepared.config)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+    model.generation_config = prepared.model.generation_config
+    return model.to(prepared.accelerator.device).eval()
+
+
+def validation_bleu(recipe: Recipe, translator: Translator) -> float:
+    """Return sacreBLEU on the recipe's validation text, beam 4."""
+    from .scores import corpus_bleu  # sacrebleu is needed here only
+    from .test_sets import clean
+
+    chunks = [chunk for text in parallel_texts(recipe, recipe.validation) for chunk in text.chunks()]
+    sources = clean([line or "" for chunk in chunks for line in chunk.sources])
+    references = clean([line or "" for chunk in chunks for line in chunk.targets])
+    return corpus_bleu(translator.translate(sources), references, recipe.lowercase)
