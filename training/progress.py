@@ -3,6 +3,8 @@
 import math
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -81,6 +83,20 @@ class Signals:
         if self.received:
             os._exit(128 + number)
         self.received = StopReason(number)
+
+
+@contextmanager
+def default_signal_handlers() -> Iterator[None]:
+    """Let signals end the process: an exception from a Python handler is lost inside the tokenizers library."""
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def limit_reached(recipe: Recipe, total_steps: int, progress: Progress) -> bool:

@@ -19,7 +19,7 @@ from .checkpointer import Checkpointer
 from .metrics import Window
 from .output import claim_output, lock_run
 from .prepare import Prepared, make_accelerator, prepare
-from .progress import Progress, Signals, StopReason, agree, limit_reached
+from .progress import Progress, Signals, StopReason, agree, default_signal_handlers, limit_reached
 from .recipe import Recipe
 from .report import Reporter
 from .step import Stepper
@@ -44,8 +44,8 @@ def train(recipe: Recipe) -> None:
             stack.enter_context(lock_run(output))
             claim_output(recipe, output, reporter)
         accelerator.wait_for_everyone()
-        prepared = prepare(recipe, output, accelerator, reporter, shard_weights)
-        # Until here a signal ends the process: there is nothing to save, and reading the text may take an hour.
+        with default_signal_handlers():  # there is nothing to save yet, and reading the text may take an hour
+            prepared = prepare(recipe, output, accelerator, reporter, shard_weights)
         stack.enter_context(signals)
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
