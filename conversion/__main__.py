@@ -51,7 +51,7 @@ def convert(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="convert")
+    exit_cleanly(app, arguments, name="vaswani-transformer convert")
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def write_folder(files: "Files", out: Path) -> list[tuple[str, int]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="hub")
+    exit_cleanly(app, arguments, name="vaswani-transformer")
 
 
 if __name__ == "__main__":

@@ -192,8 +192,8 @@ def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content
     if content is None:
         path.unlink()
     elif isinstance(content, float):
-        whole = path.read_bytes()
-        path.write_bytes(whole[: int(len(whole) * content)])
+        complete = path.read_bytes()
+        path.write_bytes(complete[: int(len(complete) * content)])
     elif isinstance(content, dict):
         path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | content), encoding="utf-8")
     else:
@@ -275,7 +275,7 @@ def test_a_converted_config_is_completed_as_torch_reads_it(tmp_path: Path) -> No
     assert translator.translate(text) == expected.translate(text)
     assert "auto_map" in translator.config
     assert load_config(tmp_path / "onnx").to_dict() == load_config(tmp_path / "model").to_dict()
-    # An older export has the model's own file.
+    # Older exports contain an unchanged copy of the model's file.
     shutil.copy(path, tmp_path / "onnx" / "config.json")
     path = tmp_path / "onnx" / "config.json"
     path.write_text(json.dumps(config | {"pad_token_id": 1, "eos_token_id": 2}))

@@ -1,4 +1,4 @@
-"""What `pip install vaswani-transformer` gives, built from this clone and installed where the clone is not."""
+"""The wheel, built from this clone and installed in a clean environment outside it."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> Path:
-    """The bin folder of a clean environment with the wheel in it."""
+    """The bin folder of a clean environment in which the wheel is installed."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
@@ -34,18 +34,18 @@ def installed(wheel, tmp_path_factory) -> Path:
 
 
 def run(command, folder) -> subprocess.CompletedProcess:
-    # The dependencies come from the tests' own environment. A path in PYTHONPATH is not searched for .pth files,
+    # The dependencies come from the environment of the tests. A path in PYTHONPATH is not searched for .pth files,
     # so the editable install of this clone does not come with them.
     environment = {**os.environ, "PYTHONPATH": SITE_PACKAGES}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_the_wheel_has_one_top_level_name(wheel):
+def test_the_wheel_has_one_top_level_package(wheel):
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"vaswani_transformer"}
 
 
-def test_the_wheel_has_the_programs_with_their_data(wheel):
+def test_the_wheel_contains_the_programs_and_their_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     inside = "vaswani_transformer/training"
     assert {f"{inside}/__main__.py", f"{inside}/recipes/demo.yaml"} <= names
@@ -59,7 +59,7 @@ def test_the_console_script_runs_in_an_empty_folder(installed, tmp_path):
     assert "translate" in result.stdout
 
 
-def test_the_installed_library_and_its_training_program_are_those_of_the_wheel(installed, tmp_path):
+def test_the_installed_modules_come_from_the_wheel(installed, tmp_path):
     code = (
         "import vaswani_transformer, vaswani_transformer.training.recipe as r; print(r.__file__); r.load_recipe('demo')"
     )
@@ -68,7 +68,7 @@ def test_the_installed_library_and_its_training_program_are_those_of_the_wheel(i
     assert Path(result.stdout.strip()).is_relative_to(installed.parent)
 
 
-def test_the_installed_program_answers_under_its_own_name(installed, tmp_path):
+def test_the_installed_script_runs_the_training_program(installed, tmp_path):
     result = run([installed / "vaswani-transformer", "train", "--help"], tmp_path)
     assert result.returncode == 0, result.stderr
     assert "--config" in result.stdout

@@ -194,12 +194,12 @@ def test_only_a_character_beyond_the_limit_is_truncated():
     tokenizer = copy.deepcopy(trained_tokenizer())
     tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
     translator = Translator(untrained_model(), tokenizer)
-    whole, _ = translator._encode("\ufdfa")
-    assert len(whole) > 8
+    expanded, _ = translator._encode("\ufdfa")
+    assert len(expanded) > 8
     parts = list(itertools.islice(translator._parts(0, "ab \ufdfa\ufdfa cd", 8), 9))
     assert [part.source for part in parts] == [
         translator._encode("ab")[0],
-        *[[*whole[:7], 2]] * 2,
+        *[[*expanded[:7], 2]] * 2,
         translator._encode("cd")[0],
     ]
     assert [part.separator for part in parts] == ["", " ", "", " "]

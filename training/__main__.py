@@ -50,7 +50,7 @@ def recipe_of(arguments: list[str]) -> Recipe:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="train")
+    exit_cleanly(app, arguments, name="vaswani-transformer train")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def average(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="average")
+    exit_cleanly(app, arguments, name="vaswani-transformer average")
 
 
 if __name__ == "__main__":

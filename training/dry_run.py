@@ -133,5 +133,7 @@ def show(plan: dict[str, Any]) -> str:
         )
         if plan["hours"] is not None:
             lines.append(f"this recipe       {plan['hours']:,.2f} hours on this machine, one process")
-        lines.append(f"the paper's base  {plan['hours_for_the_paper_s_base']:,.1f} hours for its 100,000 steps, so")
+        lines.append(
+            f"the paper's base  {plan['hours_for_the_paper_s_base']:,.1f} hours for its 100,000 steps at this speed"
+        )
     return "\n".join(lines)

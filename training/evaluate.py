@@ -81,7 +81,7 @@ def evaluate(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="evaluate")
+    exit_cleanly(app, arguments, name="vaswani-transformer evaluate")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def plan(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="plan")
+    exit_cleanly(app, arguments, name="vaswani-transformer plan")
 
 
 if __name__ == "__main__":

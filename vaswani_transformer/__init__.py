@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for editors; at run time `__getattr__` below finds these names when they are asked for
+if TYPE_CHECKING:  # for editors; at run time `__getattr__` below imports these names on first use
     from .configuration_vaswani_transformer import PRESETS, VaswaniTransformerConfig
     from .modeling_vaswani_transformer import (
         VaswaniTransformerForConditionalGeneration,
@@ -49,7 +49,7 @@ def __getattr__(name: str):
 
 
 def register() -> None:
-    """Make AutoConfig, AutoModel, AutoModelForSeq2SeqLM and `pipeline("translation")` know the model."""
+    """Register the model with AutoConfig, AutoModel, AutoModelForSeq2SeqLM and `pipeline("translation")`."""
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
     from .configuration_vaswani_transformer import VaswaniTransformerConfig
@@ -65,13 +65,13 @@ def register() -> None:
     register_pipeline()
 
 
-# ONNX Runtime 1.31 writes who ran it into the home folder and sends it; nobody was asked.
+# ONNX Runtime 1.31 collects and sends usage data by default.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# The console script, and `python -m vaswani_transformer`, answer --help without the seconds that torch takes.
+# The console script and `python -m vaswani_transformer` answer --help without importing torch, which takes seconds.
 if Path(sys.argv[0]).stem != "vaswani-transformer" and ("-m", __name__) not in pairwise(sys.orig_argv):
     try:
         register()
-    except ModuleNotFoundError as error:  # a deployment of ONNX files has neither
+    except ModuleNotFoundError as error:  # ONNX deployments need neither
         if (error.name or "").partition(".")[0] not in ("torch", "transformers"):
             raise

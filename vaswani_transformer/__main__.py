@@ -1,4 +1,4 @@
-"""`python -m vaswani_transformer`: the same as the console script."""
+"""`python -m vaswani_transformer` runs the console script."""
 
 from vaswani_transformer.cli import main
 

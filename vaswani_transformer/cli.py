@@ -1,6 +1,6 @@
-"""The front door: `vaswani-transformer demo | tokenizer | train | evaluate | translate | score | ...`
+"""The command line: `vaswani-transformer demo | tokenizer | train | evaluate | translate | score | ...`
 
-Every command imports what it needs when it runs, so that `--help` does not wait for torch.
+Each command imports its dependencies when it runs, so that `--help` does not wait for torch.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vaswani_transformer import __version__
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import InputError, exit_cleanly
 from vaswani_transformer.lines import (
@@ -30,28 +31,43 @@ from vaswani_transformer.programs import launch, program, program_name
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
-    help="The Transformer of Attention Is All You Need: train it, translate with it, look into it.",
+    help="The Transformer of Attention Is All You Need: train it, translate with it, inspect it.",
     epilog="--debug after any command shows the traceback of an error.",
 )
 plot_app = typer.Typer(rich_markup_mode=None)
 export_app = typer.Typer(rich_markup_mode=None)
-app.add_typer(export_app, name="export", help="Take a model to another runtime.")
+app.add_typer(export_app, name="export", help="Export a model to another runtime.")
 app.add_typer(plot_app, name="plot", help="Draw attention weights, the positional encoding, or a run's curve.")
 
-# The programs read their arguments themselves, --help too.
+# The programs parse their arguments themselves, including --help.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
-Model = Annotated[str, typer.Option(help="A model's folder.")]
-Download = Annotated[bool, typer.Option("--download", help="--model may name a repository of the Hub: fetch it.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: the best there is.")]
+Model = Annotated[str, typer.Option(help="A model folder.")]
+Download = Annotated[bool, typer.Option("--download", help="Download --model from the Hub if it is a repository.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")]
 Output = Annotated[str, typer.Option(help="A file, or - for stdout.")]
 
 
-# ---- the way of a model, in the order of its life ----------------------------------------------------------------
+def show_version(wanted: bool) -> None:
+    """Print the version and exit, for `--version`."""
+    if wanted:
+        typer.echo(f"vaswani-transformer {__version__}")
+        raise typer.Exit()
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="From nothing to a translation in a few minutes.")
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    add_help_option=False, context_settings=PASS_ON, help="Train a small model and translate with it, in minutes."
+)
 def demo(context: typer.Context) -> None:
     importlib.import_module("vaswani_transformer.demo").main(context.args)
 
@@ -60,10 +76,10 @@ def demo(context: typer.Context) -> None:
 def tokenizer(
     files: Annotated[list[str], typer.Argument(help="UTF-8 text files (.gz too), one sentence a line; - for stdin.")],
     output: Annotated[str, typer.Option(help="The new folder, for tokenizer.json and tokenizer_config.json.")],
-    vocab_size: Annotated[int, typer.Option(help="Entries, 4 control tokens and 256 bytes among them.")] = 37000,
-    min_frequency: Annotated[int, typer.Option(min=1, help="A pair is merged if it occurs this often.")] = 2,
-    split_digits: Annotated[bool, typer.Option("--split-digits", help="Every digit is a token of its own.")] = False,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Read and write small letters alone.")] = False,
+    vocab_size: Annotated[int, typer.Option(help="Entries, including 4 special tokens and 256 bytes.")] = 37000,
+    min_frequency: Annotated[int, typer.Option(min=1, help="Merge pairs that occur at least this often.")] = 2,
+    split_digits: Annotated[bool, typer.Option("--split-digits", help="Make every digit one token.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert all text to lower case.")] = False,
 ) -> None:
     folder = check_new_folder(output)
     for file in files:
@@ -81,18 +97,18 @@ def tokenizer(
     typer.echo(f"{folder}: {len(trained)} entries", err=True)
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Train a model as a recipe says, or go on with it.")
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Train a model from a recipe, or resume training.")
 def train(context: typer.Context) -> None:
     name = program_name()
     if {"--help", "-h"} & set(context.args) or not context.args:
-        program("__main__").main(context.args or ["--help"])
+        program("__main__").main(["--help"])
         return
     code = launch(name, context.args, program("__main__").recipe_of(context.args).processes)
     if code:
         raise SystemExit(code)
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="BLEU of a model's translations.")
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Compute BLEU of a model's translations.")
 def evaluate(context: typer.Context) -> None:
     program("evaluate").main(context.args)
 
@@ -106,31 +122,31 @@ def translate(
     length_penalty: Annotated[
         float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")
     ] = None,
-    n_best: Annotated[int, typer.Option(help="Translations per line: line number, score, text, with tabs.")] = 1,
-    scores: Annotated[bool, typer.Option("--scores", help="The score and a tab before each translation.")] = False,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch, times beams: less needs less memory.")] = 8192,
+    n_best: Annotated[int, typer.Option(help="Translations per line, as line number, score, text (tabs).")] = 1,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Print the score and a tab before each translation.")
+    ] = False,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens times beams per batch; less needs less memory.")] = 8192,
     max_source_length: Annotated[
         int | None,
-        typer.Option(
-            help="Cut a line of more tokens into sentences; default: 256, or as many as learned positions are."
-        ),
+        typer.Option(help="Split lines of more tokens; default: 256, or the number of learned positions if smaller."),
     ] = None,
-    chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are sorted into batches together.")] = 2000,
-    progress: Annotated[bool, typer.Option("--progress", help="A bar per chunk, on stderr.")] = False,
+    chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are batched together.")] = 2000,
+    progress: Annotated[bool, typer.Option("--progress", help="Show a progress bar per chunk on stderr.")] = False,
     device: Device = None,
     dtype: Dtype = None,
-    backend: Annotated[str, typer.Option(help="torch, or onnx for a folder that `export onnx` wrote.")] = "torch",
-    threads: Annotated[int | None, typer.Option(help="Of the ONNX backend on the CPU.")] = None,
+    backend: Annotated[str, typer.Option(help="torch, or onnx for a folder written by `export onnx`.")] = "torch",
+    threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
     download: Download = False,
 ) -> None:
-    if input != "-":
-        existing_file(input)
+    if input != "-" and output != "-" and Path(output).exists() and existing_file(input).samefile(output):
+        raise InputError(f"--output {output} is the input file; give another name")
+    chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(existing_file(input)), chunk_lines)
     with open_output(output) as out:
         translator = load_translator(model, device, dtype, download, backend, threads)
-        number = 0
-        chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(input), chunk_lines)
+        done = 0
         for lines in chunks:
-            hypotheses = translator.translate(
+            translations = translator.translate(
                 lines,
                 num_beams=num_beams,
                 length_penalty=length_penalty,
@@ -140,27 +156,34 @@ def translate(
                 max_source_length=max_source_length,
                 progress=progress,
             )
-            for translation in hypotheses:
-                number += 1
-                if isinstance(translation, str):
-                    out.write(f"{in_one_line(translation)}\n".encode())
-                    continue
-                for hypothesis in translation:
-                    columns = [str(number)] if n_best > 1 else []
-                    columns += [f"{hypothesis.score:.6f}", in_one_line(hypothesis.text).replace("\t", " ")]
-                    out.write(("\t".join(columns) + "\n").encode())
+            for translation in translations:
+                done += 1
+                out.writelines(output_lines(translation, done if n_best > 1 else None))
             out.flush()
 
 
-@app.command(help="How probable a model finds given translations: log P and the number of tokens, with a tab.")
+def output_lines(translation: Any, number: int | None) -> Iterator[bytes]:
+    """Lines of output for one input line: a text, or hypotheses with their scores and, if given, the line number."""
+    if isinstance(translation, str):
+        yield f"{in_one_line(translation)}\n".encode()
+        return
+    for hypothesis in translation:
+        columns = [] if number is None else [str(number)]
+        columns += [f"{hypothesis.score:.6f}", in_one_line(hypothesis.text).replace("\t", " ")]
+        yield ("\t".join(columns) + "\n").encode()
+
+
+@app.command(help="Score given translations: log-probability, a tab, number of tokens.")
 def score(
     model: Model,
     source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
     target: Annotated[str, typer.Option(help="Its translation, line by line; - for stdin.")],
     output: Output = "-",
-    tokens: Annotated[bool, typer.Option("--tokens", help="A JSON object a line, with every token's log P.")] = False,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch: less needs less memory.")] = 8192,
-    progress: Annotated[bool, typer.Option("--progress", help="A bar on stderr.")] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Print JSON lines with the log-probability of each token.")
+    ] = False,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per batch; less needs less memory.")] = 8192,
+    progress: Annotated[bool, typer.Option("--progress", help="Show a progress bar on stderr.")] = False,
     device: Device = None,
     dtype: Dtype = None,
     download: Download = False,
@@ -189,38 +212,40 @@ def average(context: typer.Context) -> None:
     program("average").main(context.args)
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="What a recipe will cost: FLOPs, memory, time.")
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Estimate FLOPs, memory and time of a recipe.")
 def plan(context: typer.Context) -> None:
     program("plan").main(context.args)
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Another toolkit's checkpoint in; with --to, out.")
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Convert from another toolkit; with --to, to one.")
 def convert(context: typer.Context) -> None:
     program("__main__", of="conversion").main(context.args)
 
 
-@export_app.command("onnx", add_help_option=False, context_settings=PASS_ON, help="One ONNX file, its search inside.")
+@export_app.command(
+    "onnx", add_help_option=False, context_settings=PASS_ON, help="Write one ONNX file, with its search."
+)
 def export_onnx(context: typer.Context) -> None:
     program("onnx.__main__", of="conversion").main(context.args)
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Publish a model on the Hub, with its card.")
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Upload a model with its card to the Hub.")
 def push(context: typer.Context) -> None:
     program("__main__", of="hub").main(["push", *context.args])
 
 
-@plot_app.command("attention", help="Who attends to whom in a sentence and its translation, as a heat map.")
+@plot_app.command("attention", help="Draw attention weights of a sentence and its translation as heat maps.")
 def plot_attention(
     model: Model,
     source: Annotated[str, typer.Option(help="The sentence.")],
     output: Annotated[str, typer.Option(help="A .png, .svg or .pdf file.")],
     target: Annotated[str | None, typer.Option(help="Its translation; default: the model's.")] = None,
     kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
-    layer: Annotated[int | None, typer.Option(help="1 is the first, 0 all; default: the last.")] = None,
-    head: Annotated[int | None, typer.Option(help="1 is the first, 0 their mean; default: each.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Counted from 1; 0 for all; default: the last.")] = None,
+    head: Annotated[int | None, typer.Option(help="Counted from 1; 0 for their mean; default: all.")] = None,
     download: Download = False,
 ) -> None:
-    kind_of_picture(output)
+    picture_format(output)
     from vaswani_transformer.attention import attention_maps
     from vaswani_transformer.pictures import attention_figure, figure_class
 
@@ -230,33 +255,33 @@ def plot_attention(
     save_picture(attention_figure(maps, kind, layer, head), output)
 
 
-@plot_app.command("positions", help="The sinusoids of section 3.5 as a heat map.")
+@plot_app.command("positions", help="Draw the sinusoids of section 3.5 as a heat map.")
 def plot_positions(
     output: Annotated[str, typer.Option(help="A .png, .svg or .pdf file.")],
     length: Annotated[int, typer.Option(help="Positions.")] = 100,
     d_model: Annotated[int, typer.Option(help="Dimensions.")] = 128,
 ) -> None:
-    kind_of_picture(output)
+    picture_format(output)
     from vaswani_transformer.pictures import positional_encoding_figure
 
     save_picture(positional_encoding_figure(length, d_model), output)
 
 
-@plot_app.command("curve", help="Loss and BLEU of a training run over its steps.")
+@plot_app.command("curve", help="Draw loss and BLEU of a training run over its steps.")
 def plot_curve(
-    run: Annotated[str, typer.Option(help="The folder that was trained, with its metrics.jsonl.")],
+    run: Annotated[str, typer.Option(help="The output folder of the run, with metrics.jsonl.")],
     output: Annotated[str, typer.Option(help="A .png, .svg or .pdf file.")],
 ) -> None:
-    kind_of_picture(output)
+    picture_format(output)
     from vaswani_transformer.pictures import curve_figure, curves_of, figure_class
 
     figure_class()
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 
 
-@app.command(help="What this machine and installation can do, and whether a model's folder loads.")
+@app.command(help="Show machine and installation; check that a model folder loads.")
 def doctor(
-    model: Annotated[str | None, typer.Option(help="A model's folder to check.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None,
 ) -> None:
     from vaswani_transformer.doctor import examination
 
@@ -264,9 +289,6 @@ def doctor(
     translator = None if model is None else load_translator(model, None, None, download=False)
     for line in examination(translator):
         typer.echo(line)
-
-
-# ---- what the commands share -------------------------------------------------------------------------------------
 
 
 def load_translator(
@@ -277,20 +299,25 @@ def load_translator(
     backend: Any = "torch",
     threads: int | None = None,
 ) -> Any:
-    """A Translator; the network is only asked with --download."""
-    if not download and not Path(model).is_dir():
+    """Load a Translator; the network is only used with --download. Raises InputError."""
+    folder = Path(model)
+    if not download and not folder.is_dir():
         hint = "; a repository of the Hub needs --download" if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
-        raise InputError(f"--model {model}: there is no such folder{hint}")
+        raise InputError(f"--model {model}: no such folder{hint}")
+    if backend == "torch" and (folder / "model.onnx").is_file() and not any(folder.glob("*.safetensors*")):
+        raise InputError(
+            f"--model {model} holds an ONNX export; `translate` and `evaluate` read it with --backend onnx"
+        )
     from vaswani_transformer.translator import Translator
 
     if backend == "torch":
         quiet_transformers()
-    from_pretrained: Any = Translator.from_pretrained  # which has a signature for each backend
+    from_pretrained: Any = Translator.from_pretrained  # it has one signature per backend
     return from_pretrained(model, device=device, dtype=dtype, backend=backend, threads=threads)
 
 
 def quiet_transformers() -> None:
-    """stderr is for our own lines."""
+    """Keep transformers' messages and progress bars off stderr."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -303,20 +330,25 @@ def in_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
         yield chunk
 
 
-def kind_of_picture(output: str) -> str:
+def picture_format(output: str) -> str:
+    """The format that a file name asks for. Raises InputError."""
     suffix = Path(output).suffix.lower().removeprefix(".")
     if suffix not in ("png", "svg", "pdf"):
-        raise InputError(f"--output {output}: the name of a picture ends in .png, .svg or .pdf")
+        raise InputError(f"--output {output}: the file name of a picture ends in .png, .svg or .pdf")
     return suffix
 
 
 def save_picture(figure, output: str) -> None:
     with open_output(output) as out:
-        figure.savefig(out, format=kind_of_picture(output))
+        figure.savefig(out, format=picture_format(output))
     typer.echo(output, err=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
+    if arguments is None and sys.getfilesystemencoding() != "utf-8":
+        # Under LC_ALL=C Python may decode file names as ASCII, and most libraries fail on the others: start again.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see training/__init__.py
     exit_cleanly(app, arguments or ["--help"], name="vaswani-transformer")

@@ -1,4 +1,4 @@
-"""`vaswani-transformer demo`: the commands that a user would type, printed as they run."""
+"""`vaswani-transformer demo`: run the commands that a user would type, and print them."""
 
 import importlib.util
 import shlex
@@ -19,18 +19,20 @@ from vaswani_transformer.lines import read_lines
 from vaswani_transformer.programs import program, safe_environment
 
 EIGHT = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
-EXPORTED_WITH = ("onnx", "onnxruntime", "onnxscript")
-# The first file of a demo's folder: where it is, the rest is ours to write again.
-README = """# What `vaswani-transformer demo` has written
+EXPORT_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+# A folder with this file was created by a demo and may be overwritten.
+README = """# Files written by `vaswani-transformer demo`
 
-* `model/`: the trained model, an ordinary model folder of transformers, and its run
+* `model/`: the trained model, an ordinary transformers model folder, and its training run
 * `corpus/`: the embedded corpus as text
 * `eight.en`, `eight.de`: eight sentences of the test set, and their translations
-* `attention.png`, `positions.png`: the pictures
-* `onnx/`: the model and its search as one ONNX file; `timed.en`: the sentences that it was timed on
+* `attention.png`, `positions.png`: pictures of attention weights and of the positional encoding
+* `onnx/`: the model and its search as one ONNX file; `timed.en`: the sentences used to time it
 
-The same command again goes on where it was, and writes these files again.
+Run the same command again to resume an interrupted demo; it writes these files again.
 """
+# First lines of that file; version 0.1.0 wrote the second.
+TITLES = (README.partition("\n")[0].encode(), b"# What `vaswani-transformer demo` has written")
 PICTURED = "Tomorrow the old man is buying a red apple."
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -38,63 +40,84 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def demo(
-    folder: Annotated[Path | None, typer.Argument(help="Where everything is written; default: demo.")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="Output folder; default: demo, or demo-quick.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Under a minute: every step, but far too little training.")
+        bool, typer.Option("--quick", help="All steps in a minute, with far too little training.")
     ] = False,
 ) -> None:
-    """Train a small English-German model on the embedded corpus, measure it, translate with it, look inside.
+    """Train a small English-German model on the embedded corpus, evaluate it, translate, draw and export it.
 
-    About three minutes of training on two CPU cores. Ctrl-C and the same command again goes on where it was.
+    About three minutes of training on two CPU cores. Run the same command again to resume after Ctrl-C.
     """
-    # A wider page where no terminal sets one. The quick demo has another schedule, and so another run.
+    # A wider page unless a terminal sets its width. The quick demo has another schedule, and therefore another folder.
     console = Console(width=None if sys.stdout.isatty() else 120)
     folder = folder or Path("demo-quick" if quick else "demo")
     claim(folder)
-    model, corpus = folder / "model", folder / "corpus"
+    model = folder / "model"
 
-    console.print("[bold]1. The corpus:[/] 20,000 sentences that a grammar wrote; none of the test set is in training.")
-    program("demo_corpus.__main__").write_parallel_text(corpus)
-    test = [list(read_lines(corpus / f"test.{column}")) for column in ("kinds", "en", "de")]
-    eight = [next(row for row in zip(*test, strict=True) if row[0] == kind) for kind in EIGHT]
-    (folder / "eight.en").write_text("".join(f"{source}\n" for _, source, _ in eight), encoding="utf-8")
+    console.print("[bold]1. The corpus:[/] 20,000 sentences from a grammar; the test sentences are not in training.")
+    test = write_corpus(folder)
 
-    console.print("\n[bold]2. Tokenizer and model,[/] trained as the recipe `demo` says: 2 + 2 layers, d_model 128.")
+    console.print("\n[bold]2. Tokenizer and model,[/] trained with the recipe `demo`: 2 + 2 layers, d_model 128.")
     limits = ["--max-steps", "200", "--warmup-steps", "80"] if quick else []
     run("train", "--config", "demo", "--output-dir", model, *limits)
 
-    console.print("\n[bold]3. How good is it?[/] Unseen sentences; BLEU with its signature, exact matches by kind.")
+    console.print("\n[bold]3. Evaluation[/] on unseen sentences: BLEU with its signature, exact matches by kind.")
     run("evaluate", model)
 
-    console.print("\n[bold]4. Eight translations[/] of sentences that it has never seen.")
-    run("translate", "--model", model, "--input", folder / "eight.en", "--output", folder / "eight.de")
-    table = Table("English", "German", "", box=None, padding=(0, 2, 0, 0))
-    for (_, source, reference), translation in zip(eight, read_lines(folder / "eight.de"), strict=True):
-        table.add_row(source, translation, "" if translation == reference else f"(reference: {reference})")
-    console.print(table, highlight=False)
+    console.print("\n[bold]4. Eight translations[/] of unseen sentences.")
+    translate_eight(console, folder, test)
 
-    console.print("\n[bold]5. A look inside:[/] which English words each German word attends to; where a word stands.")
+    console.print("\n[bold]5. Pictures:[/] the English words that each German word attends to; positional encodings.")
     run("plot", "attention", "--model", model, "--source", PICTURED, "--output", folder / "attention.png")
     run("plot", "positions", "--output", folder / "positions.png")
 
-    console.print("\n[bold]6. One ONNX file[/] that holds the search, proved against torch and timed beside it.")
-    exported = folder / "onnx"
-    missing = [package for package in EXPORTED_WITH if importlib.util.find_spec(package) is None]
-    if missing:
-        print(f'left out: {", ".join(missing)} not installed; pip install "vaswani-transformer[onnx]"')
-    else:
-        if (exported / "model.onnx").is_file():  # of the demo before this one
-            shutil.rmtree(exported)
-        timed = folder / "timed.en"
-        timed.write_text("".join(f"{source}\n" for source in test[1][: 24 if quick else 200]), encoding="utf-8")
-        run("export", "onnx", model, exported, "--sentences", timed)
+    console.print("\n[bold]6. One ONNX file[/] that contains the search, compared with torch and timed beside it.")
+    exported = export(folder, [source for _, source, _ in test[: 24 if quick else 200]])
 
-    console.print(f"\n[bold]{escape(str(model))}[/] is an ordinary model folder of transformers. What to type next:")
-    says = f'echo "{PICTURED}" | '
+    console.print(f"\n[bold]{escape(str(model))}[/] is an ordinary transformers model folder. Commands to try next:")
+    show_next_commands(console, folder, exported)
+
+
+def write_corpus(folder: Path) -> list[tuple[str, str, str]]:
+    """Write the embedded corpus as text; return the test set as (kind, English, German)."""
+    corpus = folder / "corpus"
+    program("demo_corpus.__main__").write_parallel_text(corpus)
+    return list(zip(*(read_lines(corpus / f"test.{column}") for column in ("kinds", "en", "de")), strict=True))
+
+
+def translate_eight(console: Console, folder: Path, test: list[tuple[str, str, str]]) -> None:
+    """Translate one sentence of each kind, and print a table that shows where references differ."""
+    eight = [next(row for row in test if row[0] == kind) for kind in EIGHT]
+    sources, translations = folder / "eight.en", folder / "eight.de"
+    sources.write_text("".join(f"{source}\n" for _, source, _ in eight), encoding="utf-8")
+    run("translate", "--model", folder / "model", "--input", sources, "--output", translations)
+    table = Table("English", "German", "", box=None, padding=(0, 2, 0, 0))
+    for (_, source, reference), translation in zip(eight, read_lines(translations), strict=True):
+        table.add_row(source, translation, "" if translation == reference else f"(reference: {reference})")
+    console.print(table, highlight=False)
+
+
+def export(folder: Path, sentences: list[str]) -> bool:
+    """Export the model to ONNX and time it on sentences. Returns False if a package is missing."""
+    missing = [package for package in EXPORT_PACKAGES if importlib.util.find_spec(package) is None]
+    if missing:
+        print(f'skipped: {", ".join(missing)} not installed; pip install "vaswani-transformer[onnx]"')
+        return False
+    if (folder / "onnx" / "model.onnx").is_file():  # from an earlier demo
+        shutil.rmtree(folder / "onnx")
+    timed = folder / "timed.en"
+    timed.write_text("".join(f"{source}\n" for source in sentences), encoding="utf-8")
+    run("export", "onnx", folder / "model", folder / "onnx", "--sentences", timed)
+    return True
+
+
+def show_next_commands(console: Console, folder: Path, exported: bool) -> None:
+    pipe = f'echo "{PICTURED}" | '
     for line in (
-        says + typed("translate", "--model", model, "--n-best", "4"),
-        *([says + typed("translate", "--model", exported, "--backend", "onnx")] if not missing else []),
-        typed("score", "--model", model, "--source", folder / "eight.en", "--target", folder / "eight.de"),
+        pipe + typed("translate", "--model", folder / "model", "--n-best", "4"),
+        *([pipe + typed("translate", "--model", folder / "onnx", "--backend", "onnx")] if exported else []),
+        typed("score", "--model", folder / "model", "--source", folder / "eight.en", "--target", folder / "eight.de"),
         typed("plan", "--config", "paper_base_en_de"),
         typed("train", "--config", "multi30k_en_de", "--data", "FOLDER"),
     ):
@@ -102,23 +125,24 @@ def demo(
 
 
 def claim(folder: Path) -> None:
-    """Make the folder the demo's: new, empty, or of an earlier demo. InputError for anybody else's."""
-    readme, title = folder / "README.md", README.partition("\n")[0].encode()
-    if folder.is_dir() and any(folder.iterdir()) and not (readme.is_file() and readme.read_bytes().startswith(title)):
-        raise InputError(f"{folder} is not empty and no demo's; name a new folder, so that nothing in it is lost")
+    """Create the folder or reuse that of an earlier demo. Raises InputError if it holds other files."""
+    readme = folder / "README.md"
+    ours = readme.is_file() and readme.read_bytes().startswith(TITLES)
+    if folder.is_dir() and any(folder.iterdir()) and not ours:
+        raise InputError(f"{folder} is not empty and was not created by `demo`; choose a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     readme.write_text(README, encoding="utf-8")
 
 
 def typed(*words: str | Path) -> str:
-    """A command as one types it, whatever the folder is called."""
+    """A command line, with words quoted for a shell where needed."""
     return shlex.join(["vaswani-transformer", *map(str, words)])
 
 
 def run(*words: str | Path) -> None:
-    """Print a command as one would type it, and run it; its exit code, if not 0, becomes the demo's."""
+    """Print a command and run it. Raises SystemExit with its exit code if it fails."""
     print(f"$ {typed(*words)}", flush=True)
-    # Ctrl-C reaches the command by itself and it ends in its own time: training saves first.
+    # Ctrl-C also reaches the command, which may still save a checkpoint: wait for it.
     previous = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         command = [sys.executable, "-m", "vaswani_transformer", *map(str, words)]
@@ -126,7 +150,7 @@ def run(*words: str | Path) -> None:
     finally:
         signal.signal(signal.SIGINT, previous)
     if code == 130:
-        tell("\nThe same command again goes on from here.")
+        tell("\nRun the same command again to resume.")
     if code:
         raise SystemExit(code)
 

@@ -1,4 +1,4 @@
-"""`vaswani-transformer doctor`: what this machine and installation can do, on one screen."""
+"""`vaswani-transformer doctor`: the machine and the installation on one screen."""
 
 import os
 import platform
@@ -24,18 +24,18 @@ def installed(package: str) -> str:
 
 
 def examination(translator: Translator | None) -> Iterator[str]:
-    """The lines of the screen."""
+    """Yield the lines of the screen; with a translator, also those about its model."""
     yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    needed = map(installed, ("transformers", "tokenizers", "safetensors", "numpy"))
-    yield "needed      " + ", ".join([f"torch {torch.__version__}", *needed])  # +cpu and the like, which metadata lacks
+    required = map(installed, ("transformers", "tokenizers", "safetensors", "numpy"))
+    yield "required    " + ", ".join([f"torch {torch.__version__}", *required])  # metadata lacks "+cpu" and the like
     yield "training    " + ", ".join(map(installed, ("accelerate", "sacrebleu", "datasets")))
     yield "pictures    " + installed("matplotlib")
     yield "ONNX        " + ", ".join(map(installed, ("onnx", "onnxruntime")))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     devices = gpus or (["Apple GPU (mps)"] if torch.backends.mps.is_available() else [])
     yield "devices     " + ", ".join([*devices, f"CPU {torch.backends.cpu.get_cpu_capability()}"])
-    yield f"threads     {torch.get_num_threads()} of torch, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
-    yield "products    " + ", ".join(matmul_speeds())
+    yield f"threads     {torch.get_num_threads()} in torch, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
+    yield "matmul      " + ", ".join(matmul_speeds())
     usage = shutil.disk_usage(Path.cwd())
     yield f"disk        {usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB here"
     yield f"programs    {program_name()}"
@@ -45,11 +45,11 @@ def examination(translator: Translator | None) -> Iterator[str]:
             f"model       loads: {parameters:,} parameters, {translator.model.dtype} on "
             f"{translator.model.device}, {len(translator.tokenizer)} tokens"
         )
-        yield f"            'a' is translated to {translator.translate(['a'])[0]!r}"
+        yield f"            translates 'a' to {translator.translate(['a'])[0]!r}"
 
 
 def matmul_speeds() -> Iterator[str]:
-    """GFLOP/s of float32 matrix products on the CPU at torch's two precisions (MKL or oneDNN)."""
+    """Measure float32 matrix products on the CPU at torch's two precisions (MKL or oneDNN)."""
     size = 768
     left, right = torch.randn(size, size), torch.randn(size, size)
     before = torch.get_float32_matmul_precision()

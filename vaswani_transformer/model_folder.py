@@ -47,7 +47,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise BrokenFileError(f"{path} is not valid JSON: it is nested too deeply; copy or download it again") from None
     except ValueError as error:
-        # Python's message on integers of more than 4,300 digits goes on to name a function of the interpreter.
+        # For integers of more than 4,300 digits, Python's message also names a function of the interpreter.
         reason = "it is empty" if path.stat().st_size == 0 else one_line(str(error)).partition("; use sys.")[0]
         raise BrokenFileError(f"{path} is not valid JSON: {reason}; copy or download it again") from None
     if not isinstance(content, dict):
@@ -120,7 +120,7 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             tokenizer = Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the Rust library raises plain Exceptions, or PanicException, which is none
+    except BaseException as error:  # the Rust library raises Exception, and for a panic a subclass of BaseException
         raise BrokenFileError(f"{path} is not a tokenizer ({error}); copy or download it again") from None
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if vocabulary is not None and largest >= vocabulary:

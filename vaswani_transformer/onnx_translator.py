@@ -284,7 +284,7 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
     if threads is not None:
         options.intra_op_num_threads = check_number("threads", threads, 1, 1024)
     try:
-        # ONNX Runtime's own fallback to the CPU prints on stdout.
+        # ONNX Runtime's fallback to the CPU prints on stdout.
         session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     except Exception as error:  # its exceptions have no common base class
         if out_of_memory(error):

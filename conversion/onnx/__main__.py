@@ -86,7 +86,7 @@ def check_packages() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="export")
+    exit_cleanly(app, arguments, name="vaswani-transformer export onnx")
 
 
 if __name__ == "__main__":
