@@ -1,11 +1,12 @@
 """The Hub: what a repository holds, what a push would change, and the push itself, in one commit.
 
-huggingface_hub uploads, retries and waits when the Hub asks it to. This module adds the dry run, refuses to overwrite
-other people's commits and tags, and turns each failure into one line that says what to do.
+huggingface_hub uploads the files and retries. This module adds the dry run, refuses to overwrite other people's commits
+and tags, and turns each failure into one line that says what to do.
 """
 
 import fnmatch
 import hashlib
+import io
 import json
 import logging
 import re
@@ -25,6 +26,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars, get_session, set_client_factory, validate_repo_id
+from huggingface_hub.utils.sha import git_hash
 
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 
@@ -92,13 +94,8 @@ def check_repo_id(repo_id: str) -> None:
 
 def check_revision(name: str, option: str) -> None:
     """Raise InputError unless git allows the name for a branch or a tag."""
-    parts = name.split("/")
-    if (
-        not re.fullmatch(r"[\w./+-]+", name, re.ASCII)
-        or ".." in name
-        or name.endswith((".", "/"))
-        or any(not part or part.startswith((".", "-")) or part.endswith(".lock") for part in parts)
-    ):
+    part = r"[\w+](?:\.?[\w+-])*(?<!\.lock)"
+    if not re.fullmatch(rf"{part}(?:/{part})*", name, re.ASCII):
         raise InputError(f"{option} {name!r} is not a valid branch or tag name; use letters, digits and . - _ /")
 
 
@@ -138,20 +135,10 @@ def compare(file: Path | bytes, remote: RepoFile | None) -> str:
         return "new"
     if remote.size != size_of(file):
         return "changed"
-    if remote.lfs is not None:
-        return "same" if digest(file, "sha256") == remote.lfs.sha256 else "changed"
-    return "same" if digest(file, "sha1", f"blob {size_of(file)}\0".encode()) == remote.blob_id else "changed"
-
-
-def digest(file: Path | bytes, algorithm: str, prefix: bytes = b"") -> str:
-    state = hashlib.new(algorithm, prefix)
-    if isinstance(file, bytes):
-        state.update(file)
-        return state.hexdigest()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()
+    with io.BytesIO(file) if isinstance(file, bytes) else file.open("rb") as stream:
+        if remote.lfs is not None:
+            return "same" if hashlib.file_digest(stream, "sha256").hexdigest() == remote.lfs.sha256 else "changed"
+        return "same" if git_hash(stream.read()) == remote.blob_id else "changed"
 
 
 def size_of(file: Path | bytes) -> int:
@@ -236,28 +223,26 @@ def hide_addresses(record: logging.LogRecord) -> bool:
     return True
 
 
-def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes: huggingface_hub wraps the errors of single files."""
-    while error is not None:
-        yield error
+def http_error(error: BaseException | None) -> BaseException | None:
+    """Return the HTTP error among an error and its causes: huggingface_hub wraps the errors of single files."""
+    while error is not None and not isinstance(error, HTTPError):
         error = error.__cause__
+    return error
 
 
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status behind an error, if any."""
-    responses = (getattr(cause, "response", None) for cause in error_chain(error))
-    return next((int(response.status_code) for response in responses if response is not None), None)
+    response = getattr(http_error(error), "response", None)
+    return None if response is None else int(response.status_code)
 
 
 def reason(error: BaseException) -> str:
     """Describe an error in a few words, including the Hub's own message."""
-    status = status_of(error)
+    cause, status = http_error(error) or error, status_of(error)
     if status is None:
-        cause = next((cause for cause in error_chain(error) if isinstance(cause, HTTPError)), error)
         return f"{type(cause).__name__} ({one_line(str(cause))[:200]})"
-    messages = (getattr(cause, "server_message", None) for cause in error_chain(error))
-    message = next((one_line(message)[:300] for message in messages if message), None)
-    return f"status {status}" + (f" ({message})" if message else "")
+    message = getattr(cause, "server_message", None)
+    return f"status {status}" + (f" ({one_line(message)[:300]})" if message else "")
 
 
 @contextmanager
@@ -289,6 +274,6 @@ def explained(error: Exception, repo_id: str, revision: str) -> Exception:
         return UnavailableError(f"the answer is not the Hub's: it is not JSON; {RESUME}")
     if isinstance(error, ValueError):  # such as metadata of the card that the Hub does not accept
         return InputError(f"the Hub refuses: {one_line(str(error))[:400]}")
-    if any(isinstance(cause, HTTPError) for cause in error_chain(error)):
+    if http_error(error) is not None:
         return UnavailableError(f"the Hub cannot be reached: {reason(error)}; {RESUME}")
     return UnavailableError(f"the upload failed: {one_line(str(error))[:300]}; {RESUME}")
