@@ -1,20 +1,15 @@
-"""What must not be published: files from outside the folder, pickles, access tokens, weights that are not finite.
+"""What must not be published: files from outside the folder, pickles, access tokens.
 
 Every check raises an error that names the file.
 """
 
-import math
 import os
 import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-
-from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.loading import tensor_shapes
+from vaswani_transformer.errors import InputError
 
 SECRETS = re.compile(
     rb"\bhf_(?:[a-z]+_)*[A-Za-z0-9]{16,}|\bapi_org_[A-Za-z]{16,}"  # the Hub: user, OAuth and JWT; organisations
@@ -57,21 +52,6 @@ def is_pickle(path: Path) -> bool:
             return False
         stream.seek(-1, os.SEEK_END)
         return stream.read(1) == b"."  # the opcode STOP
-
-
-def refuse_weights_that_are_not_finite(file: Path) -> None:
-    """Raise BrokenFileError naming the first tensor with a NaN or an infinity, or an incomplete file."""
-    names = tensor_shapes(file)
-    with safe_open(file, framework="pt") as tensors:
-        for name in names:
-            tensor = tensors.get_tensor(name)
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                wrong = tensor[~torch.isfinite(tensor)].flatten()
-                kind = "NaN" if math.isnan(wrong[0]) else "infinity"
-                raise BrokenFileError(
-                    f"{file}: {name} contains {kind} ({wrong.numel():,} of {tensor.numel():,} weights are not finite); "
-                    "use an earlier checkpoint"
-                )
 
 
 def refuse_secrets(files: dict[str, Path | bytes]) -> None:
