@@ -143,6 +143,7 @@ def test_the_heat_map_shows_every_weight_of_every_layer_and_head(page: Any, tran
     maps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[1])
     for kind in ("Cross-attention", "Encoder self-attention", "Decoder self-attention"):
         page.locator("#kind").get_by_label(kind).check()
+        page.get_by_role("grid", name=kind).wait_for()
         weights, down, across = {
             "Cross-attention": (maps.cross, maps.predicted, maps.source),
             "Encoder self-attention": (maps.encoder, maps.source, maps.source),
@@ -150,6 +151,8 @@ def test_the_heat_map_shows_every_weight_of_every_layer_and_head(page: Any, tran
         }[kind]
         for layer in range(1, len(weights) + 1):
             page.get_by_role("group", name="Layer").get_by_label(str(layer), exact=True).check()
+            # Answers to two changes at once could arrive in either order.
+            page.get_by_role("grid", name=f"{kind}, layer {layer},").wait_for()
             for head in ("mean", *map(str, range(1, weights.shape[1] + 1))):
                 page.get_by_role("group", name="Head").get_by_label(head, exact=True).check()
                 name = f"{kind}, layer {layer}, {'mean of the heads' if head == 'mean' else f'head {head}'}"
