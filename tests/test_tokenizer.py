@@ -233,7 +233,7 @@ def test_invalid_utf_8_is_refused_by_line_and_byte(tmp_path, content, named):
 )
 def test_broken_gzip_files_are_named(tmp_path, content):
     (tmp_path / "text.gz").write_bytes(content)
-    with pytest.raises(BrokenFileError, match=r"text\.gz is not a whole gzip file"):
+    with pytest.raises(BrokenFileError, match=r"text\.gz is not a complete gzip file"):
         list(lines_of_files([tmp_path / "text.gz"]))
 
 
