@@ -47,8 +47,9 @@ class Golden:
         return load_model(self.folder, device="cpu")
 
     def tokenizer(self, side: str = "source") -> PreTrainedTokenizerFast:
-        own = self.folder / "target_tokenizer"
-        return PreTrainedTokenizerFast.from_pretrained(own if side == "target" and own.exists() else self.folder)
+        separate = self.folder / "target_tokenizer"
+        is_separate = side == "target" and separate.exists()
+        return PreTrainedTokenizerFast.from_pretrained(separate if is_separate else self.folder)
 
     def source(self) -> dict[str, Tensor]:
         """The batch of inputs.txt with our padding id."""

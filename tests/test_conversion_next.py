@@ -52,8 +52,8 @@ def test_fine_tuning_starts_from_the_converted_model(name: str, tmp_path: Path):
     for weight in ours:
         torch.testing.assert_close(theirs[weight], ours[weight], atol=1e-9, rtol=0)
     for side in ("source", "target"):
-        own = Golden(name, checkpoint.checkpoint, tuned, {}, []).tokenizer(side)
-        assert own.backend_tokenizer.to_str() == checkpoint.tokenizer(side).backend_tokenizer.to_str()
+        tokenizer = Golden(name, checkpoint.checkpoint, tuned, {}, []).tokenizer(side)
+        assert tokenizer.backend_tokenizer.to_str() == checkpoint.tokenizer(side).backend_tokenizer.to_str()
     texts = [source for source, _ in checkpoint.inputs]
     translators = [Translator.from_pretrained(folder, device="cpu") for folder in (checkpoint.folder, tuned)]
     assert translators[0].translate(texts) == translators[1].translate(texts)

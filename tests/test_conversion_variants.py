@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import padded
-from golden import FIXTURES
+from golden import FIXTURES, Golden
 from torch import Tensor, nn
-from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
 from conversion.__main__ import main
 from conversion.layout import PAPER
@@ -25,7 +25,7 @@ TARGETS = torch.tensor([[2, 5, 6, 11, 7], [2, 4, 4, 9, 10], [2, 12, 5, 8, 4]])
 
 
 def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter random, norms and biases too, so that a swapped one shows."""
+    """Make every parameter random, norms and biases too, so that a swapped one shows."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -70,11 +70,9 @@ def test_variants_have_their_toolkits_logits(name: str, tmp_path: Path):
 def test_variants_of_marian_have_the_printed_scores(name: str, tmp_path: Path):
     folder = FIXTURES / "variants" / name
     main([str(folder), str(tmp_path / "ours")])
-    model = load_model(tmp_path / "ours", device="cpu")
-    start = model.config.decoder_start_token_id
-    own = tmp_path / "ours" / "target_tokenizer"
-    source_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
-    target_tokenizer = AutoTokenizer.from_pretrained(own) if own.exists() else source_tokenizer
+    variant = Golden(name, folder, tmp_path / "ours", {}, [])
+    start = variant.model.config.decoder_start_token_id
+    source_tokenizer, target_tokenizer = variant.tokenizer(), variant.tokenizer("target")
     with np.load(folder / "printed.npz") as printed:
         for row, words, scores in zip(printed["rows"], printed["words"], printed["word_scores"], strict=True):
             source = source_tokenizer(str(printed["sources"][row]), return_tensors="pt")["input_ids"]
@@ -83,7 +81,7 @@ def test_variants_of_marian_have_the_printed_scores(name: str, tmp_path: Path):
             target = target_tokenizer(str(words), return_tensors="pt")["input_ids"][:, : len(scores)]
             decoder_input = torch.cat((torch.tensor([[start]]), target[:, :-1]), dim=1)
             with torch.inference_mode():
-                logits = model(input_ids=source, decoder_input_ids=decoder_input).logits
+                logits = variant.model(input_ids=source, decoder_input_ids=decoder_input).logits
             ours = logits.double().log_softmax(-1).gather(-1, target[..., None])[0, :, 0].numpy()
             assert np.abs(ours - scores).max() <= 2e-5, (words, ours, scores)  # five digits
 
@@ -126,7 +124,7 @@ class TutorialTransformer(nn.Module):
         return self.generator(states)
 
 
-# torch's own advice on a faster path that these options do not have.
+# torch warns that these options have no faster path.
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     "options",
@@ -169,7 +167,7 @@ def marian_of_transformers(**changes: Any) -> MarianMTModel:
 
 
 def converted_difference(model: torch.nn.Module, folder: Path, pad: int = 1) -> float:
-    """Between the logits of a model, saved in folder/theirs, and of what it was converted to."""
+    """Convert a model, saved in folder/theirs; return the largest difference between the logits of the two."""
     main([str(folder / "theirs"), str(folder / "ours")])
     batch = padded(SENTENCES, pad=pad)
     with torch.inference_mode():
