@@ -43,7 +43,20 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "starts with the padding token": {"decoder_start_token_id": PAD},
     "fewer tokens than candidates": {"vocab_size": 7},
 }
-# Many switches that do not depend on each other, for tests in which an export takes most of the time.
+# The switches that change the graph and are not in MANY_AT_ONCE, for tests in which an export takes most of the time.
+EXPORTED = [
+    "paper",
+    "pre-norm without final norms",
+    "post-norm with final norms",
+    "learned positions that end before the limit",
+    "another base and offset",
+    "tied",
+    "two vocabularies, the target's tied",
+    "gelu",
+    "swish",
+    "starts with the padding token",
+    "fewer tokens than candidates",
+]
 MANY_AT_ONCE = {
     "norm_position": "pre",
     **SWITCHES["learned positions"],

@@ -14,6 +14,7 @@ import torch
 from conftest import ModelMaker, padded, random_sentences
 from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer
 from searches import (
+    EXPORTED,
     MANY_AT_ONCE,
     OFFSET,
     SWITCHES,
@@ -67,7 +68,7 @@ def test_the_graph_gives_every_hypothesis_of_generate(lively_model: ModelMaker) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("switches", SWITCHES)
+@pytest.mark.parametrize("switches", EXPORTED)
 def test_the_graph_gives_every_hypothesis_for_every_switch(lively_model: ModelMaker, switches: str) -> None:
     model = lively_model(1, **SWITCHES[switches])
     model.generation_config.max_source_length_offset = OFFSET
@@ -336,12 +337,9 @@ def test_real_sentences_are_translated_by_all_three_alike_and_timed(folders: tup
     model = load_model(folders[0])
     sentences = encoded_sentences([*ENGLISH, " ", "", *GERMAN, "a"], load_tokenizer(folders[0]), model, "some.en")
     assert [len(ids) for ids in sentences] == sorted(len(ids) for ids in sentences) and len(sentences) == 9
-    result, wrong = race(folders[1] / "model.onnx", model, sentences)
+    report, wrong = race(folders[1] / "model.onnx", model, sentences)
     assert not wrong
-    assert (result.sentences, result.as_generate) == (9, 9)
-    assert min(result.generate_seconds, result.search_seconds, result.file_seconds) > 0
-    times = result.generate_seconds / result.file_seconds
-    assert f": {times:.1f} times as fast as generate(); 9 of 9" in result.line()
+    assert re.fullmatch(r"9 sentences, .* times as fast as generate\(\); 9 of 9 translations are the same", report)
     with torch.no_grad():
         model.lm_head.weight[5] += 1
     _, wrong = race(folders[1] / "model.onnx", model, sentences)

@@ -95,14 +95,14 @@ def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, P
     tokens = np.zeros((5, 1), np.int64)
     inputs = {"input_ids": tokens, "encoder_hidden_states": memory, "encoder_attention_mask": mask}
     state = dict(zip(outputs, first.run(outputs, inputs), strict=True))
-    own = [value.name for value in after.get_outputs()]
+    outputs_after = [value.name for value in after.get_outputs()]
     for _ in range(11):
         logits = state["logits"][:, -1]
         logits[:, [0, 1]] = -np.inf
         tokens = np.concatenate((tokens, logits.argmax(axis=1)[:, None]), axis=1)
         past = {n.replace("present", "past_key_values"): value for n, value in state.items() if n != "logits"}
         inputs = past | {"input_ids": tokens[:, -1:], "encoder_attention_mask": mask}
-        state |= dict(zip(own, after.run(own, inputs), strict=True))
+        state |= dict(zip(outputs_after, after.run(outputs_after, inputs), strict=True))
     source = padded(random_sentences(0, 5, 300, 9))
     expected = load_model(folders[0]).generate(
         source["input_ids"], attention_mask=source["attention_mask"], num_beams=1, max_new_tokens=11

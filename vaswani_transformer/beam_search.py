@@ -219,8 +219,7 @@ def step(
     # The best `beams` of the other candidates live on.
     live_scores, survivors = torch.where(is_end, EMPTY, scores).topk(beams, dim=-1)
 
-    # For each new hypothesis, the row of `tokens` that it extends and its new token. The rows to pick from are the
-    # finished hypotheses so far, extended by padding, and then the candidates.
+    # For each new hypothesis, the row of `tokens` that it extends and its new token; finished ones get padding.
     picked = torch.cat((survivors + beams, kept), dim=1)  # (batch, 2 x beams)
     extended = torch.cat((batch_constants.finished_rows, backpointers), dim=1).gather(1, picked)
     added = torch.cat((batch_constants.padding, tokens), dim=1).gather(1, picked)

@@ -11,14 +11,8 @@ from vaswani_transformer.errors import InputError
 VISIBLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
 HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
 SPELLING = {byte: chr(byte) for byte in VISIBLE} | {byte: chr(256 + i) for i, byte in enumerate(HIDDEN)}
-NOT_SUPPORTED = (
-    "dropout",
-    "unk_token",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-    "byte_fallback",
-    "ignore_merges",
-)
+# Fields of tokenizer.json's model, each with an effect that the operators do not have.
+NOT_SUPPORTED = "dropout unk_token continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges".split()
 
 
 @dataclass(frozen=True)

@@ -174,9 +174,9 @@ def proof_of_single_graph(
         raise_if_any(wrong)
         report.append(f"attention weights differ by at most {largest:.1e}")
     if encoded is not None:
-        raced, wrong = race(unfinished / "model.onnx", model, encoded, precision)
+        line, wrong = race(unfinished / "model.onnx", model, encoded, precision)
         raise_if_any(wrong)
-        report.append(raced.line())
+        report.append(line)
     if texts is not None:
         line, wrong = prove_text(unfinished, model, tokenizer, texts, precision)
         raise_if_any(wrong)

@@ -6,7 +6,6 @@ end.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,27 +24,6 @@ from .traced import NO_MAXIMUM, source_length_offset
 BATCH = 8  # sentences
 
 
-@dataclass(frozen=True)
-class Race:
-    """The same sentences by each of the three, in the same batches."""
-
-    sentences: int
-    beams: int
-    as_generate: int  # translations of the file that are those of `generate()`, token for token
-    generate_seconds: float
-    search_seconds: float
-    file_seconds: float
-
-    def line(self) -> str:
-        times = self.generate_seconds / self.file_seconds
-        return (
-            f"{self.sentences} sentences, {BATCH} at a time, beam {self.beams}, {get_num_threads()} thread(s): "
-            f"generate() {self.generate_seconds:.2f} s, our search in torch {self.search_seconds:.2f} s, "
-            f"model.onnx {self.file_seconds:.2f} s: {times:.1f} times as fast as generate(); "
-            f"{self.as_generate} of {self.sentences} translations are the same"
-        )
-
-
 def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str) -> list[list[int]]:
     """Return the token ids of lines that are not blank, shortest first. Raises InputError naming a line too long."""
     most = model.config.max_position_embeddings
@@ -62,8 +40,8 @@ def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str)
     return sorted(sentences, key=len)
 
 
-def race(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> tuple[Race, list[str]]:
-    """Translate the sentences by each in turn; returns the times, and what is wrong with the file's translations."""
+def race(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> tuple[str, list[str]]:
+    """Translate the sentences by each in turn; returns a report and what is wrong with the file's translations."""
     pad = cast(int, model.config.pad_token_id)
     beams, alpha = default_search(model)
     batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
@@ -93,7 +71,13 @@ def race(path: Path, model: Model, sentences: list[list[int]], precision: str = 
         wrong.append(f"{different} of {len(sentences)} sentences have another translation")
     if not largest <= TOLERANCES[precision]:
         wrong.append(f"scores of sentences differ by {largest:.2g}; the limit is {TOLERANCES[precision]}")
-    return Race(len(sentences), beams, as_generate, *seconds), wrong
+    report = (
+        f"{len(sentences)} sentences, {BATCH} at a time, beam {beams}, {get_num_threads()} thread(s): "
+        f"generate() {seconds[0]:.2f} s, our search in torch {seconds[1]:.2f} s, model.onnx {seconds[2]:.2f} s: "
+        f"{seconds[0] / seconds[2]:.1f} times as fast as generate(); "
+        f"{as_generate} of {len(sentences)} translations are the same"
+    )
+    return report, wrong
 
 
 def racers(path: Path, model: Model, beams: int, alpha: float) -> list[Callable[[dict[str, Tensor]], Any]]:

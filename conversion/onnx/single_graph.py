@@ -136,7 +136,8 @@ def inner_loop(op: Operators, graphs: SearchGraphs, now: Values, last_wanted: st
 def collect_finished(op: Operators, state: Values, now: Values, penalties: str, pad: int) -> tuple[str, str]:
     """Write each sentence's hypotheses to its row of the results; unfinished sentences overwrite them later.
 
-    Where nothing has finished at a sentence's limit, its live hypotheses count.
+    Where nothing has finished at a sentence's limit, its live hypotheses count, and the length penalty is applied to
+    them here. `step` has applied it to the finished ones.
     """
     live, finished = op.Split(state["tokens"], axis=1, num_outputs=2)
     none_finished = op.LessOrEqual(op.Slice(state["finished_scores"], [0], [1], [1]), NOTHING)

@@ -2,9 +2,9 @@
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from onnx import GraphProto
@@ -29,6 +29,9 @@ from .graph_surgery import OPSET, simplify
 NO_MAXIMUM = 1_000_000  # `max_length` of a search without one
 EXAMPLE_LENGTH = 7  # source tokens of the traced example: learned positions must be as many
 TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication")
+
+
+T = TypeVar("T", bound=Memory | BatchConstants | Constants | SearchState)
 
 
 class Names(NamedTuple):
@@ -56,7 +59,7 @@ class SearchGraphs(NamedTuple):
 
 
 class Start(nn.Module):
-    """`start` with tensors in and out; numbers of hypotheses are lengths of tensors, since they become sizes."""
+    """`start`, with the lengths of tensors for the numbers of hypotheses, since these become sizes."""
 
     def __init__(self, model: Model, offset: int):
         super().__init__()
@@ -72,40 +75,29 @@ class Start(nn.Module):
         max_length: Tensor,
     ):
         sizes = self.offset, beams.shape[0]
-        parts = start(self.model, input_ids, attention_mask, *sizes, length_penalty, max_length, initial_live.shape[0])
-        return tuple(tensor for part in parts for tensor in flat(part))
+        return start(self.model, input_ids, attention_mask, *sizes, length_penalty, max_length, initial_live.shape[0])
 
 
 class Step(nn.Module):
-    """`step` with lists of tensors in and out."""
+    """`step`, and whether to take another one before sentences leave the batch."""
 
     def __init__(self, model: Model):
         super().__init__()
-        self.decoder, self.layers = CachedDecoder(model), model.config.decoder_layers
+        self.decoder = CachedDecoder(model)
 
     def forward(
         self,
-        memory: list[Tensor],
-        batch_constants: list[Tensor],
-        constants: list[Tensor],
-        state: list[Tensor],
+        memory: Memory,
+        batch_constants: BatchConstants,
+        constants: Constants,
+        state: SearchState,
         min_length: Tensor,
         last_wanted: Tensor,
     ):
-        n = self.layers
-        after = step(
-            self.decoder,
-            Memory(memory[:n], memory[n : 2 * n], *memory[2 * n :]),
-            BatchConstants(*batch_constants),
-            Constants(*constants),
-            SearchState(state[:n], state[n : 2 * n], *state[2 * n :]),
-            min_length,
-            last_wanted,
-        )
+        after = step(self.decoder, memory, batch_constants, constants, state, min_length, last_wanted)
         # As in `beam_search`: sentences leave when an eighth of the batch is done or one is at its limit.
-        batch = state[-1].shape[0]
-        go_on = (after.done.long().sum() * 8 < batch) & (after.at_limit.long().sum() == 0)
-        return (*flat(after), go_on)
+        batch = state.done.shape[0]
+        return after, (after.done.long().sum() * 8 < batch) & (after.at_limit.long().sum() == 0)
 
 
 class CrossAttentions(nn.Module):
@@ -115,16 +107,15 @@ class CrossAttentions(nn.Module):
         super().__init__()
         self.decoder, self.config = CachedDecoder(model), model.config
 
-    def forward(self, memory: list[Tensor], positions: Tensor, sequences: Tensor) -> Tensor:
+    def forward(self, memory: Memory, positions: Tensor, sequences: Tensor) -> Tensor:
         """sequences: (batch, 1, length), padded;  returns (batch, layers, heads, length, source), 0 at padding"""
-        n, tokens = self.config.decoder_layers, sequences[:, 0]
-        known = Memory(memory[:n], memory[n : 2 * n], *memory[2 * n :])
+        tokens = sequences[:, 0]
         start_tokens = torch.full_like(tokens[:, :1], self.config.decoder_start_token_id)
         inputs = torch.cat((start_tokens, tokens[:, :-1]), dim=1)
         places = torch.arange(tokens.shape[1])
         causal = ((places[:, None] < places).float() * MASKED)[None]
         encoding = positions.index_select(0, places)
-        decoded = self.decoder(inputs, encoding, [], [], causal, known.keys, known.values, known.bias)
+        decoded = self.decoder(inputs, encoding, [], [], causal, memory.keys, memory.values, memory.bias)
         weights = torch.stack(decoded.cross_attentions, dim=1).float()
         return weights.masked_fill((tokens == self.config.pad_token_id)[:, None, None, :, None], 0.0)
 
@@ -133,10 +124,6 @@ def source_length_offset(model: Model) -> int:
     """Return the output tokens beyond the source's, 50 as in the paper unless the generation config says otherwise."""
     offset = getattr(model.generation_config, "max_source_length_offset", None)
     return 50 if offset is None else offset
-
-
-def flat(fields: Iterable[Tensor | list[Tensor]]) -> tuple[Tensor, ...]:
-    return tuple(tensor for field in fields for tensor in (field if isinstance(field, list) else [field]))
 
 
 def search_graphs(model: Model, attention: bool) -> SearchGraphs:
@@ -174,18 +161,17 @@ def search_graphs(model: Model, attention: bool) -> SearchGraphs:
 def cross_attention_graph(model: Model) -> GraphProto:
     input_ids, sequences = torch.full((2, EXAMPLE_LENGTH), 2), torch.full((2, 1, 5), 2)
     memory, _, constants, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, torch.tensor(0.6))
-    _, known, shapes = described(memory, model)
-    names, example, free = described(constants, model)
-    i = names.index("positions")
+    _, known, memory_axes = described(memory, model)
+    _, example, axes = described(constants, model)
     return exported_graph(
-        CrossAttentions(model), (known, example[i], sequences), (shapes, free[i], {0: Dim.AUTO, 2: Dim.AUTO})
+        CrossAttentions(model),
+        (known, example.positions, sequences),
+        (memory_axes, axes.positions, {0: Dim.AUTO, 2: Dim.AUTO}),
     )
 
 
-def described(
-    part: Memory | BatchConstants | Constants | SearchState, model: Model
-) -> tuple[list[str], list[Tensor], list[dict]]:
-    """Return the names of a part's tensors, an example of each, and which of their axes have no fixed size."""
+def described(part: T, model: Model) -> tuple[list[str], T, T]:
+    """Return the names of a part's tensors, an example of each, and in its place the axes without a fixed size."""
     is_memory = isinstance(part, Memory)
     changing = {
         "keys": (0, 2),
@@ -195,17 +181,20 @@ def described(
         "suppressed": (),
         "may_finish": (1,),
     }
-    names, example, shapes = [], [], []
+    names, examples, axes = [], [], []
     for field, value in zip(part._fields, part, strict=True):
+        tensors = value if isinstance(value, list) else [value]
         name = f"memory_{field}" if is_memory else field
-        for layer, tensor in enumerate(value if isinstance(value, list) else [value]):
-            names.append(f"{name}.{layer}" if isinstance(value, list) else name)
-            # Views of other tensors confuse the exporter.
-            example.append(tensor.clone().contiguous())
-            # The exporter takes a size of 1 as fixed.
-            axes = (axis for axis in changing.get(field, range(tensor.ndim)) if tensor.shape[axis] > 1)
-            shapes.append(dict.fromkeys(axes, Dim.AUTO))
-    return names, example, shapes
+        names += [f"{name}.{layer}" for layer in range(len(tensors))] if isinstance(value, list) else [name]
+        # Views of other tensors confuse the exporter, and it takes a size of 1 as fixed.
+        copies = [tensor.clone().contiguous() for tensor in tensors]
+        free = [
+            {axis: Dim.AUTO for axis in changing.get(field, range(tensor.ndim)) if tensor.shape[axis] > 1}
+            for tensor in tensors
+        ]
+        examples.append(copies if isinstance(value, list) else copies[0])
+        axes.append(free if isinstance(value, list) else free[0])
+    return names, type(part)._make(examples), type(part)._make(axes)
 
 
 @contextmanager
