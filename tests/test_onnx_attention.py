@@ -169,7 +169,7 @@ def test_the_other_precisions_are_proved_too(
     folders: tuple[Path, Path], tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([str(folders[0]), str(tmp_path / "out"), "--precision", precision, "--attention"])
-    assert "weights of attention differ by at most" in capsys.readouterr().out
+    assert "attention weights differ by at most" in capsys.readouterr().out
     graph = onnx.load(tmp_path / "out" / "model.onnx")
     kind = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.INT8
     large = matrices_of(graph.graph)
@@ -189,6 +189,6 @@ def test_an_export_that_attends_otherwise_leaves_nothing_behind(
     assert furthest > 1e-5 and reasons
     (tmp_path / "wrong.onnx").unlink()
     monkeypatch.setattr(export_module, "export_single_graph", lambda model, attention: wrong)
-    with pytest.raises(RuntimeError, match="weights of attention differ by"):
+    with pytest.raises(RuntimeError, match="attention weights differ by"):
         export_folder(folders[0], tmp_path / "new", attention=True)
     assert not list(tmp_path.iterdir())
