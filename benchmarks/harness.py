@@ -91,8 +91,9 @@ def training_lines(data: Path, language: str) -> list[str]:
 
 def tokenised(recipe: Any, folder: Path) -> tuple[Any, Any]:
     """Return the recipe's tokenizer and its tokenised training text; both are made in the folder once."""
-    from training.corpus import load_corpus, parallel_texts
+    from training.corpus import load_corpus
     from training.model import load_or_train_tokenizer
+    from training.parallel_text import parallel_texts
 
     texts = parallel_texts(recipe, recipe.train)
     tokenizer = load_or_train_tokenizer(recipe, folder, texts, lambda _: None)

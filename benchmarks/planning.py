@@ -56,9 +56,11 @@ def measure(
 
 def measure_tokenising(data: Path, pairs: int, vocab_size: int, work: Path) -> tuple[Any, dict[str, Any]]:
     """Return the tokenised corpus and the speeds."""
-    from training.corpus import CHUNK, load_corpus, parallel_texts, text_lines
+    from training.corpus import load_corpus
     from training.model import load_or_train_tokenizer
+    from training.parallel_text import parallel_texts, text_lines
     from training.recipe import load_recipe
+    from training.text_files import CHUNK
 
     for language in ("en", "de"):
         lines = training_lines(data, language)

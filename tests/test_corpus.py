@@ -1,4 +1,4 @@
-"""training/corpus.py: what is read is what was written, and every fault in the text is named by its place."""
+"""The text of a recipe, tokenised: nothing is lost, and faults are named by file and line."""
 
 import gzip
 import json
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.corpus import load_corpus, open_corpus, overlap, parallel_texts, text_lines
+from training.corpus import load_corpus, open_corpus, overlap
+from training.parallel_text import parallel_texts, text_lines
 from training.recipe import load_recipe
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
@@ -254,15 +255,34 @@ def test_the_second_time_the_corpus_comes_from_the_cache_and_a_changed_one_does_
     assert not list((tmp_path / "cache").glob("*.tmp-*"))
 
 
-def test_a_damaged_cache_is_made_again(tmp_path, load):
+@pytest.mark.parametrize("name", ["source.ids", "target.ids", "source.lengths", "target.lengths", "pairs.hash"])
+@pytest.mark.parametrize(("damage", "message"), [("cut", "has 2 bytes, must have"), ("flip", "has been altered")])
+def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, load, name, damage, message):
     write_both(tmp_path)
     corpus, _ = load()
     (folder,) = (tmp_path / "cache").iterdir()
-    (folder / "target.ids").write_bytes(b"12")
-    with pytest.raises(BrokenFileError, match="target.ids has 2 bytes"):
+    raw = bytearray((folder / name).read_bytes())
+    raw[1] ^= 1
+    (folder / name).write_bytes(raw if damage == "flip" else raw[:2])
+    with pytest.raises(BrokenFileError, match=f"{name} {message}"):
         open_corpus(folder)
     again, said = load()
-    assert again.sha256 == corpus.sha256 and "tokenising again" in said[0]
+    assert again.sha256 == corpus.sha256 and f"{name} {message}" in said[0] and "tokenising again" in said[0]
+    assert (again.source_ids == load()[0].source_ids).all()
+
+
+def test_the_columns_of_a_table_follow_the_languages(tmp_path, load, tokenizer):
+    """A header names the columns, or else the file's name; without either, the first column is the source."""
+    rows = [f"{english}\t{german}" for english, german in zip(ENGLISH, GERMAN, strict=True)]
+    reverse = {"source_language": "de", "target_language": "en"}
+    write(tmp_path, "named.tsv", ["en\tde", *rows])
+    write(tmp_path, "train.en-de.tsv", rows)
+    write(tmp_path, "plain.tsv", rows)
+    pairs = list(zip(ENGLISH, GERMAN, strict=True))
+    for name in ("named.tsv", "train.en-de.tsv"):
+        assert texts_of(load(name)[0], tokenizer) == pairs
+        assert texts_of(load(name, **reverse)[0], tokenizer) == [pair[::-1] for pair in pairs]
+    assert texts_of(load("plain.tsv", **reverse)[0], tokenizer) == pairs
 
 
 # --- faults in the text ------------------------------------------------------------------------------------------
@@ -355,7 +375,7 @@ def test_separators_inside_a_line_do_not_end_it(tmp_path, load, tokenizer):
     ("line", "message"),
     [
         ('{"translation": {"en": "a"}}', r"line 2: key 'de' is missing; keys there: en"),
-        ('{"translation": {"en": "a", "de": null}}', r"line 2: 'de' is null, must be a text"),
+        ('{"translation": {"en": "a", "de": null}}', r"line 2: 'de' is null, must be text"),
         ('{"translation": {"en": "a", "de": 3}}', r"line 2: 'de' is int"),
         ('{"translation": {"en": ["a"], "de": "b"}}', r"line 2: 'en' is list"),
         ('{"translation": {"en": "a", "de": "b"', r"line 2: not JSON"),

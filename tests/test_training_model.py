@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer
 from tokenizers import Tokenizer, processors
 
-from training.corpus import load_corpus, parallel_texts
+from training.corpus import load_corpus
 from training.dry_run import make_plan
 from training.model import control_ids, load_or_train_tokenizer, load_target_tokenizer, model_config
+from training.parallel_text import parallel_texts
 from training.recipe import Recipe, load_recipe
 from training.train import train
 from vaswani_transformer import Translator

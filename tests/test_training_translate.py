@@ -9,7 +9,7 @@ import pytest
 from saved_model import ENGLISH, GERMAN, saved_model
 from training_child import TrainingProcess
 
-from training.corpus import files_sha256
+from training.parallel_text import files_sha256
 from training.translate import _files_of
 from training.translate import main as translate
 from vaswani_transformer import Translator

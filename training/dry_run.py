@@ -11,10 +11,11 @@ from vaswani_transformer import VaswaniTransformerConfig
 
 from . import machine
 from .batches import plan_batches
-from .corpus import load_corpus, parallel_texts
+from .corpus import load_corpus
 from .cost import count_parameters, product_rate, seconds_of, training_flops, training_memory
 from .loss import CHUNK_ELEMENTS, TrainingLoss
 from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
+from .parallel_text import parallel_texts
 from .prepare import total_steps
 from .recipe import Recipe
 

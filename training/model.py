@@ -15,7 +15,7 @@ from vaswani_transformer.loading import check_generation_config, find_folder, lo
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
-from .corpus import text_lines
+from .parallel_text import text_lines
 from .recipe import Recipe
 from .tensors import restore_model
 

@@ -13,9 +13,9 @@ from vaswani_transformer.atomic import remove, remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .corpus import parallel_texts
 from .json_files import read_json, write_json
 from .model import model_config
+from .parallel_text import parallel_texts
 from .recipe import Recipe
 from .report import Reporter
 

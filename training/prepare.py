@@ -24,10 +24,11 @@ from vaswani_transformer.errors import InputError, UnavailableError
 
 from . import fsdp, machine
 from .batches import Order, Plan, plan_batches
-from .corpus import Corpus, load_corpus, overlap, parallel_texts, tokenizer_sha256
+from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
 from .loss import TrainingLoss
 from .metrics import Meter
 from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
+from .parallel_text import parallel_texts
 from .recipe import Recipe
 from .report import Reporter
 

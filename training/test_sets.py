@@ -8,8 +8,8 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 
 from . import demo_corpus
-from .corpus import parallel_texts
 from .json_files import read_json
+from .parallel_text import parallel_texts
 from .recipe import EMBEDDED, Recipe, load_recipe
 
 

@@ -27,9 +27,9 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
 from . import machine
-from .corpus import files_sha256
 from .json_files import read_json, write_json
 from .output import lock_run, remove_unfinished
+from .parallel_text import files_sha256
 from .report import Reporter
 
 ABOUT = "about.json"

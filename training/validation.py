@@ -11,7 +11,8 @@ from vaswani_transformer.translator import Translator
 
 from . import fsdp, tensors
 from .batches import plan_batches, shares
-from .corpus import Corpus, parallel_texts
+from .corpus import Corpus
+from .parallel_text import parallel_texts
 from .prepare import Prepared
 from .progress import Progress
 from .recipe import Recipe

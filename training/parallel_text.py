@@ -1,0 +1,114 @@
+"""Find the text that a recipe names: files, a dataset, or the demo's embedded corpus."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from vaswani_transformer.errors import InputError
+
+from . import demo_corpus
+from .dataset_text import dataset_chunks
+from .recipe import EMBEDDED, Recipe
+from .text_files import Chunk, read_jsonl, read_tsv, read_two_files, tsv_columns
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """A text in two languages that can be read repeatedly."""
+
+    name: str
+    chunks: Callable[[], Iterator[Chunk]]
+    fingerprint: Callable[[], str]
+
+
+def parallel_texts(recipe: Recipe, names: list[str]) -> list[ParallelText]:
+    """Return the corpora named by a recipe's `train`, `validation` or `test`. Raises InputError for missing ones."""
+    if recipe.dataset is not None:
+        return [_from_dataset(recipe, split) for split in names]
+    if recipe.data == EMBEDDED:
+        return [_from_embedded(split, (recipe.source_language, recipe.target_language)) for split in names]
+    folder = Path(recipe.data) if recipe.data is not None else Path()
+    if recipe.data is not None and not folder.is_dir():
+        raise InputError(f"data: there is no folder {recipe.data}; set --data to the folder of the text files")
+    return [_from_files(folder, name, recipe) for name in names]
+
+
+def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
+    languages = (recipe.source_language, recipe.target_language)
+    plain = name.removesuffix(".gz")
+    if plain.endswith(".tsv"):
+        path = _existing(folder, name)
+        columns = tsv_columns(path, languages)
+        return ParallelText(
+            name,
+            lambda: read_tsv(path, languages, recipe.encoding_errors),
+            lambda: f"{files_sha256(path)} {'' if columns == (0, 1, False) else columns}",
+        )
+    if plain.endswith(".jsonl"):
+        path = _existing(folder, name)
+        return ParallelText(
+            name,
+            lambda: read_jsonl(path, languages, recipe.encoding_errors),
+            lambda: f"{files_sha256(path)} {languages}",  # the other direction is another corpus
+        )
+    if "," in name:
+        stems = [part.strip() for part in name.split(",")]
+        if len(stems) != 2:
+            raise InputError(f"corpus {name!r} names {len(stems)} files, must be source,target")
+    else:
+        stems = [name.replace("{language}", x) if "{language}" in name else f"{name}.{x}" for x in languages]
+    source, target = (_existing(folder, stem) for stem in stems)
+    return ParallelText(
+        name,
+        lambda: read_two_files(source, target, recipe.encoding_errors),
+        lambda: files_sha256(source, target),
+    )
+
+
+def _from_embedded(split: str, languages: tuple[str, str]) -> ParallelText:
+    """Return a split of the demo's corpus."""
+    if split not in demo_corpus.SPLITS:
+        raise InputError(f"the embedded corpus has no split {split!r}; splits: {', '.join(demo_corpus.SPLITS)}")
+    if sorted(languages) != ["de", "en"]:
+        raise InputError(f"the embedded corpus is English and German (en, de), not {' to '.join(languages)}")
+
+    def chunks() -> Iterator[Chunk]:
+        texts: dict[str, list[str | None]] = {"en": [], "de": []}
+        for _, english, german in demo_corpus.load(split):
+            texts["en"].append(english)
+            texts["de"].append(german)
+        yield Chunk(1, *(texts[language] for language in languages))
+
+    return ParallelText(split, chunks, lambda: f"{split} {languages} {files_sha256(demo_corpus.PATH)}")
+
+
+def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
+    chunks, fingerprint = dataset_chunks(recipe, split)
+    return ParallelText(f"{recipe.dataset}/{split}", chunks, lambda: fingerprint)
+
+
+def _existing(folder: Path, name: str) -> Path:
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise InputError(f"{folder / name}: no such file (nor {name}.gz)")
+
+
+def files_sha256(*paths: Path) -> str:
+    """Return a hash over the hashes of the files, in this order."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def text_lines(texts: list[ParallelText]) -> Iterator[str]:
+    """Yield both sides of all pairs, to train a tokenizer on."""
+    for text in texts:
+        for chunk in text.chunks():
+            for line in chain(chunk.sources, chunk.targets):
+                if line is not None and (stripped := line.strip()):
+                    yield stripped
