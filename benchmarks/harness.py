@@ -112,7 +112,7 @@ def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, column
         typer.echo("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
     if path is None:
         return
-    from training.record import commit, hardware
+    from training.result_row import commit, hardware
 
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     known: dict[str, Callable[[], str]] = {

@@ -9,10 +9,10 @@ import pytest
 import sacrebleu
 from saved_model import ENGLISH, saved_model
 
-from training import record
+from training import result_row
 from training.evaluate import main
 from training.recipe import load_recipe
-from training.record import COLUMNS
+from training.result_row import COLUMNS
 from training.scores import corpus_bleu, moses_tokenised, scores, show, split_compounds
 from training.test_sets import files_test_set
 from training.test_sets import test_set as set_of_recipe
@@ -171,7 +171,7 @@ def test_a_row_of_a_model_in_another_precision_is_refused(model_folder, capsys):
     files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--record", str(table)]
     with pytest.raises(SystemExit) as stop:
         main([str(model_folder / "model"), *files, "--dtype", "bfloat16"])
-    assert stop.value.code == 2 and "without --dtype and --backend" in capsys.readouterr().err
+    assert stop.value.code == 2 and "use it without --dtype and --backend" in capsys.readouterr().err
     assert not table.exists()
 
 
@@ -190,11 +190,11 @@ def test_a_results_file_with_other_columns_is_refused_and_stays_as_it_is(model_f
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: there is no such model folder"),
+        (["nowhere"], "nowhere: no such model folder"),
         (["model"], "has no run.json; name a recipe"),
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
-        (["model", "--kinds", "s", "--config", "demo"], "--kinds belongs to --source and --reference"),
+        (["model", "--kinds", "s", "--config", "demo"], "--kinds requires --source and --reference"),
         (["model", "--config", "demo", "--hypotheses", "no/where"], "no/where: give the name of a file in a folder"),
         (["model", "--config", "paper_base_en_de", "--data", "nowhere"], "there is no folder nowhere"),
     ],
@@ -227,6 +227,6 @@ def test_the_revision_is_of_the_clone_that_the_program_belongs_to(tmp_path, monk
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
-    (tmp_path / "record.py").touch()
-    monkeypatch.setattr(record, "__file__", str(tmp_path / "record.py"))
-    assert record.commit() == __version__
+    (tmp_path / "result_row.py").touch()
+    monkeypatch.setattr(result_row, "__file__", str(tmp_path / "result_row.py"))
+    assert result_row.commit() == __version__

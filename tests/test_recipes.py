@@ -199,6 +199,6 @@ def test_the_plan_of_a_corpus_counts_its_steps_and_measures_the_machine(capsys):
     assert plan["hours"] > 0 and 0 < plan["mfu"] < 1.5
     plan_command(["--config", "multi30k_en_de", "--data", "null", "--dataset", "owner/name", "--seconds", "0"])
     said = capsys.readouterr().out
-    assert "on the Hub, not fetched: steps an epoch unknown" in said and "FLOP in all" not in said
+    assert "on the Hub, not fetched: steps per epoch unknown" in said and "FLOP in all" not in said
     plan_command(["--config", "paper_big_en_de", "--seconds", "0"])
     assert "parameters        214,171,648" in capsys.readouterr().out

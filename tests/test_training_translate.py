@@ -63,7 +63,7 @@ def test_the_output_is_every_line_s_translation_in_order(start, work, tmp_path, 
 
 def test_killed_it_goes_on_with_the_missing_shards_and_any_number_of_processes(start, work, tmp_path):
     assert start(fault=("kill", 16)).wait() == -9
-    done = sorted(path.name for path in (tmp_path / "out.shards").glob("shard-*") if ".tmp-" not in path.name)
+    done = sorted(path.name for path in (tmp_path / "out.shards").glob("shard-*") if ".tmp" not in path.name)
     assert 0 < len(done) < LINES // SHARD and not (tmp_path / "out").exists()
     process = start(**{"num-beams": 1})
     assert process.wait() == 2
@@ -142,10 +142,10 @@ def test_a_pipe_is_refused_since_it_can_be_read_once(work, tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SystemExit) as stop:
         translate([str(work[0] / "model"), "--input", str(tmp_path / "pipe"), "--output", str(tmp_path / "out")])
-    assert stop.value.code == 2 and "pipe is no file" in capsys.readouterr().err
+    assert stop.value.code == 2 and "pipe is not a regular file" in capsys.readouterr().err
 
 
-def test_a_folder_of_somebody_else_s_is_left_alone(start, work, tmp_path):
+def test_files_of_unknown_origin_are_not_touched(start, work, tmp_path):
     folder = tmp_path / "out.shards"
     folder.mkdir()
     (folder / "notes").write_text("mine")
@@ -153,5 +153,5 @@ def test_a_folder_of_somebody_else_s_is_left_alone(start, work, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["notes"]
     (folder / "shard-00").write_text("mine")
     process = start()
-    assert process.wait() == 2 and "nobody knows whose it is" in process.said()
+    assert process.wait() == 2 and "so its origin is unknown" in process.said()
     assert (folder / "shard-00").read_text() == "mine"

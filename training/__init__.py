@@ -1,12 +1,13 @@
-"""The program that turns parallel text into a model: sections 5 and 6 of the paper.
+"""Turns parallel text into a model: sections 5 and 6 of the paper.
 
-text -> corpus.py -> batches.py -> train.py (loss.py, schedule.py, checkpoint.py) -> evaluate.py
+recipe.py -> prepare.py (parallel_text.py, tokenise.py, corpus.py, batches.py, model.py)
+          -> train.py (step.py, loss.py, schedule.py, validation.py, checkpointer.py) -> evaluate.py
 """
 
 import os
 
-# Before torch loads libgomp: threads that wait by spinning cost a busy machine ten times the time of the step itself.
+# Set before torch loads libgomp: on a busy machine, spinning threads take ten times the time of the step.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# oneDNN keeps the code that it generates for the last 1,024 shapes of products, 1 to 2 MB each. Batches differ in
-# shape; what is used again is what the layers of one step have in common.
+# oneDNN caches generated code for the last 1,024 shapes of products, 1 to 2 MB each. Batches differ in shape, so only
+# the layers of one step reuse it.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, floating-point operations, memory; and what this machine can do of them."""
+"""The cost of a model (parameters, floating-point operations, memory) and the speed of this machine."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 
 @dataclass(frozen=True)
 class Counts:
-    """A config's parameters: all, and those of the layers' matrices."""
+    """Parameters of a config: all of them, and those of the layers' matrices."""
 
     total: int
     encoder_matrices: int
@@ -19,7 +19,7 @@ class Counts:
 
 
 def count_parameters(config: VaswaniTransformerConfig) -> Counts:
-    """Counted on a model without memory ("meta" device), so that big costs nothing."""
+    """Count the parameters of a model on the "meta" device, which allocates nothing."""
     with torch.device("meta"):
         model = VaswaniTransformerForConditionalGeneration(config)
     stacks = (model.model.encoder.layers, model.model.decoder.layers)
@@ -30,16 +30,16 @@ def count_parameters(config: VaswaniTransformerConfig) -> Counts:
 def training_flops(
     config: VaswaniTransformerConfig, source_tokens: float, target_tokens: float, source: float, target: float
 ) -> float:
-    """Floating-point operations of forward and backward pass, 2 per multiply-add, the backward pass twice the forward.
+    """Return the FLOPs of forward and backward pass: 2 per multiply-add, the backward pass twice the forward pass.
 
-    source_tokens, target_tokens: tokens in all; source, target: the mean length of the sentences they are in.
-    Products with weights (a token each) and attention scores and values (a pair of positions each); the look-up of
-    embeddings is no product, the output layer is one.
+    source_tokens, target_tokens: totals; source, target: mean lengths of their sentences.
+    Counts products with weights (per token), attention (per pair of positions) and the output layer, but not the
+    embedding lookup.
     """
     counts = count_parameters(config)
     heads = config.encoder_attention_heads
     width = heads * ((config.d_k or config.d_model // heads) + (config.d_v or config.d_model // heads))
-    # Cross attention's keys and values are made of source tokens.
+    # Cross attention computes keys and values from source tokens.
     cross = config.decoder_layers * config.d_model * width
     weights = (counts.encoder_matrices + cross) * source_tokens
     weights += (counts.decoder_matrices - cross) * target_tokens
@@ -51,7 +51,7 @@ def training_flops(
 
 
 def training_memory(config: VaswaniTransformerConfig, tokens: int, vocabulary_rows: int) -> int:
-    """About how many bytes a process needs: weights, gradients and two moments in float32, and activations.
+    """Estimate the bytes that a process needs: weights, gradients and two moments in float32, and activations.
 
     tokens: positions of a micro-batch; vocabulary_rows: rows of logits alive at a time (loss.py).
     """
@@ -63,15 +63,15 @@ def training_memory(config: VaswaniTransformerConfig, tokens: int, vocabulary_ro
 
 
 def product_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    """FLOP a second of products of large matrices, measured: what no step can exceed, the 100 % of MFU."""
+    """Measure the FLOP/s of large matrix products: 100 % of MFU."""
     size = 1024 if device.type == "cpu" else 8192
-    generator = torch.Generator(device).manual_seed(0)  # not the one that training draws from
+    generator = torch.Generator(device).manual_seed(0)  # does not disturb the training's generator
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     return 2 * size**3 / seconds_of(lambda: left @ right, device, seconds)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """The mean time of a call, over at least this many seconds and two calls, after a first one."""
+    """Return the mean time of a call over at least this many seconds and two calls, after a warm-up call."""
     work()
     done, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds or done < 2:

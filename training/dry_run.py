@@ -1,4 +1,4 @@
-"""What a recipe will cost, before it costs it: parameters, FLOPs, memory, steps, and the time they take."""
+"""Estimate what a recipe costs: parameters, FLOPs, memory, steps and time."""
 
 import tempfile
 from pathlib import Path
@@ -21,9 +21,9 @@ from .recipe import Recipe
 
 
 def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:
-    """(source + target tokens a second, matrix-product FLOP a second) of this machine.
+    """Return (source + target tokens per second, matrix-product FLOP/s) of this machine.
 
-    The speed of real micro-batches of the recipe's size, of sentences of 25 tokens, with random tokens.
+    Measured on micro-batches of the recipe's size with sentences of 25 random tokens.
     """
     device = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     if device.type == "cpu":
@@ -53,7 +53,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
 
 
 def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
-    """Everything a dry run says, by name; of a dataset that lies on the Hub, without fetching it."""
+    """Return the results of a dry run by name. A dataset on the Hub is not downloaded."""
     has_text = recipe.dataset is None or Path(recipe.dataset).is_dir()
     result: dict[str, Any] = {}
     if has_text:
@@ -67,7 +67,7 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
             plan = plan_batches(
                 corpus.source_lengths,
                 corpus.target_lengths,
-                recipe.tokens_per_step // recipe.micro_batches,
+                recipe.tokens_per_micro_batch,
                 recipe.micro_batches,
             )
             source, target = (float(np.mean(side)) for side in (corpus.source_lengths, corpus.target_lengths))
@@ -78,23 +78,22 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
                 "steps": total_steps(recipe, plan),
             }
     else:
-        # The paper's text: 25 tokens a side on average (about 4.5 million pairs, 25,000 + 25,000 tokens a step).
+        # The paper's text: 25 tokens per side on average.
         vocabulary, target_vocabulary, ids, source, target = recipe.vocab_size, None, None, 25.0, 25.0
-        # How many steps an epoch has is not known.
+        # The number of steps per epoch is unknown.
         steps = recipe.max_steps if recipe.max_epochs is None else None
         result |= {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": steps}
     config = model_config(recipe, vocabulary, target_vocabulary, ids)
     share = source / (source + target)
     tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
-    micro_batch = recipe.tokens_per_step // recipe.micro_batches
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = max(64, CHUNK_ELEMENTS["cuda" if torch.cuda.is_available() else "cpu"] // vocabulary)
     result |= {
         "parameters": count_parameters(config).total,
         "vocabulary": vocabulary,
         "flop_per_step": flops,
         "flop": flops * result["steps"] if result["steps"] else None,
-        "memory_bytes": training_memory(config, micro_batch, max(64, CHUNK_ELEMENTS[device] // vocabulary)),
+        "memory_bytes": training_memory(config, recipe.tokens_per_micro_batch, rows),
     }
     if seconds:
         speed, peak = measure(recipe, config, seconds)
@@ -113,19 +112,19 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
 
 
 def show(plan: dict[str, Any]) -> str:
-    """The plan as people read it."""
+    """Format the plan as text."""
     lines = [f"parameters        {plan['parameters']:,} (vocabulary {plan['vocabulary']:,})"]
     if plan["pairs"] is not None:
         lines.append(
-            f"corpus            {plan['pairs']:,} pairs, {plan['steps_per_epoch']:,} steps an epoch, "
+            f"corpus            {plan['pairs']:,} pairs, {plan['steps_per_epoch']:,} steps per epoch, "
             f"{plan['padding']:.1%} padding"
         )
     else:
-        lines.append("corpus            on the Hub, not fetched: steps an epoch unknown")
+        lines.append("corpus            on the Hub, not fetched: steps per epoch unknown")
     lines.append(f"FLOP per step     {plan['flop_per_step']:.3g}")
     if plan["steps"]:
         lines.append(f"steps             {plan['steps']:,}, {plan['flop']:.3g} FLOP in all")
-    lines.append(f"memory            about {plan['memory_bytes'] / 2**30:.1f} GiB a process")
+    lines.append(f"memory            about {plan['memory_bytes'] / 2**30:.1f} GiB per process")
     if "tokens_per_second" in plan:
         lines.append(
             f"speed             {plan['tokens_per_second']:,.0f} source + target tokens/s, "

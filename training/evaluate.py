@@ -1,6 +1,6 @@
-"""Section 6.1: how good a model's translations are: BLEU in the five ways people mean, chrF, and exact matches.
+"""Score a model's translations (section 6.1): BLEU in five variants, chrF, exact matches.
 
-test_sets.py -> the translator -> scores.py -> record.py, imported where they are used: `--help` is there at once.
+test_sets.py -> the translator -> scores.py -> result_row.py, imported where they are used, so that --help is fast.
 """
 
 import json
@@ -42,14 +42,14 @@ def evaluate(
     if (source is None) != (reference is None):
         raise InputError("--source and --reference come together")
     if not model.is_dir():
-        raise InputError(f"{model}: there is no such model folder")
+        raise InputError(f"{model}: no such model folder")
     if source is None and kinds is not None:
-        raise InputError("--kinds belongs to --source and --reference")
+        raise InputError("--kinds requires --source and --reference")
     if record_to is not None and (dtype is not None or backend != "torch"):
-        raise InputError("--record: its rows are of models as they were trained, without --dtype and --backend")
+        raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
     from vaswani_transformer.translator import Translator
 
-    from .record import record
+    from .result_row import append_row
     from .scores import scores, show
     from .test_sets import files_test_set, recipe_of, test_set
 
@@ -62,7 +62,7 @@ def evaluate(
         chosen = test_set(recipe_of(model, config, flags))
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in a folder that is there")
-    from_pretrained: Any = Translator.from_pretrained  # which has a signature for each backend
+    from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
     translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
     beam, alpha = translator.search_settings(beam, alpha)
     translations = translator.translate(
@@ -77,7 +77,7 @@ def evaluate(
         with open_output(hypotheses) as out:
             out.write("".join(f"{in_one_line(line)}\n" for line in translations).encode())
     if record_to is not None:
-        record(record_to, model, chosen, result, beam, alpha)
+        append_row(record_to, model, chosen, result, beam, alpha)
 
 
 def main(arguments: list[str] | None = None) -> None:

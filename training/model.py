@@ -1,4 +1,4 @@
-"""What is trained: the tokenizers of a recipe and the model that belongs to them, new or to be tuned further."""
+"""The tokenizers and the model of a recipe, new or to be fine-tuned."""
 
 import dataclasses
 import difflib
@@ -21,8 +21,7 @@ from .tensors import restore_model
 
 
 def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any) -> Any:
-    """The recipe's tokenizer, that of initial_weights, the one in output_dir, or one trained now on the training text
-    and written there."""
+    """Load the tokenizer of the recipe, of initial_weights, or of output_dir, where it is trained if it is missing."""
     folder = tokenizer_folder(recipe, output)
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
@@ -45,12 +44,12 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
     before = recipe.initial_weights and find_folder(recipe.initial_weights)
     if before and folder != before and (before / "tokenizer.json").is_file():
         if tokenizer.get_vocab() != load_tokenizer(before).get_vocab():
-            say(f"warning: the tokenizer in {folder} is not the one that {before} was trained with: its ids differ")
+            say(f"warning: the tokenizer in {folder} differs from the one that {before} was trained with")
     return tokenizer
 
 
 def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
-    """The second tokenizer, in the same place as the first, where the languages share no vocabulary; else None."""
+    """Load the target tokenizer, if the languages have separate vocabularies; else return None."""
     folder = tokenizer_folder(recipe, output) / TARGET_TOKENIZER
     if not folder.is_dir() or folder.parent == output:
         return None
@@ -60,27 +59,27 @@ def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
 
 
 def whole_texts(tokenizer: Any) -> Any:
-    """The tokenizer, cutting no text and padding none: files from the Hub may say that it does both."""
+    """Disable truncation and padding, which tokenizer files from the Hub may enable."""
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
 def check_end(tokenizer: Any, folder: Path) -> None:
-    """Raises InputError if a target text would have no end, so that the model would never learn to stop."""
+    """Raise InputError if target texts do not end in </s>: the model would never learn to stop."""
     ids = tokenizer("a")["input_ids"]
     if not ids or ids[-1] != tokenizer.eos_token_id:
         raise InputError(
             f"tokenizer: {folder / 'tokenizer.json'} does not end a text in {tokenizer.eos_token} "
-            f"({tokenizer.eos_token_id}), so nothing would teach the model to stop; its post_processor adds it"
+            f"({tokenizer.eos_token_id}), so the model would not learn to stop; add it with its post_processor"
         )
 
 
 def control_ids(tokenizer: Any, target_tokenizer: Any = None) -> dict[str, int | None]:
-    """The config's fields of what a tokenizer calls its control tokens.
+    """Return the config's fields for the control tokens of the tokenizers.
 
-    Decoding starts with <s>, and with <pad> where there is none, as T5 and Marian do. Raises InputError if two
-    tokenizers pad with different ids: the model knows one.
+    Decoding starts with <s>, or with <pad> if the tokenizer has no <s>, as in T5 and Marian. Raises InputError if two
+    tokenizers pad with different ids.
     """
     target = tokenizer if target_tokenizer is None else target_tokenizer
     if tokenizer.pad_token_id != target.pad_token_id:
@@ -109,10 +108,10 @@ def model_config(
     target_vocabulary: int | None = None,
     ids: dict[str, int | None] | None = None,
 ) -> VaswaniTransformerConfig:
-    """The config of preset, or of initial_weights, and overrides, for tokenizers of that size.
+    """Return the config of the preset or of initial_weights, with the recipe's overrides.
 
-    target_vocabulary: None where both languages share one tokenizer;  ids: the `control_ids` of the tokenizers
-    Raises InputError by field.
+    vocabulary, target_vocabulary: sizes of the tokenizers; None if both languages share one.
+    ids: the `control_ids` of the tokenizers. Raises InputError that names the field.
     """
     known = {f.name for f in dataclasses.fields(VaswaniTransformerConfig)}
     for key in recipe.model:
@@ -124,7 +123,7 @@ def model_config(
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
     try:
         if recipe.initial_weights is not None:
-            # Its embedding may have more rows than the tokenizer has tokens.
+            # The embedding may have more rows than the tokenizer has tokens.
             before = load_config(find_folder(recipe.initial_weights)).to_dict()
             config = VaswaniTransformerConfig.from_dict(before | recipe.model)
         else:
@@ -152,12 +151,12 @@ def model_config(
 def make_model(
     recipe: Recipe, config: VaswaniTransformerConfig, attention: str
 ) -> VaswaniTransformerForConditionalGeneration:
-    """The model to train: random weights, or those of initial_weights, which must be of the same shape."""
+    """Create the model with random weights, or with those of initial_weights, which must have the same shapes."""
     config._attn_implementation = attention
     try:
         model = VaswaniTransformerForConditionalGeneration(config)
     except ImportError as error:
-        raise UnavailableError(f"attention: {attention} is not installed; --attention sdpa needs nothing") from error
+        raise UnavailableError(f"attention: {attention} is not installed; use --attention sdpa") from error
     if recipe.initial_weights is not None:
         folder = find_folder(recipe.initial_weights)
         restore_model(model, folder)

@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(
     context_settings=RECIPE_OPTIONS,
-    help="A dry run of a recipe: parameters, FLOPs, memory, steps an epoch, projected time. Options as for training.",
+    help="A dry run of a recipe: parameters, FLOPs, memory, steps per epoch, projected time. Options as for training.",
     epilog=describe_keys(),
 )
 def plan(

@@ -1,4 +1,4 @@
-"""What a run tells: a progress bar on a terminal, plain lines elsewhere, metrics.jsonl always, trackers by name."""
+"""Progress of a run: a bar on a terminal or plain lines in a log, metrics.jsonl, and trackers."""
 
 import json
 import math
@@ -14,10 +14,10 @@ from vaswani_transformer.errors import UnavailableError, tell
 
 
 class Reporter:
-    """Speaks for the main process; the others hold one that is silent."""
+    """Reports for the main process; silent on the others."""
 
     def __init__(self, speaks: bool, keep_going: bool = False):
-        """keep_going: say, and do not raise, that metrics.jsonl cannot be written"""
+        """keep_going: report a metrics.jsonl that cannot be written instead of raising"""
         self.speaks, self.keep_going = speaks, keep_going
         self.console = Console(stderr=True)
         self.bar: Progress | None = None
@@ -30,14 +30,14 @@ class Reporter:
         if self.bar is not None:
             self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
             return
-        tell(message)  # Without a reader training goes on, and metrics.jsonl has the numbers.
+        tell(message)
 
     def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
         self.metrics = output_dir / "metrics.jsonl"
         self.accelerator = accelerator
         if not self.speaks:
             return
-        if self.metrics.is_file():  # A power cut may have left half a line.
+        if self.metrics.is_file():  # a power cut may leave half a line
             whole = self.metrics.read_bytes().rfind(b"\n") + 1
             if whole < self.metrics.stat().st_size:
                 os.truncate(self.metrics, whole)
@@ -60,7 +60,7 @@ class Reporter:
             self.bar.update(self.task, completed=step)
 
     def write(self, record: dict[str, Any]) -> None:
-        """A line of metrics.jsonl, and of the trackers. Raises UnavailableError when it cannot be written."""
+        """Write a line to metrics.jsonl and to the trackers. Raises UnavailableError if the disk is full."""
         if not self.speaks or self.metrics is None:
             return
         # JSON has no NaN.
@@ -77,7 +77,7 @@ class Reporter:
             message = f"{self.metrics} cannot be written: {error.strerror} ({len(line)} bytes needed, {free} free)"
             if not self.keep_going:
                 raise UnavailableError(f"{message}; the last checkpoint is intact") from error
-            self.say(f"{message}; going on")
+            self.say(f"{message}; training continues")
         values = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
         if self.accelerator is not None and self.accelerator.log_with:
             self.accelerator.log(values, step=record["step"])

@@ -1,4 +1,4 @@
-"""Section 5.3: how the learning rate follows the step."""
+"""The learning rate as a function of the step (section 5.3)."""
 
 
 def paper_learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
@@ -10,14 +10,14 @@ def paper_learning_rate(step: int, d_model: int, warmup_steps: int, factor: floa
 
 
 def inverse_sqrt_learning_rate(step: int, peak: float, warmup_steps: int) -> float:
-    """The shape of Eq. (3) with its peak given: linear to `peak` at warmup_steps, then like step^-0.5."""
+    """Return the shape of Eq. (3) with a given peak: linear until warmup_steps, then proportional to step^-0.5."""
     return peak * min(step / warmup_steps, (warmup_steps / step) ** 0.5)
 
 
 def linear_decay(step: int, total_steps: int, share: float) -> float:
-    """1, then over the last `share` of the total_steps a straight line to 0 after the last step.
+    """Return 1, then over the last `share` of total_steps a linear decay to 0 after the last step.
 
-    Not in the paper: a rate that ends at 0 does for a short run what the average of checkpoints does for a long one.
+    Not in the paper: for short runs it replaces the averaging of checkpoints.
     """
     decaying = share * total_steps
     left = total_steps + 1 - step
@@ -34,7 +34,7 @@ def learning_rate(
     total_steps: int = 0,
     decay_share: float = 0.0,
 ) -> float:
-    """The rate of a step (from 1), a function of nothing but its arguments, so that resuming needs no state."""
+    """Return the rate of a step (from 1). It depends on its arguments only, so that resuming needs no state."""
     if peak is None:
         rate = paper_learning_rate(step, d_model, warmup_steps, factor)
     else:

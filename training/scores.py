@@ -1,4 +1,4 @@
-"""BLEU in the five ways people mean, chrF, and exact matches."""
+"""BLEU in five variants, chrF, and exact matches."""
 
 import re
 from collections import defaultdict
@@ -17,7 +17,7 @@ def corpus_bleu(translations: list[str], references: list[str], lowercase: bool 
 def scores(
     translations: list[str], references: list[str], kinds: list[str] | None = None, language: str = "en"
 ) -> dict[str, Any]:
-    """Every score of translations against one reference each.
+    """Return all scores of translations against one reference each.
 
     bleu: sacreBLEU, the number to compare; bleu_lowercase: of lower-cased text; bleu_tokenised: of text lower-cased and
     tokenised by Moses' scripts, what papers on Multi30k print, None without sacremoses; bleu_as_written: of the words
@@ -26,7 +26,7 @@ def scores(
     its own, with mteval-v13a's tokens.
     language: of the translations, a code such as de, for Moses' rules
     """
-    # force: no advice on detokenising, where a corpus spells its full stops apart.
+    # force: no warning about tokenised input, if a corpus has spaces before full stops.
     bleu, lowercase = BLEU(force=True), BLEU(lowercase=True, force=True)
     plain, chrf = BLEU(tokenize="none", force=True), CHRF()
     split = [[split_compounds(text) for text in side] for side in (translations, references)]
@@ -69,7 +69,7 @@ def split_compounds(text: str) -> str:
 
 
 def show(result: dict[str, Any]) -> str:
-    """The scores as people read them."""
+    """Format the scores as text."""
     rows = [
         f"BLEU {result['bleu']:.2f}   sacreBLEU, cased (it tokenises by mteval-v13a): {result['bleu_signature']}",
         f"BLEU {result['bleu_lowercase']:.2f}   sacreBLEU, lower-cased: {result['bleu_lowercase_signature']}",

@@ -1,4 +1,4 @@
-"""What is translated and compared: a recipe's test set, or text files."""
+"""Test sets: of a recipe, or text files."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .recipe import EMBEDDED, Recipe, load_recipe
 
 @dataclass(frozen=True)
 class TestSet:
-    """Sources with their references, and what kind of sentence each is, where that is known."""
+    """Sources with their references, and the kind of each sentence if it is known."""
 
     name: str
     data: str
@@ -26,7 +26,7 @@ class TestSet:
 
 
 def test_set(recipe: Recipe) -> TestSet:
-    """The sentences that a recipe's `test` names."""
+    """Return the sentences of a recipe's `test` corpora."""
     names = recipe.test or recipe.validation
     if not names:
         raise InputError("the recipe names no test corpus; --test NAME, or --source and --reference files")
@@ -65,13 +65,13 @@ def files_test_set(source: Path, reference: Path, kinds: Path | None) -> TestSet
 
 
 def recipe_of(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
-    """The recipe of that name or, without one, of the run that the model's folder holds; with these flags."""
+    """Load the recipe of that name, or of the run in the model's folder, with these options."""
     if config is not None:
         return load_recipe(config, flags)
     if not (model / "run.json").is_file():
         raise InputError(f"{model} has no run.json; name a recipe (--config), or --source and --reference files")
     saved = read_json(model / "run.json").get("recipe", {})
-    # Of a recipe that another version may have written, only what says where the text is.
+    # Only the keys that locate the text: another version may have written the recipe.
     where = (
         "data", "dataset", "dataset_config", "streaming", "source_language", "target_language", "validation", "test",
     )  # fmt: skip

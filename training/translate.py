@@ -1,10 +1,10 @@
-"""A corpus of any size, translated by any number of processes: shard by shard, resumable, the order kept.
+"""Translate a corpus of any size with any number of processes, in resumable shards, keeping the order.
 
     accelerate launch --multi_gpu --num_processes 8 -m training.translate MODEL --input corpus.en --output corpus.de
 
 Shard k is the k-th `--shard-lines` lines of the input. Process r of n translates shards r, r + n, ... into files of
-OUTPUT.shards, each of which appears when it is whole; when all are there the main process joins them. Killed at any
-instant, the same command goes on with the shards that are missing, with any number of processes.
+OUTPUT.shards, each written atomically; at the end the main process joins them. After an interruption, the same command
+translates the missing shards, with any number of processes.
 """
 
 import json
@@ -33,7 +33,7 @@ from .parallel_text import files_sha256
 from .report import Reporter
 
 ABOUT = "about.json"
-# The others wait for the slowest at the end, for as long as a shard may take.
+# Processes wait for the slowest one at the end.
 TIMEOUT = timedelta(days=7)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -55,10 +55,10 @@ def translate(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
 ) -> None:
     if not model.is_dir():
-        raise InputError(f"{model}: there is no such model folder")
+        raise InputError(f"{model}: no such model folder")
     source = existing_file(input)
     if not source.is_file():
-        raise InputError(f"--input {input} is no file: it is read twice, which a pipe cannot be; save it first")
+        raise InputError(f"--input {input} is not a regular file; it is read twice, so save a pipe to a file first")
     if output.is_dir():
         raise InputError(f"--output {output} is a folder; give the name of a file")
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=TIMEOUT)
@@ -98,7 +98,7 @@ def translate(
 
 
 def _files_of(model: Path) -> list[Path]:
-    """All that decides what a model's folder translates to: weights, settings, tokenizers."""
+    """Return the files that determine a model's translations: weights, settings, tokenizers."""
     patterns = ("*.safetensors", "*config.json", "*tokenizer.json", f"{TARGET_TOKENIZER}/*.json")
     return sorted(path for pattern in patterns for path in model.glob(pattern))
 
@@ -114,7 +114,7 @@ def _name(number: int) -> str:
 
 
 def _remove(folder: Path) -> None:
-    """What this program has put there, and the folder where that was all."""
+    """Remove the files of this program, and the folder if it is empty then."""
     for path in (*folder.glob("shard-*"), folder / ABOUT, folder / ".lock"):
         path.unlink(missing_ok=True)
     if not any(folder.iterdir()):
@@ -122,7 +122,7 @@ def _remove(folder: Path) -> None:
 
 
 def _claim(folder: Path, about: dict[str, Any]) -> None:
-    """Make the folder this translation's; what another process left unfinished goes."""
+    """Record this translation in the folder, and remove unfinished files of killed processes."""
     path = folder / ABOUT
     if path.is_file():
         before = read_json(path)
@@ -134,8 +134,8 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
             )
     elif shards := sorted(folder.glob("shard-*")):
         raise InputError(
-            f"{folder} holds {shards[0].name} and no {ABOUT}: nobody knows whose it is; move it away, or name another "
-            "--output"
+            f"{folder} holds {shards[0].name} but no {ABOUT}, so its origin is unknown; move it away, or choose "
+            "another --output"
         )
     try:
         remove_unfinished(folder)
@@ -145,7 +145,7 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _write(path: Path, translations: list[str]) -> None:
-    """A shard as one JSON list, so that one that is cut off is found out; at once or not at all."""
+    """Write a shard as a JSON list, in which truncation is detected."""
     try:
         with atomic_file(path) as file:
             file.write(json.dumps(translations, ensure_ascii=False).encode())
@@ -156,7 +156,7 @@ def _write(path: Path, translations: list[str]) -> None:
 
 
 def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
-    """All shards in their order, as the lines of one file. Raises BrokenFileError if there are not as many lines."""
+    """Join the shards in order. Raises BrokenFileError unless they have as many lines as the input."""
     written = 0
     with open_output(output) as out:
         for number in range(shards):
@@ -165,7 +165,7 @@ def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
                 translations = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise BrokenFileError(
-                    f"{path} is not whole ({error}); remove it, and the same command goes on"
+                    f"{path} is damaged ({error}); remove it and run the same command again"
                 ) from error
             written += len(translations)
             out.write("".join(f"{line}\n" for line in translations).encode())

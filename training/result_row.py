@@ -1,4 +1,4 @@
-"""A row of training/results/*.csv: what was trained, on what, by which command, and how good it is."""
+"""A row of training/results/*.csv: model, data, command, hardware and scores."""
 
 import csv
 import os
@@ -26,7 +26,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def record(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam: int, alpha: float) -> None:
+def append_row(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam: int, alpha: float) -> None:
     """Append a row to a results file; see training/results/README.md for the columns."""
     run = read_json(model / "run.json") if (model / "run.json").is_file() else {}
     folders = checkpoints(model / "checkpoints")
@@ -53,10 +53,10 @@ def record(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam:
         if not new:
             with path.open(newline="", encoding="utf-8") as file:
                 if next(csv.reader(file), None) != list(COLUMNS):
-                    raise InputError(f"--record {path}: its columns are not {','.join(COLUMNS)}; name a new file")
+                    raise InputError(f"--record {path}: its columns are not {','.join(COLUMNS)}; choose a new file")
         with path.open("a", newline="", encoding="utf-8") as file:
             if not new and not path.read_bytes().endswith(b"\n"):
-                file.write("\r\n")  # whoever edited it, or a full disk, left the last row without an end
+                file.write("\r\n")  # the last row lacks its line end (an editor, a full disk)
             writer = csv.DictWriter(file, list[str](COLUMNS), extrasaction="ignore")
             if new:
                 writer.writeheader()
@@ -71,10 +71,10 @@ def parameters(model: Path) -> int:
 
 
 def commit() -> str:
-    """The revision of the clone this program lies in, or the package's version outside of one."""
+    """Return the git revision of the clone that contains this file, or the package's version."""
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here)]
-    try:  # the clone of somebody's project, with this package installed in a folder of it, is not ours
+    try:  # a package installed inside a clone of another project is not tracked there
         known = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
     except FileNotFoundError:  # no git on this machine
         return __version__
@@ -95,5 +95,5 @@ def hardware() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        return name  # Not Linux: the platform's own word.
+        return name  # not Linux
     return f"{len(os.sched_getaffinity(0))} cores of {name}"
