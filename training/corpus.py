@@ -116,6 +116,8 @@ def open_corpus(folder: Path) -> Corpus:
     """Open a tokenised corpus. Raises BrokenFileError that names a file with another size or hash than recorded."""
     try:
         about = json.loads((folder / "corpus.json").read_text())
+        if "files" not in about:
+            raise BrokenFileError(f"{folder / 'corpus.json'} has no hashes (an earlier version wrote it)")
         pairs, tokens = about["pairs"], about["tokens"]
         shapes = {
             "source.ids": (about["dtype"], tokens["source"]),
