@@ -131,7 +131,7 @@ def test_a_shard_that_is_cut_off_is_named_and_done_again(start, work, tmp_path):
     shard = tmp_path / "out.shards/shard-0000000"
     shard.write_text(shard.read_text()[:-3])
     process = start()
-    assert process.wait() == 3 and "shard-0000000 is not whole" in process.said()
+    assert process.wait() == 3 and "shard-0000000 is damaged" in process.said()
     assert not (tmp_path / "out").exists()
     shard.unlink()
     assert start().wait() == 0

@@ -28,7 +28,7 @@ def child(
     """Run a module of the training program. fault: ("kill", n): SIGKILL at the n-th call that changes the disk;
     ("term", n), ("int", n), ("term twice", n): SIGTERM or SIGINT before the n-th backward pass; ("nan", n): its loss is
     not a number; ("file size", n): no file may grow beyond n bytes; ("disk full", n): at the n-th look at the free
-    space there is none; ("read-only", folder): nothing can be written there; ("threads", 0): none, but the threads
+    space there is none; ("read-only", folder): nothing can be written there; ("threads", 0): no fault, but the threads
     are named that are left when the processes have parted."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
