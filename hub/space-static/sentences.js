@@ -1,0 +1,118 @@
+// The ends of sentences in a text, by the rules of vaswani_transformer/text_vaswani_transformer.py, which explains them.
+
+// What Python calls white space, a digit and a word's character.
+const WHITE = "[\\s\\u001c-\\u001f\\u0085](?<!\\ufeff)";
+const BREAK = "[\\r\\n\\u2028\\u2029]";
+const WORD = "[\\p{L}\\p{N}_]";
+const BOUNDARY = new RegExp(
+  `(?<!${WHITE})(?<lines>(?:${WHITE})*${BREAK}(?:${WHITE})*)` +
+    `|(?<![.!?…])(?<mark>[.!?…]+)(?<closing>["'”’»)\\]“‘«]*)(?<space>(?:${WHITE})+)` +
+    `|[。！？]+[」』）”’]*(?<cjk>(?:${WHITE})*)`,
+  "dgu",
+);
+const LINE_BREAK = new RegExp(BREAK, "u");
+const OPENING = new Set("\"'“‘„«»‹›([{¿¡*-–— ");
+const LAST_WORDS = new RegExp(
+  `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+)(?:(?!${WORD})(?!${WHITE}).)*(?:${WHITE})+)?["'“‘„«‹([]*(?<word>(?:(?!${WHITE}).)+)$`,
+  "su",
+);
+
+const words = (text) => new Set(text.split(" "));
+const NEVER_LAST = words(
+  "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep vs cf approx e.g i.e " +
+    "hr hrn fr frl dipl ing bzw ca vgl evtl ggf inkl sog z.b d.h v.a z.t m mm mme mmes mlle mlles mgr p.ex",
+);
+const BEFORE_A_NUMBER = words(
+  "no nos nr nrn fig figs abb p pp s vol bd art abs kap ch chap sec eq tab n " +
+    "jan feb mar apr jun jul aug sep sept oct okt nov dec dez",
+);
+const MAYBE_LAST = words(
+  "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr",
+);
+const STARTERS = words(
+  "the a an he she it they we i you this that these those there his her their my our in on at but and so if when " +
+    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf " +
+    "le la les un une il elle ils elles nous je vous ce cette ces mais et dans",
+);
+const BEFORE_AN_ORDINAL = words(
+  "der die das dem den des am im vom zum zur beim ab bis seit jeder jede jedes jedem jeden ihr sein ihre seine ihren " +
+    "seinen ihrem seinem unser unsere",
+);
+const MONTHS = words("januar jänner februar märz april mai juni juli august september oktober november dezember");
+
+const isLower = (letter) => /^\p{Lowercase}$/u.test(letter);
+const isUpper = (text) => /\p{Uppercase}/u.test(text) && !/\p{Lowercase}|\p{Lt}/u.test(text);
+const at = (text, place) => String.fromCodePoint(text.codePointAt(place));
+
+/** [{sentence, separator}]: the sentences, each with the white space between it and the one before. */
+export function splitSentences(text) {
+  const found = [];
+  let start = 0;
+  let end = 0;
+  const add = (stop) => {
+    found.push({ sentence: text.slice(start, stop), separator: text.slice(end, start) });
+    end = stop;
+  };
+  const word = new RegExp(WORD, "gu");
+  const firstWord = () => {
+    word.lastIndex = start;
+    return word.exec(text)?.index ?? Infinity;
+  };
+  let first = firstWord();
+  const lastLetter = lastWordCharacter(text);
+  const isCased = /\p{Uppercase}/u.test(text);
+  for (const match of text.matchAll(BOUNDARY)) {
+    const { lines, mark, space } = match.groups;
+    const stop = match.index + match[0].length;
+    if (lastLetter < stop) break; // what follows has no word
+    const white = match.indices.groups;
+    const sentenceEnd = (white.lines ?? white.space ?? white.cjk)[0];
+    if (first >= sentenceEnd) continue;
+    const breaks = lines !== undefined || mark === undefined || LINE_BREAK.test(space);
+    if (breaks || isSentenceEnd(text, start, match, isCased)) {
+      add(sentenceEnd);
+      start = stop;
+      first = firstWord();
+    }
+  }
+  if (start < text.length) add(text.length);
+  return found;
+}
+
+function lastWordCharacter(text) {
+  const character = new RegExp(WORD, "u");
+  for (let place = text.length - 1; place >= 0; place--) {
+    const code = text.codePointAt(place);
+    const isSecondHalf = code >= 0xdc00 && code <= 0xdfff && place > 0 && text.codePointAt(place - 1) > 0xffff;
+    if (!isSecondHalf && character.test(String.fromCodePoint(code))) return place;
+  }
+  return -1;
+}
+
+function isSentenceEnd(text, start, match, isCased) {
+  const { mark, closing } = match.groups;
+  let following = match.index + match[0].length;
+  while (following < text.length - 1 && OPENING.has(text[following])) following++;
+  if (isLower(at(text, following)) && (isCased || closing)) return false; // "Nein!" sagte er
+  const before = text.slice(Math.max(start, match.index - 40), match.index);
+  if (mark === "..." || mark === "…") return !new RegExp(`(?:${WHITE})$`, "u").test(before);
+  const next = text.slice(following).match(new RegExp(`^${WORD}+`, "u"));
+  const last = before.match(LAST_WORDS);
+  if (mark !== "." || !next || !last) return true;
+  return mayEndAfter(last.groups.word, last.groups.before ?? "", next[0].toLowerCase());
+}
+
+function mayEndAfter(word, before, following) {
+  const [lower, previous] = [word.toLowerCase(), before.toLowerCase()];
+  if (NEVER_LAST.has(lower) || NEVER_LAST.has(`${previous}.${lower}`)) return false;
+  if (BEFORE_A_NUMBER.has(lower) && /^\p{Nd}/u.test(following)) return false;
+  if (/^\p{Nd}{1,2}$/u.test(lower)) {
+    return before !== "" && !BEFORE_AN_ORDINAL.has(previous) && !MONTHS.has(following);
+  }
+  if (/^\p{L}$/u.test(word)) {
+    const isWordBefore = before.length > 1 && before === before.toLowerCase() && before !== before.toUpperCase();
+    return STARTERS.has(following) || (isUpper(word) && isWordBefore);
+  }
+  if (MAYBE_LAST.has(lower) || word.includes(".")) return STARTERS.has(following);
+  return true;
+}
