@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from saved_model import ENGLISH, trained_model, trained_tokenizer
 
-from vaswani_transformer.text_vaswani_transformer import sentence_spans, split_text
+from vaswani_transformer import Translator
+from vaswani_transformer.text_vaswani_transformer import default_source_limit, sentence_spans, split_text
 
 # A bar marks where a sentence, or the white space between two, ends.
 EXAMPLES = json.loads((Path(__file__).parent / "fixtures" / "sentences.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def translator() -> Translator:
+    return Translator(trained_model(), trained_tokenizer())
 
 
 def sentences(text: str) -> list[str]:
@@ -88,3 +95,19 @@ def test_the_page_finds_the_same_sentences() -> None:
     )
     for text, mine, theirs in zip(texts, expected, json.loads(found.stdout), strict=True):
         assert theirs == mine, text
+
+
+def test_every_sentence_of_a_text_is_translated(translator: Translator) -> None:
+    one_by_one = translator.translate([ENGLISH[0], ENGLISH[1]])
+    text = f"{ENGLISH[0]}\n\n {ENGLISH[1]}"
+    assert translator.translate([text]) == ["\n\n ".join(one_by_one)]
+    ((whole, _),) = split_text(text, 256, translator._encode, sentences=False)
+    expected = translator._search([whole], 4, 0.6, 1)[0][0].text
+    assert translator.translate([text], split_sentences=False) == [expected]
+
+
+def test_a_model_knows_the_longest_sentence_of_its_training(translator: Translator) -> None:
+    translator.trained_length = 12
+    parts = [part for part in translator._parts(0, " ".join(ENGLISH).replace(".", ","), translator._source_limit(None))]
+    assert len(parts) > 1 and all(len(part.source) <= 12 for part in parts)
+    assert default_source_limit(None, None) == 256 and default_source_limit(300, 100) == 100

@@ -65,8 +65,14 @@ def evaluate(
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
     translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
     beam, alpha = translator.search_settings(beam, alpha)
+    # A line is what BLEU counts and training reads, however many sentences it has.
     translations = translator.translate(
-        chosen.sources, num_beams=beam, length_penalty=alpha, batch_tokens=batch_tokens, progress=True
+        chosen.sources,
+        num_beams=beam,
+        length_penalty=alpha,
+        batch_tokens=batch_tokens,
+        split_sentences=False,
+        progress=True,
     )
     result = scores(translations, chosen.references, chosen.kinds, chosen.language)
     if as_json:

@@ -85,7 +85,11 @@ def translate(
             if number % state.num_processes != state.process_index or path.is_file():
                 continue
             found = translator.translate(
-                shard, num_beams=num_beams, length_penalty=length_penalty, batch_tokens=batch_tokens
+                shard,
+                num_beams=num_beams,
+                length_penalty=length_penalty,
+                batch_tokens=batch_tokens,
+                split_sentences=False,
             )
             _write(path, [in_one_line(translation) for translation in found])
             reporter.say(f"lines {lines - len(shard) + 1} to {lines} translated")

@@ -85,4 +85,4 @@ def validation_bleu(recipe: Recipe, translator: Translator) -> float:
     chunks = [chunk for text in parallel_texts(recipe, recipe.validation) for chunk in text.chunks()]
     sources = clean([line or "" for chunk in chunks for line in chunk.sources])
     references = clean([line or "" for chunk in chunks for line in chunk.targets])
-    return corpus_bleu(translator.translate(sources), references, recipe.lowercase)
+    return corpus_bleu(translator.translate(sources, split_sentences=False), references, recipe.lowercase)

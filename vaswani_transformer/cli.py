@@ -129,8 +129,9 @@ def translate(
     batch_tokens: Annotated[int, typer.Option(help="Tokens times beams per batch; less needs less memory.")] = 8192,
     max_source_length: Annotated[
         int | None,
-        typer.Option(help="Split lines of more tokens; default: 256, or the number of learned positions if smaller."),
+        typer.Option(help="Cut sentences of more tokens; default: the longest of the training, if known, else 256."),
     ] = None,
+    split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
     chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are batched together.")] = 2000,
     progress: Annotated[bool, typer.Option("--progress", help="Show a progress bar per chunk on stderr.")] = False,
     device: Device = None,
@@ -154,6 +155,7 @@ def translate(
                 return_scores=scores,
                 batch_tokens=batch_tokens,
                 max_source_length=max_source_length,
+                split_sentences=split_sentences,
                 progress=progress,
             )
             for translation in translations:

@@ -28,6 +28,7 @@ GENERATION_LIMITS = {
     "max_new_tokens": (1, 1_000_000),
     "min_length": (0, 1_000_000),
     "min_new_tokens": (0, 1_000_000),
+    "max_source_length": (1, 1_000_000),
     "max_source_length_offset": (1, 1_000_000),
     "length_penalty": LENGTH_PENALTIES,
 }

@@ -49,17 +49,20 @@ class OnnxTranslator(TextTranslator):
         config: dict[str, Any],
         target_tokenizer: Tokenizer | None = None,
         search: tuple[int, float] = PAPER_SEARCH,
+        trained_length: int | None = None,
     ):
         """session: an onnxruntime.InferenceSession;  config: the content of config.json
 
         target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own
         search: beam size and alpha of calls that name none
+        trained_length: tokens of the longest source sentence of the training, if known
         """
         self.session, self.tokenizer, self.config, self.search = session, tokenizer, config, search
         self.loaded: tuple[Path, str | None, int | None] | None = None  # from_pretrained's folder, device and threads
         self.target_tokenizer = target_tokenizer or tokenizer
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
+        self.trained_length = trained_length
         self.positions: int | None = config.get("max_position_embeddings")
 
     @classmethod
@@ -78,7 +81,7 @@ class OnnxTranslator(TextTranslator):
         config = load_config(folder / "config.json")
         target_vocabulary = config.get("decoder_vocab_size") or config["vocab_size"]
         tokenizer, target_tokenizer = load_tokenizers(folder, config, target_vocabulary)
-        search = search_settings_of(read_generation_config(folder / "generation_config.json", target_vocabulary))
+        settings = read_generation_config(folder / "generation_config.json", target_vocabulary)
         session = load_session(folder / GRAPH, device, threads)
         sizes = session.get_modelmeta().custom_metadata_map  # empty unless this package exported the file
         for field, size in (("vocab_size", config["vocab_size"]), ("decoder_vocab_size", target_vocabulary)):
@@ -87,7 +90,14 @@ class OnnxTranslator(TextTranslator):
                     f"{folder / GRAPH} has {field} {sizes[field]}, but {folder / 'config.json'} has {size}: "
                     "graph and config do not belong together"
                 )
-        translator = cls(session, tokenizer, config, target_tokenizer, search)
+        translator = cls(
+            session,
+            tokenizer,
+            config,
+            target_tokenizer,
+            search_settings_of(settings),
+            (settings or {}).get("max_source_length"),
+        )
         translator.loaded = (folder.absolute(), device, threads)
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)

@@ -20,7 +20,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import ChunkPipeline
 from transformers.utils.hub import cached_file
 
-from .text_vaswani_transformer import MAX_SOURCE_LENGTH, SHORTEST_MAX_SOURCE_LENGTH, TARGET_TOKENIZER, split_text
+from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, TARGET_TOKENIZER, default_source_limit, split_text
 
 TASK = "translation"
 
@@ -34,8 +34,9 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     num_return_sequences: n, to return a list of the n best translations of each text, best first
     return_scores: add to each translation its `score`, log P(Y | X) / ((5 + |Y|) / 6)^alpha
     return_tensors: return `translation_token_ids` instead of `translation_text`
-    max_source_length: longest source in tokens (default: 256, or the model's learned positions if fewer). A longer text
-        is split at sentence ends, otherwise at spaces or between letters, and the translations are joined
+    max_source_length: cut sentences of more tokens (default: the longest that the model was trained on, else 256)
+    split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
+        with the white space between them (default); False cuts only texts that are longer than max_source_length
 
     Other arguments go to `generate()`, whose defaults are the paper's search. A text of only white space has an empty
     translation. Translations do not depend on the other texts in the batch.
@@ -83,9 +84,12 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         return_tensors: bool | None = None,
         return_scores: bool | None = None,
         max_source_length: int | None = None,
+        split_sentences: bool | None = None,
         **generate: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        before = {} if max_source_length is None else {"max_source_length": max_source_length}
+        before: dict[str, Any] = {} if max_source_length is None else {"max_source_length": max_source_length}
+        if split_sentences is not None:
+            before["split_sentences"] = split_sentences
         after = {} if return_tensors is None else {"return_tensors": return_tensors}
         if return_scores is not None:
             after["return_scores"] = generate["return_scores"] = return_scores
@@ -93,13 +97,13 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
 
     # Pipeline types every stage as dict to dict with any keyword arguments.
     def preprocess(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, text: Any, max_source_length: int | None = None
+        self, text: Any, max_source_length: int | None = None, split_sentences: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """Yield the encoded text, or the parts of a long one."""
+        """Yield the encoded sentences of a text, or parts of them."""
         if not isinstance(text, str):
             raise ValueError(f"the text to translate is a str or a list of str, not {type(text).__name__}")
         limit = self._source_limit(max_source_length)
-        parts = list(split_text(text, limit, self._encode))
+        parts = list(split_text(text, limit, self._encode, split_sentences))
         is_blank = not parts
         if is_blank:  # only white space, but transformers needs at least one part
             parts = [(self._encode("")[0], "")]
@@ -116,7 +120,8 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     def _source_limit(self, max_source_length: int | None) -> int:
         positions = self.model.config.max_position_embeddings
         if max_source_length is None:
-            return MAX_SOURCE_LENGTH if positions is None else min(MAX_SOURCE_LENGTH, positions)
+            settings = self.model.generation_config
+            return default_source_limit(getattr(settings, "max_source_length", None), positions)
         most = 1_000_000 if positions is None else positions
         if not SHORTEST_MAX_SOURCE_LENGTH <= max_source_length <= most:
             raise ValueError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from .errors import InputError
-from .text_vaswani_transformer import MAX_SOURCE_LENGTH, SHORTEST_MAX_SOURCE_LENGTH, split_text
+from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, default_source_limit, split_text
 
 MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which travels alone
 # Within these limits float32 can represent the penalty of a thousand tokens, and scores stay far above -1e8, the score
@@ -44,6 +44,7 @@ class Part:
 class TextTranslator(ABC):
     """Split and batch texts for a search that subclasses implement, together with the tokenizer."""
 
+    trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum
     pad: int
 
@@ -101,6 +102,7 @@ class TextTranslator(ABC):
         return_scores: bool = False,
         batch_tokens: int = 8192,
         max_source_length: int | None = None,
+        split_sentences: bool = True,
         progress: bool = False,
     ) -> list[Any]:
         """Translate texts by beam search (section 6.1); a text of white space gets an empty translation.
@@ -108,8 +110,9 @@ class TextTranslator(ABC):
         num_beams, length_penalty: beam size and alpha of the GNMT penalty; default: `default_search`.
         n_best, return_scores: return a list of at most n_best hypotheses per text, best first.
         batch_tokens: maximum of source tokens (padding included) times beams in a batch; determines memory use.
-        max_source_length: split texts of more tokens at the ends of sentences, else at spaces, else between letters,
-            and join their translations (default: 256, or the number of learned positions if smaller).
+        max_source_length: cut sentences of more tokens (default: the longest that the model was trained on, else 256).
+        split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
+            with the white space between them; False cuts only texts that are longer than max_source_length.
         progress: show a progress bar on stderr.
 
         Returns list[str], or list[list[Hypothesis]] with n_best > 1 or return_scores, in the order of the texts.
@@ -121,7 +124,9 @@ class TextTranslator(ABC):
         n_best = check_number("n_best", n_best, 1, num_beams)
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
 
-        parts = [part for number, text in enumerate(texts) for part in self._parts(number, text, limit)]
+        parts = [
+            part for number, text in enumerate(texts) for part in self._parts(number, text, limit, split_sentences)
+        ]
         found: list[list[Hypothesis]] = [[] for _ in parts]
         batches = batches_of_equal_length([len(part.source) * num_beams for part in parts], batch_tokens)
         with shown_progress(len(parts) if progress else None) as advance:
@@ -142,13 +147,13 @@ class TextTranslator(ABC):
 
     def _source_limit(self, max_source_length: int | None) -> int:
         if max_source_length is None:
-            return MAX_SOURCE_LENGTH if self.positions is None else min(MAX_SOURCE_LENGTH, self.positions)
+            return default_source_limit(self.trained_length, self.positions)
         most = 1_000_000 if self.positions is None else self.positions
         return check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
 
-    def _parts(self, number: int, text: str, limit: int) -> Iterator[Part]:
-        """Split a text into parts of at most `limit` tokens; an empty text has none."""
-        for source, separator in split_text(text, limit, self._encode):
+    def _parts(self, number: int, text: str, limit: int, sentences: bool = True) -> Iterator[Part]:
+        """Split a text into sentences, or parts of them, of at most `limit` tokens; an empty text has none."""
+        for source, separator in split_text(text, limit, self._encode, sentences):
             yield Part(number, source, separator)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 # In a model's folder: the folder of the decoder's tokenizer, where the languages share no vocabulary.
 TARGET_TOKENIZER = "target_tokenizer"
 
-# A sentence of more tokens is cut, where the model does not say how long its training's sentences were.
+# A sentence of more tokens is cut, unless generation_config.json has a max_source_length: the longest of the training.
 MAX_SOURCE_LENGTH = 256
 SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
 # What is tokenised at once, per allowed token, to find the cut in a long sentence: at first, and at most.
@@ -64,12 +64,18 @@ MONTHS = frozenset("januar jänner februar märz april mai juni juli august sept
 Encode = Callable[[str], tuple[list[int], list[int]]]
 
 
-def split_text(text: str, limit: int, encode: Encode, sentences: bool = False) -> Iterator[tuple[list[int], str]]:
+def default_source_limit(trained_length: int | None, positions: int | None) -> int:
+    """The most tokens of a sentence: as long as those of the training, if known, and as its learned positions."""
+    limit = MAX_SOURCE_LENGTH if trained_length is None else max(trained_length, SHORTEST_MAX_SOURCE_LENGTH)
+    return limit if positions is None else min(limit, positions)
+
+
+def split_text(text: str, limit: int, encode: Encode, sentences: bool = True) -> Iterator[tuple[list[int], str]]:
     """The token ids of each sentence, at most `limit`, and the white space between it and the one before.
 
     A sentence of more tokens is cut at a space, or else between letters. A text of white space alone has no part.
 
-    sentences: whether to cut at the end of every sentence; if not, only a text that is too long is cut
+    sentences: False to cut a text only where it is too long, after punctuation if possible
     """
     end = 0
     for start, stop in sentence_spans(text) if sentences else [(0, len(text))]:

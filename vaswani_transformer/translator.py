@@ -66,6 +66,7 @@ class Translator(TextTranslator):
                 f"it needs a second tokenizer for its translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
             )
         self.model, self.tokenizer, self.target_tokenizer = model.eval(), tokenizer, target_tokenizer or tokenizer
+        self.trained_length = getattr(model.generation_config, "max_source_length", None)
         self.positions, self.pad = model.config.max_position_embeddings, cast(int, model.config.pad_token_id)
 
     @overload

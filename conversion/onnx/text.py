@@ -130,7 +130,12 @@ def prove_text(
             # The Translator truncates longer texts.
             short = [n for n, row in enumerate(ids) if len(row) <= MAX_SOURCE_LENGTH]
             by_torch = translator.translate(
-                [texts[n] for n in short], num_beams=beams, length_penalty=alpha, return_scores=True
+                [texts[n] for n in short],
+                num_beams=beams,
+                length_penalty=alpha,
+                return_scores=True,
+                split_sentences=False,
+                max_source_length=MAX_SOURCE_LENGTH,
             )
             with_torch += len(short)
             different += [

@@ -12,7 +12,8 @@ import { parseArgs } from "node:util";
 import { ByteLevelBPE } from "./tokenizer.js";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const CODE = ["app.js", "contained-worker.js", "worker.js", "translator.js", "tokenizer.js", "service-worker.js"];
+const WORKER = ["worker.js", "translator.js", "sentences.js", "tokenizer.js"];
+const CODE = ["app.js", "contained-worker.js", ...WORKER, "service-worker.js"];
 const PAGE = ["README.md", "index.html", "style.css", ...CODE];
 const RUNTIME = ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"];
 const MODEL = ["model.onnx", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"];

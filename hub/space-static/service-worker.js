@@ -8,6 +8,7 @@ const FILES = [
   "contained-worker.js",
   "worker.js",
   "translator.js",
+  "sentences.js",
   "tokenizer.js",
   "vendor/ort.wasm.min.mjs",
   "vendor/ort-wasm-simd-threaded.mjs",

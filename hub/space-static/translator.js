@@ -1,8 +1,9 @@
 // Translates sentences with model.onnx, which holds encoder, decoder and beam search.
 import * as ort from "./vendor/ort.wasm.min.mjs";
+import { splitSentences } from "./sentences.js";
 import { ByteLevelBPE } from "./tokenizer.js";
 
-export const MAX_SOURCE_LENGTH = 256; // in tokens; far longer than training sentences
+export const MAX_SOURCE_LENGTH = 256; // in tokens, where the model does not say how long its training sentences were
 const CHARACTERS_PER_TOKEN = 32;
 const NO_MAXIMUM = 1_000_000;
 const NO_HYPOTHESIS = -1e8; // scores below this mark empty slots of the search
@@ -15,7 +16,8 @@ export class Translator {
     this.alpha = generationConfig.length_penalty ?? 1;
     // onnxruntime-web hides inputs that have defaults: `export onnx --no-defaults` lets the page choose.
     this.hasSettings = session.inputNames.includes("num_beams");
-    this.limit = Math.min(MAX_SOURCE_LENGTH, config.max_position_embeddings ?? MAX_SOURCE_LENGTH);
+    this.limit = generationConfig.max_source_length ?? MAX_SOURCE_LENGTH;
+    this.limit = Math.min(this.limit, config.max_position_embeddings ?? this.limit);
   }
 
   /**
@@ -40,13 +42,28 @@ export class Translator {
   }
 
   /**
-   * Return the translations of a sentence, best first: [{text, score, tokens}], score = log-probability / penalty.
-   * beams: beam size; ignored by a model with fixed settings.  Throws an Error if the sentence is too long.
+   * Return the translations of a text, best first: [{text, score, tokens}], score = log-probability / penalty. Its
+   * sentences are translated one by one; texts are joined, scores added.
+   * beams: beam size; ignored by a model with fixed settings.  Throws an Error if a sentence is too long.
    */
-  async translate(sentence, beams = this.beams) {
-    if (sentence.trim() === "") return [];
+  async translate(text, beams = this.beams) {
+    if (text.trim() === "") return [];
+    let joined;
+    for (const { sentence, separator } of splitSentences(text)) {
+      const hypotheses = await this.translateSentence(sentence, beams);
+      joined = joined?.slice(0, hypotheses.length).map((first, rank) => ({
+        text: first.text + separator + hypotheses[rank].text,
+        score: first.score + hypotheses[rank].score,
+        tokens: [...first.tokens, ...hypotheses[rank].tokens],
+      })) ?? hypotheses;
+    }
+    return joined;
+  }
+
+  /** The same of one sentence. */
+  async translateSentence(sentence, beams) {
     const tooLong = (length) =>
-      new Error(`the sentence has ${length}, and the limit is ${this.limit} tokens; split it into several lines`);
+      new Error(`the sentence has ${length}, and the limit is ${this.limit} tokens; split it`);
     if (sentence.length > this.limit * CHARACTERS_PER_TOKEN) throw tooLong(`${sentence.length} characters`);
     const ids = this.tokenizer.encode(sentence);
     if (ids.length > this.limit) throw tooLong(`${ids.length} tokens`);
