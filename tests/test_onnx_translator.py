@@ -407,7 +407,7 @@ def test_the_target_tokenizer_is_checked_before_an_export(two_vocabularies: Path
     with pytest.raises(BrokenFileError, match="ids up to 299, but config.json has decoder_vocab_size 270"):
         export_folder(tmp_path / "model", tmp_path / "onnx")
     shutil.rmtree(tmp_path / "model" / TARGET_TOKENIZER)
-    with pytest.raises(InputError, match="275 source and 270 target tokens and one tokenizer"):
+    with pytest.raises(InputError, match="275 source and 270 target tokens but one tokenizer"):
         export_folder(tmp_path / "model", tmp_path / "onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -73,7 +73,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             inputs = list(inputs)
         if isinstance(inputs, list) and not inputs:
             return []
-        result = super().__call__(inputs, **kwargs)
+        result: Any = super().__call__(inputs, **kwargs)
         # As in transformers 4: a list of texts gives a flat list, unless several translations per text are requested.
         if isinstance(inputs, list) and all(len(translations) == 1 for translations in result):
             return [translations[0] for translations in result]
