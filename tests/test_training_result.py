@@ -22,8 +22,10 @@ def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
     checkpoints = [weights(folder / f"checkpoints/step-{step}") for step in (20, 24)]
     for name, value in weights(folder).items():
         torch.testing.assert_close(value, (checkpoints[0][name] + checkpoints[1][name]) / 2, atol=1e-7, rtol=1e-6)
-    translations = Translator.from_pretrained(folder).translate(["abc", "hgf"])
-    assert len(translations) == 2
+    translator = Translator.from_pretrained(folder)
+    assert len(translator.translate(["abc", "hgf"])) == 2
+    corpora = [np.fromfile(path, np.int32).max() for path in folder.glob("corpus/*/source.lengths")]
+    assert translator.trained_length in corpora
 
 
 def test_a_run_logs_speed_and_stalls_and_draws_a_curve(uninterrupted):
@@ -34,7 +36,7 @@ def test_a_run_logs_speed_and_stalls_and_draws_a_curve(uninterrupted):
     stalls = {r["step"]: r["stall_seconds"] for r in records if r.get("event") == "checkpoint"}
     validated = {record["step"] for record in records if record.get("event") == "validation"}
     assert {5, 10, 15, 20, 24} <= stalls.keys() <= {5, 10, 15, 20, 24} | validated
-    assert all(0 < stall < 5 for stall in stalls.values())
+    assert all(stall > 0 for stall in stalls.values())
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -102,6 +102,9 @@ def prepare(
     meter = Meter(accelerator, config, source, target)
     machine.seed_everything(recipe.seed)
     model = make_model(recipe, config, attention)
+    # Translators cut longer sentences. A fine-tuned model knows its earlier training, too.
+    trained_length = getattr(model.generation_config, "max_source_length", None) or 0
+    model.generation_config.max_source_length = max(trained_length, int(corpus.source_lengths.max()))
     byte_dropout = recipe.fast_dropout == "auto" and device.type == "cpu"
     if byte_dropout:
         machine.use_byte_dropout(model)

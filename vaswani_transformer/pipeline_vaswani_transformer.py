@@ -102,7 +102,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """Yield the encoded sentences of a text, or parts of them."""
         if not isinstance(text, str):
             raise ValueError(f"the text to translate is a str or a list of str, not {type(text).__name__}")
-        limit = self._source_limit(max_source_length)
+        limit = self._source_limit(max_source_length, split_sentences)
         parts = list(split_text(text, limit, self._encode, split_sentences))
         is_blank = not parts
         if is_blank:  # only white space, but transformers needs at least one part
@@ -117,11 +117,11 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
                 "is_last": number == len(parts),
             }
 
-    def _source_limit(self, max_source_length: int | None) -> int:
+    def _source_limit(self, max_source_length: int | None, split_sentences: bool) -> int:
         positions = self.model.config.max_position_embeddings
         if max_source_length is None:
-            settings = self.model.generation_config
-            return default_source_limit(getattr(settings, "max_source_length", None), positions)
+            trained_length = getattr(self.model.generation_config, "max_source_length", None)
+            return default_source_limit(trained_length if split_sentences else None, positions)
         most = 1_000_000 if positions is None else positions
         if not SHORTEST_MAX_SOURCE_LENGTH <= max_source_length <= most:
             raise ValueError(

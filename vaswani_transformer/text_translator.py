@@ -110,7 +110,8 @@ class TextTranslator(ABC):
         num_beams, length_penalty: beam size and alpha of the GNMT penalty; default: `default_search`.
         n_best, return_scores: return a list of at most n_best hypotheses per text, best first.
         batch_tokens: maximum of source tokens (padding included) times beams in a batch; determines memory use.
-        max_source_length: cut sentences of more tokens (default: the longest that the model was trained on, else 256).
+        max_source_length: cut sentences of more tokens (default: the longest that the model was trained on, else 256;
+            256 for whole texts).
         split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
             with the white space between them; False cuts only texts that are longer than max_source_length.
         progress: show a progress bar on stderr.
@@ -119,7 +120,7 @@ class TextTranslator(ABC):
         Raises InputError.
         """
         texts = as_texts(texts, "text")
-        limit = self._source_limit(max_source_length)
+        limit = self._source_limit(max_source_length, split_sentences)
         num_beams, length_penalty = self.search_settings(num_beams, length_penalty)
         n_best = check_number("n_best", n_best, 1, num_beams)
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
@@ -145,9 +146,9 @@ class TextTranslator(ABC):
             return [hypotheses or empty for hypotheses in translations]
         return [hypotheses[0].text if hypotheses else "" for hypotheses in translations]
 
-    def _source_limit(self, max_source_length: int | None) -> int:
+    def _source_limit(self, max_source_length: int | None, split_sentences: bool = True) -> int:
         if max_source_length is None:
-            return default_source_limit(self.trained_length, self.positions)
+            return default_source_limit(self.trained_length if split_sentences else None, self.positions)
         most = 1_000_000 if self.positions is None else self.positions
         return check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
 
