@@ -117,7 +117,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
                 "is_last": number == len(parts),
             }
 
-    def _source_limit(self, max_source_length: int | None, split_sentences: bool) -> int:
+    def _source_limit(self, max_source_length: int | None, split_sentences: bool = True) -> int:
         positions = self.model.config.max_position_embeddings
         if max_source_length is None:
             trained_length = getattr(self.model.generation_config, "max_source_length", None)
