@@ -219,7 +219,6 @@ def test_an_invalid_generation_config_entry_is_named(folder, field, value):
     + [("max_time", 3.0), ("renormalize_logits", True), ("guidance_scale", 2.0), ("stop_strings", ["a"])]
     + [("num_beam_groups", 2), ("diversity_penalty", 0.5), ("force_words_ids", [[5]]), ("token_healing", True)]
     + [
-        ("watermarking_config", {"greenlist_ratio": 0.5}),
         ("forced_bos_token_id", 5),
         ("min_length", 4),
         ("bad_words_ids", [[5]]),
@@ -231,6 +230,11 @@ def test_settings_that_only_generate_supports_are_refused(folder, field, value):
     message = refusal(folder, InputError)
     assert f"generation_config.json: {field} is {value}" in message
     load_model(folder, device="cpu")  # for generate()
+
+
+def test_a_setting_that_is_an_object_is_refused(folder):
+    change(folder / "generation_config.json", watermarking_config={"greenlist_ratio": 0.5})
+    assert "watermarking_config is " in refusal(folder, InputError)
 
 
 def test_neutral_settings_are_accepted(folder):
