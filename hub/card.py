@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
-from vaswani_transformer.errors import InputError, UnavailableError, one_line
+from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.onnx_translator import GRAPH, NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
@@ -60,10 +60,8 @@ def write_card(
     example: a source sentence to show with the model's translation, if any
     Raises InputError for a score that is not a number and for an invalid license; UnavailableError without jinja2.
     """
-    try:
-        import jinja2
-    except ModuleNotFoundError:
-        raise UnavailableError('jinja2 is not installed: pip install "vaswani-transformer[hub]"') from None
+    import jinja2
+
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {
         "cell": lambda text: one_line(text).replace("|", "\\|"),

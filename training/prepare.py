@@ -102,9 +102,7 @@ def prepare(
     meter = Meter(accelerator, config, source, target)
     machine.seed_everything(recipe.seed)
     model = make_model(recipe, config, attention)
-    # Translators cut longer sentences. A fine-tuned model knows its earlier training, too.
-    trained_length = getattr(model.generation_config, "max_source_length", None) or 0
-    model.generation_config.max_source_length = max(trained_length, int(corpus.source_lengths.max()))
+    store_trained_length(model.generation_config, corpus)
     byte_dropout = recipe.fast_dropout == "auto" and device.type == "cpu"
     if byte_dropout:
         machine.use_byte_dropout(model)
@@ -147,6 +145,15 @@ def prepare(
         environment=environment,
         identity=identity,
     )
+
+
+def store_trained_length(settings: Any, corpus: Corpus) -> None:
+    """Put the longest source of the corpus into generation_config.json: translators cut longer sentences.
+
+    A model that is fine-tuned keeps the length of its earlier training if that was longer.
+    """
+    before = getattr(settings, "max_source_length", None) or 0
+    settings.max_source_length = max(before, int(corpus.source_lengths.max()))
 
 
 def _main_process_first(accelerator: Accelerator, function: Callable[[], T]) -> T:
