@@ -58,7 +58,7 @@ def write_card(
     """Write the card of a repository that will hold `files`, including the pictures.
 
     example: a source sentence to show with the model's translation, if any
-    Raises InputError for a score that is not a number and for an invalid license; UnavailableError without jinja2.
+    Raises InputError for a score that is not a number and for an invalid license.
     """
     import jinja2
 

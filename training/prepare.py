@@ -108,17 +108,11 @@ def prepare(
         machine.use_byte_dropout(model)
     shard_weights = shard_weights and accelerator.num_processes > 1
     module, optimizer = _distribute(recipe, accelerator, model, shard_weights)
-    environment = machine.describe_environment(accelerator.device) | {
-        "mixed_precision": str(accelerator.mixed_precision),
+    environment = describe_environment(accelerator, shard_weights) | {
         "matmul_precision": matmul_precision,
         "attention": attention,
         "byte_dropout": byte_dropout,
     }
-    compiler = accelerator.state.dynamo_plugin
-    if compiler is not None and compiler.backend != DynamoBackend.NO:
-        environment["compiler"] = compiler.backend.value.lower()
-    if shard_weights:
-        environment["weights"] = "split by FSDP"
     identity = {
         "corpus sha256": corpus.sha256,
         "tokenizer sha256": tokenizer_sha256(tokenizer),
@@ -145,6 +139,18 @@ def prepare(
         environment=environment,
         identity=identity,
     )
+
+
+def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:
+    """What decides the last bits of the weights: hardware, libraries, precision, compiler."""
+    environment = machine.describe_environment(accelerator.device)
+    environment["mixed_precision"] = str(accelerator.mixed_precision)
+    compiler = accelerator.state.dynamo_plugin
+    if compiler is not None and compiler.backend != DynamoBackend.NO:
+        environment["compiler"] = compiler.backend.value.lower()
+    if shard_weights:
+        environment["weights"] = "split by FSDP"
+    return environment
 
 
 def store_trained_length(settings: Any, corpus: Corpus) -> None:
