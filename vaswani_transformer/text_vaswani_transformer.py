@@ -34,6 +34,8 @@ OPENING = "\"'“‘„«»‹›([{¿¡*-–— "
 # The last word in front of a full stop, and the word before that one.
 LAST_WORDS = re.compile(r"(?:(?P<before>[^\W\d]+)[^\w\s]*\s+)?[\"'“‘„«‹(\[]*(?P<word>\S+)\Z")
 
+ACRONYM = re.compile(r"[^\W\d]+(\.[^\W\d]+)+")  # U.S, p.m
+
 # Abbreviations (English, German, French), in small letters and without their last full stop. A name or the rest of a
 # phrase follows the first ones, a number the second ones; the third ones may end a sentence.
 NEVER_LAST = frozenset(
@@ -131,7 +133,7 @@ def may_end_after(word: str, before: str, following: str) -> bool:
         return bool(before) and previous not in BEFORE_AN_ORDINAL and following not in MONTHS
     if len(word) == 1 and word.isalpha():  # an initial, or a part of an abbreviation
         return following in STARTERS or (word.isupper() and before.islower() and len(before) > 1)
-    if lower in MAYBE_LAST or "." in word:
+    if lower in MAYBE_LAST or ACRONYM.fullmatch(word):
         return following in STARTERS
     return True
 

@@ -16,6 +16,7 @@ const LAST_WORDS = new RegExp(
   `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+)(?:(?!${WORD})(?!${WHITE}).)*(?:${WHITE})+)?["'“‘„«‹([]*(?<word>(?:(?!${WHITE}).)+)$`,
   "su",
 );
+const ACRONYM = /^[\p{L}_\p{Nl}\p{No}]+(\.[\p{L}_\p{Nl}\p{No}]+)+$/u; // U.S, p.m
 
 const words = (text) => new Set(text.split(" "));
 const NEVER_LAST = words(
@@ -113,6 +114,6 @@ function mayEndAfter(word, before, following) {
     const isWordBefore = before.length > 1 && before === before.toLowerCase() && before !== before.toUpperCase();
     return STARTERS.has(following) || (isUpper(word) && isWordBefore);
   }
-  if (MAYBE_LAST.has(lower) || word.includes(".")) return STARTERS.has(following);
+  if (MAYBE_LAST.has(lower) || ACRONYM.test(word)) return STARTERS.has(following);
   return true;
 }
