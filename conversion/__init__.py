@@ -4,6 +4,6 @@
 
 A toolkit's file reads the options, refuses what the model cannot represent (options.py, reasons.py), and names every
 tensor (rename.py). Remaining differences are absorbed in the weights (layout.py), so that the forward pass stays the
-paper's. To add a toolkit, write a file with `NAME`, `checkpoints`, `recognise` and `read`, add it to formats.py, and
-name it in the help text (__main__.py).
+paper's. To add one, write its file with `NAME`, `checkpoints`, `recognise` and `read` (to export, `write_checkpoint`),
+list it in formats.py and __main__.py and, for the comparison at the end of a conversion, in reference_forward.py.
 """

@@ -1,4 +1,4 @@
-"""The model from a toolkit's description of its checkpoint, in the same steps for every toolkit."""
+"""Build the model from a toolkit's description of its checkpoint, in the same steps for every toolkit."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def build_model(description: Description, reasons: Reasons) -> VaswaniTransforme
 
 
 def renamed_tensors(description: Description, reasons: Reasons) -> dict[str, Tensor]:
-    """The tensors under our names. Tables of sinusoids are compared with the formula and left out."""
+    """Return the tensors under our names. Tables of sinusoids are compared with the formula and left out."""
     d_model, tensors = description.config["d_model"], dict(description.tensors)
     for name in description.position_tables:
         table = tensors.pop(name, None)
@@ -86,7 +86,7 @@ def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
 
 
 def add_zero_biases(tensors: dict[str, Tensor]) -> None:
-    """The paper's norms and feed-forward networks have biases; a toolkit's may not."""
+    """Add the paper's biases of norms and feed-forward networks, as zeros, where a toolkit has none."""
     for name, tensor in list(tensors.items()):
         if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
@@ -138,7 +138,7 @@ def separate_memory(tensors: dict[str, Tensor]) -> None:
 
 
 def empty_model(config: dict[str, Any], reasons: Reasons) -> VaswaniTransformerForConditionalGeneration:
-    """The model of this configuration without memory for its weights."""
+    """Return the model of this configuration without memory for its weights."""
     try:
         with torch.device("meta"):
             return VaswaniTransformerForConditionalGeneration(VaswaniTransformerConfig(**config))

@@ -1,4 +1,4 @@
-"""A comparison at the end of each conversion: log-probabilities of the converted model beside those of the toolkit.
+"""Compare log-probabilities of the converted model with those of the toolkit, at the end of each conversion.
 
 torch and transformers are always installed, so that their three formats are always compared, the others if their
 toolkit is installed. Given texts, the log-probability of each pair is printed as well, to be compared with the output
@@ -66,7 +66,7 @@ def check(
 
 
 def toolkit_ids(ids: list[int], vocabulary: Vocabulary, side: str) -> list[int]:
-    """The toolkit's ids: a piece that its vocabulary lacks is `<unk>` to it."""
+    """Return the toolkit's ids: a piece that its vocabulary lacks is `<unk>` to it."""
     size, unknown = len(vocabulary.tokens(side)), vocabulary.unknown
     return [id if id < size or unknown is None else unknown for id in ids]
 
@@ -81,7 +81,7 @@ def log_probabilities(
 
 
 def random_pairs(vocabulary: Vocabulary, length: int) -> list[Pair]:
-    """Pairs of random ids without special tokens, the same in every run."""
+    """Return pairs of random ids without special tokens, the same in every run."""
     generator = torch.Generator().manual_seed(0)
     special = {vocabulary.pad, vocabulary.eos, vocabulary.bos, vocabulary.start}
     words = [
@@ -98,7 +98,7 @@ def random_pairs(vocabulary: Vocabulary, length: int) -> list[Pair]:
 
 
 def encoded_pairs(folder: Path, texts: tuple[Path, Path]) -> list[Pair]:
-    """The pairs of lines of two files as ids. Raises InputError if the files differ in length."""
+    """Return the pairs of lines of two files as ids. Raises InputError if the files differ in length."""
     if not (folder / "tokenizer.json").exists():
         raise InputError("--check needs a tokenizer, but nothing beside the checkpoint says how text becomes ids")
     target_folder = folder / TARGET_TOKENIZER if (folder / TARGET_TOKENIZER).exists() else folder

@@ -1,4 +1,4 @@
-"""What a toolkit's reader says about a checkpoint; `build.py` makes our model of it."""
+"""A reader's description of a checkpoint, from which `build.py` makes our model."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +49,6 @@ class Description:
 
 
 def rows_of(tensors: dict[str, Tensor], rules: list[Rule]) -> list[int]:
-    """The numbers of rows of the source's and the target's embedding; 0 if it is missing."""
+    """Return the numbers of rows of the source's and the target's embedding; 0 if it is missing."""
     names = {rule.ours: rule.theirs for rule in rules}
     return [len(tensors[names[name]]) if names[name] in tensors else 0 for name in (SOURCE, TARGET)]

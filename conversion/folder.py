@@ -22,7 +22,7 @@ NOTES = "CONVERSION.md"
 
 @contextmanager
 def new_model_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its name at the end, and is removed if something fails."""
+    """Yield a folder beside `out` that takes its name at the end, and is removed if something fails."""
     out = check_new_folder(out)
     if not out.absolute().parent.is_dir():
         raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
@@ -54,7 +54,7 @@ def save(description: Description, model: VaswaniTransformerForConditionalGenera
 
 
 def as_markdown(description: Description) -> str:
-    """What the folder's users should know."""
+    """Return the notes for the folder's users."""
     toolkit, vocabulary = description.toolkit, description.vocabulary
     notes = description.all_notes()
     if vocabulary.start is None:

@@ -33,11 +33,11 @@ class Reader(Protocol):
     def NAME(self) -> str: ...
 
     def checkpoints(self, folder: Path) -> list[Path]:
-        """The files in a folder that have the name of a checkpoint."""
+        """Return the files in a folder that have the name of a checkpoint."""
         ...
 
     def recognise(self, path: Path, content: Any) -> bool:
-        """Whether a file is a checkpoint of this toolkit. content: what a pickle holds; None for other files"""
+        """Return whether a file is a checkpoint of this toolkit. content: what a pickle holds; None for other files"""
         ...
 
     def read(self, path: Path, reasons: Reasons) -> Description:
@@ -91,7 +91,7 @@ def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[Reader, Path
 
 
 def only_checkpoint(folder: Path, wanted: str | None) -> Path:
-    """The only file in the folder that has the name of a checkpoint."""
+    """Return the only file in the folder that has the name of a checkpoint."""
     toolkits = [READERS[wanted]] if wanted else READING
     found = {file for toolkit in toolkits for file in toolkit.checkpoints(folder)}
     candidates = sorted({file.resolve(): file for file in sorted(found) if file.is_file()}.values())
@@ -105,7 +105,7 @@ def only_checkpoint(folder: Path, wanted: str | None) -> Path:
 
 
 def toolkit_of(path: Path) -> Reader:
-    """The toolkit that a checkpoint comes from."""
+    """Return the toolkit that a checkpoint comes from."""
     for toolkit in READING:
         if toolkit.recognise(path, None):
             return toolkit

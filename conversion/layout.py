@@ -1,7 +1,7 @@
 """Differences between toolkits that are absorbed exactly in the weights, so that the forward pass stays the paper's.
 
-The order of the components of d_model has no meaning: it may be permuted throughout. Toolkits that concatenate sines
-and cosines become, permuted, the paper's, which interleaves them. Their exponent i / (d_model/2 - 1) is the paper's
+The order of the components of d_model has no meaning: it may be permuted throughout. A permutation turns concatenated
+sines and cosines into the paper's interleaved ones. Their exponent i / (d_model/2 - 1) is the paper's
 with another base.
 """
 
@@ -29,7 +29,7 @@ class Sinusoids:
     shifted: bool = False
 
     def base(self, d_model: int) -> float:
-        """The `position_base` with which our model computes these sinusoids."""
+        """Return the `position_base` with which our model computes these sinusoids."""
         if not self.shifted:
             return 10000.0
         half = d_model // 2
@@ -47,7 +47,7 @@ class Sinusoids:
         return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)
 
     def match(self, table: Tensor) -> bool:
-        """Whether a saved table (..., d_model) is the one of the formula, up to the rounding of float32."""
+        """Return whether a saved table (..., d_model) is the one of the formula, up to the rounding of float32."""
         table = table.reshape(-1, table.shape[-1])[:COMPARED_POSITIONS].double()
         return bool(torch.allclose(table, self.table(*table.shape), atol=1e-3, rtol=0))
 
@@ -58,7 +58,7 @@ TENSOR2TENSOR = Sinusoids(concatenated=True, shifted=True)
 
 
 def model_axis(name: str) -> int | None:
-    """The axis of one of our tensors that runs along d_model; None for biases of projections away from it."""
+    """Return the axis of one of our tensors that runs along d_model; None for biases of projections away from it."""
     if name == "lm_head.bias":
         return None
     if name.endswith((".out_proj.weight", ".fc2.weight", ".out_proj.bias", ".fc2.bias")) or "norm." in name:
@@ -69,12 +69,12 @@ def model_axis(name: str) -> int | None:
 
 
 def interleave(tensors: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor]:
-    """Our tensors with d_model in the order of concatenated sinusoids -> in the order of the paper's."""
+    """Permute d_model of our tensors from the order of concatenated sinusoids to that of the paper's."""
     return _permute(tensors, torch.arange(d_model).view(2, -1).T.reshape(-1))  # 0, h, 1, h + 1, ...
 
 
 def concatenate(tensors: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor]:
-    """The inverse of `interleave`."""
+    """Undo `interleave`."""
     return _permute(tensors, torch.arange(d_model).view(-1, 2).T.reshape(-1))  # 0, 2, 4, ..., 1, 3, 5, ...
 
 

@@ -19,7 +19,7 @@ class Options(dict[str, Any]):
         self.reasons, self.written = reasons, written
 
     def show(self, name: str) -> str:
-        """The option with its value, for a message."""
+        """Return the option with its value, for a message."""
         flag = name.replace("_", "-") if self.written.startswith("--") else name
         return self.written.format(flag, shown(self.get(name)))
 

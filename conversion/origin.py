@@ -44,7 +44,7 @@ class Origin:
                 raise BrokenFileError(f"{path} is not a record of a conversion ({error})") from None
 
     def came_from(self, toolkit: str) -> bool:
-        """Whether the model came from this toolkit. If not, the symbols that were added for ours stay in it."""
+        """Return whether the model came from this toolkit. If not, the symbols that were added for ours stay in it."""
         if self.toolkit != toolkit:
             self.options.pop("source_tokens", None)
             self.options.pop("target_tokens", None)
@@ -66,7 +66,7 @@ class Origin:
         return Tokenizer.from_file(str(path))
 
     def tokens(self) -> tuple[list[str], list[str]]:
-        """The tokens of both sides by id; for a converted model, only those of the toolkit."""
+        """Return the tokens of both sides by id; for a converted model, only those of the toolkit."""
         sides = []
         for side in SIDES:
             ids = self.tokenizer(side).get_vocab(with_added_tokens=True)
@@ -83,7 +83,7 @@ class Origin:
         output_bias: bool = True,
         attention_bias: bool = True,
     ) -> dict[str, Tensor]:
-        """Our tensors in the layout of a toolkit, with SOURCE, TARGET and OUTPUT, without the rows that were added.
+        """Return our tensors in the layout of a toolkit, with SOURCE, TARGET and OUTPUT, without the added rows.
 
         positions: the toolkit's sinusoids; None if the model's positions are learned
         output_bias: whether the toolkit's output layer can have a bias
@@ -106,7 +106,7 @@ class Origin:
         return tensors
 
     def in_saved_dtype(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors in the precision of the toolkit's file, contiguous; tied matrices stay one."""
+        """Return the tensors in the precision of the toolkit's file, contiguous; tied matrices stay one."""
         dtype = getattr(torch, self.options.get("dtype", "float32"))
         seen: dict[int, Tensor] = {}
         return {name: seen.setdefault(t.data_ptr(), t.to(dtype).contiguous()) for name, t in tensors.items()}

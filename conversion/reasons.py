@@ -55,7 +55,7 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """The value for a message, shortened: nested YAML can be endless when it is written out."""
+    """Return the value for a message, shortened: nested YAML can be endless when it is written out."""
     if isinstance(value, float):
         return f"{value:g}"
     short = reprlib.Repr()

@@ -45,7 +45,7 @@ class NotComparable(Exception):
 
 
 def toolkit_scores(description: Description, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
-    """The toolkit's scores of pairs of ids; Marian's are of its own translations of the sources.
+    """Return the toolkit's scores of pairs of ids; Marian's are of its own translations of the sources.
 
     Raises NotComparable if the toolkit is not installed or does not run.
     """
@@ -85,7 +85,7 @@ def silence() -> Iterator[None]:
 
 
 def loaded(module: nn.Module, tensors: Mapping[str, Any], tables: str = "no table of positions") -> nn.Module:
-    """The module with these tensors. tables: the end of the names of buffers that the module computes itself"""
+    """Return the module with these tensors. tables: the end of the names of buffers that the module computes itself"""
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(tables)}
     missing, unexpected = nn.Module.load_state_dict(module, tensors, strict=False)  # OpenNMT-py overrides it
     if unexpected or any(not name.endswith(tables) for name in missing):
@@ -244,7 +244,7 @@ OPTIONS = "--beam-size 4 --n-best --word-scores --normalize 0 --cpu-threads 1 --
 
 
 def marian_scores(description: Description, sources: Sequence[list[int]]) -> list[Scored]:
-    """The four best translations that Marian finds for each source, with the printed scores, which have five digits."""
+    """Return Marian's four best translations of each source, with the scores as printed, to five digits."""
     if importlib.util.find_spec("_pymarian") is None:
         raise NotComparable("marian (pymarian) is not installed here")
     vocabulary = description.vocabulary
@@ -270,7 +270,7 @@ def marian_scores(description: Description, sources: Sequence[list[int]]) -> lis
 
 
 def marian_translations(path: Path, vocabularies: list[Path], texts: list[str], max_length: int) -> list[str]:
-    """The lines that Marian prints: row ||| words ||| WordScores=... ||| ..."""
+    """Return the lines that Marian prints: row ||| words ||| WordScores=... ||| ..."""
     with tempfile.TemporaryDirectory() as place:
         names = []
         for file in [*vocabularies, *vocabularies][:2]:  # a joint one is both

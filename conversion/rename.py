@@ -41,7 +41,7 @@ class Rule:
 
 
 def rules_of(names: Mapping[str, str], transposed: bool = False, row: bool = False) -> list[Rule]:
-    """The rules of a table: the toolkit's names -> ours."""
+    """Return the rules of a table: the toolkit's names -> ours."""
     return [
         Rule(theirs, ours, transposed, row)
         for pattern, our_pattern in names.items()
@@ -52,7 +52,7 @@ def rules_of(names: Mapping[str, str], transposed: bool = False, row: bool = Fal
 def layer_rules(
     stack: str, layers: int, theirs: str, names: Mapping[str, str], first: int = 0, **form: bool
 ) -> list[Rule]:
-    """The rules of a table of names inside a layer, for every layer of a stack.
+    """Return the rules of a table of names inside a layer, for every layer of a stack.
 
     stack: "encoder", for which the names of the cross-attention are left out, or "decoder"
     theirs: what the toolkit writes before these names, with `{n}`
@@ -68,24 +68,24 @@ def layer_rules(
 
 
 def expand(pattern: str) -> list[str]:
-    """The names that a pattern with braces stands for."""
+    """Return the names that a pattern with braces stands for."""
     parts = re.split(r"\{([^{}]*,[^{}]*)\}", pattern)  # text, choices, text, ...
     choices = [part.split(",") if index % 2 else [part] for index, part in enumerate(parts)]
     return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
 def first_present(tensors: Mapping[str, Any], *names: str) -> str:
-    """The first name that is in the checkpoint; the first of all if none is, so that it is reported as missing."""
+    """Return the first name that is in the checkpoint, or the first of all, which is then reported as missing."""
     return next((name for name in names if name in tensors), names[0])
 
 
 def count_layers(tensors: Mapping[str, Any], stack: str) -> int:
-    """The number of layers of a stack whose tensors are called `{stack}.layers.{n}....`."""
+    """Return the number of layers of a stack whose tensors are called `{stack}.layers.{n}....`."""
     return len({name.split(".")[2] for name in tensors if name.startswith(f"{stack}.layers.")})
 
 
 def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str) -> dict[str, Tensor]:
-    """The tensors that can be weights; any other value is a fault of the file.
+    """Return the tensors that can be weights; any other value is a fault of the file.
 
     ignored: regular expressions for the full names of buffers, counters and stale copies, which are left out
     """
@@ -103,7 +103,7 @@ def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str)
 
 
 def fault_of(tensor: Any) -> str | None:
-    """Why a value cannot be a weight; None if it can."""
+    """Return the reason why a value cannot be a weight; None if it can."""
     if not torch.is_tensor(tensor):
         return f"a {type(tensor).__name__}"
     if tensor.layout != torch.strided or tensor.is_quantized:
@@ -116,7 +116,7 @@ def fault_of(tensor: Any) -> str | None:
 
 
 def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reasons) -> dict[str, Tensor]:
-    """The tensors under our names. Two rules may read one tensor; a tensor that no rule reads is a fault."""
+    """Return the tensors under our names. Two rules may read one tensor; a tensor that no rule reads is a fault."""
     rules = list(rules)
     missing = {rule.theirs for rule in rules} - tensors.keys()
     for name in sorted(missing):
@@ -128,5 +128,5 @@ def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reason
 
 
 def write(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the toolkit's names."""
+    """Return the tensors under the toolkit's names."""
     return {rule.theirs: rule.write(ours[rule.ours]).contiguous() for rule in rules}

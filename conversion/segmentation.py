@@ -20,7 +20,7 @@ def set_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str
 
 
 def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: str) -> Tokenizer:
-    """The tokenizer of one side: BPE codes, a SentencePiece model, or words."""
+    """Return the tokenizer of one side: BPE codes, a SentencePiece model, or words."""
     tokens = vocabulary.tokens(side)
     if any(token.endswith("@@") for token in tokens):
         codes = find_file(folder, f"bpecodes.{language}", f"*codes*.{language}", "bpecodes", "*codes*", "code", "*.bpe")
@@ -42,7 +42,7 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
 
 
 def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> SentencePieceModel | None:
-    """The folder's SentencePiece model that has the most pieces of this vocabulary.
+    """Return the folder's SentencePiece model that has the most pieces of this vocabulary.
 
     Models with the language in their names (spm.en.model) are preferred.
     """

@@ -64,7 +64,7 @@ class SentencePieceModel:
         return model
 
     def tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
-        """The tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
+        """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 
         A piece that the vocabulary lacks is `<unk>` to the toolkit and gets an id after the toolkit's. An entry that
         this model lacks (a piece of the other side) can be decoded, but no text is encoded with it.
@@ -111,7 +111,7 @@ class SentencePieceModel:
         return vocabulary.with_template(tokenizer, side)
 
     def unigram(self, ids: dict[str, int], textual: dict[str, float], vocabulary: Vocabulary) -> models.Unigram:
-        """The pieces with their scores; entries without text are never matched."""
+        """Return the pieces with their scores; entries without text are never matched."""
         user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
         best = max(textual.values(), default=0.0)
         entries: list[tuple[str, float]] = [("", 0.0)] * (max(ids.values()) + 1)
@@ -131,7 +131,7 @@ class SentencePieceModel:
         return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
 
     def bpe(self, ids: dict[str, int], textual: dict[str, float], unknown: str | None) -> models.BPE:
-        """The merges that make each piece, the best score first."""
+        """Return the merges that make each piece, the best score first."""
         merges = [
             (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
             for piece, score in textual.items()

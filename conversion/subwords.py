@@ -22,7 +22,7 @@ WRITTEN_AS_NUMBERS = (range(0x00, 0x250), range(0x370, 0x530), range(0x2010, 0x2
 
 
 def read_subwords(path: Path) -> list[str]:
-    """The pieces by id: one a line, in quotes."""
+    """Return the pieces by id: one a line, in quotes."""
     pieces = []
     for number, line in enumerate(read_lines(path), start=1):
         line = line.strip()
@@ -33,7 +33,7 @@ def read_subwords(path: Path) -> list[str]:
 
 
 def subword_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
-    """The tokenizer of one side, with the ids of the vocabulary's file."""
+    """Return the tokenizer of one side, with the ids of the vocabulary's file."""
     pieces = vocabulary.tokens(side)
     alphabet = {letter for piece in pieces for letter in piece}
     numbers = [

@@ -45,7 +45,7 @@ class Bundle:
             raise BrokenFileError(f"{index} is not a complete checkpoint index ({error}); copy it again") from None
 
     def tensor(self, name: str) -> np.ndarray:
-        """The variable, read from its shard. Raises BrokenFileError if the shard is missing or too short."""
+        """Return the variable, read from its shard. Raises BrokenFileError if the shard is missing or too short."""
         entry = self.entries[name]
         shard = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.shards:05d}")
         if not shard.exists():
@@ -58,7 +58,7 @@ class Bundle:
 
 
 def read_entry(message: bytes) -> Entry:
-    """A BundleEntryProto."""
+    """Return a BundleEntryProto."""
     found: dict[int, int] = {}
     shape: list[int] = []
     for number, value in fields(message):
@@ -74,7 +74,7 @@ def read_entry(message: bytes) -> Entry:
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The (key, value) pairs of a LevelDB table."""
+    """Yield the (key, value) pairs of a LevelDB table."""
     if len(data) < FOOTER or int.from_bytes(data[-8:], "little") != MAGIC:
         raise ValueError("the table has no footer")
     footer = data[-FOOTER:]

@@ -20,7 +20,7 @@ import torch
 
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 
-# A class of these packages is replaced by an empty shell; of any other, refused.
+# A class of these packages is replaced by an empty shell; any other class is refused.
 TOOLKITS = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
 
 SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
@@ -57,7 +57,7 @@ MAX_COMPRESSION = 100  # torch and Marian do not compress
 
 
 def load_checkpoint(path: Path) -> Any:
-    """The content of a file of `torch.save`, its tensors on the CPU and, if the file allows it, memory-mapped.
+    """Return the content of a file of `torch.save`, its tensors on the CPU and, if the file allows it, memory-mapped.
 
     Raises InputError naming the functions that a pickle would call, BrokenFileError if the file is damaged.
     """
@@ -102,19 +102,19 @@ def check_archive(path: Path) -> None:
 
 
 def is_zip(path: Path) -> bool:
-    """Whether the file has the format of torch.save since 1.6."""
+    """Return whether the file has the format of torch.save since 1.6."""
     with path.open("rb") as stream:
         return stream.read(4) == b"PK\x03\x04"
 
 
 def unknown_name(error: pickle.UnpicklingError) -> str | None:
-    """The class or function that the unpickler refused."""
+    """Return the class or function that the unpickler refused."""
     found = UNKNOWN_NAME.search(str(error))
     return found.group(1).rstrip(".") if found else None
 
 
 def unknown_names(path: Path) -> list[str]:
-    """All unknown classes and functions, if the file can be searched without opening it."""
+    """Return all unknown classes and functions, if the file can be searched without opening it."""
     try:
         with torch.serialization.safe_globals(CONTAINERS):
             names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
@@ -124,7 +124,7 @@ def unknown_names(path: Path) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The reason in torch's message, whose rest advises to switch the protection off."""
+    """Return the reason in torch's message, whose rest advises to switch the protection off."""
     text = str(error)
     if "Weights only load failed" in text:
         _, found, text = text.partition("WeightsUnpickler error:")
@@ -134,7 +134,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_pickled(path: Path) -> bool:
-    """Whether the file looks like one of torch.save, of any version."""
+    """Return whether the file looks like one of torch.save, of any version."""
     with path.open("rb") as stream:
         start = stream.read(2)
     return start in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

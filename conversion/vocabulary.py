@@ -73,12 +73,12 @@ class Vocabulary:
         return self.first_new + (self.start is None) if self.pad is None else self.pad
 
     def rows_with_symbols(self) -> int:
-        """The rows that a table needs for symbols that the toolkit lacks; 0 if it lacks none."""
+        """Return the rows that a table needs for symbols that the toolkit lacks; 0 if it lacks none."""
         new = (self.start is None) + (self.pad is None)
         return self.first_new + new if new else 0
 
     def size(self, side: str) -> int:
-        """The rows of the table of one side."""
+        """Return the rows of the table of one side."""
         sizes = {side: self.first_alias(side) + len(self.aliases.get(side, ())) for side in SIDES}
         return max(sizes.values()) if self.is_joint else sizes[side]
 
@@ -161,7 +161,7 @@ class Vocabulary:
         return self.with_template(tokenizer, side)
 
     def with_template(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
-        """The tokenizer with the symbols around a sentence: the target ends with `</s>`."""
+        """Return the tokenizer with the symbols around a sentence: the target ends with `</s>`."""
         special, ids = self.special_tokens(side), self.ids(side)
         around = [special["bos_token"]] if self.begins and side == "source" else []
         around.append("$A")
@@ -174,7 +174,7 @@ class Vocabulary:
         return tokenizer
 
     def loadable(self, side: str) -> PreTrainedTokenizerFast:
-        """The tokenizer of one side as AutoTokenizer loads it."""
+        """Return the tokenizer of one side as AutoTokenizer loads it."""
         return PreTrainedTokenizerFast(
             tokenizer_object=self.tokenizers[side],
             **self.special_tokens(side),
@@ -186,7 +186,7 @@ class Vocabulary:
 
 
 def unused_name(name: str, tokens: Iterable[str]) -> str:
-    """A name for a new symbol that no token of the vocabulary has."""
+    """Return a name for a new symbol that no token of the vocabulary has."""
     tokens = set(tokens)
     while name in tokens:
         name = f"<{name}>"
@@ -194,14 +194,14 @@ def unused_name(name: str, tokens: Iterable[str]) -> str:
 
 
 def numbered_tokens(special: Sequence[str], rows: Sequence[int]) -> list[list[str]]:
-    """The tokens of both sides where the checkpoint tells only the numbers of rows and the special tokens."""
+    """Return the tokens of both sides where the checkpoint tells only the numbers of rows and the special tokens."""
     return [[*special, *(f"token{id}" for id in range(len(special), count))] for count in rows]
 
 
 def common_ids(
     source: Sequence[str], target: Sequence[str], symbols: Mapping[str, Sequence[str]], where: str
 ) -> dict[str, Any]:
-    """The ids of special tokens, which both sides must have in common.
+    """Return the ids of special tokens, which both sides must have in common.
 
     symbols: the name of the id -> the names that the token may have
     where: the names of the files, for the InputError
@@ -219,7 +219,7 @@ def common_ids(
 
 
 def read_codes(path: Path) -> list[tuple[str, str]]:
-    """The merges of a file of subword-nmt 0.2, of fastBPE, or of Hugging Face's merges.txt of one of them.
+    """Return the merges of a file of subword-nmt 0.2, of fastBPE, or of Hugging Face's merges.txt of one of them.
 
     Raises InputError for subword-nmt 0.1, where the end of a word is a separate letter.
     """
@@ -243,7 +243,7 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
 
 
 def read_counted_words(path: Path) -> list[str]:
-    """The tokens of fairseq's dict.txt, one per line with a space and a count, in the order of their ids."""
+    """Return the tokens of fairseq's dict.txt, one per line with a space and a count, in the order of their ids."""
     tokens = []
     for number, line in enumerate(read_lines(path), start=1):
         line = line.removesuffix(" #fairseq:overwrite")
@@ -255,14 +255,14 @@ def read_counted_words(path: Path) -> list[str]:
 
 
 def tokens_by_id(mapping: Mapping[str, int], path: Path) -> list[str]:
-    """The tokens of a vocab.json. Raises BrokenFileError unless the ids are 0, 1, 2, ... without a gap."""
+    """Return the tokens of a vocab.json. Raises BrokenFileError unless the ids are 0, 1, 2, ... without a gap."""
     if sorted(mapping.values(), key=str) != sorted(range(len(mapping)), key=str):
         raise BrokenFileError(f"{path}: its ids are not 0 to {len(mapping) - 1}, each once")
     return sorted(mapping, key=lambda token: mapping[token])
 
 
 def find_file(folder: Path, *patterns: str) -> Path | None:
-    """The first file of the folder that matches; earlier patterns are preferred."""
+    """Return the first file of the folder that matches; earlier patterns are preferred."""
     for pattern in patterns:
         found = sorted(file for file in folder.glob(pattern) if file.is_file())
         if found:

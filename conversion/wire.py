@@ -7,7 +7,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number at `position` and the position after it. Raises ValueError at the end of the data."""
+    """Return the number at `position` and the position after it. Raises ValueError at the end of the data."""
     number = shift = 0
     while True:
         if position >= len(data) or shift > 63:
@@ -20,7 +20,7 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message as (number, value); bytes for strings and messages inside, raw for fixed widths."""
+    """Yield the fields of a message as (number, value); bytes for strings and messages inside, raw for fixed widths."""
     position = 0
     while position < len(data):
         tag, position = varint(data, position)
@@ -42,14 +42,14 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def float32(raw: int | bytes) -> float:
-    """The number in a fixed 32-bit field."""
+    """Return the number in a fixed 32-bit field."""
     if not isinstance(raw, bytes) or len(raw) != 4:
         raise ValueError("not a 32-bit number")
     return struct.unpack("<f", raw)[0]
 
 
 def signed(number: int | bytes) -> int:
-    """A varint of an int32 or int64, which may be negative."""
+    """Return a varint of an int32 or int64, which may be negative."""
     if not isinstance(number, int):
         raise ValueError("not a number")
     return number - (1 << 64) if number >= 1 << 63 else number

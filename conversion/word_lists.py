@@ -1,4 +1,4 @@
-"""The vocabularies of models with code of their authors: one token per line, special tokens under their usual names."""
+"""The vocabularies of models with custom code: one token per line, special tokens under their usual names."""
 
 from pathlib import Path
 

@@ -9,7 +9,7 @@ from vaswani_transformer.errors import BrokenFileError
 
 
 def read_yaml(file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
-    """The mapping in a file. Raises BrokenFileError if it holds anything else."""
+    """Return the mapping in a file. Raises BrokenFileError if it holds anything else."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -18,7 +18,7 @@ def read_yaml(file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
-    """The mapping in a text that was found in the file `where`. Raises BrokenFileError if it holds anything else."""
+    """Return the mapping in a text from the file `where`. Raises BrokenFileError if it holds anything else."""
     try:
         content = yaml.load(text, loader)
     except yaml.YAMLError as error:

@@ -123,7 +123,7 @@ def plan(api: HfApi, repo_id: str, revision: str, files: Files) -> Plan:
 
 
 def is_published_name(name: str) -> bool:
-    """Whether a push writes files of this name, in this folder."""
+    """Return whether a push writes files of this name, in this folder."""
     return any(
         name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern) for pattern in PUBLISHED_NAMES
     )
@@ -218,7 +218,7 @@ def set_timeout() -> None:
 
 
 def hide_addresses(record: logging.LogRecord) -> bool:
-    """A logging filter that removes addresses from huggingface_hub's warnings: those of uploads are signed."""
+    """Return a logging filter that removes addresses from huggingface_hub's warnings: those of uploads are signed."""
     record.msg, record.args = re.sub(r"\S*https?://\S*", "the Hub", record.getMessage()), ()
     return True
 

@@ -1,4 +1,4 @@
-"""What must not be published: files from outside the folder, pickles, access tokens.
+"""Refuse what must not be published: files from outside the folder, pickles, access tokens.
 
 Every check raises an error that names the file.
 """
@@ -42,7 +42,7 @@ def refuse_pickles(files: Iterable[Path]) -> None:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file is an archive from torch.save, or a bare pickle of protocol 2 or later."""
+    """Return whether a file is an archive from torch.save, or a bare pickle of protocol 2 or later."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(".pkl") for name in archive.namelist())

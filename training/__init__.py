@@ -6,7 +6,7 @@ recipe.py -> prepare.py (parallel_text.py, tokenise.py, corpus.py, batches.py, m
 
 import os
 
-# Set before torch loads libgomp: on a busy machine, spinning threads take ten times the time of the step.
+# Set before torch loads libgomp: on a busy machine, spinning threads make a step ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # oneDNN caches generated code for the last 1,024 shapes of products, 1 to 2 MB each. Batches differ in shape, so only
 # the layers of one step reuse it.

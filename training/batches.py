@@ -37,7 +37,7 @@ class Plan:
         return -(-self.micro_batches // self.micro_batches_per_step)
 
     def padding(self) -> float:
-        """The share of positions, source and target, that are padding."""
+        """Return the share of positions, source and target, that are padding."""
         rows = np.diff(self.starts)
         sides = (self.source_lengths, self.target_lengths)
         padded = sum(
@@ -101,11 +101,11 @@ class Epoch:
         # Sort by (lengths, noise): the run's number above 40 bits of noise in one word.
         self.pairs = ordered[np.argsort((same_length.astype(np.uint64) << np.uint64(40)) | (noise >> np.uint64(24)))]
         shuffled = np.argsort(random_words(seed, 2 * epoch + 1, plan.micro_batches), kind="stable")
-        # The last step is filled up from the front, so that all steps are alike and nothing is left out.
+        # The last step is filled up from the front, so that all steps have the same size and no pair is left out.
         self.micro_batches = np.resize(shuffled, plan.steps_per_epoch * plan.micro_batches_per_step)
 
     def step(self, index: int) -> list[np.ndarray]:
-        """The micro-batches of one step of the epoch, each an array of pairs (indices into the corpus)."""
+        """Return the micro-batches of one step of the epoch, each an array of pairs (indices into the corpus)."""
         size = self.plan.micro_batches_per_step
         starts = self.plan.starts
         return [self.pairs[starts[b] : starts[b + 1]] for b in self.micro_batches[index * size : (index + 1) * size]]
@@ -118,7 +118,7 @@ def _runs(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 class Order:
-    """The batches of a whole training run by step (from 0); keeps the epoch last asked for."""
+    """The batches of a whole training run by step (from 0); caches the last epoch used."""
 
     def __init__(self, plan: Plan, seed: int):
         self.plan, self.seed = plan, seed
@@ -132,11 +132,11 @@ class Order:
 
 
 def shares(micro_batches: list[np.ndarray], rank: int, processes: int) -> list[tuple[int, np.ndarray]]:
-    """What one of several processes works on: micro-batches in turn, each with its number in the step.
+    """Return the share of one process: micro-batches in turn, each with its number in the step.
 
-    Where processes are more than micro-batches, each micro-batch is dealt out in parts, pair by pair, so that a step
-    is the same pairs for any number of processes. Every process has as many parts as the others (with FSDP all compute
-    together); a part may be empty.
+    With more processes than micro-batches, the pairs of each micro-batch are dealt out to several processes, so that a
+    step has the same pairs for any number of processes. All processes get the same number of parts, because with FSDP
+    they compute together; a part may be empty.
     """
     parts = -(-processes // len(micro_batches))
     if parts > 1:

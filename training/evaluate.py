@@ -31,7 +31,7 @@ def evaluate(
     test: Annotated[str | None, typer.Option(help="Another corpus than the recipe's `test`.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the model's.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Length penalty of GNMT; default: the model's.")] = None,
-    device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; default: the best there is.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch, times beams.")] = 8192,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
     backend: Annotated[str, typer.Option(help="torch, or onnx for a folder that `export onnx` wrote.")] = "torch",
@@ -65,7 +65,7 @@ def evaluate(
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
     translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
     beam, alpha = translator.search_settings(beam, alpha)
-    # A line is what BLEU counts and training reads, however many sentences it has.
+    # Translate lines as they are: BLEU counts lines, and training reads them uncut.
     translations = translator.translate(
         chosen.sources,
         num_beams=beam,

@@ -1,4 +1,4 @@
-"""Sequence-level interpolation: text to train on that is nearly what a model says already, and nearly the reference.
+"""Sequence-level interpolation: training text close to both the model's translations and the references.
 
 Kim and Rush (2016), section 3.3: of the n best translations of a training sentence, the one closest to its reference.
 
@@ -22,15 +22,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(help="Of the n best translations of every line, write the one closest to the reference (sentence BLEU).")
 def interpolate(
     n_best: Annotated[
-        list[Path], typer.Argument(help="What `translate --n-best` wrote of the same lines, for one model or several.")
+        list[Path], typer.Argument(help="Output of `translate --n-best` for the same lines, from one or more models.")
     ],
     reference: Annotated[Path, typer.Option(help="The reference of every line (.gz too).")],
     output: Annotated[str, typer.Option(help="A file, or - for stdout.")] = "-",
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Small letters and capitals are the same.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
 ) -> None:
     from sacrebleu.metrics.bleu import BLEU
 
-    bleu = BLEU(lowercase=lowercase, effective_order=True)  # of a sentence: of the n-grams that it is long enough for
+    bleu = BLEU(lowercase=lowercase, effective_order=True)  # leave out n-grams longer than the sentence
     with open_output(output) as out:
         files = [reference, *n_best]
         for number, row in enumerate(zip_longest(read_lines(reference), *map(lists_of, n_best)), start=1):
@@ -39,13 +39,13 @@ def interpolate(
                 longer, shorter = files[ended.index(False)], files[ended.index(True)]
                 raise InputError(f"{longer} has a line {number}, {shorter} ends before; they must be parallel")
             line, lists = cast(str, row[0]), cast(tuple[list[str], ...], row[1:])
-            # Of equally close ones the first, which the model finds best.
+            # Of equally close ones max() takes the first, which has the highest score.
             closest = max(chain(*lists), key=lambda text, line=line: bleu.sentence_score(text, [line]).score)
             out.write(f"{closest}\n".encode())
 
 
 def lists_of(path: Path) -> Iterator[list[str]]:
-    """The translations of line 1, of line 2, ... of what `translate --n-best` wrote. InputError naming the line."""
+    """Yield each line's translations from the output of `translate --n-best`. Raises InputError naming the line."""
 
     def numbered() -> Iterator[tuple[int, str]]:
         for row, line in enumerate(read_lines(path), start=1):

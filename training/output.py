@@ -1,4 +1,4 @@
-"""output_dir: which run it belongs to, and whether that is the present run."""
+"""Claim output_dir for a run, and check that it holds no other run."""
 
 import fcntl
 import os

@@ -142,7 +142,7 @@ def prepare(
 
 
 def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:
-    """What decides the last bits of the weights: hardware, libraries, precision, compiler."""
+    """Return what decides the last bits of the weights: hardware, libraries, precision, compiler."""
     environment = machine.describe_environment(accelerator.device)
     environment["mixed_precision"] = str(accelerator.mixed_precision)
     compiler = accelerator.state.dynamo_plugin

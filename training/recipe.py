@@ -122,7 +122,7 @@ class Recipe(BaseModel):
     seed: Whole = Field(1, ge=0, lt=2**63, description="Seed of the weights, the order and dropout.")
     overwrite: bool = Field(False, description="Remove the run in output_dir and start again.")
     allow_changed: bool = Field(False, description="Resume although the recipe, the text or the processes changed.")
-    keep_going: bool = Field(False, description="Train on when a checkpoint or a log cannot be written (disk full).")
+    keep_going: bool = Field(False, description="Continue when a checkpoint or a log cannot be written (disk full).")
     max_bad_steps: Whole = Field(10, ge=1, description="Stop after this many consecutive non-finite gradients.")
     log_every: Whole = Field(50, ge=1, description="Steps between lines of metrics.jsonl.")
     trackers: Texts = Field([], description="Accelerate's trackers, such as tensorboard.")

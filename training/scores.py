@@ -19,12 +19,12 @@ def scores(
 ) -> dict[str, Any]:
     """Return all scores of translations against one reference each.
 
-    bleu: sacreBLEU, the number to compare; bleu_lowercase: of lower-cased text; bleu_tokenised: of text lower-cased and
-    tokenised by Moses' scripts, what papers on Multi30k print, None without sacremoses; bleu_as_written: of the words
-    between spaces, what fairseq prints of IWSLT's text, which is tokenised already; bleu_compound_split: as
-    get_ende_bleu.sh of tensor2tensor counts, the paper's Table 2, in which every hyphen between letters is a word of
-    its own, with mteval-v13a's tokens.
-    language: of the translations, a code such as de, for Moses' rules
+    bleu: sacreBLEU, the number to compare;  bleu_lowercase: sacreBLEU of lower-cased text
+    bleu_tokenised: lower-cased and tokenised by Moses' scripts, as in papers on Multi30k; None without sacremoses
+    bleu_as_written: of the words between spaces, as fairseq prints it for IWSLT's text, which is tokenised already
+    bleu_compound_split: as in the paper's Table 2 (tensor2tensor's get_ende_bleu.sh): mteval-v13a's tokens, and every
+        hyphen between letters is a token
+    language: the translations' code, such as de, for Moses' rules
     """
     # force: no warning about tokenised input, if a corpus has spaces before full stops.
     bleu, lowercase = BLEU(force=True), BLEU(lowercase=True, force=True)
@@ -64,7 +64,7 @@ def moses_tokenised(lines: list[str], language: str) -> list[str]:
 
 
 def split_compounds(text: str) -> str:
-    """Tokenised, and "rich-text" as "rich ##AT##-##AT## text": utils/get_ende_bleu.sh of tensor2tensor."""
+    """Tokenise, and write "rich-text" as "rich ##AT##-##AT## text": utils/get_ende_bleu.sh of tensor2tensor."""
     return re.sub(r"(\S)-(?=\S)", r"\1 ##AT##-##AT## ", Tokenizer13a()(text))
 
 

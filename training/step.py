@@ -89,7 +89,7 @@ class Stepper:
             # number of processes as long as no micro-batch is divided between them.
             machine.seed_everything(prepared.recipe.seed, self.progress.step, number)
             last = number == mine[-1][0]
-            # With more processes than sentences, a process without any takes part with weight 0.
+            # All processes must compute together: one without a sentence computes any pair with weight 0.
             batch, weight = (part, 1.0) if len(part) else (pairs[:1], 0.0)
             fsdp.synchronise_gradients(prepared.module, last)
             with nullcontext() if last else accelerator.no_sync(prepared.module):

@@ -47,7 +47,7 @@ def clean(lines: list[str]) -> list[str]:
 
 
 def files_test_set(source: Path, reference: Path, kinds: Path | None) -> TestSet:
-    """A test set of text files, line by line."""
+    """Return a test set of text files, line by line."""
     lines = {path: clean(list(read_lines(path))) for path in (source, reference, kinds) if path is not None}
     for path, content in lines.items():
         if len(content) != len(lines[source]):

@@ -140,7 +140,7 @@ class Run:
         self.window.start()
 
     def _validation_is_due(self, reason: StopReason) -> bool:
-        """After a signal, validation is postponed until the run is resumed."""
+        """Return whether to validate now; after a signal, not before the run is resumed."""
         due = self.progress.step % self.prepared.recipe.validation_interval == 0 or reason == StopReason.LIMIT
         return self.prepared.validation is not None and due and not reason.is_signal
 

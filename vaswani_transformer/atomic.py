@@ -64,7 +64,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 
 def disk_error(error: BaseException, temporary: Path) -> int | None:
-    """The errno if writing `temporary` failed or the disk is full, else None."""
+    """Return the errno if writing `temporary` failed or the disk is full, else None."""
     if hasattr(error, "exit_code"):  # one of our errors, which already has its message
         return None
     while not isinstance(error, OSError) and isinstance(error.__context__, Exception):
@@ -80,7 +80,7 @@ def disk_error(error: BaseException, temporary: Path) -> int | None:
 def remove_stale(path: Path) -> None:
     """Remove temporary files and folders of `path` left by processes that have ended.
 
-    The number of this process counts as ended, too: in a container, a program often has the same number each time.
+    This process's own PID counts as ended, too: in a container, a program often gets the same PID at each start.
     """
     path = path.absolute()
     if not path.parent.is_dir():

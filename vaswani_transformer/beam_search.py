@@ -7,7 +7,7 @@ Five measures make it fast:
 * The memory's keys and values are stored once per sentence, with the live hypotheses as its queries.
 * The first step has one live hypothesis, the empty one, and not `beams` copies of it.
 * Finished sentences leave the batch.
-* Whatever does not change from step to step is computed before the first one.
+* The constants of a search are computed before its first step.
 
 `start` and `step` contain no data-dependent Python, so they can be exported; `beam_search` drives them.
 """
@@ -279,9 +279,9 @@ def beam_search(
     """Translate a batch, `generate(**batch)` token for token.
 
     input_ids, attention_mask: (batch, source), padded on the right
-    max_source_length_offset, max_length: a sentence's limit is its source tokens plus the first, and at most the second
+    max_source_length_offset, max_length: a sentence's limit is its source tokens plus the offset, at most max_length
     min_length: tokens before </s> (transformers' `min_new_tokens`)
-    num_return_sequences: how many of the best hypotheses to return, None for num_beams; fewer are final sooner
+    num_return_sequences: how many of the best hypotheses to return, None for num_beams; with fewer, it may stop earlier
     returns sequences (batch, num_return_sequences, length), without the start token, ending in </s> and padded, best
     first; and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; a slot in which nothing
     finished is padding and scores below NO_HYPOTHESIS
@@ -302,7 +302,7 @@ def beam_search(
     scores = torch.full((len(rows), num_beams), EMPTY, device=device)
     while len(rows):
         state = step(decoder, memory, batch_constants, constants, state, shortest, last_wanted)
-        # Dropping sentences copies the others: wait until an eighth of the batch is done.
+        # Dropping sentences copies the remaining ones: wait until an eighth of the batch is done.
         if (state.done.sum() * 8 >= len(rows)) | state.at_limit.any():
             # Indices and not masks: with a mask, a GPU synchronises at every field to count the rows.
             finished, unfinished = (mask.nonzero()[:, 0] for mask in (state.done[:, 0], ~state.done[:, 0]))
@@ -322,7 +322,7 @@ def beam_search(
 def results(state: SearchState, constants: Constants) -> tuple[Tensor, Tensor]:
     """Return the finished hypotheses (batch, beams, length) and their scores (batch, beams).
 
-    Where nothing has finished at a sentence's limit, its live hypotheses count.
+    If no hypothesis has finished at a sentence's limit, its live hypotheses count.
     """
     live, finished = state.tokens.chunk(2, dim=1)
     none_finished = state.finished_scores[:, :1] <= NO_HYPOTHESIS

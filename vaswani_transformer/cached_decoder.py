@@ -1,6 +1,6 @@
 """The decoder as a function of tensors: one step of a search, with the cache as an argument and a result.
 
-The model's own decoder keeps its cache in an object of transformers. Here the cache is a list of tensors, so the step
+The model's own decoder keeps its cache in a transformers object. Here the cache is a list of tensors, so the step
 can be exported, and the queries, keys and values of a layer come from one matrix product. `beam_search.py` calls it
 with a token for each live hypothesis, and the exported graphs also with all tokens of one translation.
 """
@@ -115,12 +115,12 @@ def split_projection(states: Tensor, attention: MultiHeadAttention) -> tuple[Ten
 
 
 def fused(*layers: nn.Module) -> nn.Module:
-    """One layer whose output is that of the given layers side by side."""
+    """Return one layer that computes the concatenated outputs of the given layers."""
     if not all(type(layer) is nn.Linear and layer.weight.device.type != "meta" for layer in layers):
         return SideBySide(layers)  # Adapters and quantised or offloaded layers do more than multiply by `weight`.
     linears = cast(tuple[nn.Linear, ...], layers)
     first, weight = linears[0], torch.cat([linear.weight.detach() for linear in linears])
-    with torch.device("meta"):  # no memory for weights that are replaced at once
+    with torch.device("meta"):  # allocate nothing: the weights are replaced below
         joined = nn.Linear(first.in_features, len(weight), bias=first.bias is not None)
     joined.weight = nn.Parameter(weight, requires_grad=False)
     if first.bias is not None:

@@ -126,10 +126,10 @@ def translate(
     scores: Annotated[
         bool, typer.Option("--scores", help="Print the score and a tab before each translation.")
     ] = False,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens times beams per batch; less needs less memory.")] = 8192,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens times beams per batch; lower it to save memory.")] = 8192,
     max_source_length: Annotated[
         int | None,
-        typer.Option(help="Cut sentences of more tokens; default: the longest of the training, if known, else 256."),
+        typer.Option(help="Cut sentences of more tokens; default: the longest in training, if known, else 256."),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
     chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are batched together.")] = 2000,
@@ -165,7 +165,7 @@ def translate(
 
 
 def output_lines(translation: Any, number: int | None) -> Iterator[bytes]:
-    """Lines of output for one input line: a text, or hypotheses with their scores and, if given, the line number."""
+    """Return the output for one input line: a text, or hypotheses with their scores and, if given, the line number."""
     if isinstance(translation, str):
         yield f"{in_one_line(translation)}\n".encode()
         return
@@ -184,7 +184,7 @@ def score(
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Print JSON lines with the log-probability of each token.")
     ] = False,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens per batch; less needs less memory.")] = 8192,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per batch; lower it to save memory.")] = 8192,
     progress: Annotated[bool, typer.Option("--progress", help="Show a progress bar on stderr.")] = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -333,7 +333,7 @@ def in_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def picture_format(output: str) -> str:
-    """The format that a file name asks for. Raises InputError."""
+    """Return the format that a file name's suffix selects. Raises InputError."""
     suffix = Path(output).suffix.lower().removeprefix(".")
     if suffix not in ("png", "svg", "pdf"):
         raise InputError(f"--output {output}: the file name of a picture ends in .png, .svg or .pdf")
@@ -348,7 +348,7 @@ def save_picture(figure, output: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     if arguments is None and sys.getfilesystemencoding() != "utf-8":
-        # Under LC_ALL=C Python may decode file names as ASCII, and most libraries fail on the others: start again.
+        # Under LC_ALL=C Python may decode file names as ASCII, and most libraries fail on other names: restart.
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     arguments = sys.argv[1:] if arguments is None else arguments

@@ -55,7 +55,7 @@ PRESETS["big-en-fr"] = PRESETS["big"] | {"vocab_size": 32000, "dropout": 0.1}
 PRESETS["parsing-wsj"] = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1024, "vocab_size": 16000}
 PRESETS["parsing-semi-supervised"] = PRESETS["parsing-wsj"] | {"vocab_size": 32000}
 
-# Far above every published model: a larger value is a typing error, better reported than tried.
+# Far above every published model: a larger value is a typing error, reported before memory is allocated.
 _LARGEST = {
     "vocab_size decoder_vocab_size max_position_embeddings": 10_000_000,
     "encoder_ffn_dim decoder_ffn_dim": 1_000_000,

@@ -135,7 +135,7 @@ def claim(folder: Path) -> None:
 
 
 def typed(*words: str | Path) -> str:
-    """A command line, with words quoted for a shell where needed."""
+    """Return a command line, with words quoted for a shell where needed."""
     return shlex.join(["vaswani-transformer", *map(str, words)])
 
 

@@ -16,7 +16,7 @@ from vaswani_transformer.translator import Translator
 
 
 def installed(package: str) -> str:
-    """The package and its version, or a dash."""
+    """Return the package and its version, or a dash."""
     try:
         return f"{package} {version(package)}"
     except PackageNotFoundError:

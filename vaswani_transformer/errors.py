@@ -43,7 +43,7 @@ class ProofError(RuntimeError):
 UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# Errors of the operating system that different input would not avoid.
+# Operating system errors that the user's input did not cause.
 ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM}
 
 # Optional packages and the extra that installs them: `pip install "vaswani-transformer[...]"`.
@@ -53,7 +53,7 @@ EXTRAS = {
 }  # fmt: skip
 OUR_MODULES = ("vaswani_transformer", "training", "conversion", "hub")
 
-# Neither torch nor ONNX Runtime raises an exception class for this on the CPU: these are the words of torch's
+# Neither torch nor ONNX Runtime raises an exception class for this on the CPU: match the messages of torch's
 # allocator, ONNX Runtime's arena, C++ and CUDA.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "out of memory")
 
@@ -70,7 +70,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         os.environ["VASWANI_DEBUG"] = "1"  # child processes read it
         if "--debug" in arguments:
             arguments.remove("--debug")
-    if sys.stderr is None:  # closed (2>&-): the next file opened would get descriptor 2, and errors with it
+    if sys.stderr is None:  # closed (2>&-): else the next file opened gets descriptor 2, and the errors
         discard_output(2)
         sys.stderr = open(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
@@ -106,7 +106,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
 
 
 def debug_wanted(arguments: list[str]) -> bool:
-    """Whether `--debug` (before a `--`) or VASWANI_DEBUG asks for tracebacks."""
+    """Return whether `--debug` (before a `--`) or VASWANI_DEBUG asks for tracebacks."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--debug" in options or os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
 
@@ -130,7 +130,7 @@ def exit_on_signals() -> list[int]:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of an error: `exit_code` if it has one, 2 or 4 for an OSError, 1 if it was not foreseen."""
+    """Return the exit code of an error: `exit_code` if it has one, 2 or 4 for an OSError, 1 for any other error."""
     code = getattr(error, "exit_code", None)
     if isinstance(code, int):  # this module's classes, and typer's usage errors (2)
         return code
@@ -140,19 +140,19 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the error reports a lack of memory, on the CPU or a GPU."""
+    """Return whether the error reports a lack of memory, on the CPU or a GPU."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def missing_package(error: BaseException) -> str | None:
-    """The name of the third-party package whose import failed, if that is the error."""
+    """Return the name of the third-party package whose import failed, if that is the error."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return name if name and name not in OUR_MODULES else None
 
 
 def render(error: BaseException, name: str | None = None) -> list[str]:
-    """The lines for stderr: one, and for a usage error of the command line the usage below it."""
+    """Return the lines for stderr: one, and for a usage error of the command line the usage below it."""
     format_message = getattr(error, "format_message", None)
     if format_message is not None:  # a usage error of typer, or of click in older typers
         context = getattr(error, "ctx", None)
@@ -183,7 +183,7 @@ def tell(message: str) -> None:
 
 
 def one_line(message: str) -> str:
-    """The message without line breaks, and with control characters escaped."""
+    """Return the message without line breaks, and with control characters escaped."""
     line = re.sub(r"\s*[\r\n]+\s*", " ", message.strip())
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
 

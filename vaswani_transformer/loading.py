@@ -178,12 +178,12 @@ def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
 
 
 def weights_file(folder: Path) -> Path:
-    """The file that lists all tensors: model.safetensors, or the index of several files."""
+    """Return the file that lists all tensors: model.safetensors, or the index of several files."""
     return folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder. Raises BrokenFileError if the index names files outside the folder."""
+    """Return the safetensors files of a folder. Raises BrokenFileError if the index names files outside the folder."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if not (folder / INDEX).exists():
@@ -215,7 +215,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in the header of a safetensors file. Raises BrokenFileError if the file is incomplete."""
+    """Return names and shapes from a safetensors file's header. Raises BrokenFileError if the file is incomplete."""
     try:
         with safe_open(file, framework="pt") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
@@ -237,7 +237,7 @@ def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> N
 
 
 def default_search(model: VaswaniTransformerForConditionalGeneration) -> tuple[int, float]:
-    """Beam size and alpha that the model's generate() uses when a call names none."""
+    """Return the beam size and alpha of generate() calls that set neither."""
     return search_settings_of(model.generation_config.to_dict())
 
 
@@ -280,7 +280,7 @@ def load_tokenizer(
     else:
         read_tokenizer(folder, config.vocab_size)
     try:
-        # Not AutoTokenizer: a plain tokenizer.json needs no code that the folder might name.
+        # Not AutoTokenizer, which may run code that the folder names; a plain tokenizer.json needs none.
         loaded = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers does not document which
         raise BrokenFileError(f"{settings_path}: {type(error).__name__}: {one_line(str(error))}") from error
@@ -299,12 +299,12 @@ def load_tokenizer(
 
 
 def target_vocabulary(config: VaswaniTransformerConfig) -> int:
-    """Size of the decoder's vocabulary."""
+    """Return the size of the decoder's vocabulary."""
     return config.vocab_size if config.decoder_vocab_size is None else config.decoder_vocab_size
 
 
 def as_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
-    """A torch dtype for the weights, or "auto" (as saved) for None. Raises InputError for another name."""
+    """Return a torch dtype for the weights, or "auto" (as saved) for None. Raises InputError for another name."""
     if dtype is None:
         return "auto"
     chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -314,7 +314,7 @@ def as_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 
 
 def as_device(device: str | torch.device | None) -> torch.device:
-    """A torch device; for None CUDA, Apple's GPU or the CPU, in this order. Raises InputError or UnavailableError."""
+    """Return a torch device; for None CUDA, Apple's GPU or the CPU, in order. Raises InputError or UnavailableError."""
     if device is None:
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -329,7 +329,7 @@ def as_device(device: str | torch.device | None) -> torch.device:
 
 
 def enumerated(names: Iterable[str], shown: int = 4) -> str:
-    """The first names of a list, and how many more there are."""
+    """Format the first names of a list, and how many more there are."""
     names = list(names)
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + rest

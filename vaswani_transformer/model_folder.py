@@ -16,8 +16,8 @@ from .errors import BrokenFileError, InputError, discard_output, one_line
 from .text_translator import LENGTH_PENALTIES, MAX_BEAMS
 
 MODEL_TYPE = "vaswani_transformer"
-# The search when a call names neither beam size nor alpha: the paper's without generation_config.json, and
-# transformers' for entries that the file leaves out.
+# Beam size and alpha of a call that sets neither: the paper's without generation_config.json, transformers' for
+# entries missing from that file.
 PAPER_SEARCH, TRANSFORMERS_SEARCH = (4, 0.6), (1, 1.0)
 
 # Allowed ranges in generation_config.json; null is always allowed.

@@ -541,7 +541,7 @@ def target_vocab_size(config: VaswaniTransformerConfig) -> int:
 
 
 def can_read_values(tensor: Tensor) -> bool:
-    """Whether Python may branch on the values: not while tracing, and on a GPU only at the price of waiting for it."""
+    """Return whether Python may branch on the values: not while tracing, nor on a GPU, where it would wait."""
     return tensor.is_cpu and not is_tracing(tensor)
 
 
@@ -718,7 +718,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         return search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 
     def _prompt_length(self, prompt: Tensor | None) -> int:
-        """Number of tokens in the decoder's prompt; transformers prepends the start token if the prompt lacks it."""
+        """Return the decoder prompt's length in tokens; transformers prepends a missing start token."""
         if prompt is None:
             return 1
         return prompt.shape[1] + int((prompt[:, 0] != self.config.decoder_start_token_id).all())
@@ -859,7 +859,7 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         return self.model.decoder
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Shift labels (batch, target) right, with the start token in front and padding in the place of -100."""
+        """Shift labels (batch, target) right, with the start token in front and padding instead of -100."""
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
         padding = cast(int, self.config.pad_token_id)
         return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, padding)), dim=1)

@@ -54,7 +54,7 @@ class OnnxTranslator(TextTranslator):
         """session: an onnxruntime.InferenceSession;  config: the content of config.json
 
         target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own
-        search: beam size and alpha of calls that name none
+        search: beam size and alpha of calls that set neither
         trained_length: tokens of the longest source sentence of the training, if known
         """
         self.session, self.tokenizer, self.config, self.search = session, tokenizer, config, search
@@ -316,7 +316,7 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
 
 
 def execution_providers(onnxruntime: Any, device: str | None) -> list[Any]:
-    """ONNX Runtime's execution providers for a device. Raises InputError or UnavailableError."""
+    """Return ONNX Runtime's execution providers for a device. Raises InputError or UnavailableError."""
     has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     if device is None:
         device = "cuda" if has_cuda else "cpu"

@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 from .errors import InputError
 from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, default_source_limit, split_text
 
-MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which travels alone
+MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which is published without this file
 # Within these limits float32 can represent the penalty of a thousand tokens, and scores stay far above -1e8, the score
 # of an empty slot: log P = -10,000 becomes -1.7e6 with alpha -1 and -7.6e-8 with 5.
 LENGTH_PENALTIES = (-1, 5)
@@ -51,7 +51,7 @@ class TextTranslator(ABC):
     @property
     @abstractmethod
     def default_search(self) -> tuple[int, float]:
-        """Beam size and alpha of calls that name none, the same as for generate().
+        """Return the beam size and alpha of calls that set neither, the same as for generate().
 
         They come from generation_config.json; entries that it leaves out are transformers' 1 and 1.0, and without the
         file the paper's 4 and 0.6 apply.
@@ -66,17 +66,17 @@ class TextTranslator(ABC):
 
     @abstractmethod
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids, ending in </s>, and the character offset at which each begins."""
+        """Return token ids, ending in </s>, and the character offset at which each begins."""
 
     @abstractmethod
     def _decode(self, tokens: list[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
 
     @abstractmethod
     def _search(
         self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
     ) -> list[list[Hypothesis]]:
-        """The best hypotheses of a batch of sources, best first; fewer than n_best where fewer finished."""
+        """Return the best hypotheses of a batch of sources, best first; fewer than n_best where fewer finished."""
 
     def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
         """Convert the search's token ids (batch, n_best, length) and scores (batch, n_best); skip empty slots."""

@@ -1,20 +1,20 @@
-"""How a text is cut into the sentences that a model translates one at a time.
+"""Split a text into sentences, which a model translates one at a time.
 
-Models are trained on single sentences; of two in one text, the second is easily lost. Translator, the ONNX translator
-and the pipeline share this file, and hub/space-static/sentences.js follows the same rules. It travels to the Hub with
-the pipeline and needs the standard library alone.
+Models are trained on single sentences; given two at once, they often omit the second. Translator, the ONNX translator
+and the pipeline share this file, and hub/space-static/sentences.js follows the same rules. It is published with
+the pipeline and imports only the standard library.
 """
 
 import re
 from collections.abc import Callable, Iterator
 
-# In a model's folder: the folder of the decoder's tokenizer, where the languages share no vocabulary.
+# Subfolder of a model folder: the decoder's tokenizer, if the languages have separate vocabularies.
 TARGET_TOKENIZER = "target_tokenizer"
 
-# A sentence of more tokens is cut, unless generation_config.json has a max_source_length: the longest of the training.
+# Cut sentences of more tokens, if generation_config.json has no max_source_length (the longest in training).
 MAX_SOURCE_LENGTH = 256
 SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
-# What is tokenised at once, per allowed token, to find the cut in a long sentence: at first, and at most.
+# To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
 CHARACTERS_PER_TOKEN = (6, 32)
 
 # A possible end of a sentence: a line break, or punctuation with the quotes and brackets that close after it and white
@@ -36,8 +36,8 @@ LAST_WORDS = re.compile(r"(?:(?P<before>[^\W\d]+)[^\w\s]*\s+)?[\"'“‘„«‹
 
 ACRONYM = re.compile(r"[^\W\d]+(\.[^\W\d]+)+")  # U.S, p.m
 
-# Abbreviations (English, German, French), in small letters and without their last full stop. A name or the rest of a
-# phrase follows the first ones, a number the second ones; the third ones may end a sentence.
+# Abbreviations (English, German, French), in lower case and without their last full stop. NEVER_LAST precede a name or
+# the rest of a phrase, BEFORE_A_NUMBER a number; MAYBE_LAST may end a sentence.
 NEVER_LAST = frozenset(
     "mr mrs ms dr prof rev hon gen col maj capt lt sgt gov sen rep vs cf approx e.g i.e "
     "hr hrn fr frl dipl ing bzw ca vgl evtl ggf inkl sog z.b d.h v.a z.t m mm mme mmes mlle mlles mgr p.ex".split()
@@ -49,7 +49,7 @@ BEFORE_A_NUMBER = frozenset(
 MAYBE_LAST = frozenset(
     "etc usw usf st str ave jr sr inc ltd co corp bros dept est al u.a o.ä u.ä chr n.chr v.chr".split()
 )
-# A new sentence follows an ambiguous full stop where the next word is one that begins many.
+# An ambiguous full stop ends a sentence if the next word is one that often begins a sentence.
 STARTERS = frozenset(
     "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
     "der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf "
@@ -67,15 +67,15 @@ Encode = Callable[[str], tuple[list[int], list[int]]]
 
 
 def default_source_limit(trained_length: int | None, positions: int | None) -> int:
-    """The most tokens of a sentence: as long as those of the training, if known, and as its learned positions."""
+    """Return the token limit of a sentence: the longest in training, if known, and at most the learned positions."""
     limit = MAX_SOURCE_LENGTH if trained_length is None else max(trained_length, SHORTEST_MAX_SOURCE_LENGTH)
     return limit if positions is None else min(limit, positions)
 
 
 def split_text(text: str, limit: int, encode: Encode, sentences: bool = True) -> Iterator[tuple[list[int], str]]:
-    """The token ids of each sentence, at most `limit`, and the white space between it and the one before.
+    """Yield the token ids of each sentence, at most `limit`, and the white space before it.
 
-    A sentence of more tokens is cut at a space, or else between letters. A text of white space alone has no part.
+    A longer sentence is cut at a space, or else between letters. A text of only white space yields nothing.
 
     sentences: False to cut a text only where it is too long, after punctuation if possible
     """
@@ -87,7 +87,7 @@ def split_text(text: str, limit: int, encode: Encode, sentences: bool = True) ->
 
 
 def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Where each sentence begins and ends. White space at either end of the text belongs to the sentence there."""
+    """Yield the start and end of each sentence. White space around the text belongs to its first and last sentence."""
     start = 0
     first_word, last_letter = WORD.search(text), LAST_LETTER.search(text)
     is_cased = any(letter.isupper() for letter in text)
@@ -107,7 +107,7 @@ def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def is_sentence_end(text: str, start: int, match: re.Match[str], is_cased: bool) -> bool:
-    """Whether the punctuation that BOUNDARY matched ends the sentence that begins at `start`."""
+    """Return whether the punctuation that BOUNDARY matched ends the sentence that begins at `start`."""
     following = match.end()
     while following < len(text) - 1 and text[following] in OPENING:
         following += 1
@@ -123,7 +123,7 @@ def is_sentence_end(text: str, start: int, match: re.Match[str], is_cased: bool)
 
 
 def may_end_after(word: str, before: str, following: str) -> bool:
-    """Whether a sentence ends after `word` and a full stop, by the words around them; `following` in small letters."""
+    """Return whether `word` and a full stop end a sentence, by the words around them; `following` is in lower case."""
     lower, previous = word.lower(), before.lower()
     if lower in NEVER_LAST or f"{previous}.{lower}" in NEVER_LAST:
         return False
@@ -139,7 +139,7 @@ def may_end_after(word: str, before: str, following: str) -> bool:
 
 
 def cut_to_limit(text: str, start: int, stop: int, limit: int, encode: Encode) -> Iterator[tuple[list[int], int, int]]:
-    """The parts of text[start:stop] with at most `limit` tokens: their ids, and where they begin and end."""
+    """Yield the parts of text[start:stop] of at most `limit` tokens: their ids, start and end."""
     while NOT_SPACE.search(text, start, stop):
         ids, starts, seen = [], [], 0
         for per_token in CHARACTERS_PER_TOKEN:
@@ -150,10 +150,10 @@ def cut_to_limit(text: str, start: int, stop: int, limit: int, encode: Encode) -
         if len(ids) <= limit and start + seen == stop:
             yield ids, start, stop
             return
-        if text[start].isspace():  # more white space than a part holds would be a part without a word
+        if text[start].isspace():  # skip white space longer than a part, which would have no word
             start = SPACE.match(text, start).end()  # pyright: ignore[reportOptionalMemberAccess]  # it does
             continue
-        # The first token for which there is no room; </s>, the last one, has no place in the text.
+        # Where the first token beyond the limit begins; </s>, the last token, takes no characters.
         reach = max(1, starts[limit - 1]) if len(ids) > limit else seen
         cut = start + best_cut(text[start : start + reach + 1], reach)
         head = text[start:cut].rstrip()
@@ -165,8 +165,8 @@ def cut_to_limit(text: str, start: int, stop: int, limit: int, encode: Encode) -
 
 
 def best_cut(text: str, reach: int) -> int:
-    """Where to cut within the first `reach` characters: after the last punctuation, or else after the last space."""
-    # One character more, so that the space after a full stop at the very end is seen.
+    """Return where to cut within the first `reach` characters: after the last punctuation, or else the last space."""
+    # One character more, so that PUNCTUATION's lookahead sees a space after a full stop at the very end.
     for boundary in (PUNCTUATION, SPACE):
         matches = boundary.finditer(text[: reach + 1])
         if cuts := [match.end() for match in matches if 0 < match.start() and match.end() <= reach]:

@@ -199,7 +199,7 @@ class Translator(TextTranslator):
         return [decodings[i] for i in range(len(sources))]
 
     def _log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
-        """log P of each target token, given the source and the preceding target tokens."""
+        """Return log P of each target token, given the source and the preceding target tokens."""
         import torch
 
         labels = self._padded(targets)["input_ids"]  # (batch, target)

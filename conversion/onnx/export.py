@@ -64,7 +64,7 @@ def export_folder(
     encoded = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
     bpe = readable_tokenizer(source, model) if text else None
     with new_model_folder(folder) as unfinished:
-        # In float16 too, attention scores, masks and the search are float32: the model's code says so.
+        # Attention scores, masks and the search stay float32 in float16 files, because the model's code casts them.
         exported = copy.deepcopy(model).half() if precision == "fp16" else model
         if layout == "single":
             graphs = {"model": export_single_graph(exported, attention)}

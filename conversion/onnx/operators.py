@@ -71,5 +71,5 @@ class Operators:
 
 
 def tensor_type(kind: int, rank: int | None = None) -> TypeProto:
-    """A tensor of any size;  rank: None for any"""
+    """Return a tensor of any size;  rank: None for any"""
     return helper.make_tensor_type_proto(kind, None if rank is None else [None] * rank)

@@ -184,7 +184,7 @@ def cross_attentions(model: Model, batch: dict[str, Tensor], tokens: Tensor) -> 
 
 
 def table(comparisons: list[Comparison]) -> str:
-    """A line for each batch."""
+    """Return a line for each batch."""
     head = f"{'batch':>6}{'beams':>6}{'alpha':>6}{'translations':>14}{'equal':>7}{'tied':>6}{'score diff.':>13}"
     lines = [head + f"{'ONNX s':>9}{'torch s':>9}"]
     for c in comparisons:

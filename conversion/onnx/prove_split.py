@@ -96,7 +96,7 @@ def as_past(outputs: Arrays) -> Arrays:
 
 
 def split_table(differences: dict[str, float]) -> str:
-    """A line for each way."""
+    """Return a line for each way."""
     return "\n".join(
         f"{way:<48} {'' if way == ATTENTION else 'logits '}differ by at most {d:.1e}" for way, d in differences.items()
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 
 # The largest difference between a score and torch's for the same tokens, see `score_difference`. fp32: the same sums in
-# another order. The others: per token, on average; the owner of a model has to measure what that does to BLEU.
+# another order. The others: per token, on average; users must measure the effect on BLEU.
 TOLERANCES = {"fp32": 1e-4, "fp16": 0.02, "int8": 0.2, "int8-weights": 0.1}
 # Two translations whose scores differ by less are equally good in float32.
 EQUALLY_GOOD = 1e-5

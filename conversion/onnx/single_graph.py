@@ -136,7 +136,7 @@ def inner_loop(op: Operators, graphs: SearchGraphs, now: Values, last_wanted: st
 def collect_finished(op: Operators, state: Values, now: Values, penalties: str, pad: int) -> tuple[str, str]:
     """Write each sentence's hypotheses to its row of the results; unfinished sentences overwrite them later.
 
-    Where nothing has finished at a sentence's limit, its live hypotheses count, and the length penalty is applied to
+    If no hypothesis has finished at a sentence's limit, its live hypotheses count, and the length penalty is applied to
     them here. `step` has applied it to the finished ones.
     """
     live, finished = op.Split(state["tokens"], axis=1, num_outputs=2)
@@ -193,7 +193,7 @@ def attention_nodes(op: Operators, graphs: SearchGraphs, first: Values) -> list[
 def attention_branches(
     op: Operators, now: Values, sequences: str, scores: str, pad: int, nodes: list[NodeProto]
 ) -> dict[str, GraphProto]:
-    """While sentences are left, keep what there is; then run `attention_nodes` on the best hypotheses."""
+    """Pass the weights on while sentences are left; then run `attention_nodes` on the best hypotheses."""
     type = tensor_type(TensorProto.FLOAT, 5)
     later, last = Operators("later.", op), Operators("best.", op)
     later.Identity(now["cross_attentions"], name="later.cross_attentions")

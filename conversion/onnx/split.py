@@ -95,7 +95,7 @@ def export_split(model: Model, attention: bool = False) -> dict[str, ModelProto]
     layers = model.config.decoder_layers
     present, past = cache_names("present", layers), cache_names("past_key_values", layers)
     of_self = [name for name in present if ".decoder." in name]
-    # The merged graph takes the decoders apart: it gets copies.
+    # `merged` modifies its arguments: pass copies.
     merged_first, merged_next = GraphProto(), GraphProto()
     merged_first.CopyFrom(first)
     merged_next.CopyFrom(after)
@@ -182,7 +182,7 @@ def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[
 
 
 def with_free_sizes(value: ValueInfoProto) -> ValueInfoProto:
-    """A graph's input or output: sizes that are numbers stay, the others are free."""
+    """Return a graph's input or output: sizes that are numbers stay, the others are free."""
     tensor = value.type.tensor_type
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
     return helper.make_tensor_value_info(value.name, tensor.elem_type, sizes)

@@ -1,6 +1,6 @@
 """Tables for the tokenizer's operators: properties of all characters, and the ranks of pairs of tokens.
 
-The tokenizers library itself says, at export, what is a letter, a number or a space, and what is lower case.
+They are read from the tokenizers library at export, so that the graph classifies characters in the same way.
 """
 
 from collections.abc import Iterator

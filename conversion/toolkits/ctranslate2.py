@@ -1,4 +1,4 @@
-"""CTranslate2, which is only written, with the model's table of positions.
+"""CTranslate2 (write only), with the model's table of positions.
 
 CTranslate2's converter for Marian writes a wrong table. Sources are fed to the translator as our tokenizer returns
 them: with their special tokens.
@@ -107,14 +107,14 @@ def positions(model: VaswaniTransformerForConditionalGeneration, state: dict, st
 
 
 def set_self_attention(spec: Any, state: dict, name: str) -> None:
-    """One matrix for queries, keys and values."""
+    """Store queries, keys and values as one matrix."""
     set_linear(spec.linear[0], state, *(f"{name}.{part}_proj" for part in "qkv"))
     set_linear(spec.linear[1], state, f"{name}.out_proj")
     set_norm(spec.layer_norm, state, f"{name}_norm")
 
 
 def set_cross_attention(spec: Any, state: dict, name: str) -> None:
-    """One matrix for keys and values."""
+    """Store keys and values as one matrix."""
     set_linear(spec.linear[0], state, f"{name}.q_proj")
     set_linear(spec.linear[1], state, f"{name}.k_proj", f"{name}.v_proj")
     set_linear(spec.linear[2], state, f"{name}.out_proj")
@@ -128,7 +128,7 @@ def set_feed_forward(spec: Any, state: dict, name: str) -> None:
 
 
 def set_linear(spec: Any, state: dict, *names: str) -> None:
-    """The matrices below one another."""
+    """Stack the matrices vertically."""
     spec.weight = torch.cat([state[f"{name}.weight"] for name in names]).numpy()
     if f"{names[0]}.bias" in state:
         spec.bias = torch.cat([state[f"{name}.bias"] for name in names]).numpy()

@@ -90,7 +90,7 @@ OLD_NORMS = {
 
 
 def layers(config: Mapping[str, Any]) -> list[Rule]:
-    """The rules of the layers and, in models that have them, of the final norms."""
+    """Return the rules of the layers and, in models that have them, of the final norms."""
     rules = []
     for stack in ("encoder", "decoder"):
         rules += layer_rules(stack, config[f"{stack}_layers"], f"{stack}.layers.{{n}}.", LAYER)
@@ -171,7 +171,7 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the model, from `cfg` (0.10 and later) or `args`."""
+    """Return the options of the model, from `cfg` (0.10 and later) or `args`."""
     cfg = checkpoint.get("cfg")
     cfg = vars(cfg) if hasattr(cfg, "__dict__") else cfg or {}
     options: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def rename_old_norms(tensors: dict[str, Tensor]) -> None:
 
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
-    """The dictionaries beside the checkpoint, and the codes or SentencePiece models if there are any."""
+    """Return the dictionaries beside the checkpoint, and the codes or SentencePiece models if there are any."""
     languages = [options.get("source_lang"), options.get("target_lang")]
     files = [find_file(folder, f"dict.{language}.txt", "dict.txt") for language in languages]
     found = [file for file in files if file]

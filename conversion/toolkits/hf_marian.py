@@ -165,7 +165,7 @@ def write_checkpoint(
 
 
 def marian_config(config: Any) -> dict[str, Any]:
-    """The settings of a MarianConfig, without the sizes of the vocabularies."""
+    """Return the settings of a MarianConfig, without the sizes of the vocabularies."""
     sizes = [f"{stack}_{size}" for stack in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")]
     same = ["d_model", *sizes, *hugging_face.RATES, "activation_function", "share_encoder_decoder_embeddings"]
     same += ["eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"]

@@ -56,7 +56,7 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def load_safetensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file. Raises BrokenFileError if it is damaged."""
+    """Return the tensors of a .safetensors file. Raises BrokenFileError if it is damaged."""
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:
@@ -64,7 +64,7 @@ def load_safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def layers(encoder_layers: int, decoder_layers: int) -> list[Rule]:
-    """The rules of the layers: fairseq's names after `model.`."""
+    """Return the rules of the layers: fairseq's names after `model.`."""
     return [
         *layer_rules("encoder", encoder_layers, "model.encoder.layers.{n}.", LAYER),
         *layer_rules("decoder", decoder_layers, "model.decoder.layers.{n}.", LAYER),
@@ -72,7 +72,7 @@ def layers(encoder_layers: int, decoder_layers: int) -> list[Rule]:
 
 
 def common_fields(activation: str) -> dict[str, Any]:
-    """The fields of our configuration that are the same for both toolkits."""
+    """Return the fields of our configuration that are the same for both toolkits."""
     return {
         "activation_function": "silu" if activation == "swish" else activation,
         "layer_norm_eps": EPSILON,

@@ -123,7 +123,7 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 def options_of(model: Mapping[str, Any], reasons: Reasons) -> Options:
-    """The options of both stacks as encoder.NAME and decoder.NAME."""
+    """Return the options of both stacks as encoder.NAME and decoder.NAME."""
     values = {f"{stack}.{name}": value for stack in STACKS for name, value in (model.get(stack) or {}).items()}
     return Options(values, reasons, "{}: {}")
 
@@ -167,7 +167,7 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
 
 
 def options_of_side(data: Mapping[str, Any], side: str) -> dict[str, Any]:
-    """The configuration of one side; in JoeyNMT 1 this is a language, and the other options hold for both."""
+    """Return the configuration of one side; in JoeyNMT 1 this is a language, and the other options hold for both."""
     options = data.get(side) or {}
     if isinstance(options, dict):
         return options

@@ -89,7 +89,7 @@ NORMS = {"self_Wo": "self_attn_norm", "context_Wo": "cross_attn_norm", "ffn_ffn"
 
 
 def layers(config: Mapping[str, Any]) -> list[Rule]:
-    """The rules of the layers, which Marian counts from 1, and of final norms."""
+    """Return the rules of the layers, which Marian counts from 1, and of final norms."""
     pre = "_pre" if config["norm_position"] == "pre" else ""
     norms = {f"{theirs}_ln_{{scale,bias}}{pre}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
     rules = []
@@ -178,7 +178,7 @@ def norm_position(options: Options) -> str | None:
 
 
 def activation(options: Mapping[str, Any]) -> str:
-    """Our name of the activation. The gelu of Marian before 1.12 is x * sigmoid(1.702 x)."""
+    """Return our name of the activation. The gelu of Marian before 1.12 is x * sigmoid(1.702 x)."""
     name = ACTIVATIONS[options.get("transformer-ffn-activation", "swish")]
     version = re.match(r"v?(\d+)\.(\d+)", str(options.get("version", "")))
     if name == "gelu" and version and (int(version[1]), int(version[2])) < (1, 12):
@@ -187,7 +187,7 @@ def activation(options: Mapping[str, Any]) -> str:
 
 
 def embeddings(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Rule]:
-    """The rules of SOURCE, TARGET and OUTPUT, which may be one matrix."""
+    """Return the rules of SOURCE, TARGET and OUTPUT, which may be one matrix."""
     target = first_present(tensors, "Wemb", "decoder_Wemb")
     output = Rule("decoder_ff_logit_out_W", OUTPUT, transposed=True)
     if "decoder_ff_logit_out_Wt" in tensors:
@@ -198,7 +198,7 @@ def embeddings(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> lis
 
 
 def notes(config: Mapping[str, Any]) -> list[str]:
-    """The notes for the user of this model."""
+    """Return the notes for the user of this model."""
     found = [
         "Marian ranks hypotheses by log P / L^normalize; generate() by log P / ((5 + L) / 6)^alpha, so that the same "
         "hypotheses may come in another order."
@@ -213,7 +213,7 @@ def notes(config: Mapping[str, Any]) -> list[str]:
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a .npz file. Raises BrokenFileError if it is damaged; never opens a pickle."""
+    """Return the arrays of a .npz file. Raises BrokenFileError if it is damaged; never opens a pickle."""
     check_archive(path)
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
@@ -224,7 +224,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
-    """The vocabularies that decoder.yml or the training's configuration names."""
+    """Return the vocabularies that decoder.yml or the training's configuration names."""
     decoder = path.with_name(path.name + ".decoder.yml")
     names = options.get("vocabs") or []
     if decoder.exists():
@@ -256,7 +256,7 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
 
 
 def special_ids(file: Path, tokens: list[str], model: SentencePieceModel | None) -> tuple[int, int]:
-    """The ids of </s> and <unk>; a SentencePiece model can have a normal piece of the same text."""
+    """Return the ids of </s> and <unk>; a SentencePiece model can have a normal piece of the same text."""
     if model:
         kinds = [kind for _, _, kind in model.pieces]
         end = next((id for id, kind in enumerate(kinds) if kind == CONTROL and tokens[id] == "</s>"), -1)
@@ -269,7 +269,7 @@ def special_ids(file: Path, tokens: list[str], model: SentencePieceModel | None)
 
 
 def read_tokens(file: Path, rows: int) -> list[str]:
-    """A vocabulary as YAML or JSON (token: id) or as one token per line, cut where --dim-vocabs cut it."""
+    """Return a vocabulary as YAML or JSON (token: id) or as one token per line, cut where --dim-vocabs cut it."""
     if file.suffix == ".fsv":
         raise InputError(f"{file}: a factored vocabulary cannot be converted")
     if file.suffix not in (".yml", ".yaml", ".json"):

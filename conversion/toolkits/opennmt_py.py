@@ -99,7 +99,7 @@ FINAL_NORMS = {"{encoder,decoder}.layer_norm.{weight,bias}": "model.{encoder,dec
 
 
 def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
-    """The rules of all tensors, without those of biases that the model does not have."""
+    """Return the rules of all tensors, without those of biases that the model does not have."""
     rules = [
         *rules_of(EMBEDDINGS | FINAL_NORMS),
         *layer_rules("encoder", config["encoder_layers"], "encoder.transformer.{n}.", ENCODER_LAYER),
@@ -174,12 +174,12 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 def last_rate(rate: Any) -> float:
-    """A dropout rate; a list has one for each stage of the training."""
+    """Return a dropout rate; a list has one for each stage of the training."""
     return float(rate[-1] if isinstance(rate, list) else rate)
 
 
 def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The tensors of the model and, as generator.weight and .bias, of the output layer.
+    """Return the tensors of the model and, as generator.weight and .bias, of the output layer.
 
     They are in the checkpoint or, with --save_format safetensors, in files beside it.
     """
@@ -194,7 +194,7 @@ def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_vocabulary(folder: Path, found: Any, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
-    """The vocabularies inside the checkpoint. In OpenNMT-py 1 and 2 only the target has <s> and </s>."""
+    """Return the vocabularies inside the checkpoint. In OpenNMT-py 1 and 2 only the target has <s> and </s>."""
     found = dict(found) if isinstance(found, list) else found
     source, target = (tokens_of(found.get(side)) if isinstance(found, dict) else None for side in ("src", "tgt"))
     if source is None or target is None:
@@ -221,7 +221,7 @@ def read_vocabulary(folder: Path, found: Any, options: Mapping[str, Any], rows: 
 
 
 def tokens_of(found: Any) -> list[str] | None:
-    """One side's tokens by id: a list, or the `itos` of torchtext's Vocab inside its Field. None if it is neither."""
+    """Return one side's tokens by id: a list, or the `itos` of torchtext's Vocab inside its Field; else None."""
     fields = getattr(found, "fields", found)
     if isinstance(fields, list) and len(fields) == 1 and isinstance(fields[0], tuple):  # a TextMultiField
         found = fields[0][-1]
@@ -281,7 +281,7 @@ def write_checkpoint(
 
 
 def vocabulary_for(origin: Origin, config: Any) -> dict[str, Any]:
-    """The vocabularies as they were, or made from our tokenizers, with OpenNMT-py's names for special tokens."""
+    """Return the vocabularies as they were, or made from our tokenizers, with OpenNMT-py's names for special tokens."""
     if origin.toolkit == NAME:
         names = {"src": "src_vocab", "tgt": "tgt_vocab", "decoder_start_token": "decoder_start_token"}
         return {name: origin.options[kept] for name, kept in names.items()} | {"data_task": "seq2seq"}

@@ -66,7 +66,7 @@ SUBLAYERS = {
 
 
 def layers(config: Mapping[str, Any]) -> list[Rule]:
-    """The rules of the layers, after `split_projections`, and of the final norms of pre-norm models."""
+    """Return the rules of the layers, after `split_projections`, and of the final norms of pre-norm models."""
     pre = config["norm_position"] == "pre"
     where, rules = "pre" if pre else "post", []
     for stack, sublayers in SUBLAYERS.items():
@@ -162,7 +162,7 @@ ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", _sequence)
 
 
 def options_of(settings: Mapping[str, Any], reasons: Reasons) -> Options:
-    """The options, those of the parts as config_encoder.NAME, config_embed_source.NAME, ..."""
+    """Return the options, those of the parts as config_encoder.NAME, config_embed_source.NAME, ..."""
     values = dict(settings)
     for part in ("config_encoder", "config_decoder", "config_embed_source", "config_embed_target"):
         values |= {f"{part}.{name}": value for name, value in (values.pop(part, None) or {}).items()}

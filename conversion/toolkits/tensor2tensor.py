@@ -75,7 +75,7 @@ NORMS = {"self_attention": "self_attn_norm", "encdec_attention": "cross_attn_nor
 
 
 def layers(config: dict[str, Any]) -> list[Rule]:
-    """The rules of the layers and of the final norms of pre-norm models."""
+    """Return the rules of the layers and of the final norms of pre-norm models."""
     pre = config["norm_position"] == "pre"
     norm = f"layer_{'prepostprocess' if pre else 'postprocess'}/layer_norm/layer_norm_{{scale,bias}}"
     vectors = {f"{theirs}/{norm}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}

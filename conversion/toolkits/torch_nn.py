@@ -60,7 +60,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 
 def state_dict_of(checkpoint: dict) -> dict:
-    """The state_dict itself, or under one of its usual names."""
+    """Return the state_dict itself, or under one of its usual names."""
     for name in ("state_dict", "model_state_dict", "model"):
         if isinstance(checkpoint.get(name), dict):
             return checkpoint[name]
@@ -68,7 +68,7 @@ def state_dict_of(checkpoint: dict) -> dict:
 
 
 def without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors by their names inside nn.Transformer; those of other modules keep theirs."""
+    """Return the tensors by their names inside nn.Transformer; those of other modules keep theirs."""
     prefix = next(name for name in weights if name.endswith(FIRST_WEIGHT)).removesuffix(FIRST_WEIGHT)
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
@@ -127,7 +127,7 @@ def read(path: Path, reasons: Reasons) -> Description:
 def around_transformer(
     tensors: dict[str, Tensor], rules: list[Rule], d_model: int, reasons: Reasons
 ) -> tuple[list[Rule], Sinusoids, list[str]]:
-    """The rules for the tensors outside nn.Transformer, the sinusoids, and notes. Removes tables of sinusoids.
+    """Return the rules for the tensors outside nn.Transformer, the sinusoids, and notes. Removes tables of sinusoids.
 
     rules: those of nn.Transformer
     """
@@ -153,13 +153,13 @@ def around_transformer(
 
 
 def sinusoids_of(tables: Mapping[str, Tensor]) -> Sinusoids | None:
-    """The formula that fits all tables; None if none does."""
+    """Return the formula that fits all tables; None if none does."""
     forms = (PAPER, CONCATENATED, TENSOR2TENSOR)
     return next((form for form in forms if all(form.match(table) for table in tables.values())), None)
 
 
 def learned_positions(tables: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
-    """One table for both stacks, or one for the source and one for the target."""
+    """Return one table for both stacks, or one for the source and one for the target."""
     if len(tables) > 2:
         reasons.unsupported(f"more than two tables of positions: {', '.join(tables)}")
     by_side = sorted(tables, key=lambda name: bool(TARGET_NAME.search(name.lower())))
@@ -167,7 +167,7 @@ def learned_positions(tables: Mapping[str, Tensor], reasons: Reasons) -> list[Ru
 
 
 def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
-    """The rules for the embeddings of source and target, or one for both, and the output layer, by their names.
+    """Return the rules for the embeddings of source and target, or one for both, and the output layer, by their names.
 
     tensors: those outside nn.Transformer that are not positions
     """
