@@ -61,7 +61,7 @@ def accessibility_violations(page: Any) -> list[str]:
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Files as a static Space serves them: with the headers of its README, and revalidated."""
+    """Serves files like a static Space: with the headers of its README, and revalidated."""
 
     def end_headers(self) -> None:
         self.send_header("Cross-Origin-Embedder-Policy", "require-corp")

@@ -48,7 +48,7 @@ class Hypothesis:
 
     @property
     def switched(self) -> bool:
-        """Whether its rank among the live hypotheses changed: a search that does not reorder would lose it.
+        """Return whether its rank among the live hypotheses changed, which requires reordering the beams.
 
         The first parent is always 0, since there is one live hypothesis.
         """

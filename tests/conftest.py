@@ -45,12 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
-# Any: `generate()` and torch's modules are typed as unions that a test would have to narrow at every step.
+# Any, because `generate()` and torch's modules are typed as unions that tests would have to narrow.
 ModelMaker = Callable[..., Any]
 
 
 def tiny_config(**changes: Any) -> VaswaniTransformerConfig:
-    """The paper's model with every size small and no two sizes alike."""
+    """Return the paper's model with small sizes that all differ."""
     sizes: dict[str, Any] = {
         "vocab_size": 30,
         "d_model": 16,

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of other toolkits, with what each toolkit itself computed (tests/fixtures; more in ../shared)."""
+"""Tiny checkpoints of other toolkits, with the results of each toolkit (tests/fixtures; more in ../shared)."""
 
 import functools
 import tempfile
@@ -20,7 +20,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "checkpoints"  # where the proje
 
 
 def golden_folders() -> list[Path]:
-    """Every checkpoint that this machine has, the larger originals in place of their fixtures."""
+    """Return every available checkpoint, with larger originals in place of their fixtures."""
     folders = {folder.name: folder for root in (FIXTURES, SHARED) if root.is_dir() for folder in root.iterdir()}
     return [folders[name] for name in sorted(folders) if (folders[name] / "expected.npz").exists()]
 
@@ -31,7 +31,7 @@ def golden(name: str) -> Path:
 
 @dataclass
 class Golden:
-    """A checkpoint, the folder it was converted to, and what its toolkit expects.
+    """A checkpoint, the folder it was converted to, and its expected results.
 
     expected: the arrays of expected.npz; inputs: (source, target) texts
     """
@@ -52,7 +52,7 @@ class Golden:
         return PreTrainedTokenizerFast.from_pretrained(separate if is_separate else self.folder)
 
     def source(self) -> dict[str, Tensor]:
-        """The batch of inputs.txt with our padding id."""
+        """Return the batch of inputs.txt with our padding id."""
         mask = torch.tensor(self.expected["src_mask"])
         ids = torch.tensor(self.expected["src_ids"])
         pad = self.model.config.pad_token_id
@@ -77,7 +77,7 @@ class Golden:
 
 @functools.cache
 def converted(name: str) -> Golden:
-    """Converted once in a process."""
+    """The converted folder; each process converts once."""
     checkpoint = golden(name)
     folder = Path(tempfile.mkdtemp()) / name
     main([str(checkpoint), str(folder)])

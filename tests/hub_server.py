@@ -277,7 +277,7 @@ class Handler(BaseHTTPRequestHandler):
         raise Refusal(501, f"this server does not know {self.command} {path}")
 
     def nothing(self):
-        """A request that huggingface_hub makes for its user agent."""
+        """Answer the request that huggingface_hub makes for its user agent."""
         return 404, {}, {}
 
     # ---- the API -------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = {"oid": wanted["oid"], "size": wanted["size"]}
             if wanted["oid"] not in self.hub.large_objects:
                 answer["actions"] = {
-                    # Signed, as on S3: the address alone allows the upload.
+                    # Signed, as on S3: the address is enough to upload.
                     "upload": {"href": f"{self.hub.url}/lfs/{wanted['oid']}?X-Amz-Signature=5ec7e7"},
                     "verify": {"href": f"{self.hub.url}/lfs-verify"},
                 }

@@ -1,4 +1,4 @@
-"""What the tests of the searches share: configurations, the searches as functions of a batch, and their comparison."""
+"""Shared by tests of the searches: configurations, searches as functions of a batch, and comparisons."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +108,7 @@ def by_graph(session: Any, batch: dict[str, Any], **settings: float) -> Found:
 
 
 def check_same(ours: Found, theirs: Found, tolerance: float = 1e-5) -> int:
-    """AssertionError unless the n-best lists agree; returns the number of hypotheses.
+    """Check that the n-best lists agree; return the number of hypotheses.
 
     Scores must agree within the tolerance. Tokens must agree wherever the score is separated from the list's other
     scores: rounding, which depends on threads and processor, may swap hypotheses that are equally good.
@@ -130,7 +130,7 @@ def check_same(ours: Found, theirs: Found, tolerance: float = 1e-5) -> int:
 
 
 def matrices_of(graph: Any) -> list[Any]:
-    """The two-dimensional tensors of a layer's size in an onnx.GraphProto and in its loops"""
+    """Return the matrices of a layer's size in an onnx.GraphProto and in its loops."""
     from conversion.onnx.graph_surgery import SMALLEST_WEIGHT, graphs_of
 
     tensors = [tensor for body in graphs_of(graph) for tensor in body.initializer]
@@ -138,10 +138,10 @@ def matrices_of(graph: Any) -> list[Any]:
 
 
 def session_of(graph: Any) -> Any:
-    """An ONNX Runtime session with one thread;  graph: an onnx.ModelProto or a file's path"""
+    """Open an ONNX Runtime session with one thread;  graph: an onnx.ModelProto or a file's path"""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it warns of inputs with defaults
+    options.log_severity_level = 3  # warns about inputs with defaults
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(graph if isinstance(graph, str) else graph.SerializeToString(), options)

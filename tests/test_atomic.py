@@ -142,8 +142,8 @@ def test_devices_and_pipes_are_written_directly(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_named_pipe_closed_by_its_reader_is_an_error(tmp_path: Path) -> None:
-    """For stdout it is not (`| head`); here the requested file is incomplete."""
+def test_a_closed_named_pipe_is_an_error(tmp_path: Path) -> None:
+    """A closed stdout is no error (`| head`), but here the requested file is incomplete."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(InputError, match="pipe: the reader closed the pipe"), open_output(tmp_path / "pipe") as out:
@@ -224,7 +224,7 @@ def test_empty_folders_that_cannot_be_replaced_are_refused(tmp_path: Path, monke
 
 @pytest.mark.slow
 def test_a_terminated_export_leaves_no_files_behind(tmp_path: Path) -> None:
-    """SIGTERM while torch exports removes the temporary folder, and the one of an export killed before."""
+    """SIGTERM during the export removes its temporary folder and that of an export killed earlier."""
     saved_model(tmp_path / "model")
     words = ["export", "onnx", str(tmp_path / "model"), str(tmp_path / "out")]
     code = "import sys; from vaswani_transformer.cli import main; main(sys.argv[1:])"

@@ -1,4 +1,4 @@
-"""training/batches.py: the order of training is a pure function, and wastes little."""
+"""training/batches.py: the order of training is deterministic, and batches have little padding."""
 
 import itertools
 
@@ -18,7 +18,7 @@ def sides(pairs):
 
 
 def normal_lengths(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths spread like those of image captions: target and source agree up to a few tokens."""
+    """Return lengths distributed like those of image captions: target and source differ by a few tokens."""
     generator = np.random.default_rng(seed)
     source = np.maximum(2, generator.normal(15, 5, count)).astype(np.int32)
     target = np.maximum(2, source + generator.normal(1, 3, count)).astype(np.int32)
@@ -27,7 +27,7 @@ def normal_lengths(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 @settings(max_examples=100, deadline=None)
 @given(lengths, st.integers(60, 300), st.integers(1, 4), st.integers(0, 5))
-def test_an_epoch_holds_every_pair_once_and_no_batch_exceeds_the_budget(pairs, budget, group, epoch):
+def test_epochs_cover_every_pair_within_the_budget(pairs, budget, group, epoch):
     source, target = sides(pairs)
     plan = plan_batches(source, target, budget, group)
     order = Epoch(plan, seed=3, epoch=epoch)
@@ -37,14 +37,14 @@ def test_an_epoch_holds_every_pair_once_and_no_batch_exceeds_the_budget(pairs, b
         assert (source[batch].max() + target[batch].max()) * len(batch) <= budget
     once = batches[: plan.micro_batches]
     assert sorted(np.concatenate(once).tolist()) == list(range(len(pairs)))
-    # What fills up the last step is a repetition of the first batches of the epoch.
+    # The last step is filled with the first batches of the epoch.
     for extra, batch in zip(
         batches[plan.micro_batches :], np.resize(np.arange(plan.micro_batches), group), strict=False
     ):
         np.testing.assert_array_equal(extra, batches[batch])
 
 
-def test_a_micro_batch_takes_as_many_pairs_as_fit():
+def test_micro_batches_are_filled():
     source, target = np.full(10, 4, np.int32), np.full(10, 6, np.int32)
     plan = plan_batches(source, target, tokens_per_micro_batch=45)
     assert np.diff(plan.starts).tolist() == [4, 4, 2]  # 4 pairs of 4 + 6 tokens are 40 of 45
@@ -52,7 +52,7 @@ def test_a_micro_batch_takes_as_many_pairs_as_fit():
     assert np.diff(filled.starts).tolist() == [4, 4, 2]
 
 
-def test_the_same_step_has_the_same_batches_whoever_asks_and_in_whatever_order():
+def test_the_order_of_access_does_not_change_batches():
     source, target = normal_lengths(3000)
     plan = plan_batches(source, target, 500, 4)
     forwards, jumping = Order(plan, seed=1), Order(plan, seed=1)
@@ -62,7 +62,7 @@ def test_the_same_step_has_the_same_batches_whoever_asks_and_in_whatever_order()
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_epochs_and_seeds_differ_in_the_order_and_in_the_company_of_a_sentence():
+def test_epochs_and_seeds_change_order_and_batches():
     source, target = normal_lengths(3000)
     plan = plan_batches(source, target, 500)
 
@@ -75,13 +75,13 @@ def test_epochs_and_seeds_differ_in_the_order_and_in_the_company_of_a_sentence()
         assert len(set(first) & set(other)) < 0.3 * len(first)
     orders = [Epoch(plan, seed, epoch).micro_batches.tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert orders[0] not in orders[1:]
-    # Neighbouring steps are not of neighbouring lengths.
+    # The lengths of consecutive steps are uncorrelated.
     longest = [max(source[list(batch)].max(), target[list(batch)].max()) for batch in first]
     assert abs(np.corrcoef(longest[:-1], longest[1:])[0, 1]) < 0.2
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_processes_share_a_step_without_changing_it(processes):
+def test_processes_split_a_step_evenly(processes):
     batches = [np.array([i]) for i in range(8)]
     work = [shares(batches, rank, processes) for rank in range(processes)]
     assert {len(share) for share in work} == {8 // processes}
@@ -89,14 +89,14 @@ def test_processes_share_a_step_without_changing_it(processes):
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 9))
-def test_any_number_of_processes_shares_a_step_and_each_has_as_many_parts(sizes, processes):
+def test_any_number_of_processes_can_share_a_step(sizes, processes):
     starts = np.cumsum([0, *sizes])
     batches = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
     work = [shares(batches, rank, processes) for rank in range(processes)]
     assert len({len(share) for share in work}) == 1 and all(work)
     assert sorted(np.concatenate([part for share in work for _, part in share])) == list(range(starts[-1]))
     numbers = [number for share in work for number, _ in share]
-    assert len(set(numbers)) == len(numbers)  # Each part has randomness of its own.
+    assert len(set(numbers)) == len(numbers)  # Each part has its own random seed.
 
 
 def test_padding_is_below_five_percent_at_4096_tokens():

@@ -15,7 +15,7 @@ from vaswani_transformer.beam_search import beam_search
 
 
 def compared(model: Any, batch: dict[str, Any], beams: int, alpha: float) -> int:
-    """The number of hypotheses that `beam_search` and `generate()` both have; AssertionError if they differ."""
+    """Check that `beam_search` and `generate()` agree; return the number of hypotheses."""
     return check_same(by_search(model, batch, beams, alpha), by_generate(model, batch, beams, alpha))
 
 
@@ -35,7 +35,7 @@ def test_every_hypothesis_equals_that_of_generate(lively_model: ModelMaker, swit
 
 
 class Adapted(nn.Module):
-    """A layer with an addition to its output, whose `weight` is that of the layer alone, as in PEFT's LoRA."""
+    """A layer that adds to its output and whose `weight` is that of the base layer, as in PEFT's LoRA."""
 
     def __init__(self, layer: nn.Linear):
         super().__init__()
@@ -55,7 +55,7 @@ class Adapted(nn.Module):
         return self.layer(states) + self.added(states)
 
 
-def test_adapters_on_queries_and_values_take_part(lively_model: ModelMaker) -> None:
+def test_adapters_on_queries_and_values_are_applied(lively_model: ModelMaker) -> None:
     model = lively_model(1)
     batch = batch_for(model, 1)
     before = best_of(model, batch)
@@ -87,16 +87,16 @@ def test_offloaded_layers_are_called(lively_model: ModelMaker) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_log_probabilities_of_half_precision_are_float32s(lively_model: ModelMaker, dtype: torch.dtype) -> None:
-    """One token, whose penalty is 1: logarithms of a softmax in float32, not rounded to the model's few bits."""
+def test_half_precision_scores_are_float32(lively_model: ModelMaker, dtype: torch.dtype) -> None:
+    """The scores of one token are the logarithms of a float32 softmax, not rounded to half precision."""
     model = lively_model(3).to(dtype)
     _, scores = beam_search(model, **batch_for(model, 3, count=6), max_length=1)
     assert scores.dtype == torch.float32
     assert (scores.to(dtype).float() != scores).float().mean() > 0.5
 
 
-def test_these_models_end_their_hypotheses_and_switch_their_beams(lively_model: ModelMaker) -> None:
-    """Otherwise the comparison above would prove little. Counted by the brute-force search."""
+def test_the_models_end_hypotheses_and_switch_beams(lively_model: ModelMaker) -> None:
+    """Without them the comparison above would prove little; the brute-force search counts them."""
     ended = switched = total = 0
     for seed, changes in enumerate(({}, {"end_at": 8.0}, {"norm_position": "pre"})):
         model = lively_model(seed, **changes)
@@ -110,13 +110,13 @@ def test_these_models_end_their_hypotheses_and_switch_their_beams(lively_model: 
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 2.0])
-def test_unusual_penalties_are_those_of_generate(lively_model: ModelMaker, alpha: float) -> None:
+def test_unusual_penalties_match_generate(lively_model: ModelMaker, alpha: float) -> None:
     for seed in range(3):
         model = lively_model(seed)
         compared(model, batch_for(model, seed, count=7), 4, alpha)
 
 
-def test_greedy_search_ends_with_its_first_end_whatever_the_penalty(lively_model: ModelMaker) -> None:
+def test_greedy_search_stops_at_the_first_end_token(lively_model: ModelMaker) -> None:
     for seed in range(3):
         model = lively_model(seed, end_at=3.0)
         batch = batch_for(model, seed)
@@ -126,7 +126,7 @@ def test_greedy_search_ends_with_its_first_end_whatever_the_penalty(lively_model
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, beams: int) -> None:
-    """The same tokens alone and beside sentences that leave the batch earlier or later."""
+    """Tokens are the same alone and beside sentences that leave the batch earlier or later."""
     for seed, end_at in ((0, 3.0), (1, 4.5), (2, 8.0)):
         model = lively_model(seed, end_at)
         sentences = random_sentences(seed, count=16, vocab_size=16, longest=12)

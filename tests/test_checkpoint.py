@@ -34,7 +34,7 @@ def write_step(number: float):
 
 @pytest.fixture
 def root(tmp_path):
-    """Checkpoints of the steps 10, 20 and 30."""
+    """Checkpoints of steps 10, 20 and 30."""
     for step in (10, 20, 30):
         checkpoint.save_checkpoint(tmp_path / "checkpoints", step, write_step(step))
     return tmp_path / "checkpoints"
@@ -70,7 +70,7 @@ def test_flipped_bytes_and_truncation_are_detected(data, tmp_path_factory):
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(raw)
     if path.name == checkpoint.MANIFEST:
-        # White space and the step may change without changing the meaning.
+        # Changed white space or a changed step number may leave a valid manifest.
         try:
             checkpoint.verify(folder)
         except BrokenFileError as error:
@@ -82,7 +82,7 @@ def test_flipped_bytes_and_truncation_are_detected(data, tmp_path_factory):
         checkpoint.verify(folder)
 
 
-def test_a_broken_checkpoint_is_moved_aside_and_named(root):
+def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
     (root / "step-30/model.safetensors").write_bytes(b"short")
     said = []
     assert checkpoint.newest_intact(root, said.append) == root / "step-20"
@@ -90,7 +90,7 @@ def test_a_broken_checkpoint_is_moved_aside_and_named(root):
     assert names(checkpoint.checkpoints(root)) == ["step-20", "step-10"] and (root / "step-30.broken").is_dir()
     for step in (10, 20):
         (root / f"step-{step}/trainer_state.json").unlink()
-    for _ in range(2):  # a supervisor that retries does not start from step 0
+    for _ in range(2):  # retrying does not start from step 0
         with pytest.raises(BrokenFileError, match="all 3 checkpoints are damaged; start again with --overwrite true"):
             checkpoint.newest_intact(root, said.append)
     for folder in root.glob("*.broken"):
@@ -99,14 +99,14 @@ def test_a_broken_checkpoint_is_moved_aside_and_named(root):
         checkpoint.newest_intact(root, said.append)
 
 
-def test_latest_is_repaired_after_a_kill_before_it_was_written(root):
+def test_a_stale_latest_file_is_repaired(root):
     (root / "latest").write_text("step-20\n")
     assert checkpoint.newest_intact(root, pytest.fail) == root / "step-30"
     assert (root / "latest").read_text() == "step-30\n"
 
 
 def test_unfinished_checkpoints_are_removed(root):
-    """Of this version and of 0.1.0, which used other temporary names."""
+    """Also removes those of 0.1.0, which used other temporary names."""
     for name in (f".step-40.{2**22 + 1}.tmp", "step-50.tmp-123"):  # the first number is larger than any process id
         shutil.copytree(root / "step-30", root / name)
     assert names(checkpoint.checkpoints(root)) == ["step-30", "step-20", "step-10"]
@@ -130,8 +130,8 @@ class Calls:
         return run
 
 
-def test_a_kill_at_any_point_leaves_the_previous_checkpoint(root, monkeypatch):
-    """A kill at every call that changes the disk, without any cleaning up."""
+def test_a_kill_leaves_the_previous_checkpoint(root, monkeypatch):
+    """Each call that changes the disk is killed once, without cleanup."""
     kills = 0
 
     class Killed(BaseException):
@@ -168,8 +168,8 @@ def test_files_are_on_disk_before_the_checkpoint_is_named(tmp_path, monkeypatch)
     assert tmp_path.stat().st_ino in events[events.index(str(made)) :]
 
 
-def test_an_optimizer_that_never_stepped_is_restored(tmp_path):
-    """With fp16 the first gradients may all be infinite, so that Adam has no moments yet."""
+def test_an_optimizer_without_state_is_restored(tmp_path):
+    """With fp16 the first gradients may all be infinite, which leaves Adam without moments."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer), tmp_path / tensors.OPTIMIZER)
@@ -177,7 +177,7 @@ def test_an_optimizer_that_never_stepped_is_restored(tmp_path):
     assert not optimizer.state
 
 
-def test_a_write_that_fails_at_any_point_leaves_the_previous_checkpoint(root, monkeypatch):
+def test_a_failed_write_leaves_the_previous_checkpoint(root, monkeypatch):
     """Every call that changes the disk fails once; each time step 30 stays intact and no temporary file is left."""
     failures = 0
     for number in range(1, 100):
@@ -215,7 +215,7 @@ def test_pruning_keeps_regular_newest_and_best_checkpoints(root):
     assert names(checkpoint.checkpoints(root)) == ["step-50", "step-40", "step-10"]
 
 
-def test_a_folder_is_locked_until_its_file_is_closed(tmp_path):
+def test_a_run_folder_is_locked_until_released(tmp_path):
     held = lock_run(tmp_path / "run")
     with pytest.raises(InputError, match=f"in use by process {os.getpid()} on "):
         lock_run(tmp_path / "run")
@@ -226,7 +226,7 @@ def test_a_folder_is_locked_until_its_file_is_closed(tmp_path):
         lock_run(tmp_path / "file")
 
 
-def test_model_and_optimizer_come_back_bit_for_bit(tiny_model, tmp_path):
+def test_model_and_optimizer_are_restored_bit_for_bit(tiny_model, tmp_path):
     def train(model, optimizer, steps):
         for step in range(steps):
             torch.manual_seed(step)
@@ -253,7 +253,7 @@ def test_model_and_optimizer_come_back_bit_for_bit(tiny_model, tmp_path):
         assert torch.equal(a, b)
 
 
-def test_an_infinity_of_either_sign_is_found():
+def test_nan_and_infinities_are_found():
     for value in (torch.inf, -torch.inf, torch.nan):
         assert tensors.not_finite({"a": torch.ones(2), "b": torch.tensor([0.0, value])}) == "b"
     assert tensors.not_finite({"a": torch.ones(2), "empty": torch.ones(0)}) is None

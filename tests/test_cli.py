@@ -84,7 +84,7 @@ def test_help_names_every_command(start):
     ids=lambda start: " ".join(word for word in start[1:] if "import" not in word) or "console script",
 )
 def test_help_imports_no_heavy_package(start):
-    """Imports rather than seconds, which depend on the load of the machine (0.1 to 0.2 when idle)."""
+    """Checks imports instead of time, which depends on the load (0.1 to 0.2 seconds when idle)."""
     command = [sys.executable, "-X", "importtime", *start, "--help"]
     result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     imported = {line.rsplit("|", 1)[1].strip() for line in result.stderr.splitlines() if "|" in line}
@@ -123,7 +123,7 @@ def test_chunk_lines_does_not_change_translations(model, source, expected, capfd
     assert capfdbinary.readouterr().out.decode().split("\n") == [*expected, ""]
 
 
-def test_pipes_and_file_names_are_utf_8_in_any_locale(model, expected, tmp_path):
+def test_utf_8_is_used_in_any_locale(model, expected, tmp_path):
     locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     model = shutil.copytree(model, tmp_path / "größer")
     text = "\ufeff" + "\r\n".join(LINES)  # a byte order mark, carriage returns, no newline at the end
@@ -144,7 +144,7 @@ def test_typed_lines_are_translated_at_once_until_ctrl_c(model, expected):
 
 
 def test_non_blocking_pipes_work(model, expected):
-    """Python takes a pause of such a stdin for the end of the file; an unbuffered stdout may write only a part."""
+    """Python mistakes a pause of such a stdin for the end; an unbuffered stdout may write only a part."""
     (theirs, ours), (read, write) = os.pipe(), os.pipe()
     os.set_blocking(theirs, False)
     os.set_blocking(write, False)
@@ -248,7 +248,7 @@ def test_invalid_utf_8_is_refused_and_leaves_no_output(model, tmp_path, capsys):
         (["--input", "{source}", "--device", "cuda:99"], 4, "cuda:99"),
     ],
 )
-def test_a_wrong_option_of_translate_is_one_line(model, source, capsys, arguments, code, named):
+def test_a_wrong_option_is_a_one_line_error(model, source, capsys, arguments, code, named):
     arguments = [argument.format(source=source) for argument in arguments]
     got, line = refused(capsys, "translate", "--model", model, *arguments)
     assert (got, line.count("\n")) == (code, 1) and named in line

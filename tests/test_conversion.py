@@ -40,7 +40,7 @@ def checkpoint(request) -> Golden:
 
 
 def with_our_start(decoder_input_ids: np.ndarray, checkpoint: Golden) -> torch.Tensor:
-    """The toolkit's decoder inputs; a zero vector, which has no id there, is our start token."""
+    """Return the toolkit's decoder inputs, with our start token in place of its zero vector."""
     ids = torch.tensor(decoder_input_ids)
     ids[:, 0] = checkpoint.model.config.decoder_start_token_id
     return ids
@@ -55,7 +55,7 @@ def test_logits_equal_the_toolkits(checkpoint: Golden):
     prefix = "ref_" if "ref_log_probs" in expected else ""
     which = next((name for name in ("logits", "log_probs", "ref_log_probs") if name in expected), None)
     if which is None:
-        return  # Marian gives the log-probabilities of its hypotheses alone: the next test
+        return  # Marian gives only log-probabilities of its hypotheses: see the next test
     ours = checkpoint.logits(with_our_start(expected[f"{prefix}tgt_in_ids"], checkpoint))
     if which != "logits":
         ours = ours.log_softmax(dim=-1)
@@ -77,7 +77,7 @@ def test_tokenizers_give_the_toolkits_ids(checkpoint: Golden):
 
 
 def hypotheses_of(checkpoint: Golden) -> tuple[list[int], list[list[int]], list[float]]:
-    """Rows, token ids and scores of the toolkit's hypotheses, best first."""
+    """Return rows, token ids and scores of the toolkit's hypotheses, best first."""
     expected, eos = checkpoint.expected, checkpoint.model.config.eos_token_id
     if "greedy_ids" in expected:
         beams, scores = expected["greedy_ids"][:, None], expected["greedy_scores"][:, None]
@@ -112,7 +112,7 @@ def test_hypotheses_have_the_toolkits_scores(checkpoint: Golden):
 
 
 def word_score_difference(checkpoint: Golden) -> float:
-    """The largest difference from the log-probabilities that Marian prints for the words of its 12 best."""
+    """Return the largest difference from Marian's log-probabilities of words in its 12 best."""
     largest = 0.0
     beams = [[id for id in beam if id >= 0] for row in checkpoint.expected["hyp_ids"].tolist() for beam in row]
     rows = [row for row, hypotheses in enumerate(checkpoint.expected["hyp_ids"]) for _ in hypotheses]
@@ -154,7 +154,7 @@ def test_prenorm_marian_is_the_trained_function():
 
 
 def generated(checkpoint: Golden, beams: int, returned: int, **settings) -> list[list[list[int]]]:
-    """Per source, our hypotheses as token ids, best first."""
+    """Return our hypotheses for each source as token ids, best first."""
     model = checkpoint.model
     ids = model.generate(**checkpoint.source(), num_beams=beams, num_return_sequences=returned, **settings)
     eos, found = model.config.eos_token_id, []
@@ -164,8 +164,8 @@ def generated(checkpoint: Golden, beams: int, returned: int, **settings) -> list
 
 
 @pytest.mark.parametrize(("name", "compared"), [("tensor2tensor", 4), ("joeynmt", 1)])
-def test_toolkits_with_our_penalty_find_the_same(name: str, compared: int):
-    """JoeyNMT leaves finished hypotheses in the beam, so that only its best one must be the same."""
+def test_toolkits_with_our_penalty_find_the_same_hypotheses(name: str, compared: int):
+    """JoeyNMT keeps finished hypotheses in the beam, so only its best one must be the same."""
     checkpoint = converted(name)
     rows, hypotheses, _ = hypotheses_of(checkpoint)
     ours = generated(checkpoint, beams=4, returned=4, length_penalty=0.6)
@@ -175,7 +175,7 @@ def test_toolkits_with_our_penalty_find_the_same(name: str, compared: int):
 
 
 @pytest.mark.parametrize("name", ["torch-nn-transformer", "annotated-transformer"])
-def test_greedy_search_finds_the_same(name: str):
+def test_greedy_search_finds_the_same_hypotheses(name: str):
     checkpoint = converted(name)
     _, hypotheses, _ = hypotheses_of(checkpoint)
     assert [

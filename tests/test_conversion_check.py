@@ -41,7 +41,7 @@ def test_torch_and_transformers_are_always_compared(name: str, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("name", PACKAGE)
-def test_an_installed_toolkit_is_compared_another_named(name: str, tmp_path: Path, capsys):
+def test_installed_toolkits_are_compared_and_others_named(name: str, tmp_path: Path, capsys):
     line = check_line(capsys, golden(name), tmp_path / "out")
     if importlib.util.find_spec(PACKAGE[name]) is None:
         assert f"{name} " in line and "is not installed here; --check SRC TGT prints log-probabilities" in line
@@ -50,7 +50,7 @@ def test_an_installed_toolkit_is_compared_another_named(name: str, tmp_path: Pat
 
 
 def test_a_toolkit_that_does_not_run_is_reported(tmp_path: Path, capsys, monkeypatch):
-    """The converted model is written, and the line says what went wrong."""
+    """The converted model is written, and the line names the error."""
     (tmp_path / "site" / "sockeye").mkdir(parents=True)
     (tmp_path / "site" / "sockeye" / "__init__.py").write_text("")
     (tmp_path / "site" / "sockeye" / "model.py").write_text("raise ValueError('of another time\\nand place')")
@@ -78,7 +78,7 @@ def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monke
 
 
 def test_a_wrong_option_changes_the_reference_scores(tmp_path: Path):
-    """Post-norm layers that are taken for pre-norm differ visibly."""
+    """Post-norm layers that are read as pre-norm have different scores."""
     sizes = {"source": 13, "target": 13, "d_model": 16, "tied": False, "learned": False, "nhead": 4}
     model = randomised(TutorialTransformer(**sizes, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8))
     torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -105,7 +105,7 @@ def test_prenorm_marian_is_not_compared():
 
 
 def test_a_source_vocabulary_without_eos_translates(tmp_path: Path):
-    """OpenNMT-py 1 and 2 give <s> and </s> to the target alone."""
+    """OpenNMT-py 1 and 2 have <s> and </s> only in the target vocabulary."""
     main([str(FIXTURES / "variants" / "opennmt-py-2-separate"), str(tmp_path / "out")])
     translator = Translator.from_pretrained(tmp_path / "out", device="cpu")
     assert translator.tokenizer.eos_token is None

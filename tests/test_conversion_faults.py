@@ -32,7 +32,7 @@ def copy_of(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def change_pickle(file: Path, change: Callable[[dict[str, Any]], None], **options: Any) -> None:
-    """Change what a file of torch.save holds. Written beside it first: its tensors are mapped from it."""
+    """Change the content of a torch.save file through a second file, because tensors are mapped from it."""
     content = dict(load_checkpoint(file))
     change(content)
     torch.save(content, file.with_suffix(".new"), **options)
@@ -62,7 +62,7 @@ def change_options(folder: Path, changes: dict[str, Any]) -> None:
 
 
 class Malice:
-    """Unpickled, it would write a file."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, file: Path):
         self.file = file

@@ -37,7 +37,7 @@ STRANGE += ["", "transformer", "ä" * 300, [], [None], {}, {"a": {"b": []}}, [[[
 
 
 def outcome(folder: Path) -> None:
-    """Convert a damaged copy. It may succeed; if it does not, one line must say why."""
+    """Convert a damaged copy. It may succeed; otherwise the error must be one line."""
     out, printed = folder.parent / "out", io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
@@ -87,7 +87,7 @@ def strange_tensor(tensor: torch.Tensor, chance: random.Random) -> Any:
 
 
 def spoil_value(content: Any, chance: random.Random) -> Any:
-    """The nested content with one value replaced by one of another kind, or removed."""
+    """Return the nested content with one value removed or replaced by a value of another kind."""
     if isinstance(content, torch.Tensor):
         return strange_tensor(content, chance)
     inside = content if isinstance(content, dict) else getattr(content, "__dict__", None)
@@ -137,14 +137,14 @@ def spoil_and_convert(seed: int, spoil: Callable[[Path, random.Random], None]) -
         outcome(folder)
 
 
-# torch and numpy warn about damaged content; this test is about what a user sees.
+# torch and numpy warn about damaged content; this test checks only the result.
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 SETTINGS: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
 @settings(max_examples=60, **SETTINGS)
 @given(seed=st.integers(0, 2**32), spoil=st.sampled_from([spoil_bytes, spoil_content]))
-def test_damaged_checkpoints_end_in_a_model_or_one_line(seed: int, spoil: Callable[[Path, random.Random], None]):
+def test_damaged_checkpoints_convert_or_are_refused(seed: int, spoil: Callable[[Path, random.Random], None]):
     spoil_and_convert(seed, spoil)
 
 
@@ -152,5 +152,5 @@ def test_damaged_checkpoints_end_in_a_model_or_one_line(seed: int, spoil: Callab
 @pytest.mark.parametrize("spoil", [spoil_bytes, spoil_content])
 @settings(max_examples=800, **SETTINGS)
 @given(seed=st.integers(0, 2**32))
-def test_many_damaged_checkpoints_end_in_a_model_or_one_line(seed: int, spoil: Callable[[Path, random.Random], None]):
+def test_many_damaged_checkpoints_convert_or_are_refused(seed: int, spoil: Callable[[Path, random.Random], None]):
     spoil_and_convert(seed, spoil)

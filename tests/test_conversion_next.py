@@ -19,7 +19,7 @@ NAMES = ["fairseq", "marian-prenorm", "opennmt-py"]
 
 
 def fine_tuned(checkpoint: Golden, tmp_path: Path, **keys: Any) -> Path:
-    """The model's folder after training on the sentences that its toolkit was trained on."""
+    """Fine-tune on the sentences of the toolkit; return the model folder."""
     for language, side in (("en", 0), ("de", 1)):
         lines = "".join(pair[side] + "\n" for pair in checkpoint.inputs[:-1])
         (tmp_path / f"train.{language}").write_text(lines, encoding="utf-8")

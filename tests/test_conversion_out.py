@@ -20,7 +20,7 @@ from vaswani_transformer.loading import load_model
 
 
 def tensors_of(file: Path) -> dict[str, np.ndarray]:
-    """Every tensor of a checkpoint by its name."""
+    """Return every tensor of a checkpoint by name."""
     if file.suffix == ".npz":
         with np.load(file) as archive:
             return dict(archive)

@@ -32,7 +32,7 @@ def varint(number: int) -> bytes:
 
 
 def block(entries: list[tuple[bytes, bytes]]) -> bytes:
-    """A block of LevelDB in which keys share no prefix."""
+    """Return a LevelDB block without shared key prefixes."""
     body, starts = b"", []
     for key, value in entries:
         starts.append(len(body))
@@ -41,7 +41,7 @@ def block(entries: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def write_checkpoint(folder: Path, variables: dict[str, Array]) -> None:
-    """model.ckpt-1.index and its one shard, as TensorFlow's tensor bundle has them."""
+    """Write model.ckpt-1.index and its only shard in the format of TensorFlow's tensor bundle."""
     data, entries = b"", [(b"", b"\x08\x01")]
     for name in sorted(variables):
         array = variables[name].astype("<f4")

@@ -66,7 +66,7 @@ def test_a_typed_control_symbol_is_text():
 
 
 def segmented(word: str, merges: list[tuple[str, str]]) -> list[str]:
-    """Sennrich et al. 2016, Algorithm 1, as it is written: merge the pair that was learned first, everywhere."""
+    """Apply Algorithm 1 of Sennrich et al. (2016): merge the pair that was learned first, everywhere."""
     pieces = [*word[:-1], word[-1] + "</w>"]
     ranks = {pair: rank for rank, pair in reversed(list(enumerate(merges)))}
     while True:
@@ -85,7 +85,7 @@ def segmented(word: str, merges: list[tuple[str, str]]) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "codes"), [("fairseq", "bpecodes"), ("fairseq-old", "bpecodes.src")])
-def test_bpe_codes_segment_as_the_algorithm_does(name: str, codes: str):
+def test_bpe_codes_segment_like_the_algorithm(name: str, codes: str):
     checkpoint = converted(name)
     merges = read_codes(checkpoint.checkpoint / codes)
     tokenizer = checkpoint.tokenizer()

@@ -25,7 +25,7 @@ TARGETS = torch.tensor([[2, 5, 6, 11, 7], [2, 4, 4, 9, 10], [2, 12, 5, 8, 4]])
 
 
 def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Make every parameter random, norms and biases too, so that a swapped one shows."""
+    """Make every parameter random, including norms and biases, so that a swapped one is detected."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

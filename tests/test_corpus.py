@@ -1,4 +1,4 @@
-"""The text of a recipe, tokenised: nothing is lost, and faults are named by file and line."""
+"""The tokenised text of a recipe: nothing is lost, and errors name the file and line."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ def tokenizer():
 
 @pytest.fixture
 def recipe_for(tmp_path):
-    """recipe_for(**keys) -> a recipe that reads tmp_path, German from English."""
+    """recipe_for(**keys) -> a recipe that reads tmp_path and translates English to German."""
 
     def make(**keys):
         flags = {"data": str(tmp_path), "max_length": 60, "tokens_per_step": 400, "micro_batches": 1} | keys
@@ -37,7 +37,7 @@ def recipe_for(tmp_path):
 
 @pytest.fixture
 def load(tmp_path, tokenizer, recipe_for):
-    """load(name, **keys) -> (the corpus, what was said while making it)."""
+    """load(name, **keys) -> (the corpus, the messages printed while it is made)."""
 
     def run(name="train", **keys):
         said = []
@@ -58,7 +58,7 @@ def write_both(folder, english=ENGLISH, german=GERMAN, **how):
 
 
 def texts_of(corpus, tokenizer):
-    """The pairs of a corpus, decoded."""
+    """Return the decoded pairs of a corpus."""
     pairs = []
     for i in range(len(corpus)):
         sides = [side(np.array([i]), 1) for side in (corpus.sources, corpus.targets)]
@@ -66,14 +66,14 @@ def texts_of(corpus, tokenizer):
     return pairs
 
 
-def test_a_corpus_decodes_to_the_text_it_was_made_from(tmp_path, load, tokenizer):
+def test_a_corpus_decodes_to_its_text(tmp_path, load, tokenizer):
     write_both(tmp_path)
     corpus, said = load()
     assert texts_of(corpus, tokenizer) == list(zip(ENGLISH, GERMAN, strict=True))
     assert "4 pairs read, 4 kept" in said[0]
 
 
-def test_padding_and_mask_fit_the_sentences(tmp_path, load, tokenizer):
+def test_padding_and_mask_match_sentence_lengths(tmp_path, load, tokenizer):
     write_both(tmp_path)
     corpus, _ = load()
     ids, real = corpus.targets(np.array([2, 3]), 1)
@@ -101,7 +101,7 @@ def test_any_unicode_text_survives(tmp_path_factory, tokenizer, pairs):
     expected = [tuple(side.removeprefix("\ufeff") if i == 0 else side for side in pair) for i, pair in enumerate(pairs)]
     expected = [(e.strip(), g.strip()) for e, g in expected if e.strip() and g.strip()]
     if "\0" in "".join(map("".join, pairs[:1])):
-        return  # NUL in the first line may be taken for UTF-16.
+        return  # NUL in the first line may be mistaken for UTF-16.
     if not expected:
         with pytest.raises(InputError, match="none of"):
             load_corpus(parallel_texts(recipe, ["train"]), tokenizer, recipe, folder / "cache", lambda _: None)
@@ -110,7 +110,7 @@ def test_any_unicode_text_survives(tmp_path_factory, tokenizer, pairs):
     assert texts_of(corpus, tokenizer) == expected
 
 
-def test_control_tokens_in_the_text_are_text(tmp_path, load, tokenizer):
+def test_control_tokens_in_the_text_are_ordinary_text(tmp_path, load, tokenizer):
     write_both(tmp_path, ["a </s> b <pad>"], ["<s> c"])
     corpus, _ = load()
     assert texts_of(corpus, tokenizer) == [("a </s> b <pad>", "<s> c")]
@@ -122,7 +122,7 @@ def test_control_tokens_in_the_text_are_text(tmp_path, load, tokenizer):
     [{"end": "\r\n"}, {"start": b"\xef\xbb\xbf"}, {"last_end": False}],
     ids=["CRLF", "byte order mark", "no final newline"],
 )
-def test_line_ends_and_marks_change_nothing(tmp_path, load, how):
+def test_line_ends_and_byte_order_marks_are_ignored(tmp_path, load, how):
     write_both(tmp_path)
     plain, _ = load()
     write_both(tmp_path, **how)
@@ -143,7 +143,7 @@ def test_every_format_gives_the_same_corpus(tmp_path, load):
         assert load(name)[0].sha256 == plain.sha256, name
 
 
-def test_a_saved_dataset_gives_the_same_corpus_and_names_what_it_lacks(tmp_path, load, recipe_for):
+def test_a_saved_dataset_gives_the_same_corpus(tmp_path, load, recipe_for):
     import datasets
 
     write_both(tmp_path)
@@ -158,14 +158,14 @@ def test_a_saved_dataset_gives_the_same_corpus_and_names_what_it_lacks(tmp_path,
         load("train", data=None, dataset=str(tmp_path / "flat"), target_language="fr")
     with pytest.raises(InputError, match="no split 'dev'; splits: train"):
         load("dev", data=None, dataset=str(tmp_path / "nested"))
-    with pytest.raises(InputError, match="is one split .*, without 'dev'"):  # not the training text once more
+    with pytest.raises(InputError, match="is one split .*, without 'dev'"):  # not the training text again
         parallel_texts(recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["train"]), ["dev"])
     datasets.Dataset.from_list([{"en": "a", "de": 3}, {"en": "b", "de": 4}]).save_to_disk(str(tmp_path / "numbers"))
     with pytest.raises(InputError, match="row 1: 'de' holds int, must be text"):
         load("train", data=None, dataset=str(tmp_path / "numbers"))
 
 
-def test_a_streamed_dataset_gives_the_same_corpus_and_leaves_no_copy(tmp_path, load, monkeypatch):
+def test_a_streamed_dataset_is_not_copied_to_disk(tmp_path, load, monkeypatch):
     copies = tmp_path / "copies"
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", copies)
     write_both(tmp_path)
@@ -181,15 +181,15 @@ def test_a_streamed_dataset_gives_the_same_corpus_and_leaves_no_copy(tmp_path, l
             load("train", **keys, streaming=True, target_language="fr")
         with pytest.raises(InputError, match="no split 'dev'; splits: train"):
             load("dev", **keys, streaming=True)
-    # Another file in the same place is another corpus.
+    # A changed file is a new corpus.
     write(tmp_path / "flat", "train.jsonl", [json.dumps(line) for line in rows[:2]])
     assert len(load("train", data=None, dataset=str(tmp_path / "flat"), streaming=True)[0]) == 2
-    # Without streaming a copy is there, or the test above could not fail.
+    # Without streaming there is a copy; otherwise the assertions above could not fail.
     load("train", data=None, dataset=str(tmp_path / "flat"))
     assert list(copies.rglob("*.arrow"))
 
 
-def test_a_stream_that_breaks_off_is_one_line(tmp_path, load):
+def test_an_interrupted_stream_is_a_one_line_error(tmp_path, load):
     whole = json.dumps({"en": "one", "de": "eins"})
     (tmp_path / "broken").mkdir()
     write(tmp_path / "broken", "train.jsonl", [whole] * 5 + ['{"en": "two", "de'])
@@ -197,8 +197,8 @@ def test_a_stream_that_breaks_off_is_one_line(tmp_path, load):
         load("train", data=None, dataset=str(tmp_path / "broken"), streaming=True)
 
 
-def test_a_shared_cache_knows_the_direction(tmp_path, load):
-    """Of a file, of a dataset and of the embedded corpus."""
+def test_the_cache_distinguishes_translation_directions(tmp_path, load):
+    """Covers a file, a dataset and the embedded corpus."""
     import datasets
 
     rows = [{"en": e, "de": g} for e, g in zip(ENGLISH, GERMAN, strict=True)]
@@ -211,7 +211,7 @@ def test_a_shared_cache_knows_the_direction(tmp_path, load):
         assert list(there.source_lengths) == list(back.target_lengths) != list(back.source_lengths)
 
 
-def test_another_tokenizer_of_either_side_is_another_corpus_in_the_cache(tmp_path, tokenizer, recipe_for):
+def test_the_cache_distinguishes_tokenizers(tmp_path, tokenizer, recipe_for):
     write_both(tmp_path)
     recipe = recipe_for()
     texts, other = parallel_texts(recipe, ["train"]), train_tokenizer(GERMAN * 3, 270)
@@ -222,7 +222,7 @@ def test_another_tokenizer_of_either_side_is_another_corpus_in_the_cache(tmp_pat
     assert len(made) == 3
 
 
-def test_the_embedded_corpus_is_translated_both_ways_and_no_other(recipe_for):
+def test_the_embedded_corpus_has_two_directions(recipe_for):
     ways = []
     for source, target in (("en", "de"), ("de", "en")):
         recipe = recipe_for(data="embedded", source_language=source, target_language=target)
@@ -233,7 +233,7 @@ def test_the_embedded_corpus_is_translated_both_ways_and_no_other(recipe_for):
         parallel_texts(recipe_for(data="embedded", target_language="fr"), ["test"])
 
 
-def test_several_corpora_are_read_one_after_the_other(tmp_path, tokenizer, recipe_for):
+def test_several_corpora_are_concatenated(tmp_path, tokenizer, recipe_for):
     write_both(tmp_path)
     write(tmp_path, "more.tsv", ["one\teins"])
     recipe = recipe_for(train=["train", "more.tsv"])
@@ -243,7 +243,7 @@ def test_several_corpora_are_read_one_after_the_other(tmp_path, tokenizer, recip
     assert list(text_lines(texts)) == [*ENGLISH, *GERMAN, "one", "eins"]
 
 
-def test_the_second_time_the_corpus_comes_from_the_cache_and_a_changed_one_does_not(tmp_path, load):
+def test_only_an_unchanged_corpus_comes_from_the_cache(tmp_path, load):
     write_both(tmp_path)
     first, _ = load()
     again, said = load()
@@ -272,7 +272,7 @@ def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, load, name, dama
 
 
 def test_the_columns_of_a_table_follow_the_languages(tmp_path, load, tokenizer):
-    """A header names the columns, or else the file's name; without either, the first column is the source."""
+    """A header or the file's name gives the order of the columns; otherwise the source is first."""
     rows = [f"{english}\t{german}" for english, german in zip(ENGLISH, GERMAN, strict=True)]
     reverse = {"source_language": "de", "target_language": "en"}
     write(tmp_path, "named.tsv", ["en\tde", *rows])
@@ -285,24 +285,24 @@ def test_the_columns_of_a_table_follow_the_languages(tmp_path, load, tokenizer):
     assert texts_of(load("plain.tsv", **reverse)[0], tokenizer) == pairs
 
 
-# --- faults in the text ------------------------------------------------------------------------------------------
+# --- errors in the text ------------------------------------------------------------------------------------------
 
 
-def test_files_of_different_length_are_refused_with_both_counts(tmp_path, load):
+def test_files_of_different_length_are_refused_with_counts(tmp_path, load):
     write_both(tmp_path, english=ENGLISH * 5000, german=GERMAN * 5000 + ["Zu viel."])
     with pytest.raises(InputError, match=r"train\.en has 20000 lines, .*train\.de has 20001"):
         load()
     assert not list((tmp_path / "cache").glob("*"))
 
 
-def test_a_byte_that_is_not_utf8_is_named_by_line_and_column(tmp_path, load):
+def test_invalid_utf8_is_reported_by_line_and_column(tmp_path, load):
     write_both(tmp_path)
     (tmp_path / "train.de").write_bytes(b"Das Haus\n" + b"Ein H\xff\n" + b"gut\nja\n")
     with pytest.raises(InputError, match=r"train\.de line 2: byte 0xff at column 6 is not UTF-8"):
         load()
     corpus, said = load(encoding_errors="skip")
     assert len(corpus) == 3 and "dropped 1 not UTF-8 (lines 2)" in said[0]
-    with pytest.raises(InputError, match="line 2: byte 0xff"):  # That corpus is in the cache, and is another.
+    with pytest.raises(InputError, match="line 2: byte 0xff"):  # The cached corpus has other settings.
         load()
 
 
@@ -314,7 +314,7 @@ def test_utf16_is_recognised(tmp_path, load, encoding):
         load()
 
 
-def test_empty_sides_are_dropped_and_counted_with_their_lines(tmp_path, load, tokenizer):
+def test_empty_sides_are_dropped_and_reported_by_line(tmp_path, load, tokenizer):
     english, german = [*ENGLISH, "", "x", " \t", ""] * 2, [*GERMAN, "y", "", "z", ""] * 2
     write_both(tmp_path, english, german)
     corpus, said = load()
@@ -325,7 +325,7 @@ def test_empty_sides_are_dropped_and_counted_with_their_lines(tmp_path, load, to
 @pytest.mark.parametrize(
     ("lines", "message"), [([], "train.en is empty"), (["", ""], r"none of 2 pairs can be used; dropped 2 empty")]
 )
-def test_nothing_to_train_on_is_an_error(tmp_path, load, lines, message):
+def test_a_corpus_without_usable_pairs_is_refused(tmp_path, load, lines, message):
     write_both(tmp_path, lines, lines, last_end=bool(lines))
     with pytest.raises(InputError, match=message):
         load()
@@ -338,35 +338,35 @@ def test_sentences_beyond_max_length_are_dropped_and_counted(tmp_path, load):
     assert corpus.source_lengths.max() <= 60
 
 
-def test_a_sentence_of_max_length_tokens_stays(tmp_path, load, tokenizer):
+def test_a_sentence_of_max_length_tokens_is_kept(tmp_path, load, tokenizer):
     write_both(tmp_path)
     longest = max(len(tokenizer(text)["input_ids"]) for text in (*ENGLISH, *GERMAN))
     assert len(load(max_length=longest)[0]) == 4
     assert len(load(max_length=longest - 1)[0]) < 4
 
 
-def test_lopsided_pairs_are_dropped_by_max_length_ratio(tmp_path, load):
+def test_pairs_beyond_max_length_ratio_are_dropped(tmp_path, load):
     write_both(tmp_path, [*ENGLISH, "a"], [*GERMAN, "Das ist ein sehr langer Satz."])
     assert len(load()[0]) == 5
     corpus, said = load(max_length_ratio=3)
     assert len(corpus) == 4 and "dropped 1 length ratio (lines 5)" in said[0]
 
 
-def test_the_ratio_is_of_words_without_the_end(tmp_path, load):
-    """Of one token and of two, </s> not counted: twice as long; of one and three, more."""
+def test_the_length_ratio_excludes_the_end_token(tmp_path, load):
+    """Without </s> the targets are two and three times as long as the sources."""
     write_both(tmp_path, ["x", "x"], ["yz", "yzx"])
     corpus, said = load(max_length_ratio=2)
     assert corpus.target_lengths.tolist() == [3] and "dropped 1 length ratio (lines 2)" in said[0]
 
 
 @pytest.mark.timeout(20)
-def test_a_line_of_ten_million_characters_costs_no_time(tmp_path, load):
+def test_a_line_of_ten_million_characters_is_dropped_quickly(tmp_path, load):
     write_both(tmp_path, [*ENGLISH, "x" * 10_000_000], [*GERMAN, "y"])
     corpus, said = load()
     assert len(corpus) == 4 and "dropped 1 too long (lines 5)" in said[0]
 
 
-def test_separators_inside_a_line_do_not_end_it(tmp_path, load, tokenizer):
+def test_only_newlines_end_a_line(tmp_path, load, tokenizer):
     write_both(tmp_path, ["a\u2028b\x0bc\x85d\re\x1ef"], ["g\u202eh\x00i"])
     assert texts_of(load()[0], tokenizer) == [("a\u2028b\x0bc\x85d\re\x1ef", "g\u202eh\x00i")]
 
@@ -385,7 +385,7 @@ def test_separators_inside_a_line_do_not_end_it(tmp_path, load, tokenizer):
         ('{"en": "a", "de": ' + "1" * 5000 + "}", r"line 2: not JSON"),
     ],
 )
-def test_faults_in_json_lines_are_named_by_line_and_key(tmp_path, load, line, message):
+def test_json_errors_name_line_and_key(tmp_path, load, line, message):
     write(tmp_path, "p.jsonl", ['{"translation": {"en": "a", "de": "b"}}', line])
     with pytest.raises(InputError, match=message):
         load("p.jsonl")
@@ -397,7 +397,7 @@ def test_a_table_with_one_column_is_refused(tmp_path, load):
         load("p.tsv")
 
 
-def test_faults_are_named_by_their_line_beyond_the_first_chunk(tmp_path, load):
+def test_line_numbers_are_right_beyond_the_first_chunk(tmp_path, load):
     lines = ["a"] * 9000
     write_both(tmp_path, [*lines, "", *lines], [*lines, "b", *lines])
     assert "dropped 1 empty (lines 9001)" in load()[1][0]
@@ -406,7 +406,7 @@ def test_faults_are_named_by_their_line_beyond_the_first_chunk(tmp_path, load):
         load("p.tsv")
 
 
-def test_a_gzip_file_that_is_cut_off_is_named(tmp_path, load):
+def test_a_truncated_gzip_file_is_named(tmp_path, load):
     write(tmp_path, "train.en.gz", ENGLISH * 100)
     write(tmp_path, "train.de.gz", GERMAN * 100)
     path = tmp_path / "train.de.gz"
@@ -422,8 +422,8 @@ def test_missing_text_is_named(tmp_path, load):
         load(data=str(tmp_path / "nowhere"))
 
 
-def test_pairs_common_to_training_and_test_text_are_counted(tmp_path, load):
-    """Those of the test text, however often the training text has them."""
+def test_overlap_counts_shared_test_pairs(tmp_path, load):
+    """Repetitions in the training text do not count."""
     write_both(tmp_path, ENGLISH * 3, GERMAN * 3)
     write(tmp_path, "test.en", [ENGLISH[1], "New.", ENGLISH[0]])
     write(tmp_path, "test.de", [GERMAN[1], "Neu.", "Etwas anderes."])

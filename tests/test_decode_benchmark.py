@@ -17,9 +17,7 @@ pytest.importorskip("onnxruntime")
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # twelve processes load torch or ONNX Runtime one after another
-def test_every_system_translates_the_same_sentences_and_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_system_is_measured_on_the_same_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = saved_model(tmp_path / "model")
     export_folder(model, tmp_path / "onnx")
     convert(["--to", "ctranslate2", str(model), str(tmp_path / "ctranslate2")])

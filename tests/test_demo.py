@@ -58,7 +58,7 @@ def test_the_demo_writes_a_model_folder_and_two_pictures(newcomer):
 
 
 def test_the_demo_exports_checks_and_times_the_model(newcomer):
-    """Its last command translates with the exported file alone."""
+    """The last command translates with the exported file only."""
     stdout = (newcomer / "stdout").read_text(encoding="utf-8")
     seconds = re.search(
         r"^24 sentences, .*: generate\(\) ([\d.]+) s, our search in torch [\d.]+ s, model.onnx ([\d.]+) s: "
@@ -80,7 +80,7 @@ def test_the_demo_exports_checks_and_times_the_model(newcomer):
 
 
 def test_the_demo_without_onnxruntime_names_the_package(capsys, monkeypatch, tmp_path):
-    """Without running the commands: the other tests do."""
+    """Does not run the commands: the other tests do."""
     from vaswani_transformer import demo
 
     commands = []
@@ -115,7 +115,7 @@ def test_the_demo_refuses_a_folder_with_other_files(capsys, tmp_path):
 
 
 def typed(newcomer: Path, command: str) -> str:
-    """The line with which the demo ran that command."""
+    """Return the line with which the demo ran the command."""
     lines = (newcomer / "stdout").read_text(encoding="utf-8").splitlines()
     return next(line[2:] for line in lines if line.startswith(f"$ vaswani-transformer {command} "))
 
@@ -128,7 +128,7 @@ def test_a_repeated_demo_does_not_train_again(newcomer):
     assert metrics.read_text().count('"learning_rate"') == steps
 
 
-def test_ctrl_c_ends_the_demo_with_130_and_it_can_resume(newcomer):
+def test_the_demo_can_resume_after_ctrl_c(newcomer):
     folder = newcomer / "interrupted"
     script = f"exec {COMMAND} demo --quick {folder.name}"
     process = subprocess.Popen(

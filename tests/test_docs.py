@@ -64,7 +64,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The lines after `$ ` of a console block, continued lines joined."""
+        """Return the lines after `$ ` of a console block, with continued lines joined."""
         return re.findall(r"^\$ (.*)$", self.text.replace("\\\n", " "), re.MULTILINE)
 
 
@@ -82,7 +82,7 @@ ALL = [block for page in PAGES for block in blocks(page)]
 # ---- read, not run -----------------------------------------------------------------------------------------------
 
 
-def test_every_block_has_a_language_that_this_test_knows():
+def test_every_block_has_a_known_language():
     for page, path in PAGES.items():
         fences = len(re.findall(r"^```", path.read_text(encoding="utf-8"), re.MULTILINE))
         assert fences == 2 * len(list(blocks(page))), f"{page}: a block that does not begin and end at the margin"
@@ -104,7 +104,7 @@ def test_yaml_blocks_are_recipes(tmp_path):
 
 
 def test_commands_and_options_exist(monkeypatch):
-    """Also of the blocks that do not run, such as those for several GPUs."""
+    """Includes blocks that do not run, such as those for several GPUs."""
     monkeypatch.setenv("COLUMNS", "200")
     known: dict[str, str] = {}
     for block in ALL:
@@ -118,7 +118,7 @@ def test_commands_and_options_exist(monkeypatch):
 
 
 def command_of(words: str) -> tuple[str, set[str]]:
-    """The command without its arguments, and its options."""
+    """Return the command without its arguments, and its options."""
     found = re.findall(r"\S+", re.sub(r'"[^"]*"', "", words))
     if found[0] == "-m":
         name = " ".join(found[:2])
@@ -128,7 +128,7 @@ def command_of(words: str) -> tuple[str, set[str]]:
 
 
 def help_of(name: str) -> str:
-    """The help of a command; of training, with the keys of a recipe as flags."""
+    """Return the help of a command; for training, it includes the keys of a recipe."""
     from vaswani_transformer import cli
 
     words = name.split()
@@ -170,7 +170,7 @@ def test_the_readme_is_short_and_its_results_are_recorded():
         assert any(f"--config {recipe}" in line and recorded in line for line in records.splitlines()), recipe
 
 
-def test_the_wheel_of_the_readme_has_the_name_that_the_build_gives_it():
+def test_the_readme_has_the_name_of_the_built_wheel():
     assert f"vaswani_transformer-{__version__}-py3" in PAGES["README.md"].read_text(encoding="utf-8")
 
 
@@ -233,7 +233,7 @@ def shell(command: str, folder: Path) -> str:
 
 
 def shortened(command: str) -> str:
-    """A training command, ended after a few steps; keys that the command names keep their values."""
+    """Shorten a training command to a few steps; keys in the command keep their values."""
     if not re.match(r"vaswani-transformer (train|plan) ", command):
         return command.replace("vaswani-transformer demo", "vaswani-transformer demo --quick")
     keys = {key: value for key, value in SHORT.items() if f"--{key} " not in command}
@@ -243,7 +243,7 @@ def shortened(command: str) -> str:
 
 
 def run_page(page: str, folder: Path, languages: tuple[str, ...] = ("python", "console")) -> int:
-    """Runs the blocks of a page in their order; returns how many."""
+    """Run the blocks of a page in order; return their number."""
     namespace: dict[str, object] = {}
     run = 0
     for block in blocks(page):
@@ -291,7 +291,7 @@ def test_the_python_of_the_readme_runs(template: Path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_cpp_program_names_the_inputs_and_outputs_of_the_export(template, tmp_path):
+def test_the_cpp_program_uses_the_exported_names(template, tmp_path):
     (block,) = (block for block in ALL if block.language == "cpp")
     shell(f"vaswani-transformer export onnx demo/model {tmp_path / 'for-cpp'} --text", template)
     graph = onnx.load(str(tmp_path / "for-cpp" / "model_text.onnx")).graph

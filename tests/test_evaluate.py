@@ -1,4 +1,4 @@
-"""What `evaluate` is made of: scores are those of sacreBLEU and of the paper's script, and are recorded with it all."""
+"""The parts of `evaluate`: scores equal those of sacreBLEU and the paper's script; rows are complete."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ TRANSLATIONS = ["The rich-text editor is here .", "A dog runs.", "Two well-known
 REFERENCES = ["The rich-text editor is there.", "a dog runs.", "Two well-known men are sitting on a bench."]
 
 
-def test_bleu_and_chrf_are_sacrebleu_s_and_carry_their_signature():
+def test_bleu_and_chrf_equal_sacrebleu_with_signatures():
     result = scores(TRANSLATIONS, REFERENCES)
     assert result["bleu"] == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES], force=True).score
     lowercase = sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES], lowercase=True, force=True).score
@@ -34,13 +34,13 @@ def test_bleu_and_chrf_are_sacrebleu_s_and_carry_their_signature():
     assert f"version:{sacrebleu.__version__}" in result["chrf_signature"]
 
 
-def test_small_and_capital_letters_count_in_every_score_but_the_lower_cased():
+def test_only_lowercase_scores_ignore_case():
     capitals, small = ["THE dog runs very fast"], ["the dog runs very fast"]
     assert corpus_bleu(capitals, small, lowercase=True) == pytest.approx(100) and corpus_bleu(capitals, small) < 100
     assert scores(["a dog runs."], ["A dog runs."])["exact_match"] == 0
 
 
-def test_tokenised_bleu_counts_the_words_of_moses_scripts():
+def test_tokenised_bleu_matches_the_moses_scripts():
     # tokenizer.perl -l fr cuts after an apostrophe, -l en before it; the scripts turn quotes into plain ones first.
     assert moses_tokenised(["L’homme « à » l'Eau."], "fr") == ["l&apos; homme &quot; à &quot; l&apos; eau ."]
     assert moses_tokenised(["It's the Man's dog,"], "en") == ["it &apos;s the man &apos;s dog ,"]
@@ -48,17 +48,17 @@ def test_tokenised_bleu_counts_the_words_of_moses_scripts():
     found = scores(["L'Arbre est assis sur un banc."], ["L'homme est assis sur un banc."], language="fr")
     by_hand = ["l' arbre est assis sur un banc ."], [["l' homme est assis sur un banc ."]]
     assert found["bleu_tokenised"] == sacrebleu.corpus_bleu(*by_hand, tokenize="none", force=True).score
-    assert found["bleu_tokenised"] != found["bleu_lowercase"]  # whose article is a part of its word
+    assert found["bleu_tokenised"] != found["bleu_lowercase"]  # there the article is part of the word
 
 
-def test_without_sacremoses_the_other_scores_are_there(monkeypatch):
+def test_other_scores_do_not_need_sacremoses(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     result = scores(TRANSLATIONS, REFERENCES)
     assert result["bleu_tokenised"] is None and result["bleu"] > 0
     assert "pip install sacremoses" in show(result)
 
 
-def test_compounds_are_split_as_by_get_ende_bleu_sh():
+def test_compounds_are_split_like_get_ende_bleu_sh():
     # perl -ple 's{(\S)-(\S)}{$1 ##AT##-##AT## $2}g', the line of tensor2tensor's script
     assert split_compounds("a rich-text format.") == "a rich ##AT##-##AT## text format ."
     assert split_compounds("from A - Z") == "from A - Z"
@@ -67,7 +67,7 @@ def test_compounds_are_split_as_by_get_ende_bleu_sh():
     assert result["bleu_compound_split"] > result["bleu"]
 
 
-def test_a_perfect_translation_scores_100_and_kinds_are_counted_apart():
+def test_perfect_translations_score_100_for_each_kind():
     result = scores(REFERENCES, REFERENCES)
     for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
         assert result[name] == pytest.approx(100)
@@ -76,7 +76,7 @@ def test_a_perfect_translation_scores_100_and_kinds_are_counted_apart():
     assert result["exact_match_by_kind"] == {"x": 50, "y": 100}
 
 
-def test_the_demo_s_test_set_comes_with_its_kinds():
+def test_the_demo_test_set_has_kinds():
     chosen = set_of_recipe(load_recipe("demo"))
     assert chosen.kinds is not None and len(chosen.kinds) == len(chosen.sources) == len(chosen.references) > 500
 
@@ -116,7 +116,7 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     assert expected["bleu_signature"] in said and said.startswith("s, beam 2, length penalty 0.6\n")
 
 
-def test_alpha_and_the_language_of_the_references_are_those_that_were_asked_for(tmp_path, capsys):
+def test_alpha_and_reference_language_are_applied(tmp_path, capsys):
     saved_model(tmp_path / "model")
     (tmp_path / "s").write_text("\n".join(ENGLISH))
     translator = Translator.from_pretrained(tmp_path / "model", device="cpu")
@@ -133,7 +133,7 @@ def test_alpha_and_the_language_of_the_references_are_those_that_were_asked_for(
     assert found != scores(expected, references, language="en")["bleu_tokenised"]
 
 
-def test_the_test_set_is_that_of_the_model_s_own_run(model_folder, capsys):
+def test_the_test_set_defaults_to_that_of_the_run(model_folder, capsys):
     names = {"train": ["train"], "validation": ["held_out"], "test": ["final"]}
     for name, count in (("held_out", 1), ("final", 2)):
         for language in ("xx", "yy"):
@@ -145,7 +145,7 @@ def test_the_test_set_is_that_of_the_model_s_own_run(model_folder, capsys):
     assert (result["test"], result["sentences"]) == ("final", 2)
 
 
-def test_a_recorded_row_says_what_the_run_of_the_model_took(model_folder):
+def test_a_recorded_row_includes_hours_and_steps(model_folder):
     state = model_folder / "model/checkpoints/step-7/trainer_state.json"
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"progress": {"step": 7, "seconds": 5400.0, "cpu_seconds": 9000.0}}))
@@ -158,15 +158,15 @@ def test_a_recorded_row_says_what_the_run_of_the_model_took(model_folder):
     assert row["command"] == "python -m training --config x"
 
 
-def test_text_that_is_tokenised_already_is_scored_as_it_is():
-    """Moses would make four tokens of `&apos;s` on both sides, and four times a match of one."""
+def test_tokenised_text_is_also_scored_as_written():
+    """Moses would split `&apos;s` into four tokens, which would count as four matches."""
     translations, references = ["it &apos;s a big old dog"], ["it &apos;s a big old cat"]
     result = scores(translations, references)
     assert result["bleu_as_written"] == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
     assert result["bleu_tokenised"] is None or result["bleu_tokenised"] > result["bleu_as_written"]
 
 
-def test_a_row_of_a_model_in_another_precision_is_refused(model_folder, capsys):
+def test_a_row_in_another_precision_is_refused(model_folder, capsys):
     table = model_folder / "results.csv"
     files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--record", str(table)]
     with pytest.raises(SystemExit) as stop:
@@ -175,7 +175,7 @@ def test_a_row_of_a_model_in_another_precision_is_refused(model_folder, capsys):
     assert not table.exists()
 
 
-def test_a_results_file_with_other_columns_is_refused_and_stays_as_it_is(model_folder, capsys):
+def test_a_results_file_with_other_columns_is_not_changed(model_folder, capsys):
     files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r")]
     table = model_folder / "older.csv"
     table.write_text("date,bleu\n2026-01-01,30\n")
@@ -199,7 +199,7 @@ def test_a_results_file_with_other_columns_is_refused_and_stays_as_it_is(model_f
         (["model", "--config", "paper_base_en_de", "--data", "nowhere"], "there is no folder nowhere"),
     ],
 )
-def test_wrong_arguments_are_one_line(model_folder, arguments, message, capsys, monkeypatch):
+def test_wrong_arguments_are_one_line_errors(model_folder, arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(model_folder)
     with pytest.raises(SystemExit) as stop:
         main(arguments)
@@ -207,8 +207,8 @@ def test_wrong_arguments_are_one_line(model_folder, arguments, message, capsys, 
     assert stop.value.code == 2 and message in error and "Traceback" not in error
 
 
-def test_a_row_begins_a_line_of_its_own_and_needs_no_git(model_folder, monkeypatch):
-    """Whatever an editor or a full disk left of the last one."""
+def test_a_row_starts_a_new_line_without_git(model_folder, monkeypatch):
+    """An editor or a full disk may have removed the last line end."""
     table = model_folder / "results.csv"
     files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--beam", "1"]
     record = [str(model_folder / "model"), *files, "--record", str(table)]
@@ -222,8 +222,8 @@ def test_a_row_begins_a_line_of_its_own_and_needs_no_git(model_folder, monkeypat
     assert {key: rows[0][key] for key in ("bleu", "test")} == {key: rows[1][key] for key in ("bleu", "test")}
 
 
-def test_the_revision_is_of_the_clone_that_the_program_belongs_to(tmp_path, monkeypatch):
-    """Not of the project in whose folder it was installed."""
+def test_the_revision_is_that_of_the_program(tmp_path, monkeypatch):
+    """A project that contains the installed package has an unrelated revision."""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)

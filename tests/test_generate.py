@@ -21,7 +21,7 @@ END = 2
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}, {"encoder_layers": 3, "decoder_layers": 1}], ids=str)
-def test_no_cache_dynamic_and_static_cache_translate_alike(lively_model: ModelMaker, beams: int, sizes: dict) -> None:
+def test_every_kind_of_cache_gives_the_same_translations(lively_model: ModelMaker, beams: int, sizes: dict) -> None:
     model = lively_model(1, **sizes)
     batch = padded(random_sentences(1, count=5, vocab_size=16, longest=9))
     arguments = {"num_beams": beams, "max_source_length_offset": 6, "return_dict_in_generate": True}
@@ -34,14 +34,14 @@ def test_no_cache_dynamic_and_static_cache_translate_alike(lively_model: ModelMa
             torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-5, rtol=1e-5)
 
 
-def test_eager_and_sdpa_translate_alike(lively_model: ModelMaker) -> None:
+def test_eager_and_sdpa_give_the_same_translations(lively_model: ModelMaker) -> None:
     batch = padded(random_sentences(1, count=8, vocab_size=16, longest=9))
     eager, sdpa = (lively_model(2, attn_implementation=name).generate(**batch) for name in ("eager", "sdpa"))
     assert torch.equal(eager, sdpa)
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_the_source_may_be_given_in_four_forms(lively_model: ModelMaker, beams: int) -> None:
+def test_the_source_can_have_four_forms(lively_model: ModelMaker, beams: int) -> None:
     """Ids by name or position, embeddings, or the encoder's output: the same translation, the limit included."""
     model = lively_model(3)
     batch = padded([[5, 6, 7, 8, 2], [9, 2]])
@@ -78,8 +78,8 @@ def test_the_arguments_of_marian_are_accepted(lively_model: ModelMaker) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_without_an_end_token_every_translation_has_its_limit(lively_model: ModelMaker, beams: int) -> None:
-    """As in benchmarks."""
+def test_translations_without_an_end_token_reach_the_limit(lively_model: ModelMaker, beams: int) -> None:
+    """Benchmarks rely on this."""
     batch = padded([[5, 6, 7, 8, 2], [9, 2]])
     found = lively_model(3, end_at=2.0).generate(**batch, eos_token_id=None, num_beams=beams, max_new_tokens=7)
     assert found.shape == (2, 8)
@@ -91,8 +91,8 @@ def test_without_a_mask_padding_is_recognised_by_its_id(lively_model: ModelMaker
     assert torch.equal(model.generate(batch["input_ids"]), model.generate(**batch))
 
 
-def test_outputs_have_their_shapes(lively_model: ModelMaker) -> None:
-    """Scores, attention weights and hidden states of each step."""
+def test_outputs_have_the_documented_shapes(lively_model: ModelMaker) -> None:
+    """Covers scores, attention weights and hidden states of each step."""
     model = lively_model(1, attn_implementation="eager")
     sentences = [[5, 6, 7, 2], [8, 2]]
     output = model.generate(
@@ -117,7 +117,7 @@ def test_outputs_have_their_shapes(lively_model: ModelMaker) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_given_prefixes_are_continued_as_if_alone(lively_model: ModelMaker, beams: int) -> None:
+def test_prefixes_are_continued_independently_of_the_batch(lively_model: ModelMaker, beams: int) -> None:
     for seed in range(5):
         model, sources = lively_model(seed), [[5, 6, 7, 2], [8, 9, 2]]
         prefix = torch.tensor([[0, 5, 6], [0, 7, 4]])
@@ -129,7 +129,7 @@ def test_given_prefixes_are_continued_as_if_alone(lively_model: ModelMaker, beam
             assert torch.equal(row[: len(alone)], alone)
 
 
-def test_training_mode_does_not_leak_into_a_translation_after_eval(lively_model: ModelMaker) -> None:
+def test_training_does_not_affect_translation_after_eval(lively_model: ModelMaker) -> None:
     model = lively_model(1, dropout=0.5)
     batch = padded([[5, 6, 7, 2]])
     expected = model.generate(**batch)
@@ -139,7 +139,7 @@ def test_training_mode_does_not_leak_into_a_translation_after_eval(lively_model:
     assert torch.equal(model.generate(**batch), expected)
 
 
-def test_generate_twice_gives_the_same_and_changes_no_setting(lively_model: ModelMaker) -> None:
+def test_generate_is_repeatable_and_changes_no_setting(lively_model: ModelMaker) -> None:
     model = lively_model(2)
     before = model.generation_config.to_dict()
     batch = padded([[5, 6, 7, 2], [8, 2]])
@@ -176,7 +176,7 @@ def test_the_generation_config_is_the_papers_and_survives_json(lively_model: Mod
         assert (config.decoder_start_token_id, config.pad_token_id, config.eos_token_id) == (0, 1, 2)
 
 
-def test_a_custom_processor_and_criterion_are_honoured_beside_ours(lively_model: ModelMaker) -> None:
+def test_custom_processors_and_criteria_are_applied(lively_model: ModelMaker) -> None:
     class Never5(LogitsProcessor):
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             scores = scores.clone()
@@ -200,7 +200,7 @@ def test_a_custom_processor_and_criterion_are_honoured_beside_ours(lively_model:
         assert rows.shape[1] <= 4
 
 
-def test_a_criterion_ends_single_hypotheses_and_the_others_live_on(lively_model: ModelMaker) -> None:
+def test_a_criterion_can_end_single_hypotheses(lively_model: ModelMaker) -> None:
     class After7(StoppingCriteria):
         def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
             return input_ids[:, -1] == 7
@@ -217,7 +217,7 @@ def test_a_criterion_ends_single_hypotheses_and_the_others_live_on(lively_model:
     assert several == 3
 
 
-def test_tokens_stream_as_they_come(lively_model: ModelMaker) -> None:
+def test_the_streamer_receives_every_token(lively_model: ModelMaker) -> None:
     class Collect(BaseStreamer):
         def __init__(self) -> None:
             self.tokens: list[int] = []
@@ -283,7 +283,7 @@ def test_a_half_precision_model_translates_without_nan(lively_model: ModelMaker)
         assert output.sequences_scores.dtype == torch.float32
 
 
-def test_sampling_options_work_beside_the_papers_defaults(lively_model: ModelMaker) -> None:
+def test_sampling_options_work_with_the_papers_defaults(lively_model: ModelMaker) -> None:
     model = lively_model(2)
     torch.manual_seed(0)
     rows = model.generate(

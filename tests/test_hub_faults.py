@@ -97,7 +97,7 @@ def test_a_second_push_sends_only_what_has_changed(hub):
     assert len(hub.received) == 2  # each large file once
 
 
-def test_files_of_an_earlier_push_are_deleted_and_other_files_kept(hub):
+def test_only_files_of_an_earlier_push_are_deleted(hub):
     others = {"LICENSE": b"theirs", "backup/model.safetensors": b"theirs", "onnx/deeper/model.onnx": b"theirs"}
     hub.create(REPO, **{"onnx/old.onnx": b"old", "model-00001-of-00002.safetensors": b"old"}, **others)
     Pusher(hub).push()
@@ -134,7 +134,7 @@ READS = [("GET", f"/api/models/{REPO}"), ("GET", "/revision/main"), ("GET", "/tr
 
 @pytest.mark.parametrize(("method", "path"), [*STEPS, *READS], ids=str)
 @pytest.mark.parametrize(("status", "message"), [(500, "the Hub fails"), (429, "the Hub limits your requests")])
-def test_a_failing_step_is_one_line_and_a_second_push_finishes(hub, method, path, status, message):
+def test_a_second_push_recovers_from_a_failed_step(hub, method, path, status, message):
     if (method, path) in READS:
         hub.create(REPO)
     hub.faults.append(Fault(method, path, status=status, times=1000, message="down"))
@@ -159,7 +159,7 @@ def test_a_failing_step_is_one_line_and_a_second_push_finishes(hub, method, path
         (403, "/tag/", UnavailableError, f"you may not write to {REPO}"),
     ],
 )
-def test_a_refusal_is_one_line_and_a_second_push_finishes(hub, status, path, kind, message):
+def test_a_second_push_recovers_from_a_refusal(hub, status, path, kind, message):
     hub.faults.append(Fault("POST", path, status=status, message="the Hub's reason"))
     assert message in Pusher(hub).refusal(kind, tag="v1")
     assert not hub.faults[0].times, "a refusal is not retried"
@@ -167,7 +167,7 @@ def test_a_refusal_is_one_line_and_a_second_push_finishes(hub, status, path, kin
     assert_arrived(hub, "v1")
 
 
-def test_large_files_that_have_arrived_are_not_sent_again(hub):
+def test_uploaded_large_files_are_not_sent_again(hub):
     hub.faults.append(Fault("POST", "/commit/", status=403))
     Pusher(hub).refusal(UnavailableError)
     assert len(hub.received) == 2
@@ -176,13 +176,13 @@ def test_large_files_that_have_arrived_are_not_sent_again(hub):
     assert len(hub.received) == 2
 
 
-def test_a_commit_whose_answer_is_lost_is_not_made_twice(hub):
+def test_a_commit_with_a_lost_response_is_not_repeated(hub):
     hub.faults.append(Fault("POST", "/commit/", status=502, done=True))
     Pusher(hub).push(tag="v1")
     assert_arrived(hub, "v1")
 
 
-def test_a_silent_hub_is_given_up(hub, monkeypatch):
+def test_an_unresponsive_hub_times_out(hub, monkeypatch):
     monkeypatch.setattr(remote, "TIMEOUT", 0.3)
     remote.set_timeout()
     hub.faults.append(Fault("GET", f"/api/models/{REPO}", silent=True, times=1000))
@@ -192,7 +192,7 @@ def test_a_silent_hub_is_given_up(hub, monkeypatch):
         set_client_factory(default_client_factory)
 
 
-def test_a_hub_that_is_not_running_is_one_line():
+def test_an_unreachable_hub_is_a_one_line_error():
     with HubServer() as stopped:
         pusher = Pusher(stopped)
     with pytest.raises(UnavailableError, match="the Hub cannot be reached: ConnectError"):
@@ -215,7 +215,7 @@ def test_warnings_of_retried_uploads_do_not_show_signed_addresses(hub):
     assert not any("http://" in line for line in lines)
 
 
-# ---- what a push refuses by itself -------------------------------------------------------------------------------
+# ---- refusals by push itself -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_warnings_of_retried_uploads_do_not_show_signed_addresses(hub):
         (WRITE_TOKEN, "other/model", "you may not write to other/model"),
     ],
 )
-def test_a_token_without_the_right_is_refused(hub, token, repo_id, message):
+def test_a_token_without_write_access_is_refused(hub, token, repo_id, message):
     line = Pusher(hub, token).refusal(UnavailableError, repo_id=repo_id)
     assert message in line and token not in line
 
@@ -260,12 +260,12 @@ def test_an_existing_tag_is_refused_before_anything_is_sent(hub):
 @pytest.mark.parametrize(
     "name", ["model", "a/b/c", "a//b", "/b", "a/", "a b/c", "a/b..c", "a/--b", "a/b.git", "é/b", ""]
 )
-def test_a_name_that_the_hub_does_not_allow_is_refused(name):
+def test_an_invalid_repository_name_is_refused(name):
     with pytest.raises(InputError, match="REPO is "):
         remote.check_repo_id(name)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a..b", "-a", "a/", "a//b", ".a", "a.lock", "é", "a~1", "a:b"])
-def test_a_revision_that_git_does_not_allow_is_refused(name):
+def test_an_invalid_revision_is_refused(name):
     with pytest.raises(InputError, match="is not a valid branch or tag name"):
         remote.check_revision(name, "--revision")

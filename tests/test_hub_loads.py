@@ -126,7 +126,7 @@ def test_the_three_models_translate_differently(published):
     assert len({tuple(translations) for translations in found.values()}) == 3
 
 
-def test_a_process_without_the_package_translates_like_the_local_model(published):
+def test_remote_code_translates_like_the_local_model(published):
     repos = [f"{OWNER}/{name}" for name in published.folders]
     child = published.run(str(ROOT / "tests" / "hub_child.py"), *repos, package=False, given=json.dumps(TEXTS))
     assert child.returncode == 0, child.stderr

@@ -90,7 +90,7 @@ def test_greedy_scores_equal_forced_decoding(translate, translator):
     assert found["score"] == pytest.approx(sum(forced), abs=1e-4)
 
 
-def test_a_long_text_is_translated_as_the_translator_does(translate, translator):
+def test_long_texts_are_translated_like_the_translator(translate, translator):
     asked = {"max_source_length": 20, "num_return_sequences": 2, "batch_size": 3}
     found = translate(LONG, **asked)
     expected = translator.translate(LONG, max_source_length=20, n_best=2)[0]

@@ -1,4 +1,4 @@
-"""`push`: what it writes, what it refuses, what the card says, and that no secret is published."""
+"""`push`: the files it writes, its errors, the model card, and that no secret is published."""
 
 import csv
 import json
@@ -56,13 +56,13 @@ def original(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(original, tmp_path) -> Path:
-    """A copy that the test may change."""
+    """A copy of the model folder that the test may change."""
     return Path(shutil.copytree(original, tmp_path / "model"))
 
 
 @pytest.fixture
 def trained(folder) -> Path:
-    """The folder as `train` leaves it."""
+    """The model folder with the files that `train` writes."""
     recipe = {"source_language": "en", "target_language": "de", "data": "/home/user/corpora/news", "train": ["a"],
               "dataset": None, "max_length": 128}  # fmt: skip
     identity = {"preset": "base", "label_smoothing": 0.1, "initial_weights": "/home/user/runs/zero"}
@@ -116,10 +116,10 @@ def rows(path: Path, *changes: dict[str, str]) -> Path:
     return path
 
 
-# ---- what is published -------------------------------------------------------------------------------------------
+# ---- published files ---------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_what_would_be_uploaded(hub, folder, tmp_path):
+def test_folder_writes_the_files_of_a_push(hub, folder, tmp_path):
     push(folder, REPO, "--to-folder", tmp_path / "out", "--no-pictures")
     assert not hub.log  # no network
     assert written(tmp_path / "out") == FILES
@@ -151,7 +151,7 @@ def test_a_pushed_folder_can_be_pushed_again(folder, tmp_path):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
-def test_weights_in_several_files_travel_with_their_index(folder, tmp_path):
+def test_sharded_weights_are_published_with_their_index(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     trained_model().save_pretrained(folder, max_shard_size="60KB")
     shards = {path.name for path in folder.glob("model-*.safetensors")}
@@ -171,7 +171,7 @@ def test_other_files_of_the_folder_are_not_published(trained, tmp_path, hub, cap
         assert re.search(rf"^new +[\d,]+  {re.escape(name)}$", output, re.MULTILINE), name
 
 
-def test_onnx_travels_beside_the_model(folder, tmp_path):
+def test_onnx_files_are_published_with_the_model(folder, tmp_path):
     (folder / "onnx").mkdir()
     shutil.copy(folder / "config.json", folder / "onnx")
     shutil.copy(folder / "tokenizer.json", folder / "onnx")
@@ -193,7 +193,7 @@ def test_another_models_onnx_is_refused(folder, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------------------
 
 
 def test_weights_that_are_not_finite_are_refused(folder, capsys):
@@ -228,7 +228,7 @@ def test_a_pickle_under_a_published_name_is_refused(folder, capsys, protocol):
      "onnx/config.json", "onnx", "target_tokenizer", "CONVERSION.md", "run.json"],
 )  # fmt: skip
 def test_a_link_out_of_the_folder_is_refused(folder, tmp_path, capsys, name):
-    """Its target would be published, or quoted in the card."""
+    """Otherwise its target would be published, or quoted in the card."""
     outside = tmp_path / "outside"
     outside.mkdir()
     for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
@@ -257,8 +257,8 @@ def test_a_snapshot_in_the_hubs_cache_can_be_pushed(folder, tmp_path):
     assert written(tmp_path / "out") == FILES
 
 
-def test_the_card_quotes_no_file_that_run_json_names(trained, tmp_path):
-    """The recipe of a downloaded run.json could name any file of the user's."""
+def test_the_card_does_not_quote_files_from_run_json(trained, tmp_path):
+    """The recipe in a downloaded run.json could name any file of the user."""
     (tmp_path / "private.en").write_text("A line of a private file.\n")
     run = json.loads((trained / "run.json").read_text())
     run["recipe"] |= {"data": str(tmp_path), "validation": ["private"]}
@@ -281,7 +281,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("missing", "code"), [("model.safetensors", 3), ("tokenizer.json", 2)])
-def test_a_folder_that_lacks_a_file_is_refused_by_its_name(folder, capsys, missing, code):
+def test_a_missing_file_is_named(folder, capsys, missing, code):
     (folder / missing).unlink()
     assert missing in refusal(capsys, folder, REPO, code=code)
 
@@ -304,7 +304,7 @@ def test_wrong_arguments_are_refused(folder, capsys, arguments, says):
     assert says in refusal(capsys, folder, *arguments)
 
 
-def test_a_folder_that_is_not_empty_is_not_written_to(folder, tmp_path, capsys):
+def test_a_non_empty_folder_is_not_overwritten(folder, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
     assert "is not empty" in refusal(capsys, folder, REPO, "--to-folder", tmp_path / "out")
@@ -323,13 +323,13 @@ def test_a_file_with_a_secret_is_refused(folder, capsys, secret):
     assert "tokenizer_config.json contains an access token" in error and secret not in error
 
 
-def test_a_private_model_is_not_pushed_to_a_public_repository(hub, folder, capsys):
+def test_private_models_are_not_pushed_to_public_repositories(hub, folder, capsys):
     hub.create(REPO)
     error = refusal(capsys, folder, REPO, "--private", "--yes", "--no-pictures")
     assert "already exists and is public" in error and hub.files(REPO) == {}
 
 
-def test_the_command_gives_up_a_silent_hub(hub, folder, monkeypatch, capsys):
+def test_the_command_times_out_on_an_unresponsive_hub(hub, folder, monkeypatch, capsys):
     monkeypatch.setattr(remote, "TIMEOUT", 0.5)
     hub.faults.append(Fault("GET", f"/api/models/{REPO}", silent=True))
     assert "the Hub cannot be reached" in refusal(capsys, folder, REPO, "--no-pictures", code=4)
@@ -342,7 +342,7 @@ def card_of(out: Path) -> ModelCard:
     return ModelCard.load(out / "README.md")
 
 
-def test_a_card_without_results_says_so(folder, tmp_path):
+def test_a_card_without_results_states_it(folder, tmp_path):
     push(folder, REPO, "--to-folder", tmp_path / "out", "--no-pictures")
     card = card_of(tmp_path / "out")
     data: Any = card.data
@@ -412,7 +412,7 @@ def test_the_numbers_of_the_card_follow_their_sources(trained, tmp_path):
         assert ROW[key] in one and ROW[key] not in two, key
 
 
-def test_scores_on_the_demo_corpus_are_called_a_toy_grammars(trained, tmp_path):
+def test_the_card_marks_demo_scores_as_toy_results(trained, tmp_path):
     run = json.loads((trained / "run.json").read_text())
     for data, toy in (("embedded", True), ("news", False)):
         (trained / "run.json").write_text(json.dumps(run | {"recipe": run["recipe"] | {"data": data}}))
@@ -420,7 +420,7 @@ def test_scores_on_the_demo_corpus_are_called_a_toy_grammars(trained, tmp_path):
         assert ("generated by a toy grammar" in card_of(tmp_path / data).text) is toy
 
 
-def test_a_lowercase_model_is_scored_without_regard_to_case(trained, tmp_path):
+def test_a_lowercase_model_has_lowercase_scores(trained, tmp_path):
     """Cased BLEU says little about it: 7.4 for a model with 40 lowercased."""
     folder = Path(shutil.copytree(trained, tmp_path / "small"))
     run = json.loads((folder / "run.json").read_text())
@@ -480,7 +480,7 @@ def test_an_existing_card_can_be_kept(hub, folder):
 
 @pytest.mark.slow
 def test_the_command_pushes_and_shows_no_secret(folder, tmp_path):
-    """With real waiting times: a Hub that fails once, then one that refuses; no token in any output or file."""
+    """A Hub fails once, then refuses, with real waiting times; no output or file contains the token."""
     with HubServer() as hub:
         environment = os.environ | {
             "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1",

@@ -1,4 +1,4 @@
-"""training/interpolate.py: of n best translations the one closest to the reference, line by line."""
+"""training/interpolate.py: choose the n-best translation closest to the reference of each line."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ REFERENCES = ["A dog runs.", "Two men sit on a bench.", "no"]
 HYPOTHESES = [
     ["a cat runs.", "A dog runs.", "A dog."],
     ["Two men sit.", "Two men sat on the bench.", "Two men sit on the bench."],
-    ["", "yes", "never"],  # equally far
+    ["", "yes", "never"],  # equal scores
 ]
 
 
@@ -32,11 +32,11 @@ def closest(folder: Path, hypotheses: list[list[str]], references: list[str], *f
     return (folder / "out").read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def test_the_reference_itself_or_what_has_most_of_its_words_and_of_equals_the_first(tmp_path: Path) -> None:
+def test_the_first_of_the_closest_translations_is_chosen(tmp_path: Path) -> None:
     assert closest(tmp_path, HYPOTHESES, REFERENCES) == ["A dog runs.", "Two men sit on the bench.", ""]
 
 
-def test_of_several_models_the_closest_of_all_is_taken(tmp_path: Path) -> None:
+def test_the_closest_translation_of_several_models_is_chosen(tmp_path: Path) -> None:
     for name, hypotheses in (("a", [["a dog."], ["yes", "no no"]]), ("b", [["a cat.", "A dog runs."], ["never"]])):
         (tmp_path / name).write_text(table(hypotheses))
     (tmp_path / "reference").write_text("A dog runs.\nno no\n")
@@ -45,13 +45,13 @@ def test_of_several_models_the_closest_of_all_is_taken(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "A dog runs.\nno no\n"
 
 
-def test_small_letters_are_the_same_only_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_case_is_ignored_only_with_lowercase(tmp_path: Path) -> None:
     hypotheses, references = [["a dog runs.", "A DOG barks."]], ["A DOG RUNS."]
     assert closest(tmp_path, hypotheses, references) == ["A DOG barks."]
     assert closest(tmp_path, hypotheses, references, "--lowercase") == ["a dog runs."]
 
 
-def test_what_translate_wrote_is_read_and_no_translation_of_a_list_is_closer(tmp_path: Path) -> None:
+def test_n_best_output_of_translate_is_read(tmp_path: Path) -> None:
     saved_model(tmp_path / "model")
     sources, references = [ENGLISH[0], "", *ENGLISH[1:]], [GERMAN[0], "", *GERMAN[1:]]
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
@@ -79,7 +79,7 @@ def test_what_translate_wrote_is_read_and_no_translation_of_a_list_is_closer(tmp
         ("1\t-0.5\ta dog\n2\t-0.5\ta dog\n", 1, "n-best.tsv has a line 2, .*reference ends before"),
     ],
 )
-def test_wrong_lists_are_named_and_nothing_is_written(
+def test_invalid_lists_are_named_and_nothing_is_written(
     tmp_path: Path, capsys: Any, written: str, references: int, said: str
 ) -> None:
     (tmp_path / "n-best.tsv").write_text(written)

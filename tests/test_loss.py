@@ -27,7 +27,7 @@ def gradients_of(loss, *inputs):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 23, 100])
-def test_all_is_the_smoothing_of_torch(bias, rows):
+def test_spread_all_equals_torch(bias, rows):
     hidden, weight, offset, labels = random_inputs(bias)
     loss, plain = linear_cross_entropy(hidden, weight, offset, labels, 0.1, "all", rows)
     logits = F.linear(hidden, weight, offset)
@@ -41,7 +41,7 @@ def test_all_is_the_smoothing_of_torch(bias, rows):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
-def test_others_gives_the_label_exactly_one_minus_epsilon(epsilon):
+def test_spread_others_gives_the_label_one_minus_epsilon(epsilon):
     hidden, weight, offset, labels = random_inputs()
     target, other = smoothing_weights(epsilon, VOCABULARY, "others")
     assert target == 1 - epsilon
@@ -56,18 +56,18 @@ def test_others_gives_the_label_exactly_one_minus_epsilon(epsilon):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_the_analytic_gradient_is_that_of_finite_differences():
+def test_the_gradient_matches_finite_differences():
     *inputs, labels = random_inputs()
     hidden, weight, offset = (x.detach().double().requires_grad_() for x in inputs if x is not None)
 
     def loss(h, w, b):
         return linear_cross_entropy(h, w, b, labels, 0.1, "others", 4)[0].double()
 
-    # The logits are float32 inside: the differences must be large enough for that.
+    # The logits are computed in float32, so the differences must be large.
     assert torch.autograd.gradcheck(loss, (hidden, weight, offset), eps=1e-2, atol=2e-2, rtol=1e-2)
 
 
-def test_an_unknown_reading_of_smoothing_is_refused():
+def test_an_unknown_spread_is_refused():
     with pytest.raises(ValueError, match="'others' or 'all'"):
         smoothing_weights(0.1, 10, "some")
 
@@ -81,7 +81,7 @@ def test_huge_logits_stay_finite():
 
 @pytest.mark.parametrize("spread", ["others", "all"])
 @pytest.mark.parametrize("output_bias", [True, False])
-def test_the_training_loss_is_the_model_s_own_loss_on_real_positions(tiny_model, spread, output_bias):
+def test_the_training_loss_equals_the_models_loss(tiny_model, spread, output_bias):
     model = tiny_model(dropout=0.0, output_bias=output_bias)
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(4, 30, (3, 7), generator=generator)
@@ -105,7 +105,7 @@ def test_the_training_loss_is_the_model_s_own_loss_on_real_positions(tiny_model,
     torch.testing.assert_close(plain, expected.detach(), atol=1e-4, rtol=1e-6)
 
 
-def test_in_bfloat16_autocast_the_loss_stays_close_to_float32():
+def test_bfloat16_autocast_stays_close_to_float32():
     hidden, weight, offset, labels = random_inputs()
     exact, _ = linear_cross_entropy(hidden, weight, offset, labels, 0.1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -118,8 +118,8 @@ def test_in_bfloat16_autocast_the_loss_stays_close_to_float32():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_types_hold_the_gradients_of_a_large_vocabulary(dtype):
-    """Of a model that knows nothing yet: all probabilities are 1 / V, which float16 barely has."""
+def test_half_precision_gradients_do_not_underflow(dtype):
+    """In an untrained model all probabilities are 1 / V, close to the smallest numbers of float16."""
     vocabulary = 100_000
     generator = torch.Generator().manual_seed(0)
     hidden = (1e-3 * torch.randn(3, D_MODEL, generator=generator)).requires_grad_()
@@ -132,7 +132,7 @@ def test_narrow_types_hold_the_gradients_of_a_large_vocabulary(dtype):
         assert (found - expected).norm() < 0.01 * expected.norm()
 
 
-def test_outside_training_there_is_no_smoothing_and_no_gradient_work(tiny_model):
+def test_evaluation_does_not_smooth(tiny_model):
     model = tiny_model()
     module = TrainingLoss(model, 0.1, "others").eval()
     source = torch.tensor([[5, 6, 2]])
@@ -142,14 +142,14 @@ def test_outside_training_there_is_no_smoothing_and_no_gradient_work(tiny_model)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.3, 0.999])
-def test_dropout_of_any_rate_keeps_the_mean(rate):
+def test_dropout_keeps_the_mean(rate):
     dropped = machine.ByteDropout(rate).train()(torch.ones(4_000_000))
     assert dropped.mean() == pytest.approx(1, abs=6 * (rate / (1 - rate) / 4_000_000) ** 0.5 + 1e-6)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_model_of_a_step_is_compiled_once_for_all_sizes(tiny_model, attention):
-    """Batches, lengths and numbers of target tokens that are never the same twice."""
+def test_training_compiles_once_for_all_sizes(tiny_model, attention):
+    """Batch sizes, lengths and numbers of target tokens all vary."""
     torch._dynamo.reset()
     model = tiny_model(attn_implementation=attention, attention_dropout=0.1, encoder_layers=1, decoder_layers=1)
     machine.use_byte_dropout(model)

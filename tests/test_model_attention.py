@@ -98,7 +98,7 @@ def test_padding_does_not_change_the_other_sentences(tiny_model: ModelMaker, imp
             torch.testing.assert_close(unmasked[row, : len(target)], alone, **TOLERANCE)
 
 
-def test_ids_at_masked_positions_do_not_matter(tiny_model: ModelMaker) -> None:
+def test_ids_at_masked_positions_have_no_effect(tiny_model: ModelMaker) -> None:
     model = tiny_model()
     batch = labelled_batch()
     other = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 25)

@@ -30,7 +30,7 @@ def intact(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(intact, tmp_path) -> Path:
-    """A copy to break."""
+    """A copy of the model folder that a test may damage."""
     return Path(shutil.copytree(intact, tmp_path / "model"))
 
 
@@ -39,7 +39,7 @@ def change(file: Path, **fields) -> None:
 
 
 def refusal(folder: Path, kind: type[Exception] = BrokenFileError) -> str:
-    """The one-line message of the error that loading the folder raises."""
+    """Return the one-line error of loading the folder."""
     with pytest.raises(kind) as refused:
         Translator.from_pretrained(folder, device="cpu")
     assert "\n" not in str(refused.value)
@@ -94,7 +94,7 @@ def test_extreme_json_is_refused_in_one_line(folder, file, value, reason):
     assert message.startswith(f"{folder / file} is not valid JSON: ") and reason in message
 
 
-def test_a_panic_of_the_tokenizers_library_is_one_line(folder, capfd):
+def test_a_panic_in_tokenizers_is_a_one_line_error(folder, capfd):
     change(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
     assert "tokenizer.json is not a tokenizer (Precompiled: " in refusal(folder)
     assert capfd.readouterr().err == ""
@@ -169,7 +169,7 @@ def test_any_copy_of_the_tied_matrix_is_enough(folder):
         ("decoder_start_token_id", 10**6),
     ],
 )
-def test_a_wrong_field_of_the_config_is_named_with_its_value(folder, field, value):
+def test_a_wrong_config_field_is_named_with_its_value(folder, field, value):
     change(folder / "config.json", **{field: value})
     message = refusal(folder)
     assert field in message and str(value).strip("[]") in message and "config.json" in message
@@ -188,7 +188,7 @@ def test_another_kind_of_model_is_refused(folder):
     assert "holds a list" in refusal(folder)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder):
+def test_a_tokenizer_larger_than_the_model_is_refused(folder):
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["new"] = VOCABULARY
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -262,7 +262,7 @@ def test_omitted_search_settings_are_those_of_transformers(folder):
 
 
 class Bomb:
-    """Unpickling it makes a folder."""
+    """Creates a folder when it is unpickled."""
 
     def __reduce__(self):
         return os.mkdir, ("exploded",)

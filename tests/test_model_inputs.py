@@ -33,7 +33,7 @@ def test_invalid_targets_are_refused(tiny_model: ModelMaker, ids: list) -> None:
         tiny_model()(torch.tensor([[5, 2], [6, 2]]), decoder_input_ids=torch.tensor(ids, dtype=torch.long))
 
 
-def test_generate_refuses_a_length_penalty_that_is_not_a_number(tiny_model: ModelMaker) -> None:
+def test_generate_refuses_a_length_penalty_of_nan(tiny_model: ModelMaker) -> None:
     with pytest.raises(ValueError, match="`length_penalty` is nan"):
         tiny_model().generate(torch.tensor([[5, 2]]), length_penalty=float("nan"))
 
@@ -46,7 +46,7 @@ def test_missing_tokens_and_embeddings_are_refused(tiny_model: ModelMaker) -> No
 
 
 def test_sequences_beyond_the_learned_positions_are_refused(tiny_model: ModelMaker) -> None:
-    """In the source, in the target, and in a target whose beginning is in the cache."""
+    """Covers the source, the target, and a target whose beginning is in the cache."""
     model = tiny_model(position_embedding_type="learned", max_position_embeddings=8)
     five = torch.full((1, 9), 5)
     output = model(five[:, :8], decoder_input_ids=five[:, :8], use_cache=True)

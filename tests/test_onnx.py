@@ -1,4 +1,4 @@
-"""The single graph translates as `generate()` does, whatever the configuration, and no other graph is written."""
+"""The single graph translates as `generate()` does for every configuration; other graphs are not written."""
 
 import os
 import re
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 def compared_with_generate(model: Any, session: Any, seed: int) -> int:
-    """The number of hypotheses that graph and `generate()` have in common; AssertionError if one differs."""
+    """Check that the graph and `generate()` agree; return the number of hypotheses."""
     batch, count = batch_for(model, seed), 0
     for beams, alpha in ((1, 0.6), (2, 2.0), (3, 0.0), (4, 0.6), (8, 1.0)):
         ours = by_graph(session, batch, num_beams=beams, length_penalty=alpha)
@@ -56,7 +56,7 @@ def compared_with_generate(model: Any, session: Any, seed: int) -> int:
 
 
 def test_the_graph_gives_every_hypothesis_of_generate(lively_model: ModelMaker) -> None:
-    """On models that end sentences and switch beams, in padded batches, with beams from 1 to 8."""
+    """The models end sentences and switch beams; batches are padded, with 1 to 8 beams."""
     model = lively_model(1, attn_implementation="sdpa", **MANY_AT_ONCE)
     model.generation_config.update(num_beams=3, length_penalty=1.5, max_source_length_offset=OFFSET)
     session = session_of(export_single_graph(model))
@@ -77,7 +77,7 @@ def test_the_graph_gives_every_hypothesis_for_every_switch(lively_model: ModelMa
 
 
 def small_preset(name: str) -> dict[str, Any]:
-    """A row of Table 3 with all its sizes divided by sixteen."""
+    """Return a row of Table 3 with all its sizes divided by sixteen."""
     sizes = {"d_model": 512, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048} | PRESETS[name]
     small = {
         key: value // 16 for key, value in sizes.items() if key in ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")
@@ -88,7 +88,7 @@ def small_preset(name: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("D-")])
 def test_every_row_of_table_3_exports(tiny_model: ModelMaker, name: str) -> None:
-    """Rows (D) differ in dropout and label smoothing alone."""
+    """Rows (D) are left out: they differ only in dropout and label smoothing."""
     model = tiny_model(2, **small_preset(name))
     model.generation_config.max_source_length_offset = OFFSET
     session, batch = session_of(export_single_graph(model)), batch_for(model, 2, count=5)
@@ -98,14 +98,14 @@ def test_every_row_of_table_3_exports(tiny_model: ModelMaker, name: str) -> None
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A trained model's folder, and the one exported from it."""
+    """The folder of a trained model, and the folder exported from it."""
     source = saved_model(tmp_path_factory.mktemp("model"))
     output = tmp_path_factory.mktemp("onnx") / "exported"
     main([str(source), str(output)])
     return source, output
 
 
-def test_an_exported_folder_is_all_that_a_deployment_needs(folders: tuple[Path, Path]) -> None:
+def test_an_exported_folder_is_self_contained(folders: tuple[Path, Path]) -> None:
     source, output = folders
     names = {path.name for path in output.iterdir()}
     assert names == {
@@ -120,7 +120,7 @@ def test_an_exported_folder_is_all_that_a_deployment_needs(folders: tuple[Path, 
         assert (output / name).read_bytes() == (source / name).read_bytes()
 
 
-def test_the_graph_has_standard_operators_and_the_promised_inputs_alone(folders: tuple[Path, Path]) -> None:
+def test_the_graph_has_only_standard_operators_and_documented_inputs(folders: tuple[Path, Path]) -> None:
     graph = onnx.load(folders[1] / "model.onnx")
     onnx.checker.check_model(graph, full_check=False)
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 20)]
@@ -144,7 +144,7 @@ def test_every_weight_is_in_the_file_once(folders: tuple[Path, Path]) -> None:
 
 
 def test_defaults_are_those_of_the_generation_config(folders: tuple[Path, Path]) -> None:
-    """With ids and mask alone: beam 4, alpha 0.6, |source| + 50."""
+    """With only ids and mask: beam 4, alpha 0.6, |source| + 50."""
     session, model = session_of(str(folders[1] / "model.onnx")), load_model(folders[0])
     batch = batch_for(model, 3, count=4)
     expected = by_search(model, batch, beams=4, alpha=0.6, max_source_length_offset=50)
@@ -152,7 +152,7 @@ def test_defaults_are_those_of_the_generation_config(folders: tuple[Path, Path])
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 3])
-def test_the_best_hypotheses_alone_are_the_first_of_all(folders: tuple[Path, Path], wanted: int) -> None:
+def test_fewer_returned_hypotheses_are_the_best_ones(folders: tuple[Path, Path], wanted: int) -> None:
     session, model = session_of(str(folders[1] / "model.onnx")), load_model(folders[0])
     batch = batch_for(model, 0, count=12, longest=12)
     every = by_graph(session, batch, num_beams=4)
@@ -172,8 +172,8 @@ def test_length_limits_are_inputs(folders: tuple[Path, Path]) -> None:
     assert all(10 <= len(sentence[0]) <= 12 for sentence in long)
 
 
-def test_the_readme_translates_where_torch_and_transformers_cannot_be_imported(folders: tuple[Path, Path]) -> None:
-    """The lines of Python as they stand in the folder's README."""
+def test_the_readme_code_translates_without_torch(folders: tuple[Path, Path]) -> None:
+    """Runs the Python code of the README in the folder."""
     readme = (folders[1] / "README.md").read_text(encoding="utf-8")
     lines = readme.split("```python\n")[1].split("```")[0]
     assert len(lines.splitlines()) == 5 and '("CUDAExecutionProvider", {"use_tf32": 0})' in readme
@@ -190,10 +190,10 @@ def test_the_readme_translates_where_torch_and_transformers_cannot_be_imported(f
     assert (done.stdout, done.stderr) == (f"{trained_tokenizer()('a </s> b')['input_ids']}\n", "")
 
 
-def test_an_export_that_translates_otherwise_leaves_nothing_behind(
+def test_a_wrong_export_leaves_no_files(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph with other weights."""
+    """The graph here has other weights."""
     wrong = onnx.load(folders[1] / "model.onnx")
     for tensor in (tensor for body in graphs_of(wrong.graph) for tensor in body.initializer):
         if tensor.name.endswith("final.weight") or len(tensor.dims) == 2 and tensor.data_type == 1:
@@ -205,10 +205,10 @@ def test_an_export_that_translates_otherwise_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_that_is_too_large_for_a_file_has_its_weights_beside_it(
+def test_large_graphs_use_external_weights(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Files of 100 kB at most, and the graph that was exported already."""
+    """Limits files to 100 kB and reuses an exported graph."""
     graph = onnx.load(folders[1] / "model.onnx")
     monkeypatch.setattr(export_module, "export_single_graph", lambda model, attention: graph)
     monkeypatch.setattr(export_module, "LARGEST_FILE", 100_000)
@@ -225,7 +225,7 @@ def test_a_graph_that_is_too_large_for_a_file_has_its_weights_beside_it(
     assert found == OnnxTranslator.from_pretrained(folders[1], device="cpu").translate(ENGLISH)
 
 
-def test_fewer_positions_than_an_export_tries_are_named(
+def test_too_few_positions_for_an_export_are_named(
     tiny_model: ModelMaker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for positions in (EXAMPLE_LENGTH, EXAMPLE_LENGTH - 1):
@@ -239,8 +239,8 @@ def test_fewer_positions_than_an_export_tries_are_named(
     assert stop.value.code == 2 and "max_position_embeddings is 6; the export" in error and error.count("\n") == 1
 
 
-def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Beams that attend to another beam's past: the mistake that a cache shared by the beams invites."""
+def test_the_check_detects_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Beams here attend to the past of another beam, a likely mistake with a shared cache."""
     graph = onnx.load(folders[1] / "model.onnx")
     steps = next(graphs_of(graph.graph))
     made_by = {name: node for node in steps.node for name in node.output}
@@ -249,20 +249,20 @@ def test_the_proof_sees_a_lost_ancestry(folders: tuple[Path, Path], tmp_path: Pa
     assert (table.op_type, parents.op_type) == ("GatherND", "Unsqueeze")
     place = list(steps.node).index(table)
     steps.node.insert(place, onnx.helper.make_node("Sub", [table.input[1]] * 2, ["first beam"]))
-    table.input[1] = "first beam"  # so every hypothesis has its past
+    table.input[1] = "first beam"  # all hypotheses now use its past
     onnx.save(graph, tmp_path / "model.onnx")
     _, wrong = prove_module.prove(tmp_path / "model.onnx", load_model(folders[0]))
     assert wrong
 
 
-def test_the_proof_measures_large_scores_by_their_size(folders: tuple[Path, Path]) -> None:
-    """Scores near -5000 differ by more than 1e-4 in float32; a wrong score is still seen."""
+def test_the_check_compares_large_scores_relatively(folders: tuple[Path, Path]) -> None:
+    """Scores near -5000 differ by more than 1e-4 in float32; a wrong score is still detected."""
     assert score_difference(-5000.005, -5000.0) < 1e-5 < 1e-4 < score_difference(-0.5002, -0.5)
     model = load_model(folders[0])
     batch = prove_module.random_batch(model, 0, sentences=3, longest=9)
 
     class Off:
-        """The file, its scores multiplied."""
+        """The session, with scores multiplied by a factor."""
 
         factor, session = 1.0, prove_module.open_session(folders[1] / "model.onnx")
 
@@ -289,14 +289,14 @@ def nan_file(folders: tuple[Path, Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_proof_sees_a_file_that_translates_nothing(
+def test_the_check_detects_a_file_without_translations(
     folders: tuple[Path, Path], nan_file: Path, precision: str
 ) -> None:
     _, wrong = prove_module.prove(nan_file, load_model(folders[0]), precision)
     assert any("other sentences have no translation" in reason for reason in wrong)
 
 
-def test_the_proof_sees_nan_on_both_sides(folders: tuple[Path, Path], nan_file: Path) -> None:
+def test_the_check_detects_nan_on_both_sides(folders: tuple[Path, Path], nan_file: Path) -> None:
     model = load_model(folders[0])
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
@@ -333,7 +333,7 @@ def test_wrong_arguments_are_named(
     assert not list(tmp_path.iterdir())
 
 
-def test_real_sentences_are_translated_by_all_three_alike_and_timed(folders: tuple[Path, Path]) -> None:
+def test_all_three_backends_agree_and_are_timed(folders: tuple[Path, Path]) -> None:
     model = load_model(folders[0])
     sentences = encoded_sentences([*ENGLISH, " ", "", *GERMAN, "a"], load_tokenizer(folders[0]), model, "some.en")
     assert [len(ids) for ids in sentences] == sorted(len(ids) for ids in sentences) and len(sentences) == 9
@@ -346,7 +346,7 @@ def test_real_sentences_are_translated_by_all_three_alike_and_timed(folders: tup
     assert "another translation" in wrong[0] or "scores of sentences differ" in wrong[0]
 
 
-def test_a_sentence_longer_than_the_model_has_positions_is_named(lively_model: ModelMaker) -> None:
+def test_a_sentence_beyond_the_learned_positions_is_named(lively_model: ModelMaker) -> None:
     model = lively_model(1, position_embedding_type="learned", max_position_embeddings=20)
     with pytest.raises(InputError, match="some.en line 2 has 66 tokens; the model has 20 positions"):
         encoded_sentences(["a", "€" * 21 + "so"], trained_tokenizer(), model, "some.en")
@@ -365,7 +365,7 @@ def test_a_truncated_model_leaves_no_folder(folders: tuple[Path, Path], tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
 
-def test_the_same_model_is_the_same_file_and_says_nothing_of_this_machine(tmp_path: Path) -> None:
+def test_exports_are_reproducible_and_contain_no_local_paths(tmp_path: Path) -> None:
     model = load_model(saved_model(tmp_path / "model"))
     first, second = (export_single_graph(model).SerializeToString() for _ in range(2))
     assert first == second

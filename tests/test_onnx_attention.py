@@ -41,7 +41,7 @@ def expected_of(
 
 
 def compared_with_torch(model: VaswaniTransformerForConditionalGeneration, session: Any, seed: int) -> int:
-    """The number of compared tokens; AssertionError if the weights of one are not torch's."""
+    """Check that the weights equal those of torch; return the number of tokens."""
     count = 0
     batch = batch_for(model, seed)
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
@@ -70,10 +70,8 @@ def compared_with_torch(model: VaswaniTransformerForConditionalGeneration, sessi
 
 @pytest.mark.parametrize("switches", CONFIGURATIONS)
 @pytest.mark.parametrize("length", [1, 6])
-def test_all_tokens_at_once_attend_to_a_padded_source_as_torch_says(
-    lively_model: ModelMaker, switches: str, length: int
-) -> None:
-    """Before the export: the cached decoder on all tokens of a translation."""
+def test_attention_of_a_full_pass_equals_torch(lively_model: ModelMaker, switches: str, length: int) -> None:
+    """Tests the cached decoder on all tokens of a translation, without an export."""
     model = lively_model(1, **CONFIGURATIONS[switches])
     batch = batch_for(model, 0, count=4)
     best = torch.randint(3, 7, (4, length), generator=torch.Generator().manual_seed(0))
@@ -89,8 +87,8 @@ def test_all_tokens_at_once_attend_to_a_padded_source_as_torch_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("switches", CONFIGURATIONS)
-def test_each_token_of_the_best_translation_attended_as_torch_says(lively_model: ModelMaker, switches: str) -> None:
-    """On models that end sentences and switch beams, in padded batches; nothing after </s>, nothing to padding."""
+def test_attention_of_the_best_translation_equals_torch(lively_model: ModelMaker, switches: str) -> None:
+    """The models end sentences and switch beams; weights after </s> and on padding are zero."""
     model = lively_model(1, **CONFIGURATIONS[switches])
     model.generation_config.max_source_length_offset = OFFSET
     graph = export_single_graph(model, attention=True)
@@ -101,7 +99,7 @@ def test_each_token_of_the_best_translation_attended_as_torch_says(lively_model:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A trained model's folder, and the one exported from it."""
+    """The folder of a trained model, and the folder exported from it."""
     source = saved_model(tmp_path_factory.mktemp("model"))
     output = tmp_path_factory.mktemp("onnx") / "attention"
     main([str(source), str(output), "--attention"])
@@ -109,14 +107,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def else_branch(graph: onnx.ModelProto) -> onnx.GraphProto:
-    """The graph of the attention weights."""
+    """Return the subgraph that computes the attention weights."""
     (chosen,) = (node for body in graphs_of(graph.graph) for node in body.node if node.op_type == "If")
     (branch,) = (attribute.g for attribute in chosen.attribute if attribute.name == "else_branch")
     return branch
 
 
 @pytest.mark.slow
-def test_every_weight_is_in_the_file_once_and_outside_the_loops_the_encoders_alone(folders: tuple[Path, Path]) -> None:
+def test_weights_are_stored_once_inside_their_loops(folders: tuple[Path, Path]) -> None:
     """ONNX Runtime packs a matrix for the steps only if their loop or the one directly around it owns it."""
     graph = onnx.load(folders[1] / "model.onnx")
     matrices = [onnx.numpy_helper.to_array(tensor) for tensor in matrices_of(graph.graph)]
@@ -132,7 +130,7 @@ def test_every_weight_is_in_the_file_once_and_outside_the_loops_the_encoders_alo
 
 
 @pytest.mark.slow
-def test_translations_are_those_of_the_file_without_attention(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_attention_outputs_do_not_change_translations(folders: tuple[Path, Path], tmp_path: Path) -> None:
     export_folder(folders[0], tmp_path / "plain")
     names = [
         [value.name for value in onnx.load(f / "model.onnx").graph.output] for f in (folders[1], tmp_path / "plain")
@@ -147,10 +145,8 @@ def test_translations_are_those_of_the_file_without_attention(folders: tuple[Pat
 
 
 @pytest.mark.slow
-def test_the_readme_says_what_each_token_attended_to(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its lines of Python print each token of the translation with one of the sentence."""
+def test_the_readme_code_prints_the_attention(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code prints each token of the translation with a token of the sentence."""
     blocks = re.findall(r"```python\n(.*?)```", (folders[1] / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2
     monkeypatch.chdir(folders[1])
@@ -165,7 +161,7 @@ def test_the_readme_says_what_each_token_attended_to(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int8-weights"])
-def test_the_other_precisions_are_proved_too(
+def test_the_other_precisions_are_checked(
     folders: tuple[Path, Path], tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([str(folders[0]), str(tmp_path / "out"), "--precision", precision, "--attention"])
@@ -177,10 +173,10 @@ def test_the_other_precisions_are_proved_too(
 
 
 @pytest.mark.slow
-def test_an_export_that_attends_otherwise_leaves_nothing_behind(
+def test_an_export_with_wrong_attention_leaves_no_files(
     folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens attend to later ones, in the pass for attention alone: the translations are torch's."""
+    """Tokens attend to later ones only in the attention pass, so translations stay right."""
     wrong = onnx.load(folders[1] / "model.onnx")
     (causal,) = (node for node in else_branch(wrong).node if node.op_type == "Less")
     causal.input[0] = causal.input[1]

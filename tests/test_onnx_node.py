@@ -43,7 +43,7 @@ def run_node(script: str, folder: Path, texts: list[str], beams: int) -> Any:
 
 
 @pytest.mark.parametrize(("defaults", "beams"), [(True, 4), (False, 2)])
-def test_javascript_translates_as_python_does(model: Path, tmp_path: Path, defaults: bool, beams: int) -> None:
+def test_javascript_translates_as_python(model: Path, tmp_path: Path, defaults: bool, beams: int) -> None:
     """A padded batch of ids, and strings, for which no tokenizer is needed. Without defaults, JavaScript sets the beam
     size. onnxruntime-web ends a text at U+0000."""
     export_folder(model, tmp_path / "onnx", defaults=defaults, text=True)

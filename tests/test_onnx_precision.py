@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder for each precision. float32 is exported once, for all three."""
+    """One folder for each precision; float32 is exported once for all of them."""
     plain = export_single_graph(load_model(model)).SerializeToString()
     found = {}
     for precision in ("fp32", *EIGHT_BITS):
@@ -51,15 +51,13 @@ def initializers(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("precision", EIGHT_BITS)
-def test_the_proof_of_an_export_accepts_it(folders: dict[str, Path], model: Path, precision: str) -> None:
+def test_the_check_of_an_export_accepts_it(folders: dict[str, Path], model: Path, precision: str) -> None:
     _, wrong = prove(folders[precision] / "model.onnx", load_model(model), precision)
     assert not wrong
 
 
 @pytest.mark.parametrize("precision", EIGHT_BITS)
-def test_the_proof_sees_a_scale_that_is_wrong(
-    folders: dict[str, Path], model: Path, tmp_path: Path, precision: str
-) -> None:
+def test_the_check_detects_a_wrong_scale(folders: dict[str, Path], model: Path, tmp_path: Path, precision: str) -> None:
     graph = onnx.load(folders[precision] / "model.onnx")
     scales = [t for body in graphs_of(graph.graph) for t in body.initializer if t.name.endswith(".scale")]
     largest = max(scales, key=lambda tensor: tensor.dims[0])  # of the tied matrix
@@ -71,7 +69,7 @@ def test_the_proof_sees_a_scale_that_is_wrong(
 
 @pytest.mark.parametrize("precision", EIGHT_BITS)
 def test_every_matrix_is_stored_once_in_eight_bits(folders: dict[str, Path], precision: str) -> None:
-    """The tied one too: lookup and projection read the same bytes."""
+    """This includes the tied matrix: lookup and projection read the same bytes."""
     graph = onnx.load(folders[precision] / "model.onnx").graph
     large = matrices_of(graph)
     assert large and {tensor.data_type for tensor in large} == {TensorProto.INT8}
@@ -88,7 +86,7 @@ def test_every_matrix_is_stored_once_in_eight_bits(folders: dict[str, Path], pre
 
 
 @pytest.mark.parametrize("precision", EIGHT_BITS)
-def test_eight_bits_translate_a_trained_model_as_float32_does(
+def test_int8_translations_of_a_trained_model_equal_float32(
     model: Path, folders: dict[str, Path], precision: str
 ) -> None:
     expected = Translator.from_pretrained(model, device="cpu").translate([*ENGLISH, *GERMAN], return_scores=True)
@@ -100,8 +98,8 @@ def test_eight_bits_translate_a_trained_model_as_float32_does(
 
 
 @pytest.mark.parametrize("precision", EIGHT_BITS)
-def test_in_eight_bits_a_translation_does_not_depend_on_its_batch(folders: dict[str, Path], precision: str) -> None:
-    """In int8 rows have scales of their own, and sums of integers are exact."""
+def test_int8_translations_do_not_depend_on_their_batch(folders: dict[str, Path], precision: str) -> None:
+    """In int8 each row has its own scale, and sums of integers are exact."""
     translator = OnnxTranslator.from_pretrained(folders[precision])
     together = translator.translate([*ENGLISH, *GERMAN], n_best=4, return_scores=True)
     for text, hypotheses in zip([*ENGLISH, *GERMAN], together, strict=True):
@@ -123,8 +121,8 @@ def two_products(first: np.ndarray, second: np.ndarray) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-def test_the_error_of_a_row_follows_from_its_own_steps(tmp_path: Path) -> None:
-    """Large beside small rows, a row of zeros, and one that the ReLU sets to zero."""
+def test_the_error_of_a_row_is_bounded_by_its_scale(tmp_path: Path) -> None:
+    """Covers large and small rows, a row of zeros, and a row that the ReLU sets to zero."""
     generator = np.random.default_rng(0)
     first, second = (generator.standard_normal(shape).astype(np.float32) for shape in ((16, 32), (32, 8)))
     first[:, 3] = 0  # a column of zeros
@@ -155,7 +153,7 @@ def computed(graph: onnx.ModelProto, rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("activations", [True, False])
-def test_small_weights_have_as_many_steps_as_large_ones(activations: bool) -> None:
+def test_small_and_large_weights_have_equally_many_steps(activations: bool) -> None:
     generator = np.random.default_rng(0)
     shapes = ((16, 32), (32, 8))
     first, second = (generator.standard_normal(shape).astype(np.float32) * np.float32(1e-4) for shape in shapes)
@@ -176,7 +174,7 @@ def test_the_output_of_a_relu_has_all_255_steps() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_that_very_graph(model: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_command_writes_the_same_graph(model: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     for precision in EIGHT_BITS:
         main([str(model), str(tmp_path / precision), "--precision", precision])
         ours, theirs = initializers(tmp_path / precision), initializers(folders[precision])
@@ -202,7 +200,7 @@ def test_float16_has_half_the_bytes_and_float32_scores(model: Path, tmp_path: Pa
 
 
 def dequantised(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By the name of each matrix, its values, and half a step of their column or row."""
+    """Return, by name, each matrix and half a step of its columns or rows."""
     tensors, shapes = initializers(folder), {}
     for name, array in tensors.items():
         if name.endswith(".int8"):
@@ -224,7 +222,7 @@ def test_quantised_weights_are_within_half_a_step(folders: dict[str, Path], prec
     assert sum(restored.size for restored, _ in small.values()) >= 30_000
 
 
-def test_with_weights_alone_in_eight_bits_the_arithmetic_is_float32s(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_weight_only_int8_computes_in_float32(folders: dict[str, Path], tmp_path: Path) -> None:
     """The float32 graph with the rounded weights gives the same scores."""
     small, rounded, replaced = dequantised(folders["int8-weights"]), onnx.load(folders["fp32"] / "model.onnx"), 0
     for tensor in (tensor for body in graphs_of(rounded.graph) for tensor in body.initializer):

@@ -36,8 +36,8 @@ def inputs_and_outputs(path: Path) -> tuple[list[str], list[str]]:
     return [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
 
 
-def test_files_inputs_and_outputs_have_optimums_names(folders: tuple[Path, Path]) -> None:
-    """Those of optimum's `ORTModelForSeq2SeqLM`, for a decoder of two layers."""
+def test_files_inputs_and_outputs_have_the_names_of_optimum(folders: tuple[Path, Path]) -> None:
+    """The names are those of `ORTModelForSeq2SeqLM` for a decoder of two layers."""
     folder = folders[1]
     assert {path.name for path in folder.iterdir()} == {
         "encoder_model.onnx",
@@ -84,8 +84,8 @@ def test_the_merged_decoder_has_every_weight_once(folders: tuple[Path, Path]) ->
     assert len(branches) == 2 and not any(branch.initializer for branch in branches)
 
 
-def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, Path]) -> None:
-    """A loop as a user would write it, on a padded batch."""
+def test_greedy_search_with_the_files_equals_generate(folders: tuple[Path, Path]) -> None:
+    """Runs a simple decoding loop on a padded batch."""
     sessions = {path.stem: onnxruntime.InferenceSession(str(path)) for path in folders[1].glob("*.onnx")}
     batch = {name: ids.numpy() for name, ids in padded(random_sentences(0, 5, 300, 9)).items()}
     (memory,) = sessions["encoder_model"].run(None, batch)
@@ -112,7 +112,7 @@ def test_greedy_search_over_the_files_is_that_of_generate(folders: tuple[Path, P
         assert row[:end] == tokens_of_generate[:end]
 
 
-def test_the_proof_sees_logits_that_are_slightly_wrong(folders: tuple[Path, Path]) -> None:
+def test_the_check_detects_slightly_wrong_logits(folders: tuple[Path, Path]) -> None:
     model = load_model(folders[0])
     assert not prove_split(folders[1], model)[1]
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_the_decoder_returns_its_attention_to_a_padded_source(tiny_model: ModelM
         assert not ours[batch["attention_mask"][:, None, None].expand_as(ours) == 0].any()
 
 
-def test_the_proof_restores_the_models_attention_implementation(tiny_model: ModelMaker) -> None:
+def test_the_check_restores_the_attention_implementation(tiny_model: ModelMaker) -> None:
     model = tiny_model(1, attn_implementation="sdpa")
     cross_attentions(model, random_batch(model, 0, 2, 4), torch.zeros(2, 3, dtype=torch.long))
     assert model.config._attn_implementation == "sdpa"
@@ -168,7 +168,7 @@ def test_a_failed_export_restores_the_models_attention_implementation(
 
 
 @pytest.mark.slow
-def test_with_attention_the_first_decoder_alone_has_more_outputs(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_only_the_first_decoder_returns_attention(folders: tuple[Path, Path], tmp_path: Path) -> None:
     main([str(folders[0]), str(tmp_path / "out"), "--layout", "split", "--attention"])
     for path in folders[1].glob("*.onnx"):
         inputs, outputs = inputs_and_outputs(path)
@@ -193,7 +193,7 @@ def test_with_attention_the_first_decoder_alone_has_more_outputs(folders: tuple[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int8-weights"])
-def test_the_other_precisions_are_proved_too(folders: tuple[Path, Path], tmp_path: Path, precision: str) -> None:
+def test_the_other_precisions_are_checked(folders: tuple[Path, Path], tmp_path: Path, precision: str) -> None:
     main([str(folders[0]), str(tmp_path / "out"), "--layout", "split", "--precision", precision])
     sizes = [(folder / "decoder_model.onnx").stat().st_size for folder in (tmp_path / "out", folders[1])]
     assert sizes[0] < sizes[1]

@@ -48,7 +48,7 @@ LETTERS = "abstmdrevlSTé'’ \t\n\r\0\x1c\x85\xa0\u2003\u2028019½²٣Ⅷ!.-_</
 
 
 def session_with(op: Operators, inputs: dict[str, tuple], outputs: dict[str, tuple[str, int]]) -> Any:
-    """A graph of these operators alone; outputs: name -> (value, type)"""
+    """Open a graph of only these operators; outputs: name -> (value, type)"""
     names = [helper.make_node("Identity", [value], [name]) for name, (value, _) in outputs.items()]
     graph = helper.make_graph(
         [*op.nodes, *names],
@@ -80,7 +80,7 @@ class Halves:
         self.second = session_with(op, inputs, {"texts": (text, TensorProto.STRING)})
 
     def check_ids(self, texts: list[str]) -> None:
-        """AssertionError naming the first text whose tokens are not those of the package tokenizers."""
+        """Check that all texts have the tokens of the package tokenizers; name the first that differs."""
         ids, mask, blank = self.first.run(None, {"text": np.array(texts, object)})
         for text, row, flags, is_blank in zip(texts, ids, mask, blank, strict=True):
             expected = self.tokenizer.encode(text).ids
@@ -104,8 +104,8 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Halves]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tokens_are_those_of_the_package_tokenizers_in_any_batch(halves: dict[str, Halves], case: str) -> None:
-    """Awkward texts, batches of empty ones, and random texts of characters that the expression distinguishes."""
+def test_tokens_equal_those_of_tokenizers_in_any_batch(halves: dict[str, Halves], case: str) -> None:
+    """Covers awkward texts, batches of empty texts, and random texts of the relevant characters."""
     halves[case].check_ids([*AWKWARD, *ENGLISH, *GERMAN, "1987, 19871987"])
     assert (len(halves[case].tokenizer.encode("1987").ids) < 5) != CASES[case].get("split_digits", False)
     halves[case].check_ids([""])
@@ -116,8 +116,8 @@ def test_tokens_are_those_of_the_package_tokenizers_in_any_batch(halves: dict[st
         halves[case].check_ids(texts)
 
 
-def test_invalid_bytes_are_replaced_as_by_the_package_tokenizers(halves: dict[str, Halves]) -> None:
-    """Halves of characters, bytes that cannot begin one, surrogates, and code points beyond Unicode."""
+def test_invalid_bytes_are_replaced_as_in_tokenizers(halves: dict[str, Halves]) -> None:
+    """Covers incomplete characters, invalid first bytes, surrogates, and code points beyond Unicode."""
     plain = halves["plain"]
     ids = {byte: cast(int, plain.tokenizer.token_to_id(SPELLING[byte])) for byte in range(256)}
     edges = [0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF]
@@ -155,7 +155,7 @@ def test_the_table_has_exactly_the_given_pairs() -> None:
         (["ca", "abc", "ab", "aa"], [["a", "a"], ["a", "b"], ["ab", "c"], ["c", "a"]], True),
     ],
 )
-def test_merges_follow_ranks_the_leftmost_first(
+def test_merges_follow_rank_then_position(
     tmp_path: Path, products: list[str], merges: list[list[str]], in_order: bool
 ) -> None:
     content = json.loads(trained_tokenizer().backend_tokenizer.to_str())
@@ -210,7 +210,7 @@ UNSUPPORTED: list[tuple[list[str], Any, str]] = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model's, untrained."""
+    """The folder of an untrained model."""
     untrained_model().save_pretrained(tmp_path / "model")
     trained_tokenizer().save_pretrained(tmp_path / "model")
     return tmp_path / "model"
@@ -235,7 +235,7 @@ def test_unsupported_tokenizers_are_refused_by_name(folder: Path, keys: list[str
     ("change", "message"),
     [("normalizer", "this one has normalizer NFKC"), ("vocabularies", "one vocabulary for both languages")],
 )
-def test_an_unsupported_tokenizer_is_one_line_and_nothing_is_written(
+def test_an_unsupported_tokenizer_is_a_one_line_error(
     folder: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
 ) -> None:
     path = folder / "tokenizer.json"
@@ -252,7 +252,7 @@ def test_an_unsupported_tokenizer_is_one_line_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("other", ["--layout split", "--attention"])
-def test_text_needs_the_search_in_the_graph_and_has_no_attention(
+def test_text_requires_the_single_graph_without_attention(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
 ) -> None:
     with pytest.raises(SystemExit) as stop:
@@ -284,7 +284,7 @@ def echo() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-def test_a_search_that_gives_back_its_source_gives_back_the_text(folder: Path) -> None:
+def test_text_survives_a_search_that_copies_its_source(folder: Path) -> None:
     """Byte-level BPE loses nothing: both halves of the tokenizer around a graph that changes no id."""
     complete = with_tokenizer(echo(), ByteLevelBPE.read(folder), untrained_model())
     onnx.checker.check_model(complete)
@@ -317,10 +317,10 @@ def translated(folder: Path, texts: list[str], **settings: float) -> tuple[list[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-weights"])
-def test_the_file_with_the_tokenizer_translates_as_the_one_without(
+def test_both_files_give_the_same_translations(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str
 ) -> None:
-    """The command proves it on sentences; here with other settings than the defaults. One copy of the weights."""
+    """Uses other settings than the check of the command, and checks that weights are stored once."""
     sentences = tmp_path / "sentences.txt"
     sentences.write_text("\n".join([*ENGLISH, "", *GERMAN]) + "\n", encoding="utf-8")
     out = tmp_path / "out"
@@ -342,8 +342,8 @@ def test_the_file_with_the_tokenizer_translates_as_the_one_without(
 
 
 @pytest.mark.slow
-def test_the_page_beside_the_file_runs_as_it_is_printed(model: Path, tmp_path: Path) -> None:
-    """In a process that has onnxruntime and numpy, and none of our packages."""
+def test_the_code_in_the_text_readme_runs(model: Path, tmp_path: Path) -> None:
+    """It runs with onnxruntime and numpy, and without this package."""
     main([str(model), str(tmp_path / "out"), "--text"])
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     (_, example) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
@@ -361,10 +361,10 @@ def test_the_page_beside_the_file_runs_as_it_is_printed(model: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_an_export_with_wrong_texts_fails_and_leaves_nothing(
+def test_an_export_with_wrong_texts_leaves_no_files(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A lower-casing tokenizer, in a graph that keeps capitals."""
+    """The tokenizer is lowercase, and the graph keeps capitals."""
     train_tokenizer([*ENGLISH, *GERMAN], 300, lowercase=True).save_pretrained(folder)
     read = ByteLevelBPE.read
     monkeypatch.setattr(
@@ -382,10 +382,8 @@ def test_an_export_with_wrong_texts_fails_and_leaves_nothing(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("changes", [{}, {"lowercase": True, "split_digits": True}], ids=str)
-def test_every_character_of_unicode_has_the_tokens_of_the_package_tokenizers(
-    tmp_path: Path, changes: dict[str, bool]
-) -> None:
-    """Between a letter and a number, after one space, and between two and a full stop."""
+def test_every_unicode_character_has_the_tokens_of_tokenizers(tmp_path: Path, changes: dict[str, bool]) -> None:
+    """Each stands between a letter and a number, after one space, and between two spaces and a full stop."""
     halves = Halves(tmp_path, train_tokenizer([*ENGLISH, *GERMAN], 300, **changes))
     characters = [chr(number) for number in range(0x110000) if not 0xD800 <= number < 0xE000]
     texts = [
@@ -403,16 +401,14 @@ TEXTS = st.text(st.one_of(st.sampled_from(LETTERS), st.characters(exclude_catego
 @pytest.mark.parametrize("case", CASES)
 @hypothesis.settings(max_examples=400, deadline=None)
 @hypothesis.given(texts=st.lists(TEXTS, min_size=1, max_size=8))
-def test_random_texts_have_the_tokens_of_the_package_tokenizers(
-    halves: dict[str, Halves], case: str, texts: list[str]
-) -> None:
+def test_random_texts_have_the_tokens_of_tokenizers(halves: dict[str, Halves], case: str, texts: list[str]) -> None:
     halves[case].check_ids(texts)
 
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=400, deadline=None)
 @hypothesis.given(data=st.data(), width=st.integers(1, 20), rows=st.integers(1, 5))
-def test_random_ids_have_the_text_of_the_package_tokenizers(
+def test_random_ids_have_the_text_of_tokenizers(
     halves: dict[str, Halves], data: st.DataObject, width: int, rows: int
 ) -> None:
     ids = st.lists(st.lists(st.integers(0, 299), min_size=width, max_size=width), min_size=rows, max_size=rows)

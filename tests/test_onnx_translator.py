@@ -47,7 +47,7 @@ def translator(folder: Path) -> OnnxTranslator:
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 1}, {"length_penalty": 0.0}, {"batch_tokens": 40}])
 def test_translations_equal_those_of_torch(folder: Path, translator: OnnxTranslator, settings: dict[str, Any]) -> None:
-    """Also of empty texts, typed special tokens and texts that are split."""
+    """Covers empty texts, typed special tokens and texts that are split."""
     expected = Translator.from_pretrained(folder.parent / "model", device="cpu")
     arguments: dict[str, Any] = {"max_source_length": 32} | settings
     assert translator.translate(SENTENCES, **arguments) == expected.translate(SENTENCES, **arguments)
@@ -85,7 +85,7 @@ def test_n_best_and_scores_equal_those_of_torch(folder: Path, translator: OnnxTr
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
 
 
-def test_evaluate_scores_an_export_as_its_model(folder: Path, tmp_path: Path, capsys: Any) -> None:
+def test_evaluate_gives_an_export_the_scores_of_its_model(folder: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "test.en").write_text("".join(f"{line}\n" for line in ENGLISH), encoding="utf-8")
     (tmp_path / "test.de").write_text("".join(f"{line}\n" for line in [*GERMAN[:-1], "Nein."]), encoding="utf-8")
     texts = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de"), "--json"]
@@ -99,7 +99,7 @@ def test_evaluate_scores_an_export_as_its_model(folder: Path, tmp_path: Path, ca
     assert stop.value.code == 2 and "without --dtype and --backend" in capsys.readouterr().err
 
 
-def test_it_translates_without_torch_and_transformers(folder: Path) -> None:
+def test_translating_needs_neither_torch_nor_transformers(folder: Path) -> None:
     program = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'safetensors', 'onnx'): sys.modules[name] = None\n"
@@ -242,7 +242,7 @@ def test_external_weights_are_read_from_the_folder_only(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("arena", [True, False])
-def test_running_out_of_memory_in_onnx_runtime_is_one_line(arena: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_running_out_of_memory_is_a_one_line_error(arena: bool, capsys: pytest.CaptureFixture[str]) -> None:
     import onnxruntime
 
     node = onnx.helper.make_node("ConstantOfShape", ["shape"], ["out"])
@@ -262,8 +262,8 @@ def test_running_out_of_memory_in_onnx_runtime_is_one_line(arena: bool, capsys: 
     assert "unexpected" not in error
 
 
-def test_a_converted_config_is_completed_as_torch_reads_it(tmp_path: Path) -> None:
-    """It has a maximum that sinusoids ignore, and lacks fields that have defaults."""
+def test_a_converted_config_gets_the_defaults_of_torch(tmp_path: Path) -> None:
+    """The config has a maximum that sinusoids ignore, and lacks fields that have defaults."""
     path = saved_model(tmp_path / "model") / "config.json"
     config = json.loads(path.read_text()) | {"max_position_embeddings": 12, "decoder_vocab_size": None, "auto_map": {}}
     del config["pad_token_id"], config["eos_token_id"]
@@ -307,7 +307,7 @@ def test_a_missing_gpu_is_named(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
-def test_an_unusable_gpu_is_not_silently_replaced_by_the_cpu(
+def test_an_unusable_gpu_does_not_fall_back_to_cpu(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """ONNX Runtime is built for CUDA, cannot load it, and would continue on the CPU."""
@@ -415,7 +415,7 @@ def test_the_target_tokenizer_is_checked_before_an_export(two_vocabularies: Path
 def test_pickling_keeps_the_folder_device_and_threads(
     folder: Path, translator: OnnxTranslator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As datasets.map(num_proc=...) and multiprocessing do."""
+    """datasets.map(num_proc=...) and multiprocessing pickle their arguments."""
     monkeypatch.chdir(folder)
     relative = OnnxTranslator.from_pretrained(".", device="cpu", threads=1)
     monkeypatch.chdir(folder.parent)
@@ -426,12 +426,12 @@ def test_pickling_keeps_the_folder_device_and_threads(
         pickle.dumps(OnnxTranslator(translator.session, translator.tokenizer, translator.config))
 
 
-def test_the_largest_beam_size_is_that_of_torch() -> None:
+def test_the_largest_beam_size_equals_that_of_torch() -> None:
     assert MAX_BEAMS_OF_TEXTS == MAX_BEAMS
 
 
 def test_onnx_runtime_sends_no_telemetry(folder: Path, tmp_path: Path) -> None:
-    """It would first write its data into the home folder."""
+    """Telemetry would first write its data into the home folder."""
     code = "import sys; from vaswani_transformer.onnx_translator import OnnxTranslator; "
     code += "OnnxTranslator.from_pretrained(sys.argv[1])"
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}

@@ -124,7 +124,7 @@ def test_layers_and_heads_can_be_chosen(maps, kind, layer, head, panels):
     np.testing.assert_allclose(shown[0][2], expected.numpy(), atol=1e-6)
 
 
-def test_characters_missing_in_the_font_are_shown_as_code_points():
+def test_characters_without_a_glyph_are_shown_as_code_points():
     shown = labels(attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "\n")))
     top, side, _ = shown[0]
     assert top[0] == "U+65E5 1/3" and "$" in "".join(top) and side[0] == "U+000A"

@@ -42,7 +42,7 @@ def test_a_nan_loss_is_never_the_best():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_a_reason_to_stop_that_outweighs_a_limit(number):
+def test_a_signal_takes_precedence_over_a_limit(number):
     before = signal.getsignal(number)
     with Signals() as signals:
         signal.raise_signal(number)

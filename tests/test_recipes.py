@@ -1,4 +1,4 @@
-"""training/recipe.py and the shipped recipes: what a recipe says is what runs, and what is wrong is named."""
+"""training/recipe.py and the shipped recipes: values are applied as written, and errors name the key."""
 
 import json
 
@@ -17,7 +17,7 @@ from vaswani_transformer.errors import InputError
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_every_shipped_recipe_loads_and_says_what_it_reproduces_and_which_bleu_it_means(name):
+def test_shipped_recipes_load_and_document_their_bleu(name):
     recipe = load_recipe(name)
     assert recipe.preset in PRESETS
     VaswaniTransformerConfig.from_preset(recipe.preset, vocab_size=recipe.vocab_size, **recipe.model)
@@ -28,7 +28,7 @@ def test_every_shipped_recipe_loads_and_says_what_it_reproduces_and_which_bleu_i
     assert max(map(len, head)) <= 120
 
 
-def test_the_recipes_of_the_issue_are_shipped():
+def test_all_documented_recipes_are_shipped():
     assert set(shipped_recipes()) >= {
         "demo", "multi30k_en_de", "multi30k_en_fr", "paper_base_en_de", "paper_base_en_fr", "paper_big_en_de",
         "paper_big_en_fr", "tensor2tensor_base_v1", "tensor2tensor_base_v3", "iwslt14_de_en",
@@ -43,7 +43,7 @@ def test_the_recipes_of_the_issue_are_shipped():
         ("paper_big_en_fr", 209_051_648, 300_000, 20, 0.1),
     ],
 )
-def test_the_paper_s_recipes_have_the_paper_s_numbers(name, parameters, steps, averaged, dropout):
+def test_paper_recipes_have_the_numbers_of_the_paper(name, parameters, steps, averaged, dropout):
     recipe = load_recipe(name)
     config = VaswaniTransformerConfig.from_preset(recipe.preset, vocab_size=recipe.vocab_size, **recipe.model)
     d, f, n = config.d_model, config.encoder_ffn_dim, config.encoder_layers
@@ -56,7 +56,7 @@ def test_the_paper_s_recipes_have_the_paper_s_numbers(name, parameters, steps, a
     assert recipe.learning_rate is None and recipe.learning_rate_factor == 1 and recipe.decay_share == 0
 
 
-def test_flags_override_the_file_and_reach_into_the_model():
+def test_flags_override_the_file_and_model_fields():
     words = ["--max_steps", "7", "--model.dropout=0.3", "--adam-epsilon", "1e-9", "--overwrite", "--train", "[a, b]"]
     recipe = load_recipe("multi30k_en_de", parse_options(words))
     assert recipe.max_steps == 7 and recipe.adam_epsilon == 1e-9 and recipe.overwrite is True
@@ -70,12 +70,12 @@ def test_flags_override_the_file_and_reach_into_the_model():
 
 
 @pytest.mark.parametrize("name", ["2024_06_01", "2024-06-01", "010", "1e3", "yes", "{language}/train.txt", "a: b"])
-def test_a_name_is_what_was_typed(name):
+def test_names_are_not_parsed_as_yaml(name):
     recipe = load_recipe(None, {"output_dir": name, "train": name, "data": json.dumps(name)})
     assert (recipe.output_dir, recipe.train, recipe.data) == (name, [name], name)
 
 
-def test_processes_of_a_recipe_are_those_that_are_started(tmp_path):
+def test_the_recipe_sets_the_number_of_processes(tmp_path):
     (tmp_path / "two.yaml").write_text("processes: 2\n")
     words = ["--config", str(tmp_path / "two.yaml"), "--seed", "3"]
     assert recipe_of(words).processes == 2 and recipe_of([*words, "--processes=3"]).processes == 3
@@ -114,12 +114,12 @@ def test_processes_of_a_recipe_are_those_that_are_started(tmp_path):
         ({"train": "[1"}, r"--train \[1: not YAML"),
     ],
 )
-def test_a_wrong_key_or_value_is_named_with_what_it_must_be(flags, message):
+def test_wrong_keys_and_values_are_named_with_the_limit(flags, message):
     with pytest.raises(InputError, match=message):
         load_recipe(None, flags)
 
 
-def test_a_pair_of_two_longest_sentences_has_to_fit():
+def test_two_sentences_of_max_length_must_fit():
     with pytest.raises(InputError, match="max_length 256 does not fit into a micro-batch of 511 tokens"):
         load_recipe(None, {"tokens_per_step": "4095"})
     load_recipe(None, {"tokens_per_step": "4096"})
@@ -132,7 +132,7 @@ def test_every_key_has_a_description_in_the_help(capsys):
         assert field.description and f"--{name} (" in said and field.description in said
 
 
-def test_a_wrong_file_is_named(tmp_path):
+def test_an_invalid_recipe_file_is_named(tmp_path):
     with pytest.raises(InputError, match="recipe 'multi30k_en_dd' does not exist; did you mean 'multi30k_en_de'"):
         load_recipe("multi30k_en_dd")
     with pytest.raises(InputError, match="no such recipe file"):
@@ -152,14 +152,14 @@ def test_a_wrong_file_is_named(tmp_path):
         load_recipe(str(path))
 
 
-def test_a_recipe_survives_being_written_down(tmp_path):
+def test_a_recipe_survives_yaml_and_json(tmp_path):
     recipe = load_recipe("demo")
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(recipe.model_dump()))
     assert load_recipe(str(tmp_path / "again.yaml")) == recipe
     assert json.loads(json.dumps(recipe.identity())) == recipe.identity()
 
 
-def test_longer_training_is_the_same_run_unless_the_end_shapes_the_rate():
+def test_max_steps_changes_the_identity_only_with_decay():
     assert load_recipe(None, {"max_steps": "5"}).identity() == load_recipe(None, {"max_steps": "9"}).identity()
     decayed = [load_recipe(None, {"max_steps": n, "decay_share": "0.1"}).identity() for n in ("5", "9")]
     assert decayed[0] != decayed[1]
@@ -168,8 +168,8 @@ def test_longer_training_is_the_same_run_unless_the_end_shapes_the_rate():
 # --- the dry run ---------------------------------------------------------------------------------------------------
 
 
-def test_the_flops_of_the_plan_are_those_that_torch_counts():
-    """Uneven sizes, so that no two terms can be mistaken for each other."""
+def test_planned_flops_equal_torch_counts():
+    """All sizes differ, so that exchanged terms change the result."""
     config = VaswaniTransformerConfig(
         vocab_size=64, d_model=24, encoder_layers=3, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=40, decoder_ffn_dim=56, dropout=0.0,
@@ -185,13 +185,13 @@ def test_the_flops_of_the_plan_are_those_that_torch_counts():
     assert ours == pytest.approx(counted, rel=1e-9)
 
 
-def test_the_paper_s_base_costs_9_5e17_flop():
+def test_the_paper_base_model_costs_9_5e17_flop():
     plan = make_plan(load_recipe("paper_base_en_de"), seconds=0)
     assert plan["parameters"] == 63_045_632 and plan["steps"] == 100_000
     assert plan["flop"] == pytest.approx(9.5e17, rel=0.01)
 
 
-def test_the_plan_of_a_corpus_counts_its_steps_and_measures_the_machine(capsys):
+def test_a_plan_counts_steps_and_measures_speed(capsys):
     plan_command(["--config", "demo", "--seconds", "0.2", "--json", "--vocab_size", "400", "--max_epochs", "2"])
     plan = json.loads(capsys.readouterr().out)
     assert plan["pairs"] > 15_000 and 0 < plan["padding"] < 0.05 and plan["vocabulary"] == 400

@@ -5,7 +5,7 @@ import pytest
 from training.schedule import inverse_sqrt_learning_rate, learning_rate, linear_decay, paper_learning_rate
 
 
-def test_the_formula_is_that_of_section_5_3():
+def test_the_rate_follows_section_5_3():
     for step in (1, 17, 3999, 4000, 4001, 100_000):
         expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
         assert paper_learning_rate(step, 512, 4000) == pytest.approx(expected, rel=1e-12)
@@ -21,24 +21,24 @@ def test_the_rate_peaks_at_warmup(d_model, warmup, factor, peak):
     assert rates[warmup] == pytest.approx(peak, rel=1e-3)
 
 
-def test_the_factor_multiplies_the_paper_s_rate():
+def test_the_factor_multiplies_the_paper_rate():
     for step in (1, 4000, 9000):
         assert learning_rate(step, d_model=512, warmup_steps=4000, factor=2) == 2 * paper_learning_rate(step, 512, 4000)
 
 
-def test_the_paper_s_shape_with_a_given_peak():
+def test_inverse_sqrt_equals_the_paper_at_its_peak():
     peak = paper_learning_rate(4000, 512, 4000)
     for step in (1, 400, 4000, 9000):
         assert inverse_sqrt_learning_rate(step, peak, 4000) == pytest.approx(paper_learning_rate(step, 512, 4000))
 
 
-def test_the_decay_falls_in_a_straight_line_to_zero_after_the_last_step():
+def test_decay_is_linear_and_ends_at_zero():
     factors = [linear_decay(step, 10, 0.4) for step in range(1, 11)]
     assert factors == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
     assert linear_decay(11, 10, 0.4) == 0
 
 
-def test_without_decay_the_total_does_not_matter():
+def test_only_decay_depends_on_the_total():
     assert learning_rate(50, d_model=512, warmup_steps=10, total_steps=60) == learning_rate(
         50, d_model=512, warmup_steps=10, total_steps=10**6
     )

@@ -156,7 +156,7 @@ def test_a_wide_search_finds_the_best_of_all_translations(lively_model: ModelMak
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, beams: int) -> None:
-    """The same tokens alone, in order, in reverse, and beside a far longer sentence."""
+    """Tokens are the same alone, in order, in reverse, and beside a far longer sentence."""
     ended = 0
     for seed, end_at in MODELS:
         model = lively_model(seed, end_at - 1.5 if beams == 1 else end_at)  # greedy search ends later
@@ -197,7 +197,7 @@ def test_n_best_is_ordered_distinct_and_scored_by_the_model(lively_model: ModelM
     assert checked >= 20
 
 
-def test_fewer_returned_sequences_are_the_head_of_more(lively_model: ModelMaker) -> None:
+def test_fewer_returned_sequences_are_the_best_ones(lively_model: ModelMaker) -> None:
     model = lively_model(2)
     sentences = random_sentences(4, count=5, vocab_size=16, longest=8)
     all_five = search(model, sentences, num_beams=5, num_return_sequences=5)
@@ -207,8 +207,8 @@ def test_fewer_returned_sequences_are_the_head_of_more(lively_model: ModelMaker)
         ]
 
 
-def test_plain_generate_is_beam_4_alpha_06_and_source_length_plus_50(lively_model: ModelMaker) -> None:
-    """Without arguments, as brute force with the paper's numbers, for sentences that end or reach the limit."""
+def test_default_settings_are_those_of_the_paper(lively_model: ModelMaker) -> None:
+    """Without arguments the result equals brute force with beam 4, alpha 0.6 and |source| + 50 tokens."""
     at_limit = ended = 0
     for model in (lively_model(0), lively_model(1, end_at=8.0), without_end(lively_model(2))):
         sentences = random_sentences(20, count=3, vocab_size=16, longest=6)
@@ -230,8 +230,8 @@ def without_end(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_the_limit_belongs_to_the_sentence_not_to_the_batch(lively_model: ModelMaker, beams: int) -> None:
-    """A model that never ends: every translation is exactly as long as its own source, </s> included, plus 3."""
+def test_each_sentence_has_its_own_limit(lively_model: ModelMaker, beams: int) -> None:
+    """The model never ends a sentence, so each translation has |source| + 3 tokens, </s> included."""
     model = without_end(lively_model(0))
     sentences = [[5, 2], [6, 7, 8, 9, 10, 2], [4, 4, 4, 2]]
     rows = model.generate(**padded(sentences), num_beams=beams, max_source_length_offset=3)
@@ -248,8 +248,8 @@ def test_the_limit_counts_after_a_given_prefix(lively_model: ModelMaker) -> None
         assert learned.generate(**padded([[8, 9, 2]]), **prompt).shape == (1, 12)
 
 
-def test_live_hypotheses_count_at_the_limit_only_if_nothing_ended(lively_model: ModelMaker) -> None:
-    """Cases in which an unfinished hypothesis would score better than everything that ended."""
+def test_live_hypotheses_count_only_if_none_finished(lively_model: ModelMaker) -> None:
+    """In these cases an unfinished hypothesis scores better than all finished ones."""
     would_have_won = 0
     nothing_ended = 0
     for seed in range(16):
@@ -269,8 +269,8 @@ def test_live_hypotheses_count_at_the_limit_only_if_nothing_ended(lively_model: 
     assert nothing_ended >= 5
 
 
-def test_the_search_stops_as_soon_as_the_best_is_proved(lively_model: ModelMaker) -> None:
-    """The decoder runs as often as brute force needs, not until the limit."""
+def test_the_search_stops_at_the_proved_best(lively_model: ModelMaker) -> None:
+    """The decoder runs as many steps as brute force needs, not until the limit."""
     early = 0
     for seed in range(8):
         model = lively_model(seed, end_at=3.0)
@@ -294,7 +294,7 @@ def test_the_search_stops_as_soon_as_the_best_is_proved(lively_model: ModelMaker
 
 
 @pytest.mark.parametrize(("seed", "start"), [(0, [START]), (1, []), (2, [START])])
-def test_a_given_prefix_is_continued_as_brute_force_does(lively_model: ModelMaker, seed: int, start: list[int]) -> None:
+def test_a_given_prefix_is_continued_like_brute_force(lively_model: ModelMaker, seed: int, start: list[int]) -> None:
     """Limit, penalty and stopping bound count the generated tokens, not the prefix."""
     model = lively_model(seed)
     sentence, beginning = [5, 6, 7, 2], (5, 6, 4)
@@ -333,7 +333,7 @@ def test_beam_1_is_greedy_search(lively_model: ModelMaker) -> None:
 
 @pytest.mark.parametrize("arguments", [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 1, "do_sample": True}])
 def test_pad_and_start_are_never_produced(lively_model: ModelMaker, arguments: dict) -> None:
-    """Even where the model gives them nearly all the probability."""
+    """This holds even where the model gives them nearly all the probability."""
     model = lively_model(3)
     with torch.no_grad():
         model.lm_head.bias[[START, PAD]] = 30.0
@@ -410,8 +410,8 @@ def test_assisted_decoding_equals_greedy(lively_model: ModelMaker, helped_by: st
     ],
     ids=str,
 )
-def test_an_argument_at_the_call_means_what_it_says(lively_model: ModelMaker, given: dict, meaning: dict) -> None:
-    """The other settings stay the paper's. On models that end early, late, and never, where the limit is the length."""
+def test_call_arguments_change_only_their_setting(lively_model: ModelMaker, given: dict, meaning: dict) -> None:
+    """Other settings remain those of the paper. The models end early, late, and never (at the limit)."""
     sentence = [5, 6, 7, 8, 9, 2]
     expected = {"beams": 4, "alpha": 0.6, "limit": len(sentence) + 50} | meaning
     for model in (lively_model(0, end_at=6.0), lively_model(1, end_at=9.0), without_end(lively_model(2))):
@@ -424,7 +424,7 @@ def test_an_argument_at_the_call_means_what_it_says(lively_model: ModelMaker, gi
 
 
 def test_the_search_survives_saving_and_loading(lively_model: ModelMaker, tmp_path) -> None:
-    """All settings of the generation config, and so the translations."""
+    """All settings of the generation config are kept, and so are the translations."""
     model = lively_model(3)
     model.generation_config.max_source_length_offset = 4
     model.generation_config.num_beams = 3

@@ -44,7 +44,7 @@ def test_a_text_is_cut_at_sentence_ends_only(example: str) -> None:
 
 
 @given(st.text(st.sampled_from("aBé .!?…。」\n\"')1一-")) | st.text(), st.integers(8, 20), st.booleans())
-def test_the_parts_and_their_separators_are_the_text(text: str, limit: int, by_sentence: bool) -> None:
+def test_parts_and_separators_concatenate_to_the_text(text: str, limit: int, by_sentence: bool) -> None:
     parts = list(split_text(text, limit, encode, by_sentence))
     assert all(len(ids) <= limit for ids, _ in parts)
     assert "".join(separator + decode(ids) for ids, separator in parts).strip() == text.strip()

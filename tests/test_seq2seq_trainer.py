@@ -61,7 +61,7 @@ def make_trainer(
     )
 
 
-def test_the_copy_task_is_learned_and_the_saved_folder_translates(
+def test_the_trainer_learns_and_saves_the_copy_task(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
 ) -> None:
     trainer = make_trainer(
@@ -131,7 +131,7 @@ def test_trainer_arguments_reach_the_search(
 def test_gradient_accumulation_equals_one_batch(
     tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_path: Path
 ) -> None:
-    """16 sentences at once, or four times four, of different lengths: a mean of means would differ."""
+    """One batch of 16 sentences equals four batches of 4; a mean of means would differ."""
     runs = []
     for size, accumulation in ((16, 1), (4, 4)):
         trainer = make_trainer(

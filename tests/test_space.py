@@ -10,7 +10,7 @@ import yaml
 SPACE = Path(__file__).parents[1] / "hub" / "space"
 
 
-def test_the_requirements_name_every_package_that_the_app_imports():
+def test_the_requirements_list_every_imported_package():
     named = {re.split("[<>=]", line)[0] for line in (SPACE / "requirements.txt").read_text().split()}
     imported = set()
     for node in ast.walk(ast.parse((SPACE / "app.py").read_text(encoding="utf-8"))):

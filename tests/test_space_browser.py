@@ -50,7 +50,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[str]:
-    """The address of a Space that has loaded its model from a Hub by its id."""
+    """Yield the address of a Space that has loaded its model from a Hub by id."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -137,7 +137,7 @@ def test_the_space_shows_the_translators_hypotheses_and_scores(page: Any, transl
     ]
 
 
-def test_the_heat_map_shows_every_weight_of_every_layer_and_head(page: Any, translator, model: Path) -> None:
+def test_the_heat_map_shows_every_attention_weight(page: Any, translator, model: Path) -> None:
     (text,) = translator.translate([ENGLISH[1]])
     translate(page, ENGLISH[1], text)
     maps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[1])
@@ -179,7 +179,7 @@ def test_selecting_another_hypothesis_shows_its_attention(page: Any, translator,
     )
 
 
-def test_the_space_works_with_the_keyboard_alone(page: Any, translator) -> None:
+def test_the_space_works_with_only_the_keyboard(page: Any, translator) -> None:
     (text,) = translator.translate([ENGLISH[0]])
     focused = "document.activeElement"
 
@@ -287,8 +287,8 @@ print(json.dumps(answers))
 """
 
 
-def test_a_model_with_two_vocabularies_learned_positions_and_unequal_stacks(tmp_path: Path) -> None:
-    """Rarer configurations, and greedy search, for which the app computes the score."""
+def test_rarer_configurations_translate(tmp_path: Path) -> None:
+    """Two vocabularies, learned positions, unequal stacks, and greedy search, whose score the app computes."""
     model = untrained_model(
         vocab_size=277,
         decoder_vocab_size=300,

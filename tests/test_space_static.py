@@ -89,7 +89,7 @@ def test_texts_have_the_same_ids_as_in_python(tmp_path: Path, split_digits: bool
 
 
 def test_ids_of_invalid_text_decode_as_in_python(tmp_path: Path) -> None:
-    """Incomplete characters, mixed with control tokens."""
+    """Covers incomplete characters mixed with control tokens."""
     train_tokenizer(GERMAN + ENGLISH, 300).save_pretrained(tmp_path)
     chance = random.Random(6)
     rows = [[chance.randrange(300) for _ in range(12)] for _ in range(500)]
@@ -98,8 +98,8 @@ def test_ids_of_invalid_text_decode_as_in_python(tmp_path: Path) -> None:
     assert in_javascript(tmp_path, [], rows)["texts"] == expected
 
 
-def test_letters_numbers_and_white_space_are_classified_as_in_the_library(tmp_path: Path) -> None:
-    """Every code point of planes 0 and 1, and many of the others.
+def test_characters_are_classified_as_in_the_library(tmp_path: Path) -> None:
+    """Covers every code point of planes 0 and 1, and many other code points.
 
     With merges of "a", "1" and "!" with the first byte of every character, the ids show where words end.
     """

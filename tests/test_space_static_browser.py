@@ -76,7 +76,7 @@ def translate(page: Any, text: str) -> None:
     page.locator("#results[aria-busy=false]").wait_for()
 
 
-def test_fifty_sentences_have_the_same_tokens_and_scores_as_in_python(page: Any, exported: Path) -> None:
+def test_fifty_sentences_translate_as_in_python(page: Any, exported: Path) -> None:
     unusual = [line for line in odd_lines(40)[-20:] if line.strip() and not set(line) & set("\n\r\x85\u2028")]
     sentences = (ENGLISH + GERMAN + unusual + demo_sentences(50))[:50]
     translate(page, "\n".join(sentences))
@@ -103,7 +103,7 @@ def test_the_beam_size_can_be_chosen(page: Any, exported: Path) -> None:
     assert page.locator("details span").all_text_contents() == [hypothesis.text for hypothesis in expected[0]]
 
 
-def test_the_page_without_the_model_weighs_at_most_fifteen_megabytes(folder: Path) -> None:
+def test_the_page_without_its_model_is_below_fifteen_megabytes(folder: Path) -> None:
     files = [path for path in folder.rglob("*") if path.is_file() and "model" not in path.relative_to(folder).parts]
     assert 1_000_000 < sum(path.stat().st_size for path in files) <= MOST_BYTES
 
@@ -138,7 +138,7 @@ def test_translating_sends_no_request(page: Any, site: tuple[str, list[str]]) ->
     assert all("?" not in path for path in requested)
 
 
-def test_neither_the_page_nor_its_workers_can_connect_to_another_server(
+def test_page_and_workers_cannot_connect_to_other_servers(
     browser: Any, site: tuple[str, list[str]], tmp_path: Path
 ) -> None:
     fetch = "address => fetch(address, {mode: 'no-cors'}).then(() => 'sent', () => 'refused')"
@@ -152,7 +152,7 @@ def test_neither_the_page_nor_its_workers_can_connect_to_another_server(
     assert (outcomes, requested) == (["refused", "refused"], [])
 
 
-def test_the_page_works_with_the_keyboard_alone(page: Any) -> None:
+def test_the_page_works_with_only_the_keyboard(page: Any) -> None:
     page.keyboard.press("Tab")  # the link to the paper
     page.keyboard.press("Tab")
     page.keyboard.type(ENGLISH[0])
@@ -175,7 +175,7 @@ def test_the_page_is_accessible(page: Any, scheme: str) -> None:
     assert accessibility_violations(page) == []
 
 
-def test_a_line_that_is_too_long_does_not_stop_the_others(page: Any) -> None:
+def test_a_line_that_is_too_long_is_skipped(page: Any) -> None:
     status = page.get_by_role("status")
     translate_button = page.get_by_role("button", name="Translate")
     translate_button.click()

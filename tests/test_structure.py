@@ -51,7 +51,7 @@ def test_a_program_imports_itself_relatively_and_no_other_program(path):
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == LIBRARY], ids=str)
-def test_the_library_imports_optional_packages_only_where_they_are_used(path):
+def test_optional_packages_are_imported_where_used(path):
     assert not top_level(path, everywhere=False) & OPTIONAL
 
 

@@ -1,4 +1,4 @@
-"""The curve of a run: what its log says, once for every step, and a picture of it."""
+"""The curve of a run: one value of the log for every step, and the figure."""
 
 import json
 
@@ -26,7 +26,7 @@ def run(tmp_path):
     return tmp_path
 
 
-def test_a_step_that_was_done_again_counts_once(run):
+def test_a_repeated_step_counts_once(run):
     assert curves_of(run / "metrics.jsonl") == {
         "loss": {10: 5.0, 20: 4.0},
         "validation_loss": {10: 4.5, 20: 3.5},
@@ -46,7 +46,7 @@ def test_the_command_draws_a_png(run, capsys):
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_no_log_is_named_by_line(run):
+def test_an_invalid_log_is_reported_by_line(run):
     with pytest.raises(InputError, match="no such file"):
         curves_of(run / "nowhere" / "metrics.jsonl")
     with (run / "metrics.jsonl").open("a") as file:

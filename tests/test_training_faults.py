@@ -1,4 +1,4 @@
-"""Faults of the recipe, the disk and the gradients, each named in one line."""
+"""Errors in the recipe, the disk and the gradients are reported in one line."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from vaswani_transformer.pictures import curves_of
         (3e38, "contains NaN or infinity, so it is not saved"),  # Adam overflows on finite gradients
     ],
 )
-def test_nan_and_infinity_never_reach_a_checkpoint(start, tmp_path, rate, message):
+def test_nan_and_infinity_are_never_saved(start, tmp_path, rate, message):
     process = start(
         learning_rate=rate, warmup_steps=1, max_bad_steps=3, save_every=1, validate_every=None, validation=[]
     )
@@ -31,7 +31,7 @@ def test_nan_and_infinity_never_reach_a_checkpoint(start, tmp_path, rate, messag
         assert all(tensor.isfinite().all() for tensor in load_file(path).values())
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_counted(start, tmp_path):
+def test_steps_without_finite_gradients_are_skipped_and_counted(start, tmp_path):
     process = start(fault=("nan", 4 * 2 + 1), max_steps=6, validation=[], validate_every=None)
     assert process.wait() == 0 and "step 3: the gradient is not finite, step skipped" in process.said()
     (record,) = [record for record in records_of(tmp_path / "run") if "skipped_steps" in record]
@@ -46,7 +46,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(start, tmp_path, uninterrupt
     assert "step-5 cannot be written" in process.said() and "free); the previous one is intact" in process.said()
     assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-4"]
     assert start().wait() == 0
-    # The checkpoint of step 4 has displaced no other one.
+    # The checkpoint of step 4 has not replaced a regular one.
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
@@ -62,7 +62,7 @@ def test_keep_going_survives_a_failed_checkpoint(start, tmp_path, uninterrupted)
     assert process.wait() == 4 and "no checkpoint could be written, so there is no model" in process.said()
 
 
-def test_a_read_only_folder_is_refused_before_the_first_step(start, tmp_path):
+def test_a_read_only_folder_is_refused_before_training(start, tmp_path):
     (tmp_path / "run").mkdir()
     process = start(fault=("read-only", str(tmp_path / "run")))
     assert process.wait() == 4, process.said()
@@ -94,7 +94,7 @@ def test_a_second_run_on_the_same_folder_is_refused(start):
         ({"max_hours": 1e-9}, "ended the run before its first step"),
     ],
 )
-def test_wrong_input_is_one_line_before_the_first_step(start, keys, message):
+def test_wrong_input_is_a_one_line_error_before_training(start, keys, message):
     process = start(**keys)
     assert process.wait() in (2, 4)
     (line,) = [line for line in process.said().splitlines() if line.startswith("error")]

@@ -1,4 +1,4 @@
-"""Training on two hosts: network namespaces of this machine, each with an address of its own, joined by a cable."""
+"""Training on two hosts: network namespaces of this machine, joined by a virtual cable."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def two_hosts():
 
 
 def launch(flags: dict, number: int, hosts: int, log: Path) -> subprocess.Popen:
-    """`accelerate launch` by the shipped files, of two processes: on one host, or on each of two hosts its share."""
+    """Run `accelerate launch` with a shipped file: two processes on one host, or one on each of two."""
     command = ["ip", "netns", "exec", HOSTS[number]] if hosts == 2 else []
     config = ROOT / "training" / "accelerate" / ("two_hosts.yaml" if hosts == 2 else "one_host.yaml")
     command += [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
@@ -60,13 +60,13 @@ def launch(flags: dict, number: int, hosts: int, log: Path) -> subprocess.Popen:
     command += [word for key, value in flags.items() for word in (f"--{key}", json.dumps(value))]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if hosts == 2:
-        environment["GLOO_SOCKET_IFNAME"] = f"vt{number}"  # or gloo looks for the host's name, which both share
+        environment["GLOO_SOCKET_IFNAME"] = f"vt{number}"  # otherwise gloo resolves the host name, which both share
     with log.open("wb") as file:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
 
 
 @pytest.mark.slow
-def test_two_hosts_train_the_same_model_as_two_processes_of_one(two_hosts, tmp_path):
+def test_two_hosts_equal_two_processes_on_one_host(two_hosts, tmp_path):
     generator = random.Random(0)
     lines = ["".join(generator.choice("abcdefgh") for _ in range(generator.randint(2, 14))) for _ in range(120)]
     (tmp_path / "train.en").write_text("".join(f"{line}\n" for line in lines))

@@ -1,4 +1,4 @@
-"""What a run trains with: tokenizers of other people's making, the model that belongs to one, each step's numbers."""
+"""Foreign tokenizers, the model configured for them, and the numbers of each training step."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_d
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Text of both languages, and a tokenizer."""
+    """A folder with text in both languages and a tokenizer."""
     for language, lines in (("en", ENGLISH), ("de", GERMAN)):
         (tmp_path / f"train.{language}").write_text("".join(f"{line}\n" for line in lines * 3), encoding="utf-8")
     trained_tokenizer().save_pretrained(tmp_path / "tokenizer")
@@ -48,7 +48,7 @@ def loaded(recipe: Recipe, said: list[str] | None = None) -> Any:
 
 
 def changed(folder: Path, change: Any) -> None:
-    """tokenizer.json as `change` leaves it"""
+    """Apply `change` to tokenizer.json."""
     path = str(folder / "tokenizer/tokenizer.json")
     tokenizer = Tokenizer.from_file(path)
     change(tokenizer)
@@ -56,7 +56,7 @@ def changed(folder: Path, change: Any) -> None:
 
 
 def exchange_ids(folder: Path) -> None:
-    """<pad> and <s> exchange their ids, so that 0 pads, as in T5 and Marian; there is no <s> in the settings."""
+    """Swap the ids of <pad> and <s>, so that 0 is padding, as in T5 and Marian; drop bos_token."""
     path = folder / "tokenizer/tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = content["model"]["vocab"]
@@ -68,7 +68,7 @@ def exchange_ids(folder: Path) -> None:
     settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "bos_token"}))
 
 
-def test_a_tokenizer_s_ids_are_the_model_s(folder: Path) -> None:
+def test_the_model_uses_the_tokenizers_special_ids(folder: Path) -> None:
     exchange_ids(folder)
     train(recipe_of(folder))
     translator = Translator.from_pretrained(folder / "run", device="cpu")
@@ -78,14 +78,14 @@ def test_a_tokenizer_s_ids_are_the_model_s(folder: Path) -> None:
     assert len(translator.translate(ENGLISH)) == len(ENGLISH)
 
 
-def test_ids_that_a_recipe_says_otherwise_are_refused(folder: Path) -> None:
+def test_special_ids_that_contradict_the_tokenizer_are_refused(folder: Path) -> None:
     tokenizer = loaded(recipe_of(folder))
     recipe = recipe_of(folder, model=SIZES | {"eos_token_id": 5})
     with pytest.raises(InputError, match="eos_token_id is 5, in the tokenizer 2"):
         model_config(recipe, len(tokenizer), None, control_ids(tokenizer))
 
 
-def test_texts_without_an_end_are_refused(folder: Path) -> None:
+def test_a_tokenizer_without_an_end_token_is_refused(folder: Path) -> None:
     changed(folder, lambda tokenizer: setattr(tokenizer, "post_processor", processors.ByteLevel()))
     with pytest.raises(InputError, match=r"tokenizer.json does not end a text in </s> \(2\)"):
         loaded(recipe_of(folder))
@@ -99,7 +99,7 @@ def test_texts_without_an_end_are_refused(folder: Path) -> None:
     ],
     ids=["truncation", "padding"],
 )
-def test_texts_are_neither_cut_nor_padded_whatever_tokenizer_json_says(folder: Path, change: Any) -> None:
+def test_truncation_and_padding_in_tokenizer_json_are_ignored(folder: Path, change: Any) -> None:
     lengths = []
     for step in (lambda tokenizer: None, change):
         changed(folder, step)
@@ -111,7 +111,7 @@ def test_texts_are_neither_cut_nor_padded_whatever_tokenizer_json_says(folder: P
     assert lengths[0] == lengths[1]
 
 
-def test_a_tokenizer_that_keeps_capitals_is_not_one_of_small_letters(folder: Path) -> None:
+def test_lowercase_requires_a_lowercase_tokenizer(folder: Path) -> None:
     with pytest.raises(InputError, match="lowercase: the tokenizer in .* keeps capitals"):
         loaded(recipe_of(folder, lowercase=True))
     shutil.rmtree(folder / "tokenizer")
@@ -119,7 +119,7 @@ def test_a_tokenizer_that_keeps_capitals_is_not_one_of_small_letters(folder: Pat
     assert len(loaded(recipe_of(folder, lowercase=True))) == 290
 
 
-def test_tuning_on_another_tokenizer_is_warned_of(folder: Path) -> None:
+def test_fine_tuning_with_another_tokenizer_warns(folder: Path) -> None:
     saved_model(folder / "model")
     said: list[str] = []
     loaded(recipe_of(folder, initial_weights=str(folder / "model")), said)
@@ -130,13 +130,13 @@ def test_tuning_on_another_tokenizer_is_warned_of(folder: Path) -> None:
     assert "differs from the one that" in warning
 
 
-def test_a_smaller_vocabulary_of_the_target_s_is_planned_for(folder: Path) -> None:
+def test_the_plan_accepts_a_smaller_target_vocabulary(folder: Path) -> None:
     train_tokenizer(GERMAN, 270).save_pretrained(folder / "tokenizer" / TARGET_TOKENIZER)
     plan = make_plan(recipe_of(folder), seconds=0.01)
     assert plan["vocabulary"] == 300 and plan["tokens_per_second"] > 0
 
 
-def test_two_tokenizers_that_pad_differently_are_refused(folder: Path) -> None:
+def test_tokenizers_with_different_pad_ids_are_refused(folder: Path) -> None:
     (folder / "tokenizer" / TARGET_TOKENIZER).mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / "tokenizer" / name, folder / "tokenizer" / TARGET_TOKENIZER / name)
@@ -153,8 +153,8 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_steps_are_torch_s_own_with_every_number_of_the_recipe(folder: Path) -> None:
-    """The whole text is one micro-batch, so that no order matters; and no number is a default."""
+def test_training_steps_equal_plain_torch(folder: Path) -> None:
+    """The whole text is one micro-batch, so the order does not matter; no number is a default."""
     saved_model(folder / "model")
     numbers: dict[str, Any] = {"adam_beta1": 0.5, "adam_beta2": 0.7, "adam_epsilon": 1e-3, "max_gradient_norm": 0.3}
     numbers |= {"warmup_steps": 2, "learning_rate_factor": 0.2, "decay_share": 0.5, "max_steps": 3}
@@ -170,7 +170,7 @@ def test_steps_are_torch_s_own_with_every_number_of_the_recipe(folder: Path) -> 
         adam.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-        assert norm > 0.6  # or it would not be clipped
+        assert norm > 0.6  # so that it is clipped
         rate = 0.2 * 32**-0.5 * min(step**-0.5, step * 2**-1.5) * min(1, (4 - step) / 1.5)
         adam.param_groups[0]["lr"] = rate
         perplexity = model(**batch).loss.exp().item()
@@ -185,8 +185,8 @@ def test_steps_are_torch_s_own_with_every_number_of_the_recipe(folder: Path) -> 
         torch.testing.assert_close(trained[name], parameter.detach(), atol=1e-5, rtol=1e-4)
 
 
-def test_the_validation_loss_is_that_of_forced_decoding(folder: Path) -> None:
-    """Which masks padding, starts with the start token, counts target tokens, and neither drops nor smooths."""
+def test_the_validation_loss_equals_forced_decoding(folder: Path) -> None:
+    """Forced decoding masks padding, divides by target tokens, and uses neither dropout nor smoothing."""
     sizes = SIZES | {"dropout": 0.3}
     train(recipe_of(folder, validation=["train"], model=sizes, max_steps=1, label_smoothing=0.3))
     (record,) = [record for record in records_of(folder / "run") if "validation_loss" in record]
@@ -196,14 +196,14 @@ def test_the_validation_loss_is_that_of_forced_decoding(folder: Path) -> None:
 
 
 def losses_of(folder: Path, name: str, **keys: Any) -> list[float]:
-    """Of steps that change nothing."""
+    """Return the losses of a run whose learning rate is 0."""
     keys = {"learning_rate": 0, "log_every": 1, "max_steps": 3} | keys
     train(recipe_of(folder, output_dir=str(folder / name), **keys))
     return [record["loss"] for record in records_of(folder / name) if "loss" in record]
 
 
-def test_each_micro_batch_of_each_step_has_dropout_of_its_own(folder: Path) -> None:
-    """Of a text with one pair again and again, one micro-batch of it; a step of two has that one twice."""
+def test_every_micro_batch_draws_new_dropout(folder: Path) -> None:
+    """The text repeats one pair, so all micro-batches are equal and losses differ only by dropout."""
     for language, line in (("en", ENGLISH[0]), ("de", GERMAN[0])):
         (folder / f"one.{language}").write_text(f"{line}\n" * 6)
     keys = {"model": SIZES | {"dropout": 0.3}, "train": ["one"]}
@@ -212,8 +212,8 @@ def test_each_micro_batch_of_each_step_has_dropout_of_its_own(folder: Path) -> N
     assert len(set(one)) == 3 and two[0] != pytest.approx(one[0], rel=1e-6)
 
 
-def test_the_seed_decides_the_weights_and_the_order(folder: Path) -> None:
-    """Without dropout, of steps that change nothing, the losses are those of the weights and of the order alone."""
+def test_the_seed_determines_weights_and_order(folder: Path) -> None:
+    """Without dropout and with a rate of 0, losses depend only on the weights and the order."""
     keys = {"model": SIZES | {"dropout": 0.0}, "tokens_per_step": 120}
     once, again = (losses_of(folder, name, **keys) for name in ("once", "again"))
     assert once == again
@@ -221,7 +221,7 @@ def test_the_seed_decides_the_weights_and_the_order(folder: Path) -> None:
     assert once != losses_of(folder, "other", seed=2, initial_weights=str(folder / "once"), **keys)
 
 
-def test_a_new_run_does_not_remove_the_text_that_it_is_to_train_on(folder: Path) -> None:
+def test_a_new_run_does_not_remove_its_training_text(folder: Path) -> None:
     corpus = folder / "run" / "corpus"
     shutil.copytree(folder, corpus, ignore=shutil.ignore_patterns("run"))
     before = sorted(corpus.iterdir())

@@ -25,7 +25,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.errors import UnavailableError
 
 
-def test_the_losses_do_not_depend_on_the_number_of_processes(uninterrupted):
+def test_losses_do_not_depend_on_the_number_of_processes(uninterrupted):
     """Data, dropout and rates are the same; only sums over processes round differently."""
     assert_same_losses(uninterrupted(1)[0], uninterrupted(2)[0])
 
@@ -133,7 +133,7 @@ def test_accelerate_launch_runs_two_processes(text, tmp_path, uninterrupted):
 
 
 @pytest.mark.slow
-def test_a_launcher_that_starts_one_of_two_processes_is_detected(text, tmp_path):
+def test_a_launcher_that_starts_too_few_processes_is_detected(text, tmp_path):
     launcher = launch(text, tmp_path, "--cpu")
     assert launcher.wait(200) != 0
     assert (
@@ -161,7 +161,7 @@ def children(process: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_ends_the_others_and_is_named(text, tmp_path, rank):
+def test_a_killed_process_is_named_and_ends_the_run(text, tmp_path, rank):
     launcher = launch(text, tmp_path, "--multi_gpu", max_steps=100_000, validation=[], validate_every=None)
     log = tmp_path / "log"
     try:

@@ -1,4 +1,4 @@
-"""What a run leaves: the model, its checkpoints, its log and its curve."""
+"""The results of a run: the model, its checkpoints, its log and its curve."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
     assert translator.trained_length in corpora
 
 
-def test_a_run_logs_speed_and_stalls_and_draws_a_curve(uninterrupted):
+def test_a_run_logs_speed_and_draws_a_curve(uninterrupted):
     folder, _ = uninterrupted(1)
     records = records_of(folder)
     speeds = [record["mfu"] for record in records if "mfu" in record]
@@ -54,7 +54,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(uninterrupted):
     assert (root / "latest").read_text() == "step-24\n"
 
 
-def test_a_finished_run_is_not_changed_by_running_it_again(start, tmp_path, uninterrupted):
+def test_repeating_a_finished_run_does_not_change_it(start, tmp_path, uninterrupted):
     assert start().wait() == 0
     before = weights(tmp_path / "run")
     process = start()
@@ -94,7 +94,7 @@ def test_a_limit_ends_the_run_with_a_model(start, tmp_path, limit, last):
     assert int(newest.removeprefix("step-")) in last and (tmp_path / "run/model.safetensors").is_file()
 
 
-def test_a_fraction_of_an_epoch_is_rounded_up_to_a_step():
+def test_fractions_of_an_epoch_are_rounded_up():
     plan = plan_batches(np.full(8, 4, np.int32), np.full(8, 6, np.int32), 20)  # four steps an epoch
     recipes = [load_recipe(None, {"max_steps": "null", "max_epochs": epochs}) for epochs in ("0.3", "1", "1.6")]
     assert [total_steps(recipe, plan) for recipe in recipes] == [2, 4, 7]
@@ -122,7 +122,7 @@ def test_validation_bleu_ignores_line_ends(tmp_path, end):
 
 @pytest.mark.slow
 def test_a_compiled_run_has_the_same_losses(start, tmp_path):
-    """Without dropout, whose masks differ. The compiler prints no warning about recompilation."""
+    """Dropout is off, since its masks differ. The compiler prints no warning about recompilation."""
     keys = {"max_steps": 6, "model": {**SMALL["model"], "dropout": 0.0}}
     for output, variables in (("compiled", dict(COMPILED)), ("plain", None)):
         process = start(output, variables=variables, **keys)

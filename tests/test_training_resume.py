@@ -1,4 +1,4 @@
-"""Runs that are stopped or killed at any instant, and resumed to the same bits."""
+"""Runs that are stopped or killed at any instant resume to the same bits."""
 
 import gzip
 import hashlib
@@ -22,7 +22,7 @@ from training_runs import (
 )
 
 
-def test_a_run_killed_five_times_ends_with_the_same_bits(start, tmp_path, uninterrupted):
+def test_five_kills_end_with_the_same_bits(start, tmp_path, uninterrupted):
     kill_and_resume(start, tmp_path, *uninterrupted(1), kills=5, seed=0, processes=1)
 
 
@@ -47,7 +47,7 @@ def test_a_signal_saves_and_the_same_command_resumes(start, tmp_path, uninterrup
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
-def test_a_validation_postponed_by_a_signal_is_made_on_resume(start, tmp_path, uninterrupted):
+def test_a_validation_postponed_by_a_signal_runs_on_resume(start, tmp_path, uninterrupted):
     process = start(fault=("term", 4 * 6))  # In the last micro-batch of step 6, after which it validates.
     assert process.wait() == 143, process.said()
     assert "saved step 6" in process.said() and "validation loss" not in process.said()
@@ -65,7 +65,7 @@ def test_a_validation_postponed_by_a_signal_is_made_on_resume(start, tmp_path, u
 
 @pytest.mark.slow
 def test_three_processes_sum_in_the_same_order_after_resuming(start, tmp_path, uninterrupted):
-    """The sum of three floats depends on their order, which DDP settles only after its first backward pass."""
+    """The sum of three floats depends on their order, which DDP fixes in its first backward pass."""
     process = start(ranks=3, fault=("term", 14))
     assert process.wait() == 143, process.said()
     process = start(ranks=3)
@@ -80,7 +80,7 @@ def test_a_second_signal_ends_the_run_at_once(start, tmp_path):
     assert (tmp_path / "run/checkpoints/latest").read_text() in ("step-5\n", "step-6\n")  # 6 if it was the best
 
 
-def test_a_signal_ends_a_run_that_is_reading_its_text(start, tmp_path):
+def test_a_signal_ends_a_run_while_it_reads_text(start, tmp_path):
     """A billion lines in a file of a megabyte take minutes to read."""
     (tmp_path / "text").mkdir()
     for name in ("train.en.gz", "train.de.gz"):
@@ -104,7 +104,7 @@ def test_a_corrupt_newest_checkpoint_is_named_and_skipped(start, tmp_path, unint
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
-def test_a_damaged_older_checkpoint_is_left_out_of_the_average(start, tmp_path):
+def test_the_average_excludes_a_damaged_checkpoint(start, tmp_path):
     assert start().wait() == 0
     (tmp_path / "run/model.safetensors").unlink()
     older = tmp_path / "run/checkpoints/step-20"
@@ -117,7 +117,7 @@ def test_a_damaged_older_checkpoint_is_left_out_of_the_average(start, tmp_path):
 
 @pytest.mark.slow
 def test_an_incomplete_state_is_not_resumed(start, tmp_path):
-    """Even if the manifest matches."""
+    """It is refused even if the manifest matches."""
     assert start(fault=("term", 4 * 4 + 2)).wait() == 143
     folder = tmp_path / "run/checkpoints/step-4"
     state = json.loads((folder / "trainer_state.json").read_text())

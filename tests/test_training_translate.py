@@ -1,4 +1,4 @@
-"""training/translate.py: a corpus in shards, by several processes, interrupted, in order."""
+"""training/translate.py: translates a corpus in shards, with several processes, and resumes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SHARD = 5
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """A model, a text of lines that are all different, and what the model says of each alone."""
+    """A folder with a model and a text, and the translation of each line by itself."""
     folder = tmp_path_factory.mktemp("translate")
     saved_model(folder / "model")
     choose = random.Random(0)
@@ -54,14 +54,14 @@ def lines_of(path):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_output_is_every_line_s_translation_in_order(start, work, tmp_path, ranks):
+def test_every_line_is_translated_in_order(start, work, tmp_path, ranks):
     process = start(ranks)
     assert process.wait() == 0, process.said()
     assert lines_of(tmp_path / "out") == work[1]
     assert not (tmp_path / "out.shards").exists()
 
 
-def test_killed_it_goes_on_with_the_missing_shards_and_any_number_of_processes(start, work, tmp_path):
+def test_a_killed_translation_resumes_with_missing_shards(start, work, tmp_path):
     assert start(fault=("kill", 16)).wait() == -9
     done = sorted(path.name for path in (tmp_path / "out.shards").glob("shard-*") if ".tmp" not in path.name)
     assert 0 < len(done) < LINES // SHARD and not (tmp_path / "out").exists()
@@ -74,7 +74,7 @@ def test_killed_it_goes_on_with_the_missing_shards_and_any_number_of_processes(s
     assert lines_of(tmp_path / "out") == work[1]
 
 
-def test_what_a_model_translates_to_is_all_of_its_files(start, work, tmp_path):
+def test_shards_depend_on_every_model_file(start, work, tmp_path):
     shutil.copytree(work[0] / "model", tmp_path / "model")
     words = {"model": tmp_path / "model"}
     assert start(fault=("kill", 16), **words).wait() == -9
@@ -92,7 +92,7 @@ def test_what_a_model_translates_to_is_all_of_its_files(start, work, tmp_path):
         (["--input", "other"], "input was "),
     ],
 )
-def test_shards_of_another_text_or_search_are_not_taken(work, tmp_path, monkeypatch, capsys, flags, said):
+def test_shards_of_another_text_or_search_are_refused(work, tmp_path, monkeypatch, capsys, flags, said):
     model, text, folder = work[0] / "model", work[0] / "text", tmp_path / "out.shards"
     about = {"shard_lines": SHARD, "num_beams": 4, "length_penalty": 0.6, "dtype": None}
     about |= {"input": files_sha256(text), "model": files_sha256(*_files_of(model))}
@@ -109,7 +109,7 @@ def test_shards_of_another_text_or_search_are_not_taken(work, tmp_path, monkeypa
     assert "holds shards of another translation" in error and said in error
 
 
-def test_what_cannot_be_written_or_searched_is_refused_before_anything_is_translated(start, work, tmp_path):
+def test_invalid_outputs_and_settings_are_refused_early(start, work, tmp_path):
     (tmp_path / "folder").mkdir()
     process = start(output=tmp_path / "folder")
     assert process.wait() == 2 and "folder is a folder; give the name of a file" in process.said()
@@ -126,7 +126,7 @@ def test_a_translation_without_shards_can_be_restarted(start, work, tmp_path):
     assert lines_of(tmp_path / "out") == work[1]
 
 
-def test_a_shard_that_is_cut_off_is_named_and_done_again(start, work, tmp_path):
+def test_a_truncated_shard_is_named(start, work, tmp_path):
     assert start(fault=("kill", 16)).wait() == -9
     shard = tmp_path / "out.shards/shard-0000000"
     shard.write_text(shard.read_text()[:-3])
@@ -138,7 +138,7 @@ def test_a_shard_that_is_cut_off_is_named_and_done_again(start, work, tmp_path):
     assert lines_of(tmp_path / "out") == work[1]
 
 
-def test_a_pipe_is_refused_since_it_can_be_read_once(work, tmp_path, capsys):
+def test_a_pipe_as_input_is_refused(work, tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SystemExit) as stop:
         translate([str(work[0] / "model"), "--input", str(tmp_path / "pipe"), "--output", str(tmp_path / "out")])

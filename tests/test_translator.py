@@ -40,7 +40,7 @@ def by_generate(translator: Translator, text: str, **options) -> list[str]:
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_batches_translate_as_generate_does_single_sentences(translator, num_beams):
+def test_batches_translate_like_single_calls_of_generate(translator, num_beams):
     expected = [by_generate(translator, text, num_beams=num_beams)[0] for text in SENTENCES]
     for batch_tokens in (200, 100_000):
         translations = translator.translate(SENTENCES, num_beams=num_beams, batch_tokens=batch_tokens)
@@ -120,7 +120,7 @@ def test_forced_decoding_equals_log_softmax_of_the_forward_pass(translator):
 
 
 def test_a_translation_scores_the_same_when_forced(translator):
-    # Encoding a translation again may give other tokens: compare those where it does not.
+    # Encoding a translation again may give other tokens: compare only equal ones.
     found = 0
     for source, (best,) in zip(SENTENCES, translator.translate(SENTENCES, return_scores=True), strict=True):
         (forced,) = translator.score([source], [best.text])

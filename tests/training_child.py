@@ -1,4 +1,4 @@
-"""Training runs in processes of their own, forked from one that has imported torch: cheap enough to kill many."""
+"""Training runs in child processes, forked from a server that has imported torch, so that starting many is cheap."""
 
 import ctypes
 import importlib
@@ -27,9 +27,9 @@ def child(
 ) -> None:
     """Run a module of the training program. fault: ("kill", n): SIGKILL at the n-th call that changes the disk;
     ("term", n), ("int", n), ("term twice", n): SIGTERM or SIGINT before the n-th backward pass; ("nan", n): its loss is
-    not a number; ("file size", n): no file may grow beyond n bytes; ("disk full", n): at the n-th look at the free
-    space there is none; ("read-only", folder): nothing can be written there; ("threads", 0): no fault, but the threads
-    are named that are left when the processes have parted."""
+    NaN; ("file size", n): no file may grow beyond n bytes; ("disk full", n): the n-th query of the free space
+    returns 0; ("read-only", folder): nothing can be written there; ("threads", 0): no fault, but the threads that
+    remain after the process group has ended are printed."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -128,7 +128,7 @@ def _name_threads_at_end() -> None:
 
 
 def _make_read_only(folder: str) -> None:
-    """By permissions, or for root, whom they do not stop, by a mount that this process alone sees."""
+    """Change permissions or, for root, who ignores them, mount a read-only folder in this process."""
     if os.geteuid() != 0:
         os.chmod(folder, 0o500)
         return
@@ -161,7 +161,7 @@ class TrainingProcess:
         self.ranks = []
         for rank in range(processes):
             environment = {}
-            if processes > 1:  # What torchrun sets.
+            if processes > 1:  # as torchrun sets them
                 environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
                 environment = {key: str(value) for key, value in environment.items()}
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -178,12 +178,12 @@ class TrainingProcess:
         self.wait()
 
     def wait(self, seconds: float = 100) -> int:
-        """The first rank's exit code (-9 when it was killed); other ranks are killed when it has died."""
+        """Return the first rank's exit code (-9 if killed); if it fails, kill the other ranks."""
         self.ranks[0].join(seconds)
         assert self.ranks[0].exitcode is not None, f"still running: {self.said()}"
         for rank in self.ranks[1:]:
             if self.ranks[0].exitcode != 0:
-                rank.kill()  # As torchrun does.
+                rank.kill()  # as torchrun does
             rank.join(seconds)
         return self.ranks[0].exitcode
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that train: a small recipe, its text, and runs in processes of their own."""
+"""Fixtures for tests that train: a small recipe, its text, and runs in child processes."""
 
 import json
 import os
@@ -50,7 +50,7 @@ SMALL = {
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> Path:
-    """Pairs whose target is the source in capitals."""
+    """A folder of sentence pairs whose target is the source in capitals."""
     folder = tmp_path_factory.mktemp("text")
     generator = random.Random(0)
     for name, count in (("train", 120), ("val", 20)):
@@ -78,7 +78,7 @@ def start(text, tmp_path):
 
 @pytest.fixture(scope="session")
 def uninterrupted(text, tmp_path_factory):
-    """uninterrupted(processes, variables=()) -> the folder of an undisturbed run, and the seconds it took."""
+    """uninterrupted(processes, variables=()) -> the folder of an uninterrupted run, and its seconds."""
     made = {}
 
     def run(processes: int, variables: tuple[tuple[str, str], ...] = ()) -> tuple[Path, float]:
@@ -86,7 +86,7 @@ def uninterrupted(text, tmp_path_factory):
         if key not in made:
             folder = tmp_path_factory.mktemp(f"uninterrupted-{processes}")
             options = SMALL | {"data": str(text), "output_dir": str(folder / "run")}
-            TrainingProcess({"max_steps": 0}, folder / "imports").wait()  # the first one waits for the imports
+            TrainingProcess({"max_steps": 0}, folder / "imports").wait()  # the first process waits for the imports
             started = time.monotonic()
             process = TrainingProcess(options, folder / "log", processes, variables=dict(variables))
             assert process.wait() == 0, process.said()
@@ -138,7 +138,7 @@ def kill_and_resume(
 ) -> None:
     """Kill a run `kills` times, alternately at a random instant and at a random change to the disk; resume and compare.
 
-    A run that ends before it is killed is compared too, and another one begins.
+    If a run ends before it is killed, compare it too and start another one.
     """
     generator = random.Random(seed)
     hits = 0
@@ -161,7 +161,7 @@ def kill_and_resume(
 
 
 def options_of(keys: dict[str, Any]) -> list[str]:
-    """Return the keys of a recipe as words of a command line."""
+    """Return the keys of a recipe as command-line arguments."""
     return [word for key, value in keys.items() for word in (f"--{key}", json.dumps(value, ensure_ascii=False))]
 
 
