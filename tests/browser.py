@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests of pages, and checks for every page: an empty console, and accessibility."""
+"""A headless Chromium for tests of pages, and checks of their console and accessibility."""
 
 import functools
 import http.server

@@ -1,4 +1,4 @@
-"""Fixtures and helpers that several test files share: small models, waiting, one torch thread per worker."""
+"""Fixtures and helpers shared by test files: small models, waiting, one torch thread per worker."""
 
 import math
 import os
@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes that tests start
 
-# Fixtures of the tests that train.
+# Fixtures for tests that train.
 pytest_plugins = ["training_runs"]
 
 # transformers' own tests need its sdist and another environment: `make test-hf`.

@@ -38,7 +38,7 @@ class NumpyTransformer:
         return normed * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
     def attention(self, name: str, heads: int, x: Array, memory: Array, causal: bool) -> Array:
-        """softmax(Q K^T / sqrt(d_k)) V for every head, concatenated (Sections 3.2.1, 3.2.2)."""
+        """Return softmax(Q K^T / sqrt(d_k)) V of all heads, concatenated (Sections 3.2.1, 3.2.2)."""
         query, key, value = (
             self.linear(f"{name}.{which}_proj", of).reshape(len(of), heads, -1).transpose(1, 0, 2)
             for which, of in (("q", x), ("k", memory), ("v", memory))

@@ -63,7 +63,7 @@ def test_a_toolkit_that_does_not_run_is_reported(tmp_path: Path, capsys, monkeyp
 
 
 def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monkeypatch):
-    """Here the final norm differs from that of the nn.Transformer with the file's tensors."""
+    """The final norm differs from that of the nn.Transformer with the tensors of the file."""
     read = torch_nn.read
 
     def wrongly(path: Path, reasons: Reasons):

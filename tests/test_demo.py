@@ -28,7 +28,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def newcomer(tmp_path_factory) -> Path:
-    """A folder in which a user has typed `vaswani-transformer demo --quick demo`."""
+    """A folder in which a user has run `vaswani-transformer demo --quick demo`."""
     folder = tmp_path_factory.mktemp("a newcomer's folder, größer")
     (folder / "yaml.py").write_text("raise SystemExit('not the module that was meant')")
     result = shell("vaswani-transformer demo --quick demo", folder)

@@ -38,7 +38,7 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 LANGUAGES = {"python", "console", "yaml", "text", "js", "cpp"}
-FAST = {"docs/index.md", "docs/how-to/hub.md"}  # pages of seconds; the commands of the others take minutes
+FAST = {"docs/index.md", "docs/how-to/hub.md"}  # these take seconds; commands of other pages take minutes
 # Added to the training commands of the documentation: they end after four steps of a tiny model.
 SHORT = {
     "max_steps": "4", "save_every": "2", "validate_every": "2", "bleu_every": "null", "tokens_per_step": "1000",
@@ -187,7 +187,7 @@ def test_the_make_targets_of_the_documentation_exist():
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory) -> Path:
-    """A folder as the pages expect it: a demo's model, and text."""
+    """The folder that the pages expect, with the model of a demo and text."""
     folder = tmp_path_factory.mktemp("documentation")
     saved_model(folder / "demo" / "model")
     for name, column in (("eight.en", 1), ("eight.de", 2)):
@@ -237,7 +237,7 @@ def shortened(command: str) -> str:
     if not re.match(r"vaswani-transformer (train|plan) ", command):
         return command.replace("vaswani-transformer demo", "vaswani-transformer demo --quick")
     keys = {key: value for key, value in SHORT.items() if f"--{key} " not in command}
-    if "finetune" in command:  # its size is that of the model it starts from
+    if "finetune" in command:  # it has the size of the initial model
         keys = {key: value for key, value in keys.items() if key not in MODEL_KEYS}
     return " ".join([command, *(f"--{key} {value}" for key, value in keys.items())])
 
@@ -280,7 +280,7 @@ def test_the_blocks_of_a_page_run(page: str, template: Path, tmp_path: Path, mon
     folder = tmp_path / "folder"
     shutil.copytree(template, folder, symlinks=True)
     if page == "docs/tutorial.md":
-        shutil.rmtree(folder / "demo")  # the page makes it
+        shutil.rmtree(folder / "demo")  # the page creates it
     monkeypatch.chdir(folder)
     assert run_page(page, folder) > 0
 
@@ -313,7 +313,7 @@ def test_the_notebook_is_built_from_its_script():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_annotated_transformer_runs(tmp_path):
-    """Its assertions hold, and its model learns the task."""
+    """Checks its assertions, and that its model learns the task."""
     printed = shell(f"python {ROOT / 'examples' / 'annotated_transformer.py'}", tmp_path)
     assert "unseen numbers are right" in printed
 

@@ -115,7 +115,7 @@ def test_texts_are_split_like_the_translator(text, limit):
 @pytest.mark.parametrize("text", [" " * 400 + LONG, "ab \ufdfa\ufdfa cd"])
 def test_odd_characters_are_split_like_the_translator(text):
     tokenizer = copy.deepcopy(trained_tokenizer())
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()  # makes 18 characters of U+FDFA
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()  # expands U+FDFA to 18 characters
     cutter = VaswaniTransformerTranslationPipeline(trained_model(), tokenizer=tokenizer, device="cpu")
     expected = [part.source for part in Translator(trained_model(), tokenizer)._parts(0, text, 8)]
     found = itertools.islice(cutter.preprocess(text, max_source_length=8), 99)

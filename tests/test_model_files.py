@@ -365,7 +365,7 @@ def test_random_damage_loads_or_raises_one_line(intact, tmp_path_factory, data):
         assert str(folder) in str(refused)
 
 
-def test_a_missing_folder_is_refused_without_network(tmp_path, monkeypatch):
+def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
     (tmp_path / "file").write_text("")
     for path, named in [

@@ -144,7 +144,7 @@ def test_every_weight_is_in_the_file_once(folders: tuple[Path, Path]) -> None:
 
 
 def test_defaults_are_those_of_the_generation_config(folders: tuple[Path, Path]) -> None:
-    """With only ids and mask: beam 4, alpha 0.6, |source| + 50."""
+    """Given only ids and mask, the search uses beam 4, alpha 0.6 and |source| + 50."""
     session, model = session_of(str(folders[1] / "model.onnx")), load_model(folders[0])
     batch = batch_for(model, 3, count=4)
     expected = by_search(model, batch, beams=4, alpha=0.6, max_source_length_offset=50)

@@ -64,7 +64,7 @@ def test_weights_equal_the_forward_pass(maps):
     assert model.config._attn_implementation == "sdpa"
     ids = torch.tensor([tokenizer(SOURCE)["input_ids"]])
     attention = cast(Any, model.model.encoder.layers[0]).self_attn
-    x = model.model.encoder.embed(ids, None)  # what the first layer reads
+    x = model.model.encoder.embed(ids, None)  # the input of the first layer
     heads = [projection(x).unflatten(-1, (4, 8)).transpose(1, 2) for projection in (attention.q_proj, attention.k_proj)]
     expected = torch.softmax(heads[0] @ heads[1].transpose(-1, -2) / 8**0.5, dim=-1)
     torch.testing.assert_close(maps.encoder[0], expected[0], atol=1e-5, rtol=1e-5)

@@ -27,7 +27,7 @@ def sentences(text: str) -> list[str]:
 
 
 def encode(text: str) -> tuple[list[int], list[int]]:
-    """A token for each character, and 2 for </s>."""
+    """Return a token for each character, and 2 for </s>."""
     return [ord(letter) for letter in text] + [2], [*range(len(text)), len(text)]
 
 
@@ -106,7 +106,7 @@ def test_every_sentence_of_a_text_is_translated(translator: Translator) -> None:
     assert translator.translate([text], split_sentences=False) == [expected]
 
 
-def test_a_model_knows_the_longest_sentence_of_its_training(translator: Translator) -> None:
+def test_the_longest_training_sentence_is_recorded(translator: Translator) -> None:
     translator.trained_length = 12
     parts = [part for part in translator._parts(0, " ".join(ENGLISH).replace(".", ","), translator._source_limit(None))]
     assert len(parts) > 1 and all(len(part.source) <= 12 for part in parts)

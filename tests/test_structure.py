@@ -44,7 +44,7 @@ def test_the_library_imports_no_program(path):
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] != LIBRARY], ids=str)
-def test_a_program_imports_itself_relatively_and_no_other_program(path):
+def test_programs_do_not_import_other_programs(path):
     assert not top_level(path) & {"training", "conversion", "hub", "tests", "benchmarks"}
     depth = len(path.parts) - 1  # a relative import must not leave the program's folder
     assert all(level <= depth for level, _ in imports(path))
@@ -69,7 +69,7 @@ def test_files_for_the_hub_need_only_torch_and_transformers(name):
 def test_the_command_line_starts_without_heavy_packages(name):
     heavy = {"torch", "transformers", "tokenizers", "numpy", "huggingface_hub", "safetensors"} | OPTIONAL
     assert not top_level(Path(LIBRARY) / name, everywhere=False) & heavy
-    # The package itself is light, too: under the name of the console script it does not import torch.
+    # Under the name of the console script the package itself does not import torch.
     light = {LIBRARY, "cli", "errors", "lines", "programs", "atomic"}
     imported = {
         module.removeprefix(f"{LIBRARY}.")

@@ -93,7 +93,7 @@ def test_no_merge_produces_a_special_token(tmp_path):
     assert merges and not {"".join(pair) for pair in merges} & set(CONTROL_TOKENS)
 
 
-def test_tokenizer_json_alone_is_lossless_with_encode_special_tokens(tokenizer, tmp_path):
+def test_tokenizer_json_is_lossless_with_encode_special_tokens(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     alone = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     text = " Hallo </s>\n<pad> 🙂"
@@ -121,7 +121,7 @@ def test_split_digits_makes_every_digit_a_token():
     assert split.tokenize("x1200 12") == ["x", "1", "2", "0", "0", "Ġ", "1", "2"]
 
 
-def test_a_lowercase_tokenizer_lowers_its_input(tmp_path):
+def test_a_lowercase_tokenizer_lowercases_its_input(tmp_path):
     texts = ["Ein Mann, ein Äpfelchen", "ein mann, ein äpfelchen"] * 5
     small, large = (train_tokenizer(texts, 270, lowercase=flag) for flag in (True, False))
     assert all(letter not in token for token in small.get_vocab() if len(token) > 1 for letter in "EMÄ")
