@@ -67,7 +67,10 @@ class StopReason(IntEnum):
 
 
 class Signals:
-    """Turn the first SIGTERM or SIGINT into a request to save and stop; a second one ends the process at once."""
+    """Turn the first SIGTERM or SIGINT into a request to save and stop; a second one ends the process at once.
+
+    A single process drops the step that it is in; several processes finish theirs, so that they agree on the last step.
+    """
 
     received = StopReason.NONE
 
