@@ -1,4 +1,4 @@
-"""Translate texts with any runtime: split very long texts, sort by length, batch, search, restore the order.
+"""Translate texts with any runtime: split texts into sentences, sort by length, batch, search, restore the order.
 
 Nothing here needs torch: `translator.py` runs the search with torch, `onnx_translator.py` with ONNX Runtime.
 """
@@ -34,7 +34,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Part:
-    """A unit of translation: a text, or a part of a very long one."""
+    """A unit of translation: a sentence, a part of a very long one, or a text that is kept whole."""
 
     text: int  # index of the text
     source: list[int]  # token ids, ending in </s>

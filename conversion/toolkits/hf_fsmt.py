@@ -11,7 +11,6 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
-from ..options import Options
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, first_present
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_codes, tokens_by_id
@@ -45,13 +44,8 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with an FSMT model."""
-    values, weights = hugging_face.load(path)
-    options = Options(values, reasons)
-    options.require(SUPPORTED)
-    config: dict[str, Any] = dict(options.sizes(hugging_face.SIZES))
-    reasons.refuse_if_any()
-    config |= options.rates(hugging_face.RATES, default=0.0)
-    config |= hugging_face.common_fields(options.get("activation_function", "relu")) | {"position_offset": OFFSET}
+    options, weights, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="relu")
+    config["position_offset"] = OFFSET
 
     tensors = checked_tensors(weights, reasons)
     # Tied matrices are saved under one name or more.

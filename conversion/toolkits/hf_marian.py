@@ -19,7 +19,6 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, rows_of
 from ..layout import CONCATENATED
-from ..options import Options
 from ..origin import Origin
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, first_present, write
@@ -51,13 +50,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with a MarianMTModel."""
-    values, weights = hugging_face.load(path)
-    options = Options(values, reasons)
-    options.require(SUPPORTED)
-    config: dict[str, Any] = dict(options.sizes(hugging_face.SIZES))
-    reasons.refuse_if_any()
-    config |= options.rates(hugging_face.RATES, default=0.0)
-    config |= hugging_face.common_fields(options.get("activation_function", "gelu"))
+    options, weights, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="gelu")
 
     tensors = checked_tensors(weights, reasons)
     rules = [
@@ -86,7 +79,7 @@ def read(path: Path, reasons: Reasons) -> Description:
             "The sinusoids are those of Hugging Face's MarianMTModel, which differ from Marian's.",
             "MarianTokenizer normalises punctuation if sacremoses is installed; tokenizer.json does not.",
         ],
-        options={"config": values, "scale_embedding": scaled},
+        options={"config": dict(options), "scale_embedding": scaled},
     )
 
 

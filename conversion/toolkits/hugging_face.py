@@ -12,6 +12,8 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.model_folder import read_json_object
 
+from ..options import Options
+from ..reasons import Reasons
 from ..rename import Rule, layer_rules
 from ..unpickle import load_checkpoint
 from .fairseq import EPSILON, LAYER
@@ -53,6 +55,22 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
         raise BrokenFileError(f"{file} does not hold tensors alone")
     return options, tensors
+
+
+def read_model(
+    path: Path, reasons: Reasons, supported: dict[str, tuple], activation: str
+) -> tuple[Options, dict[str, Tensor], dict[str, Any]]:
+    """Return the options, the weights, and the fields of our configuration that both toolkits share.
+
+    activation: the default of the toolkit's `activation_function`.  Refuses options that are not `supported`.
+    """
+    values, weights = load(path)
+    options = Options(values, reasons)
+    options.require(supported)
+    config: dict[str, Any] = dict(options.sizes(SIZES))
+    reasons.refuse_if_any()
+    config |= options.rates(RATES, default=0.0)
+    return options, weights, config | common_fields(options.get("activation_function", activation))
 
 
 def load_safetensors(file: Path) -> dict[str, Tensor]:
