@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from saved_model import ENGLISH, GERMAN, saved_model
 from searches import matrices_of, session_of
 
@@ -47,7 +47,7 @@ def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def initializers(folder: Path) -> dict[str, np.ndarray]:
     tensors = [tensor for body in graphs_of(onnx.load(folder / "model.onnx").graph) for tensor in body.initializer]
     assert len({tensor.name for tensor in tensors}) == len(tensors)
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
 
 
 @pytest.mark.parametrize("precision", EIGHT_BITS)
@@ -61,7 +61,7 @@ def test_the_check_detects_a_wrong_scale(folders: dict[str, Path], model: Path, 
     graph = onnx.load(folders[precision] / "model.onnx")
     scales = [t for body in graphs_of(graph.graph) for t in body.initializer if t.name.endswith(".scale")]
     largest = max(scales, key=lambda tensor: tensor.dims[0])  # of the tied matrix
-    largest.raw_data = (onnx.numpy_helper.to_array(largest) * np.float32(1.3)).tobytes()
+    largest.raw_data = (numpy_helper.to_array(largest) * np.float32(1.3)).tobytes()
     onnx.save(graph, tmp_path / "model.onnx")
     _, wrong = prove(tmp_path / "model.onnx", load_model(model), precision)
     assert wrong
@@ -116,7 +116,7 @@ def two_products(first: np.ndarray, second: np.ndarray) -> onnx.ModelProto:
         helper.make_node("MatMul", ["inner", "second"], ["result"]),
     ]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in ("rows", "result")]
-    weights = [onnx.numpy_helper.from_array(first, "first"), onnx.numpy_helper.from_array(second, "second")]
+    weights = [numpy_helper.from_array(first, "first"), numpy_helper.from_array(second, "second")]
     graph = helper.make_graph(nodes, "two products", values[:1], values[1:], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
@@ -163,10 +163,25 @@ def test_small_and_large_weights_have_equally_many_steps(activations: bool) -> N
     assert np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
 
 
+@pytest.mark.parametrize("size", [1, 2, 33, 512])
+def test_no_sum_of_products_saturates(size: int) -> None:
+    """The largest weights and rows: without VNNI, neighbours are added in 16 bits."""
+    rows, first = np.ones((3, size), np.float32), np.ones((size, 4), np.float32)
+    rows[1] = -1
+    first[:, 1] *= -1
+    first[1::2, 2] = -1
+    graph = quantized(two_products(first, np.eye(4, dtype=np.float32)))
+    np.testing.assert_allclose(computed(graph, rows), np.maximum(rows @ first, 0), rtol=0.01, atol=0.01 * size**0.5)
+    (weights,) = (numpy_helper.to_array(t) for t in graph.graph.initializer if t.name == "first.int8")
+    sums = np.add.reduceat(weights.astype(int), range(0, size, 2), axis=0)
+    assert np.abs(sums).max() <= 128
+
+
 def test_the_output_of_a_relu_has_all_255_steps() -> None:
     """Rows and columns that int8 holds exactly, and a second product that changes nothing: one rounding remains."""
     generator = np.random.default_rng(0)
     rows, first = (generator.integers(-127, 128, shape).astype(np.float32) / 127 for shape in ((6, 16), (16, 32)))
+    first[1::2] = 0  # neighbours would make the scale larger
     rows[:, 0] = first[0] = 1
     exact = np.maximum(rows @ first, 0)
     found = computed(quantized(two_products(first, np.eye(32, dtype=np.float32))), rows)
@@ -213,12 +228,16 @@ def dequantised(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.parametrize("precision", EIGHT_BITS)
 def test_quantised_weights_are_within_half_a_step(folders: dict[str, Path], precision: str) -> None:
-    """One step is a 127th of the largest value of the column, or of the token's row in the embedding."""
+    """One step is a 127th of the largest value, or sum of two neighbours, of the column, or of the embedding's row."""
     floats, small = initializers(folders["fp32"]), dequantised(folders[precision])
     for name, (restored, half_a_step) in small.items():
         assert (np.abs(restored - floats[name]) <= half_a_step * 1.0002).all()
-        largest = np.abs(floats[name]).max(axis=1 if half_a_step.shape[1] == 1 else 0, keepdims=True)
-        np.testing.assert_allclose(2 * half_a_step, largest / 127, rtol=1e-6)
+        columns = floats[name].T if half_a_step.shape[1] == 1 else floats[name]
+        largest = np.abs(columns).max(axis=0)
+        if precision == "int8":
+            assert len(columns) % 2 == 0
+            largest = np.maximum(largest, np.abs(columns[::2] + columns[1::2]).max(axis=0))
+        np.testing.assert_allclose(2 * half_a_step.ravel(), largest / 127, rtol=1e-6)
     assert sum(restored.size for restored, _ in small.values()) >= 30_000
 
 

@@ -51,9 +51,7 @@ def readme(
         ),
         "limit": limit,
         "cuda": (
-            "But CUDA cannot multiply unsigned with signed bytes: for a GPU, export with `--precision fp16`.\n"
-            "On x86 CPUs without VNNI, ONNX Runtime adds these products in pairs in 16 bits, and large ones saturate:\n"
-            "scores and translations may differ from those with which the file was proved."
+            "But CUDA cannot multiply unsigned with signed bytes: for a GPU, export with `--precision fp16`."
             if precision == "int8"
             else "ONNX Runtime's CUDA provider has all operators of this file."
         ),
