@@ -23,8 +23,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes that tests start
 
-# Fixtures for tests that train.
-pytest_plugins = ["training_runs"]
+# Fixtures for tests that train or export.
+pytest_plugins = ["training_runs", "saved_model"]
 
 # transformers' own tests need its sdist and another environment: `make test-hf`.
 collect_ignore = ["hf"]

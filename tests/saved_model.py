@@ -1,14 +1,17 @@
-"""A tokenizer and a model trained on four sentences, and their saved folder.
+"""A tokenizer and a model trained on four sentences, their saved folder, and its export to ONNX.
 
 Random weights repeat one token. After a second of training translations differ and end, and beam search and greedy
 search do not always agree. No test depends on the translations themselves.
 """
 
 import functools
+import os
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import tiny_config
+from filelock import FileLock
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -66,4 +69,22 @@ def saved_model(folder: Path) -> Path:
     """Save all five files of a trained model in the folder and return it."""
     trained_model().save_pretrained(folder)
     trained_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model in the folder `model`, and in `onnx` its export, which is made once for all workers.
+
+    Tests must not modify them.
+    """
+    from conversion.onnx.__main__ import main
+
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # of every worker's folder
+    folder = root / "exported"
+    with FileLock(root / "exported.lock"):
+        if not (folder / "onnx").is_dir():
+            main([str(saved_model(folder / "model")), str(folder / "onnx")])
     return folder
