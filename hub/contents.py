@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import vaswani_transformer
+from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import INDEX, WEIGHTS, enumerated, load_config, weight_files
 from vaswani_transformer.model_folder import read_json_object
@@ -25,19 +26,6 @@ CODE = (
     "pipeline_vaswani_transformer.py",
     "text_vaswani_transformer.py",
 )
-# transformers' own registration writes only the entry of the saved class, and AutoModel then fails.
-AUTO_MAP = {
-    "AutoConfig": "configuration_vaswani_transformer.VaswaniTransformerConfig",
-    "AutoModel": "modeling_vaswani_transformer.VaswaniTransformerModel",
-    "AutoModelForSeq2SeqLM": "modeling_vaswani_transformer.VaswaniTransformerForConditionalGeneration",
-}
-CUSTOM_PIPELINES = {
-    "translation": {
-        "impl": "pipeline_vaswani_transformer.VaswaniTransformerTranslationPipeline",
-        "pt": ["AutoModelForSeq2SeqLM"],
-        "type": "text",
-    }
-}
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_FILES = ("tokenizer.json", TOKENIZER_CONFIG)
 MODEL_FILES = (

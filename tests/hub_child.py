@@ -1,14 +1,16 @@
 """Uses a repository as a user without the package does, with only torch and transformers.
 
-    HF_ENDPOINT=... HF_HOME=... python -S hub_child.py REPO... < texts.json
+    HF_ENDPOINT=... HF_HOME=... python -S hub_child.py REPO_OR_FOLDER... < texts.json
 
-Prints a JSON object: for each repository, the translations of each text by generate() and by the pipeline. `--train`
-runs steps of Seq2SeqTrainer on each repository instead.
+Prints a JSON object: for each repository, the translations of each text by generate() and by the pipeline; one with two
+vocabularies is also saved, by the model and by the pipeline, and loaded again. `--train` runs steps of Seq2SeqTrainer
+instead.
 """
 
 import importlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 try:
@@ -55,11 +57,21 @@ def translations(repo: str, texts: list[str]) -> dict[str, Any]:
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     translate = pipeline("translation", model=repo, trust_remote_code=True, device="cpu")
     assert type(translate).__module__.startswith("transformers_modules."), type(translate).__module__
-    return {
+    found = {
         "generate": target.batch_decode(model.generate(**batch), skip_special_tokens=True),
         "pipeline": [found["translation_text"] for found in translate(texts, batch_size=2)],
         "n_best": [found["translation_text"] for found in translate(texts[0], num_return_sequences=3)],
     }
+    if target is not tokenizer and not Path(repo).is_dir():
+        saved = Path("saved_by_remote_code", Path(repo).name)
+        translate.save_pretrained(saved / "pipeline")
+        AutoModelForSeq2SeqLM.from_pretrained(repo, trust_remote_code=True).save_pretrained(saved / "model")
+        for name in ("tokenizer.json", "tokenizer_config.json", "target_tokenizer"):
+            if (saved / "pipeline" / name).exists():
+                (saved / "model" / name).symlink_to((saved / "pipeline" / name).absolute())
+        for way in ("pipeline", "model"):
+            assert translations(str(saved / way), texts) == found, way
+    return found
 
 
 def trained_a_step(repo: str, texts: list[str]) -> dict[str, Any]:

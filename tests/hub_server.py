@@ -298,10 +298,11 @@ class Handler(BaseHTTPRequestHandler):
         owner = wanted.get("organization") or user[0]
         self.check_write(owner)
         repo_id = f"{owner}/{wanted['name']}"
+        address = {"url": f"{self.hub.url}/{repo_id}", "name": repo_id}
         if repo_id in self.hub.repos:
-            raise Refusal(409, "You already created this model repo")
+            return 409, address | {"error": "You already created this model repo"}, {}
         self.hub.create(repo_id, wanted.get("visibility") == "private" or bool(wanted.get("private")))
-        return 200, {"url": f"{self.hub.url}/{repo_id}", "name": repo_id}, {}
+        return 200, address, {}
 
     def info(self, repo: str, revision: str = "main"):
         found = self.repo(repo)

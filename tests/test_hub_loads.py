@@ -6,16 +6,22 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from hub_server import OWNER, WRITE_TOKEN, HubServer
 from huggingface_hub import constants
 from saved_model import ENGLISH, GERMAN, trained_tokenizer, untrained_model
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 
 from hub.__main__ import main
 from vaswani_transformer import Translator
@@ -24,17 +30,22 @@ from vaswani_transformer.tokenization import train_tokenizer
 # huggingface_hub uploads with an argument that httpx has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
+pipeline: Any = transformers.pipeline  # typed for the tasks of transformers only
 ROOT = Path(__file__).parents[1]
 TEXTS = [ENGLISH[0], ENGLISH[3], "The cat is cold."]
 
 
 @dataclass
 class Published:
-    """A Hub with three models of different architecture, their local folders, and the users' home."""
+    """A Hub with three models of different architecture, their local folders, and the users' home.
+
+    saved: further folders and repositories, and which of the models each holds
+    """
 
     hub: HubServer
     folders: dict[str, Path]
     home: Path
+    saved: dict[str, str] = field(default_factory=dict)
 
     def environment(self, python_path: str) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
@@ -103,13 +114,40 @@ def published(tmp_path_factory) -> Iterator[Published]:
                 target.save_pretrained(folders[name] / "target_tokenizer")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(constants, "ENDPOINT", hub.url)
+            template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants._HF_DEFAULT_ENDPOINT, hub.url)
+            patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
             patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
             patch.setenv("HF_TOKEN", WRITE_TOKEN)
+            patch.setattr(transformers.utils.hub, "_hf_api", None)
             for name, folder in folders.items():
                 main(["push", str(folder), f"{OWNER}/{name}", "--yes", "--tag", "v1", "--no-pictures"])
-        assert set(hub.repos) == {f"{OWNER}/{name}" for name in folders}
+            result.saved = save_in_every_way(folders, home / "saved")
         yield result
         assert not hub.unknown
+
+
+def save_in_every_way(folders: dict[str, Path], home: Path) -> dict[str, str]:
+    """Load models with the package and save them again; return each new folder or repository and its model's name."""
+    separate: Any = pipeline("translation", model=str(folders["separate-vocabularies"]), device="cpu")
+    separate.save_pretrained(home / "pipeline")
+    separate.push_to_hub(f"{OWNER}/pipeline")
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(folders["base-shaped"])
+    registered = type("Registered", (type(model),), {"_auto_class": "AutoModel", "__module__": type(model).__module__})
+    arguments = Seq2SeqTrainingArguments(
+        str(home / "trainer"), report_to="none", use_cpu=True, hub_model_id=f"{OWNER}/trainer"
+    )
+    trainer = Seq2SeqTrainer(model, arguments, processing_class=trained_tokenizer())
+    trainer.save_model()
+    trainer.push_to_hub()
+    model.save_pretrained(home / "model")
+    model.push_to_hub(f"{OWNER}/pushed-model")
+    registered.from_pretrained(folders["base-shaped"]).save_pretrained(home / "registered")
+    for name in ("model", "registered"):
+        trained_tokenizer().save_pretrained(home / name)
+    trained_tokenizer().push_to_hub(f"{OWNER}/pushed-model")
+    places = [*map(str, home.iterdir()), *(f"{OWNER}/{name}" for name in ("pipeline", "trainer", "pushed-model"))]
+    return {place: "separate-vocabularies" if "pipeline" in place else "base-shaped" for place in places}
 
 
 def local(folder: Path) -> dict[str, Any]:
@@ -126,13 +164,30 @@ def test_the_three_models_translate_differently(published):
     assert len({tuple(translations) for translations in found.values()}) == 3
 
 
+def test_every_way_of_saving_leaves_a_complete_folder(published):
+    """The test below loads them; this one is fast."""
+    expected = published.hub.files(f"{OWNER}/base-shaped")
+    config = json.loads(expected["config.json"])
+    for place in published.saved:
+        folder = Path(place)
+        files = published.hub.files(place) if place in published.hub.repos else {
+            path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()
+        }  # fmt: skip
+        assert {name for name in expected if name not in files} <= {"README.md"}, place
+        assert all(files[name] == content for name, content in expected.items() if name.endswith(".py")), place
+        saved = json.loads(files["config.json"])
+        assert saved["auto_map"] == config["auto_map"] and saved["custom_pipelines"] == config["custom_pipelines"]
+
+
+@pytest.mark.slow
 def test_remote_code_translates_like_the_local_model(published):
-    repos = [f"{OWNER}/{name}" for name in published.folders]
-    child = published.run(str(ROOT / "tests" / "hub_child.py"), *repos, package=False, given=json.dumps(TEXTS))
+    """So do models that the package has saved in every way, and those that the remote code saves."""
+    models = {f"{OWNER}/{name}": name for name in published.folders} | published.saved
+    child = published.run(str(ROOT / "tests" / "hub_child.py"), *models, package=False, given=json.dumps(TEXTS))
     assert child.returncode == 0, child.stderr
     found = json.loads(child.stdout)
-    for name, folder in published.folders.items():
-        assert found[f"{OWNER}/{name}"] == local(folder), name
+    expected = {name: local(folder) for name, folder in published.folders.items()}
+    assert found == {place: expected[name] for place, name in models.items()}
 
 
 @pytest.mark.slow

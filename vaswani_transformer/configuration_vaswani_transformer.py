@@ -5,7 +5,7 @@ not have names the toolkit that needs it.
 """
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 
@@ -16,6 +16,26 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+
+if TYPE_CHECKING:  # transformers downloads and saves the files that relative imports name, executed or not
+    from .modeling_vaswani_transformer import VaswaniTransformerModel  # noqa: F401
+    from .pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline  # noqa: F401
+    from .text_vaswani_transformer import split_text  # noqa: F401
+
+# Entries of config.json by which transformers finds the code without this package. Its own registration writes only
+# the entry of the saved class, and AutoModel then fails.
+AUTO_MAP = {
+    "AutoConfig": "configuration_vaswani_transformer.VaswaniTransformerConfig",
+    "AutoModel": "modeling_vaswani_transformer.VaswaniTransformerModel",
+    "AutoModelForSeq2SeqLM": "modeling_vaswani_transformer.VaswaniTransformerForConditionalGeneration",
+}
+CUSTOM_PIPELINES = {
+    "translation": {
+        "impl": "pipeline_vaswani_transformer.VaswaniTransformerTranslationPipeline",
+        "pt": ["AutoModelForSeq2SeqLM"],
+        "type": "text",
+    }
+}
 
 # Table 3, "variations on the Transformer architecture": the differences of each row from the base model. The rows on
 # label smoothing (D-ls...) change only the training: `label_smoothing` in a recipe.
@@ -146,8 +166,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             if getattr(self, f"{stack}_final_norm") is None:
                 setattr(self, f"{stack}_final_norm", self.norm_position == "pre")
         if not __name__.startswith("transformers_modules."):
-            # The package has registered the pipeline; transformers would require trust in the repository's copy.
-            kwargs.pop("custom_pipelines", None)
+            # The package has its own code; transformers would require trust in the folder's.
+            for entry in ("auto_map", "custom_pipelines"):
+                kwargs.pop(entry, None)
         super().__post_init__(**kwargs)
         # Not in `validate_...` methods, whose errors are wrapped in a second exception.
         self._check_sizes()
@@ -162,6 +183,13 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         if name not in PRESETS:
             raise ValueError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
         return cls(**PRESETS[name] | overrides)
+
+    def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs):
+        """Save config.json and the code, so that every saved model also loads without this package."""
+        saved = copy.copy(self)
+        saved.auto_map, saved.custom_pipelines = dict(AUTO_MAP), CUSTOM_PIPELINES
+        saved._auto_class = "AutoConfig"  # transformers then copies this file and its relative imports
+        super(VaswaniTransformerConfig, saved).save_pretrained(save_directory, push_to_hub, **kwargs)
 
     def _check_sizes(self):
         for field, largest in ((field, largest) for fields, largest in _LARGEST.items() for field in fields.split()):

@@ -79,6 +79,11 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             return [translations[0] for translations in result]
         return result
 
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        super().save_pretrained(save_directory, **kwargs)
+        if self.target_tokenizer is not self.tokenizer:
+            self.target_tokenizer.save_pretrained(f"{save_directory}/{TARGET_TOKENIZER}")
+
     def _sanitize_parameters(
         self,
         return_tensors: bool | None = None,
