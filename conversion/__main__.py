@@ -33,12 +33,27 @@ def convert(
         tuple[Path, Path] | None,
         typer.Option(help="Source and target texts: compare log-probabilities on them.", metavar="SRC TGT"),
     ] = None,
+    logits: Annotated[
+        Path | None,
+        typer.Option(
+            help="An .npz file with the arrays src_ids, tgt_in_ids and logits, which the toolkit computed (masks: "
+            "src_mask, tgt_mask): compare with these.",
+            metavar="FILE",
+        ),
+    ] = None,
+    scale_embeddings: Annotated[
+        bool | None,
+        typer.Option(
+            "--scale-embeddings/--no-scale-embeddings",
+            help="For torch-nn-transformer: whether embeddings are multiplied by sqrt(d_model).",
+        ),
+    ] = None,
 ) -> None:
     if not 2 <= len(words) <= 3:
         raise InputError(f"expected the arguments [FROM] PATH OUT, found {len(words)}")
     wanted = words[0] if len(words) == 3 else None
     path, out = Path(words[-2]), Path(words[-1])
-    if to is not None and wanted is not None:
+    if to is not None and (wanted, check, logits, scale_embeddings) != (None,) * 4:
         raise InputError("with --to, give only PATH OUT; PATH is a model folder of this project")
     from . import run
 
@@ -46,7 +61,7 @@ def convert(
     if to is not None:
         run.convert_out(path, out, to)
     else:
-        run.convert_in(path, out, wanted, check)
+        run.convert_in(path, out, wanted, check, logits, scale_embeddings)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

@@ -1,29 +1,37 @@
-"""Compare log-probabilities of the converted model with those of the toolkit, at the end of each conversion.
+"""Compare the converted model with the toolkit's, at the end of each conversion.
 
-torch and transformers are always installed, so that their three formats are always compared, the others if their
-toolkit is installed. Given texts, the log-probability of each pair is printed as well, to be compared with the output
-of the toolkit's scorer.
+torch and transformers are always installed, so that their three formats are always compared. Any other toolkit is
+compared by logits that it computed, from a file. Given texts, the log-probability of each pair is printed as well, to
+be compared with the output of the toolkit's scorer.
 """
 
+import io
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import Description
-from .reference_forward import NotComparable, toolkit_scores
+from .reference_forward import FORWARDS
 from .vocabulary import SIDES, Vocabulary
 
 MAX_DIFFERENCE = 1e-3  # float32; a wrong switch shows as 0.2 to 10
 RANDOM_PAIRS, RANDOM_LENGTH = 4, 10  # without texts; some tables of positions are short
 PRINTED_PAIRS = 5
 MAX_COMPARED = 100  # pairs that the toolkit computes
+# The arrays in a file of logits; the masks may be missing.
+ARRAYS = ("src_ids", "tgt_in_ids", "logits", "src_mask", "tgt_mask")
 
 Pair = tuple[list[int], list[int]]  # source ids, target ids
 
@@ -33,9 +41,13 @@ def check(
     description: Description,
     folder: Path,
     model: VaswaniTransformerForConditionalGeneration,
-    texts: tuple[Path, Path] | None,
+    texts: tuple[Path, Path] | None = None,
+    logits: Path | None = None,
 ) -> list[str]:
-    """Return the lines to print. Raises BrokenFileError if the two differ by more than float32's rounding."""
+    """Return the lines to print. Raises BrokenFileError if the two differ by more than float32's rounding.
+
+    texts: files of sources and targets;  logits: an .npz file with the toolkit's
+    """
     name, vocabulary = description.toolkit, description.vocabulary
     if texts:
         pairs = encoded_pairs(folder, texts)
@@ -50,19 +62,79 @@ def check(
         totals = [log_probabilities(model, source, target).sum().item() for source, target in pairs]
         lines += [f"log P of pair {n}: {total:.4f}" for n, total in enumerate(totals[:PRINTED_PAIRS], start=1)]
         lines.append(f"log P of all {len(totals)} pairs: {sum(totals):.4f}")
-    try:
-        scored = toolkit_scores(description, pairs[:MAX_COMPARED])
-    except NotComparable as why:
+    if logits:
+        differences = differences_from_file(model, logits, vocabulary)
+        name = str(logits)
+    elif name not in FORWARDS:
         rest = "its scorer should print these numbers" if texts else "--check SRC TGT prints log-probabilities"
-        return [*lines, f"check: {why}; {rest}"]
-    differences = [
-        (log_probabilities(model, source, target) - scores).abs().max().item() for source, target, scores in scored
-    ]
-    largest = max(differences, default=0.0)
+        return [*lines, f"check: {name} cannot be run from here; {rest}; --logits FILE compares with its logits"]
+    else:
+        pairs = pairs[:MAX_COMPARED]
+        try:
+            scores = toolkit_scores(description, pairs)
+        except Exception as error:  # of another program, of any version
+            found = f"{type(error).__name__}: {one_line(str(error))[:200]}"
+            return [*lines, f"check: {name} does not compute this model ({found})"]
+        ours = (log_probabilities(model, source, target) for source, target in pairs)
+        differences = [(a - b).abs() for a, b in zip(ours, scores, strict=True)]
+    largest = torch.cat([torch.zeros(1), *differences]).max().item()
     if not largest <= MAX_DIFFERENCE:  # NaN is a difference as well
-        raise BrokenFileError(f"{description.path}: the converted model differs from {name} by {largest:.1e} in log P")
-    tokens = sum(len(target) for _, target, _ in scored)
+        remedies = description.assumed or ["Check that the options beside the checkpoint are its own."]
+        found = f"the converted model differs from {name} by {largest:.1e} in log P"
+        raise BrokenFileError(f"{description.path}: {found}. {' '.join(remedies)}")
+    tokens = sum(len(each) for each in differences)
     return [*lines, f"check: the largest difference from {name} in log P of {tokens:,} tokens is {largest:.1e}"]
+
+
+def toolkit_scores(description: Description, pairs: list[Pair]) -> list[Tensor]:
+    """Return the toolkit's log P of each token, for each pair (target,)."""
+    with silence():
+        forward, start = FORWARDS[description.toolkit](description), description.vocabulary.start_id
+        scores = []
+        for source, target in pairs:
+            logits = forward(torch.tensor([source]), torch.tensor([[start, *target[:-1]]]))[0]
+            scores.append(logits.float().log_softmax(-1).gather(-1, torch.tensor(target)[:, None])[:, 0])
+        return scores
+
+
+def differences_from_file(
+    model: VaswaniTransformerForConditionalGeneration, file: Path, vocabulary: Vocabulary
+) -> list[Tensor]:
+    """Return how far the log P of any word is, at most, from that of the file's logits, for each row (target,)."""
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            arrays = {name: torch.from_numpy(archive[name]) for name in ARRAYS if name in archive}
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file") from None
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise BrokenFileError(f"{file} is not an .npz file of numbers ({one_line(str(error))[:200]})") from None
+    if missing := [name for name in ARRAYS[:3] if name not in arrays]:
+        raise InputError(f"{file} lacks {', '.join(missing)}: --logits needs the arrays {', '.join(ARRAYS[:3])}")
+    source, target, logits = arrays["src_ids"].long(), arrays["tgt_in_ids"].long(), arrays["logits"].float()
+    source_mask, target_mask = (arrays.get(f"{side}_mask", torch.ones(1)) > 0 for side in ("src", "tgt"))
+    size = len(vocabulary.target)
+    if source.dim() != 2 or target.dim() != 2 or logits.shape != (*target.shape, size):
+        shapes = ", ".join(f"{name} {tuple(arrays[name].shape)}" for name in ARRAYS[:3])
+        raise InputError(f"{file} has {shapes}; --logits needs (rows, source), (rows, target), (rows, target, {size})")
+    for name, ids, rows in (("src_ids", source, len(vocabulary.source)), ("tgt_in_ids", target, size)):
+        if ids.numel() == 0 or not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+            raise InputError(f"{file}: {name} must have ids from 0 to {rows - 1}")
+    source = source.masked_fill(~source_mask, vocabulary.pad_id)
+    target = target.masked_fill(~target_mask, vocabulary.pad_id)
+    if vocabulary.start is None:  # the toolkit starts with a zero vector
+        target[:, 0] = vocabulary.start_id
+    found = model(input_ids=source, attention_mask=source_mask.expand_as(source).long(), decoder_input_ids=target)
+    ours = found.logits.log_softmax(-1)[..., : logits.shape[-1]]
+    largest = (ours - logits.log_softmax(-1)).abs().amax(-1)
+    return [row[mask] for row, mask in zip(largest, target_mask.expand_as(target), strict=True)]
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Drop the output and the warnings of a toolkit, which do not concern the conversion."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def toolkit_ids(ids: list[int], vocabulary: Vocabulary, side: str) -> list[int]:

@@ -27,6 +27,7 @@ class Description:
     position_tables: names of saved tables of sinusoids, which must be those of `positions`
     unscaled: those of SOURCE and TARGET that the toolkit does not multiply by sqrt(d_model)
     notes: sentences for the user about the model
+    assumed: sentences about what the checkpoint does not say, with the remedy
     files: files that are kept beside the model for converting it back, without those of the vocabulary
     options: values that converting it back needs
     """
@@ -41,11 +42,12 @@ class Description:
     position_tables: list[str] = field(default_factory=list)
     unscaled: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
 
     def all_notes(self) -> list[str]:
-        return self.notes + self.vocabulary.notes
+        return self.assumed + self.notes + self.vocabulary.notes
 
 
 def rows_of(tensors: dict[str, Tensor], rules: list[Rule]) -> list[int]:

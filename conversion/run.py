@@ -15,6 +15,7 @@ from .folder import new_model_folder, save
 from .formats import WRITERS, Reader, find_checkpoint
 from .origin import Origin
 from .reasons import Reasons
+from .toolkits import torch_nn
 
 # Printed if they differ from the paper's model.
 SWITCHES = (
@@ -24,14 +25,26 @@ SWITCHES = (
 ).split()
 
 
-def convert_in(path: Path, out: Path, wanted: str | None, check: tuple[Path, Path] | None = None) -> None:
-    """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new."""
+def convert_in(
+    path: Path,
+    out: Path,
+    wanted: str | None,
+    check: tuple[Path, Path] | None = None,
+    logits: Path | None = None,
+    scale_embeddings: bool | None = None,
+) -> None:
+    """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
+
+    check, logits: see `check.check`;  scale_embeddings: see `torch_nn.read`
+    """
     toolkit, file = find_checkpoint(path, wanted)
+    if scale_embeddings is not None and toolkit is not torch_nn:
+        raise InputError(f"--scale-embeddings is for {torch_nn.NAME}; a checkpoint of {toolkit.NAME} says it itself")
     reasons = Reasons(file)
     with new_model_folder(out) as folder, torch.inference_mode():
-        description, model = read(toolkit, file, reasons)
+        description, model = read(toolkit, file, reasons, scale_embeddings)
         save(description, model, folder)
-        proof = check_model(description, folder, model, check)
+        proof = check_model(description, folder, model, check, logits)
     config, default = model.config, type(model.config)()
     print(f"{toolkit.NAME}: {model.num_parameters():,} parameters")
     switches = {name: getattr(config, name) for name in SWITCHES}
@@ -44,11 +57,14 @@ def convert_in(path: Path, out: Path, wanted: str | None, check: tuple[Path, Pat
 
 
 def read(
-    toolkit: Reader, file: Path, reasons: Reasons
+    toolkit: Reader, file: Path, reasons: Reasons, scale_embeddings: bool | None = None
 ) -> tuple[Description, VaswaniTransformerForConditionalGeneration]:
     """Read a checkpoint as a model. Raises InputError or BrokenFileError with all reasons why it cannot be one."""
     try:
-        description = toolkit.read(file, reasons)
+        if toolkit is torch_nn:
+            description = torch_nn.read(file, reasons, scale_embeddings)
+        else:
+            description = toolkit.read(file, reasons)
         description.vocabulary.check(file)
         return description, build_model(description, reasons)
     except (InputError, BrokenFileError, UnavailableError):

@@ -1,28 +1,22 @@
-"""The comparison at the end of a conversion with the toolkit's own model, if the toolkit is installed."""
+"""The comparison at the end of a conversion, with torch's or transformers' own model or with logits from a file."""
 
-import importlib.util
+import json
 import re
-import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from golden import FIXTURES, converted, golden, refusal
-from test_conversion_variants import TutorialTransformer, randomised, write_words
+from conftest import padded
+from golden import FIXTURES, golden, refusal
+from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer, randomised, write_words
 
 from conversion.__main__ import main
+from conversion.check import toolkit_scores
 from conversion.reasons import Reasons
-from conversion.reference_forward import NotComparable, toolkit_scores
 from conversion.toolkits import torch_nn
 from vaswani_transformer import Translator
-
-PACKAGE = {
-    "fairseq": "fairseq",
-    "joeynmt": "joeynmt",
-    "marian": "_pymarian",
-    "opennmt-py": "onmt",
-    "sockeye": "sockeye",
-}
 
 
 def check_line(capsys: pytest.CaptureFixture, *arguments: str | Path) -> str:
@@ -40,34 +34,35 @@ def test_torch_and_transformers_are_always_compared(name: str, tmp_path: Path, c
     assert float(difference) <= 1e-5 and int(tokens) == 40
 
 
-@pytest.mark.parametrize("name", PACKAGE)
-def test_installed_toolkits_are_compared_and_others_named(name: str, tmp_path: Path, capsys):
-    line = check_line(capsys, golden(name), tmp_path / "out")
-    if importlib.util.find_spec(PACKAGE[name]) is None:
-        assert f"{name} " in line and "is not installed here; --check SRC TGT prints log-probabilities" in line
-    else:
-        assert float(line.split(" tokens is ")[1]) <= 1e-4
+@pytest.mark.parametrize("name", ["fairseq", "joeynmt", "opennmt-py", "sockeye", "tensor2tensor", "hf-marian"])
+def test_logits_in_a_file_are_compared(name: str, tmp_path: Path, capsys):
+    line = check_line(capsys, golden(name), tmp_path / "out", "--logits", golden(name) / "expected.npz")
+    assert "expected.npz in log P of " in line and float(line.split(" tokens is ")[1]) <= 2e-5
 
 
-def test_a_toolkit_that_does_not_run_is_reported(tmp_path: Path, capsys, monkeypatch):
+def test_a_toolkit_that_cannot_be_run_is_named_with_the_remedies(tmp_path: Path, capsys):
+    line = check_line(capsys, golden("fairseq"), tmp_path / "out")
+    assert "fairseq cannot be run from here; --check SRC TGT prints" in line and "--logits FILE compares" in line
+
+
+def test_a_model_that_transformers_cannot_open_is_reported(tmp_path: Path, capsys):
     """The converted model is written, and the line names the error."""
-    (tmp_path / "site" / "sockeye").mkdir(parents=True)
-    (tmp_path / "site" / "sockeye" / "__init__.py").write_text("")
-    (tmp_path / "site" / "sockeye" / "model.py").write_text("raise ValueError('of another time\\nand place')")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    line = check_line(capsys, golden("sockeye"), tmp_path / "out")
-    assert "sockeye is installed here, but does not run (ValueError: of another time)" in line
+    for file in golden("hf-marian").iterdir():
+        (tmp_path / "theirs").mkdir(exist_ok=True)
+        (tmp_path / "theirs" / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "theirs" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1}))
+    line = check_line(capsys, tmp_path / "theirs", tmp_path / "out")
+    assert "hf-marian does not compute this model (" in line
     assert (tmp_path / "out" / "model.safetensors").is_file()
-    for name in [name for name in sys.modules if name.startswith("sockeye")]:
-        monkeypatch.delitem(sys.modules, name)
 
 
 def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monkeypatch):
     """The final norm differs from that of the nn.Transformer with the tensors of the file."""
     read = torch_nn.read
 
-    def wrongly(path: Path, reasons: Reasons):
-        found = read(path, reasons)
+    def wrongly(*arguments: Any):
+        found = read(*arguments)
         for name in ("encoder.norm.weight", "encoder.norm.bias"):
             found.tensors[name] = found.tensors[name] * 1.1
         return found
@@ -77,31 +72,77 @@ def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monke
     assert "the converted model differs from torch-nn-transformer by" in message
 
 
-def test_a_wrong_option_changes_the_reference_scores(tmp_path: Path):
-    """Post-norm layers that are read as pre-norm have different scores."""
-    sizes = {"source": 13, "target": 13, "d_model": 16, "tied": False, "learned": False, "nhead": 4}
-    model = randomised(TutorialTransformer(**sizes, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8))
-    torch.save(model.state_dict(), tmp_path / "model.pt")
-    (tmp_path / "config.json").write_text('{"nhead": 4}')
+@pytest.fixture
+def unscaled(tmp_path: Path) -> Path:
+    """A checkpoint whose module does not multiply embeddings by sqrt(d_model), and logits.npz, which it computed."""
+    sizes: dict[str, Any] = {"source": 13, "target": 13, "d_model": 16, "tied": True, "learned": False, "nhead": 4}
+    model = TutorialTransformer(**sizes, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
+    randomised(model)
+    model.scale = 1.0
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    torch.save(model.state_dict(), folder / "model.pt")
+    (folder / "config.json").write_text('{"nhead": 4}')
     for side in ("src", "tgt"):
-        write_words(tmp_path / f"vocab.{side}.txt", ["<unk>", "<pad>", "<bos>", "<eos>"], 13)
-    found = torch_nn.read(tmp_path / "model.pt", Reasons(tmp_path))
+        write_words(folder / f"vocab.{side}.txt", ["<unk>", "<pad>", "<bos>", "<eos>"], 13)
+    batch = padded(SENTENCES)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    with torch.inference_mode():
+        arrays = {"src_ids": ids, "src_mask": mask, "tgt_in_ids": TARGETS, "logits": model(ids, mask, TARGETS)}
+    np.savez(tmp_path / "logits.npz", allow_pickle=False, **{name: array.numpy() for name, array in arrays.items()})
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_embeddings_without_the_factor_need_one_word(unscaled: Path, tmp_path: Path, capsys):
+    logits = ["--logits", tmp_path / "logits.npz"]
+    message = refusal(capsys, *logits, unscaled, tmp_path / "out", code=3)
+    assert "logits.npz by " in message and "--no-scale-embeddings or with" in message
+    line = check_line(capsys, unscaled, tmp_path / "by_option", "--no-scale-embeddings", *logits)
+    assert float(line.split(" tokens is ")[1]) <= 1e-5
+    (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
+    check_line(capsys, unscaled, tmp_path / "by_config", *logits)
+    assert "sqrt(d_model)" not in (tmp_path / "by_config" / "CONVERSION.md").read_text()
+    # torch's own module, which is compared without --logits, follows the word as well.
+    assert float(check_line(capsys, unscaled, tmp_path / "by_torch").split(" tokens is ")[1]) <= 1e-5
+    # The option is the last word.
+    assert "differs" in refusal(capsys, *logits, "--scale-embeddings", unscaled, tmp_path / "out", code=3)
+
+
+def test_scaling_is_refused_where_the_checkpoint_says_it(unscaled: Path, tmp_path: Path, capsys):
+    message = refusal(capsys, "--scale-embeddings", golden("fairseq"), tmp_path / "out")
+    assert "--scale-embeddings is for torch-nn-transformer" in message
+    (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": "no"}')
+    assert "scale_embeddings is 'no'" in refusal(capsys, unscaled, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"logits": None}, 2, "lacks logits"),
+        ({"logits": np.zeros((3, 5, 12), np.float32)}, 2, "logits (3, 5, 12); --logits needs"),
+        ({"src_ids": np.full((3, 7), 99)}, 2, "src_ids must have ids from 0 to 12"),
+        ({"logits": np.array([{}])}, 3, "is not an .npz file of numbers"),
+        ({"logits": np.full((3, 5, 13), np.nan, np.float32)}, 3, "differs from"),
+    ],
+)
+def test_a_wrong_file_of_logits_is_refused(unscaled: Path, change: dict, code: int, message: str, tmp_path, capsys):
+    with np.load(tmp_path / "logits.npz") as archive:
+        arrays: dict[str, Any] = dict(archive) | change
+    np.savez(tmp_path / "logits.npz", **{name: array for name, array in arrays.items() if array is not None})
+    arguments = ["--no-scale-embeddings", "--logits", tmp_path / "logits.npz", unscaled, tmp_path / "out"]
+    assert message in refusal(capsys, *arguments, code=code)
+
+
+def test_a_wrong_option_changes_the_reference_scores(unscaled: Path):
+    """Post-norm layers that are read as pre-norm have different scores."""
+    found = torch_nn.read(unscaled / "model.pt", Reasons(unscaled))
     pairs = [([4, 5, 6], [7, 8, 3])]
     with torch.inference_mode():
         (right,) = toolkit_scores(found, pairs)
         found.config["norm_position"] = "pre"
         (wrong,) = toolkit_scores(found, pairs)
-    assert (right[2] - wrong[2]).abs().max() > 0.01
-
-
-def test_prenorm_marian_is_not_compared():
-    if importlib.util.find_spec("_pymarian") is None:
-        pytest.skip("needs pymarian")
-    with pytest.raises(NotComparable, match="another function"):
-        checkpoint = converted("marian-prenorm").checkpoint
-        from conversion.toolkits import marian
-
-        toolkit_scores(marian.read(checkpoint / "model.npz", Reasons(checkpoint)), [([2, 0], [2, 0])])
+    assert (right - wrong).abs().max() > 0.01
 
 
 def test_a_source_vocabulary_without_eos_translates(tmp_path: Path):

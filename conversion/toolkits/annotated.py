@@ -54,11 +54,11 @@ def read(path: Path, reasons: Reasons) -> Description:
     weights = load_checkpoint(path)
     if not recognise(path, weights):
         raise InputError(f"{path} is not of the Annotated Transformer: it lacks {FIRST_WEIGHT}")
-    file, notes = path.with_name("config.json"), []
+    file, assumed = path.with_name("config.json"), []
     options = Options(read_json_object(file) if file.exists() else {}, reasons)
     if "h" not in options:
         options["h"] = NOTEBOOK_HEADS
-        notes.append(f"No config.json with `h` is beside the checkpoint: {NOTEBOOK_HEADS} heads, as in the notebook.")
+        assumed.append(f"No config.json with `h` is beside the checkpoint: {NOTEBOOK_HEADS} heads, as in the notebook.")
     tensors = checked_tensors(weights, reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     config |= options.heads("h", config["d_model"])
@@ -87,7 +87,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         config=config,
         vocabulary=read_vocabulary(path.parent),
         position_tables=["src_embed.1.pe", "tgt_embed.1.pe"],
-        notes=notes,
+        assumed=assumed,
         files=[file] if file.exists() else [],
     )
 

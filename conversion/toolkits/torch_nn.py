@@ -1,8 +1,8 @@
 """A state_dict of a module with torch.nn.Transformer in it; the sizes are in a config.json beside it.
 
 torch puts a final norm on both stacks, also with post-norm layers. The parts around nn.Transformer are the author's:
-embeddings, output and positions are found by their names. Embeddings are assumed to be multiplied by sqrt(d_model), as
-in torch's translation tutorial.
+embeddings, output and positions are found by their names. No tensor tells whether embeddings are multiplied by
+sqrt(d_model), as in torch's translation tutorial: `scale_embeddings` in config.json or an option of `convert` does.
 """
 
 import re
@@ -27,11 +27,16 @@ NAME = "torch-nn-transformer"
 FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
 SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)|^src")
 TARGET_NAME = re.compile(r"(tgt|trg|target|dec|output).*emb|emb.*(tgt|trg|target|dec)|^tgt|^trg")
+SCALE_ASSUMED = (
+    "Embeddings are assumed to be multiplied by sqrt(d_model), as in torch's translation tutorial; if they are not, "
+    'convert with --no-scale-embeddings or with "scale_embeddings": false in config.json.'
+)
 POSITION_NAME = re.compile(r"pos|(^|[._])pe($|[._])")
 SUPPORTED: dict[str, tuple] = {
     "activation": ("relu", "gelu"),
     "batch_first": (True, False),
     "norm_first": (True, False),
+    "scale_embeddings": (True, False),
 }
 RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "dropout")
 
@@ -73,8 +78,8 @@ def without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
-def read(path: Path, reasons: Reasons) -> Description:
-    """Describe a state_dict and the config.json beside it."""
+def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> Description:
+    """Describe a state_dict and the config.json beside it, in which `scale_embeddings` may be missing or wrong."""
     checkpoint = load_checkpoint(path)
     if not recognise(path, checkpoint):
         raise InputError(f"{path} has no nn.Transformer: it lacks a tensor {FIRST_WEIGHT}")
@@ -84,6 +89,8 @@ def read(path: Path, reasons: Reasons) -> Description:
             f'{path}: no tensor tells the number of heads; put {{"nhead": ...}} into {file.name} beside it'
         )
     options = Options(read_json_object(file), reasons)
+    if scale_embeddings is not None:
+        options["scale_embeddings"] = scale_embeddings
     options.require(SUPPORTED)
     tensors = checked_tensors(without_prefix(state_dict_of(checkpoint)), reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
@@ -109,7 +116,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         if config[f"{stack}_final_norm"]:
             rules += rules_of({f"{stack}.norm.{{weight,bias}}": f"model.{stack}.final_norm.{{weight,bias}}"})
     rules = [rule for rule in rules if bias or not rule.ours.endswith("bias")]
-    more_rules, positions, notes = around_transformer(tensors, rules, config["d_model"], reasons)
+    more_rules, positions, assumed = around_transformer(tensors, rules, config["d_model"], reasons)
     reasons.refuse_if_any()
     return Description(
         toolkit=NAME,
@@ -119,7 +126,8 @@ def read(path: Path, reasons: Reasons) -> Description:
         config=config,
         vocabulary=read_vocabulary(path.parent),
         positions=positions,
-        notes=notes,
+        unscaled=() if options.get("scale_embeddings", True) else (SOURCE, TARGET),
+        assumed=assumed if "scale_embeddings" in options else [SCALE_ASSUMED, *assumed],
         files=[file],
     )
 
@@ -127,11 +135,10 @@ def read(path: Path, reasons: Reasons) -> Description:
 def around_transformer(
     tensors: dict[str, Tensor], rules: list[Rule], d_model: int, reasons: Reasons
 ) -> tuple[list[Rule], Sinusoids, list[str]]:
-    """Return the rules for the tensors outside nn.Transformer, the sinusoids, and notes. Removes tables of sinusoids.
+    """Return the rules for the tensors outside nn.Transformer, the sinusoids, and what is assumed of these.
 
-    rules: those of nn.Transformer
+    rules: those of nn.Transformer.  Removes tables of sinusoids.
     """
-    notes = ["Embeddings are assumed to be multiplied by sqrt(d_model), as in torch's translation tutorial."]
     inside = {rule.theirs for rule in rules}
     around = {name: tensor for name, tensor in tensors.items() if name not in inside}
     tables = {
@@ -141,15 +148,14 @@ def around_transformer(
     }
     more_rules = embeddings(around, reasons)
     positions = sinusoids_of(tables)
-    if not tables:
-        notes.append("No table of positions is saved: the paper's sinusoids are assumed.")
+    assumed = [] if tables else ["No table of positions is saved: the paper's sinusoids are assumed."]
     if positions is None:
         tensors |= tables
         more_rules += learned_positions(tables, reasons)
     else:
         for name in tables:
             del tensors[name]
-    return more_rules, positions or PAPER, notes
+    return more_rules, positions or PAPER, assumed
 
 
 def sinusoids_of(tables: Mapping[str, Tensor]) -> Sinusoids | None:
