@@ -52,11 +52,14 @@ def launch(name: str, arguments: list[str], processes: int | None = None) -> int
     A single process needs no launcher. Several processes, and machines on which `accelerate config` has been used, go
     through `accelerate launch`.
     """
-    import torch
-    from accelerate.commands.config import default_config_file
+    # torch and Accelerate take seconds to import, and the program imports them again.
+    from huggingface_hub.constants import HF_HOME
 
-    processes = processes or max(1, torch.cuda.device_count())
-    configured = Path(default_config_file).is_file()
+    if processes is None:
+        import torch
+
+        processes = max(1, torch.cuda.device_count())
+    configured = Path(HF_HOME, "accelerate", "default_config.yaml").is_file()
     environment = safe_environment()
     command = [sys.executable, "-m"]
     if processes > 1 or configured:
@@ -66,6 +69,8 @@ def launch(name: str, arguments: list[str], processes: int | None = None) -> int
             # On a CPU, Accelerate starts several processes only with --multi_gpu.
             command += ["--num_processes", str(processes), "--multi_gpu"]
         if "OMP_NUM_THREADS" not in environment:
+            import torch
+
             threads = max(1, len(os.sched_getaffinity(0)) // processes) if not torch.cuda.is_available() else 1
             command += ["--num_cpu_threads_per_process", str(threads)]
         command.append("-m")
