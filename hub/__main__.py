@@ -1,4 +1,4 @@
-"""`python -m hub push FOLDER REPO`: show what a push to the Hub would change, or push."""
+"""`python -m hub push FOLDER REPO`: show what a push to the Hub would change, or push; `space`: write a Space."""
 
 import shutil
 from dataclasses import replace
@@ -68,6 +68,26 @@ def push(
         typer.echo(f"{out}: what `push {repo} --yes` would upload")
     else:
         upload(Path(folder), repo, revision, files, yes, private, tag, message, keep_card)
+
+
+@app.command(help="Write a Space that translates with a model of the Hub and shows its attention.")
+def space(
+    repo: Annotated[str, typer.Argument(help="The Space, owner/name.")],
+    model: Annotated[str, typer.Option(help="The model's repository, owner/name.")],
+    to_folder: Annotated[str, typer.Option(help="The new folder.")],
+    revision: Annotated[
+        str | None, typer.Option(help="A commit or tag of the model; the Space runs the model's code.")
+    ] = None,
+) -> None:
+    from .remote import check_repo_id, check_revision
+    from .space_files import space_files
+
+    for name in (repo, model):
+        check_repo_id(name)
+    if revision is not None:
+        check_revision(revision, "--revision")
+    write_folder(space_files(repo, model, revision), check_new_folder(to_folder))
+    typer.echo(f"{to_folder}: a Space; `hf upload {repo} {to_folder} . --repo-type space` publishes it")
 
 
 def repository_files(

@@ -20,6 +20,7 @@ from hub_server import OWNER, HubServer
 from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
 
+from hub.__main__ import main
 from hub.contents import model_files
 from vaswani_transformer import Translator
 from vaswani_transformer.attention import AttentionMaps, attention_maps, token_labels
@@ -60,12 +61,14 @@ def address(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[s
         contents: dict[str, Any] = {
             name: file.read_bytes() if isinstance(file, Path) else file for name, file in files.items()
         }
+        widget = [{"text": sentence} for sentence in ENGLISH]
+        contents["README.md"] = f"---\n{json.dumps({'widget': widget})}\n---\n# A model\n".encode()
         hub.create(f"{OWNER}/model", **contents)
+        main(["space", f"{OWNER}/space", "--model", f"{OWNER}/model", "--to-folder", str(home / "space")])
         with (home / "log").open("w") as log:
             running = subprocess.Popen(
-                [PYTHON, SPACE / "app.py"],
+                [PYTHON, home / "space" / "app.py"],
                 env=environment(
-                    MODEL_ID=f"{OWNER}/model",
                     HF_ENDPOINT=hub.url,
                     HF_HOME=str(home),
                     HF_HUB_DISABLE_XET="1",
@@ -116,10 +119,18 @@ def page(browser: Any, address: str) -> Iterator[Any]:
         assert [url for url in requested if not url.startswith((address, "data:", "blob:"))] == []
 
 
-def translate(page: Any, sentence: str, expected: str) -> None:
-    page.get_by_label("Sentence").fill(sentence)
-    page.get_by_label("Sentence").press("Enter")
-    page.wait_for_function("text => document.querySelector('#translation textarea').value === text", arg=expected)
+def translate(page: Any, text: str, expected: str) -> None:
+    page.locator("#text textarea").fill(text)
+    page.get_by_role("button", name="Translate").click()
+    shows(page, expected)
+
+
+def shows(page: Any, translation: str) -> None:
+    page.wait_for_function("text => document.querySelector('#translation textarea').value === text", arg=translation)
+
+
+def without_marks(labels: list[str]) -> list[str]:
+    return [label.replace("▁", "") or "▁" for label in labels]
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +175,8 @@ def test_the_heat_map_shows_every_attention_weight(page: Any, translator, model:
                     "cells => cells.map(cell => +cell.dataset.weight)"
                 )
                 np.testing.assert_allclose(np.reshape(found, expected.shape), expected, atol=6e-4)
-                assert table.locator("tbody th").all_inner_texts() == down
-                assert table.locator("thead th").all_inner_texts() == across
+                assert table.locator("tbody th").all_inner_texts() == without_marks(down)
+                assert table.locator("thead th").all_inner_texts() == without_marks(across)
 
 
 def test_selecting_another_hypothesis_shows_its_attention(page: Any, translator, model: Path) -> None:
@@ -175,7 +186,7 @@ def test_selecting_another_hypothesis_shows_its_attention(page: Any, translator,
     page.locator("#hypotheses input").nth(3).check()
     page.wait_for_function(
         "labels => [...document.querySelectorAll('#heat-map tbody th')].map(th => th.innerText).join() === labels",
-        arg=",".join(maps.predicted),
+        arg=",".join(without_marks(maps.predicted)),
     )
 
 
@@ -190,11 +201,11 @@ def test_the_space_works_with_only_the_keyboard(page: Any, translator) -> None:
                 return
         raise AssertionError(f"Tab does not reach {selector}")
 
-    tab_to("#sentence textarea")
+    tab_to("#text textarea")
     page.keyboard.press("Control+A")
     page.keyboard.type(ENGLISH[0])
-    page.keyboard.press("Enter")
-    page.wait_for_function("text => document.querySelector('#translation textarea').value === text", arg=text)
+    page.keyboard.press("Shift+Enter")
+    shows(page, text)
     tab_to("#hypotheses input")
     tab_to("#kind input")
     page.keyboard.press("ArrowRight")
@@ -221,6 +232,8 @@ def test_a_click_on_a_thumbnail_selects_the_head(page: Any) -> None:
 
 
 def test_the_positional_encoding_is_the_papers(page: Any) -> None:
+    assert not page.locator("#positions").is_visible(), "it is folded"
+    page.get_by_role("button", name="Positional encoding").click()
     source = page.locator("#positions img").get_attribute("src")
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))).astype(int)
     encoding = sinusoidal_positional_encoding(60, 32).numpy()  # (positions, d_model)
@@ -230,18 +243,82 @@ def test_the_positional_encoding_is_the_papers(page: Any) -> None:
     assert (np.sign(warmth) == np.sign(encoding))[np.abs(encoding) > 0.05].all()
 
 
-@pytest.mark.parametrize(
-    ("sentence", "message"),
-    [
-        ("   ", "type a sentence"),
-        ("word " * 200, "tokens, and the limit is 120 tokens"),
-        ("word " * 2000, "The sentence has 10000 characters, and the limit is 120 tokens"),
-    ],
-)
-def test_unusable_sentences_are_refused(page: Any, sentence: str, message: str) -> None:
-    page.get_by_label("Sentence").fill(sentence)
+def test_an_empty_text_keeps_the_last_translation(page: Any, translator) -> None:
+    (text,) = translator.translate([ENGLISH[1]])
+    translate(page, ENGLISH[1], text)
+    page.locator("#text textarea").fill("  ")
     page.get_by_role("button", name="Translate").click()
-    page.get_by_text(message).wait_for()
+    page.get_by_text("type a sentence").wait_for()
+    assert page.locator("#translation textarea").input_value() == text
+    assert page.locator("#heat-map table").is_visible()
+
+
+def test_a_line_beyond_the_limit_is_left_out(page: Any, translator) -> None:
+    first, second = translator.translate(ENGLISH[:2])
+    translate(page, f"{ENGLISH[0]}\n{'word ' * 2000}\n{ENGLISH[1]}", f"{first}\n\n{second}")
+    page.get_by_text("Left out: line 2. The limit is 5,000 characters").wait_for()
+
+
+def test_a_text_is_translated_sentence_by_sentence(page: Any, translator) -> None:
+    text = f"{ENGLISH[0]}  {ENGLISH[1]}\n{ENGLISH[3]}"
+    split, whole = (translator.translate([text], split_sentences=split)[0] for split in (True, False))
+    assert split != whole
+    translate(page, text, split)
+    # The hypotheses and the attention are those of one sentence.
+    page.get_by_label("Sentence", exact=True).click()
+    page.get_by_role("option", name="2. ").click()
+    (expected,) = translator.translate([ENGLISH[1]], n_best=4)
+    page.locator("#hypotheses label", has_text=expected[3].text).wait_for()
+    page.get_by_role("columnheader", name="W", exact=True).wait_for()
+    page.get_by_role("button", name="Search").click()
+    page.get_by_label("Do not split the text into sentences").check()
+    translate(page, text, whole)
+    page.locator("#chosen-sentence").wait_for(state="hidden")
+
+
+def test_an_example_of_the_card_is_translated_on_a_click(page: Any, translator) -> None:
+    (text,) = translator.translate([ENGLISH[2]])
+    page.get_by_role("button", name=ENGLISH[2][:20]).click()
+    shows(page, text)
+
+
+def test_pointing_at_a_word_lights_the_words_it_attends_to(page: Any) -> None:
+    for row in (False, True):
+        page.locator("#heat-map tbody th" if row else "#heat-map thead th").nth(1).hover()
+        cells = (
+            page.locator("#heat-map tbody tr").nth(1).locator("td")
+            if row
+            else page.locator("#heat-map td:nth-child(3)")
+        )
+        weights = cells.evaluate_all("cells => cells.map(cell => +cell.dataset.weight)")
+        partners = page.locator("#heat-map thead th.partner" if row else "#heat-map tbody th.partner")
+        shares = partners.evaluate_all("words => words.map(word => +word.style.getPropertyValue('--weight'))")
+        assert shares == pytest.approx([weight / max(weights) for weight in weights])
+    page.locator("#text textarea").hover()
+    page.locator("#heat-map .partner").first.wait_for(state="detached")
+
+
+def test_attention_is_beside_the_text_and_above_the_fold(page: Any) -> None:
+    for width, beside in {1000: True, 999: False, 1400: True}.items():
+        page.set_viewport_size({"width": width, "height": 900})
+        map, text, button = (page.locator(place).bounding_box() for place in ("#heat-map tbody", "#text", "#translate"))
+        assert (map["x"] > text["x"] + text["width"]) is beside
+        assert (map["y"] < 600) is beside
+        assert button["width"] < 200
+
+
+def test_the_api_has_one_function(address: str, translator) -> None:
+    with urllib.request.urlopen(f"{address}gradio_api/info") as answer:
+        assert list(json.load(answer)["named_endpoints"]) == ["/translate"]
+    call = f"{address}gradio_api/call/translate"
+    data = json.dumps({"data": [f"{ENGLISH[0]} {ENGLISH[1]}", 4, 0.6, False]}).encode()
+    request = urllib.request.Request(call, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        event = json.load(answer)["event_id"]
+    with urllib.request.urlopen(f"{call}/{event}") as answer:
+        assert json.loads(answer.read().decode().partition("data: ")[2]) == [
+            " ".join(translator.translate(ENGLISH[:2]))
+        ]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -249,6 +326,8 @@ def test_the_space_is_accessible(page: Any, address: str, theme: str) -> None:
     page.goto(f"{address}?__theme={theme}")
     page.locator("#heat-map td[tabindex='0']").focus()
     assert accessibility_violations(page) == []
+    picture = Image.open(io.BytesIO(page.locator("#heat-map figure span").first.screenshot())).convert("L")
+    assert (np.median(picture) < 128) == (theme == "dark"), "the pictures of the heads follow the theme"
 
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, address: str) -> None:
@@ -279,7 +358,7 @@ sys.path.insert(0, sys.argv[1])
 import app
 answers = {}
 for beams in (1, 4):
-    found = app.translate(sys.argv[2], beams)
+    (found,) = app.translate(sys.argv[2], beams)
     maps = app.attention_of(found, 0)
     shapes = {kind: weights.shape for kind, weights in maps.weights.items()}
     answers[beams] = [found.targets, found.texts, found.scores, shapes, maps.columns["cross"], maps.rows["cross"]]
@@ -328,5 +407,5 @@ def test_rarer_configurations_translate(tmp_path: Path) -> None:
             "encoder": [3, 4, size, size],
             "decoder": [2, 2, length, length],
         }
-        assert across == source_labels
-        assert down == token_labels(target, targets[0])
+        assert across == without_marks(source_labels)
+        assert down == without_marks(token_labels(target, targets[0]))

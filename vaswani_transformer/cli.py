@@ -236,6 +236,11 @@ def push(context: typer.Context) -> None:
     program("__main__", of="hub").main(["push", *context.args])
 
 
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Write a Space for a model of the Hub.")
+def space(context: typer.Context) -> None:
+    program("__main__", of="hub").main(["space", *context.args])
+
+
 @plot_app.command("attention", help="Draw attention weights of a sentence and its translation as heat maps.")
 def plot_attention(
     model: Model,

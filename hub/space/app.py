@@ -3,13 +3,17 @@
 It works with any Vaswani Transformer on the Hub, loaded with transformers and `trust_remote_code`:
 
     MODEL_ID=owner/name python app.py
+
+`python -m hub space` writes a Space for a model, with model.json in the place of MODEL_ID.
 """
 
 import base64
 import html
 import io
+import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,24 +21,29 @@ from typing import Any
 import gradio as gr  # pyright: ignore[reportMissingImports]  (installed only in the Space's own environment)
 import numpy as np
 import torch
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 from PIL import Image
 from tokenizers.decoders import ByteLevel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from transformers.utils.hub import has_file
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.utils.hub import cached_file, has_file
 
 HERE = Path(__file__).parent
-MODEL_ID = os.environ.get("MODEL_ID") or sys.exit(
-    "error: MODEL_ID is not set; name a model on the Hub, as in MODEL_ID=owner/name (in a Space: Settings, Variables)"
-)
-REVISION = os.environ.get("MODEL_REVISION")  # a commit or tag; None: the newest
-EXAMPLES = [
+CHOSEN = json.loads((HERE / "model.json").read_text(encoding="utf-8")) if (HERE / "model.json").is_file() else {}
+MODEL_ID = os.environ.get("MODEL_ID") or CHOSEN.get("id")
+REVISION = os.environ.get("MODEL_REVISION") or CHOSEN.get("revision")  # a commit or tag; None: the newest
+MAX_CHARACTERS = os.environ.get("MAX_CHARACTERS", "5000")  # of a text; a Space translates some 100 of them a second
+if not MODEL_ID:
+    sys.exit("error: MODEL_ID is not set; name a model on the Hub, as in MODEL_ID=owner/name (Settings, Variables)")
+if not MAX_CHARACTERS.isdecimal():
+    sys.exit(f"error: MAX_CHARACTERS is {MAX_CHARACTERS!r}; it must be a whole number, such as 5000")
+MAX_CHARACTERS = int(MAX_CHARACTERS)
+MAX_TOKENS = 120  # a larger heat map is unreadable
+EXAMPLES = [  # of a model whose card has none
     "A man in a blue shirt is standing on a ladder cleaning a window.",
     "Two young dogs are running through the deep snow.",
     "A little girl climbs into a wooden playhouse.",
 ]
-MAX_TOKENS = 120  # a larger heat map is unreadable
-CHARACTERS_PER_TOKEN = 32  # longer texts are refused before they are tokenised
 
 tokenizer = AutoTokenizer.from_pretrained(MODEL_ID, revision=REVISION, trust_remote_code=True)
 # A model with two vocabularies has the target's tokenizer in a folder of its own.
@@ -52,6 +61,22 @@ config, search = model.config, model.generation_config
 BEAMS = search.num_beams or 1
 ALPHA = 1.0 if search.length_penalty is None else search.length_penalty
 
+
+def of_the_model(name: str) -> Any:
+    """Return a function of the model's own sentence splitter, which is in its repository."""
+    return get_class_from_dynamic_module(f"text_vaswani_transformer.{name}", MODEL_ID, revision=REVISION)
+
+
+split_text, default_source_limit = of_the_model("split_text"), of_the_model("default_source_limit")
+
+
+def card_examples() -> list[str]:
+    """Return the sentences of the model card's widget, or EXAMPLES."""
+    card = cached_file(MODEL_ID, "README.md", revision=REVISION, _raise_exceptions_for_missing_entries=False)
+    widget = ModelCard.load(card, ignore_metadata_errors=True).data.get("widget") if card else None
+    return [example["text"] for example in widget or [] if example.get("text")][:5] or EXAMPLES
+
+
 KINDS = {
     "Cross-attention": ("cross", "each word of the translation (rows) attends to the sentence (columns)"),
     "Encoder self-attention": ("encoder", "each word of the sentence (rows) attends to the sentence (columns)"),
@@ -68,18 +93,43 @@ MEAN = "mean"
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """The hypotheses of a sentence, best first. source: (1, source) ids; targets: ids, ending in </s>."""
+    """The hypotheses of a sentence, best first.
+
+    source: (1, source) ids; targets: ids, ending in </s>; separator: the white space in front of the sentence
+    """
 
     source: torch.Tensor
     targets: list[list[int]]
     texts: list[str]
     scores: list[float]
+    separator: str
+
+
+def translate(
+    text: str,
+    beams: int = BEAMS,
+    alpha: float = ALPHA,
+    whole: bool = False,
+    advance: Callable[[int, int], None] = lambda done, count: None,
+) -> list[Hypotheses]:
+    """Translate the sentences of a text one by one, as the model was trained; `whole` cuts only what is too long.
+
+    advance: called before each sentence with its index and their number
+    """
+    limit = default_source_limit(
+        None if whole else getattr(search, "max_source_length", None), config.max_position_embeddings
+    )
+    parts = list(split_text(text, min(limit, MAX_TOKENS), encode, not whole))
+    sentences = []
+    for index, (ids, separator) in enumerate(parts):
+        advance(index, len(parts))
+        sentences.append(translate_sentence(torch.tensor([ids]), separator, beams, alpha))
+    return sentences
 
 
 @torch.inference_mode()
-def translate(sentence: str, beams: int = BEAMS, alpha: float = ALPHA) -> Hypotheses:
-    """Beam search, Section 6.1; score = log P(Y | X) / ((5 + |Y|) / 6)^alpha. Raises gr.Error for unusable input."""
-    source = encode(sentence)
+def translate_sentence(source: torch.Tensor, separator: str, beams: int, alpha: float) -> Hypotheses:
+    """Beam search, Section 6.1; score = log P(Y | X) / ((5 + |Y|) / 6)^alpha."""
     output = model.generate(
         source,
         attention_mask=torch.ones_like(source),
@@ -101,21 +151,36 @@ def translate(sentence: str, beams: int = BEAMS, alpha: float = ALPHA) -> Hypoth
     finished = [index for index, score in enumerate(scores) if score > -1e8]  # lower scores mark empty slots
     targets = [targets[index] for index in finished]
     texts = [target_tokenizer.decode(target, skip_special_tokens=True) for target in targets]
-    return Hypotheses(source, targets, texts, [scores[index] for index in finished])
+    return Hypotheses(source, targets, texts, [scores[index] for index in finished], separator)
 
 
-def encode(sentence: str) -> torch.Tensor:
-    """Return the sentence's ids, (1, source). Raises gr.Error if it is empty or too long."""
-    if not sentence.strip():
-        raise gr.Error("There is nothing to translate yet: type a sentence.", print_exception=False)
-    limit = min(MAX_TOKENS, config.max_position_embeddings or MAX_TOKENS)
-    length = f"{len(sentence)} characters"
-    if len(sentence) <= limit * CHARACTERS_PER_TOKEN:
-        source = tokenizer(sentence, return_tensors="pt", verbose=False)["input_ids"]
-        if source.shape[1] <= limit:
-            return source
-        length = f"{source.shape[1]} tokens"
-    raise gr.Error(f"The sentence has {length}, and the limit is {limit} tokens; shorten it.", print_exception=False)
+def encode(text: str) -> tuple[list[int], list[int]]:
+    """Return token ids, ending in </s>, and the character at which each begins."""
+    encoding = tokenizer(text, return_offsets_mapping=True, verbose=False)
+    return encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
+
+
+def joined(sentences: list[Hypotheses]) -> str:
+    return "".join(sentence.separator + sentence.texts[0] for sentence in sentences)
+
+
+def within_limit(text: str) -> tuple[str, list[int]]:
+    """Return the text without the lines with which it would exceed MAX_CHARACTERS, and their numbers."""
+    left, kept, omitted = MAX_CHARACTERS, [], []
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if len(line) > left:
+            omitted.append(number)
+            line = "\n"
+        else:
+            left -= len(line)
+        kept.append(line)
+    return "".join(kept), omitted
+
+
+def too_long(omitted: list[int]) -> str:
+    """Return what to tell about omitted lines."""
+    lines = ", ".join(map(str, omitted[:5])) + (" ..." if len(omitted) > 5 else "")
+    return f"Left out: line {lines}. The limit is {MAX_CHARACTERS:,} characters; shorten the text."
 
 
 # ---- attention -----------------------------------------------------------------------------------------------------
@@ -151,10 +216,10 @@ def attention_of(hypotheses: Hypotheses, choice: int) -> Attention:
 
 
 def labels(tokenizer: Any, ids: list[int]) -> list[str]:
-    """Return a readable label per token: `▁` for a space, `ü 1/2` for a token that is part of a character."""
+    """Return a readable label per token: `▁` for only a space, `ü 1/2` for a token that is part of a character."""
     tokens = tokenizer.convert_ids_to_tokens(ids)
     if not isinstance(tokenizer.backend_tokenizer.decoder, ByteLevel):
-        return tokens
+        return [token.replace("▁", " ").removesuffix("@@").strip() or "▁" for token in tokens]
     byte_level, result = ByteLevel(), []
     while len(result) < len(tokens):
         start = len(result)
@@ -166,7 +231,7 @@ def labels(tokenizer: Any, ids: list[int]) -> list[str]:
         else:
             count, text = 1, "\ufffd"
         count = min(count, len(tokens) - start)
-        text = text.replace(" ", "▁")
+        text = text.strip() or "▁"
         result += [text] if count == 1 else [f"{text} {part}/{count}" for part in range(1, count + 1)]
     return result
 
@@ -194,7 +259,7 @@ def heat_map(attention: Attention, title: str, layer: int, head: int | str) -> s
     columns = "".join(f'<th scope="col"><span>{label}</span></th>' for label in column_labels)
     return (
         f'<p class="caption"><b>{name}</b>: {explanation}.</p>'
-        '<p class="readout" aria-hidden="true">Point at a cell, or tab to the map and use the arrow keys.</p>'
+        '<p class="readout" aria-hidden="true">Point at a word or a cell, or use Tab and the arrow keys.</p>'
         f'<div class="maps"><div class="scroll"><table role="grid" aria-label="{name}">'
         f"<thead><tr><td></td>{columns}</tr></thead><tbody>{rows}</tbody></table></div>"
         f'<div class="heads" aria-hidden="true">{thumbnails(layer_weights, head)}</div></div>'
@@ -204,19 +269,20 @@ def heat_map(attention: Attention, title: str, layer: int, head: int | str) -> s
 
 def thumbnails(weights: np.ndarray, chosen: int | str) -> str:
     """Return a small clickable picture of each head of a layer. weights: (heads, rows, columns)"""
-    white, darkest = np.array([247, 250, 253]), np.array([8, 48, 107])
-    shares = (weights / weights.max(axis=(1, 2), keepdims=True))[..., None]
+    shares = weights / weights.max(axis=(1, 2), keepdims=True)
+    # style.css gives the colours, which depend on the theme; the pictures are their opacity.
+    pictures = [png(np.stack((np.zeros_like(share), share * 255), axis=-1), "LA") for share in shares]
     return "".join(
         f'<figure data-head="{head}"{" class=chosen" * (head == chosen)}>'
-        f'<img src="{png(white + share * (darkest - white))}" alt=""><figcaption>head {head}</figcaption></figure>'
-        for head, share in enumerate(shares, start=1)
+        f"<span style=\"--weights:url('{picture}')\"></span><figcaption>head {head}</figcaption></figure>"
+        for head, picture in enumerate(pictures, start=1)
     )
 
 
-def png(pixels: np.ndarray) -> str:
-    """Return pixels, (height, width, 3) from 0 to 255, as a data: URL."""
+def png(pixels: np.ndarray, mode: str) -> str:
+    """Return pixels, (height, width, channels of PIL's mode) from 0 to 255, as a data: URL."""
     file = io.BytesIO()
-    Image.fromarray(pixels.astype(np.uint8)).save(file, "png")
+    Image.fromarray(pixels.astype(np.uint8), mode).save(file, "png")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
@@ -236,7 +302,7 @@ def positional_encoding(length: int) -> str:
     learned = config.position_embedding_type == "learned"
     kind = "learned" if learned else "sines (even dimensions) and cosines (odd dimensions)"
     return (
-        f'<figure class="positions"><div class="down">position 0 to {length - 1}</div><img src="{png(pixels)}" '
+        f'<figure class="positions"><div class="down">position 0 to {length - 1}</div><img src="{png(pixels, "RGB")}" '
         f'alt="Heat map of the positional encoding, {length} positions of {config.d_model} dimensions: {kind}.">'
         f'<div class="across">dimension 0 to {config.d_model - 1}</div></figure>'
         f'<p class="legend">−{largest:.2f} <span class="scale diverging"></span> {largest:.2f}</p>'
@@ -246,16 +312,43 @@ def positional_encoding(length: int) -> str:
 # ---- the page ------------------------------------------------------------------------------------------------------
 
 
-def on_translate(sentence: str, beams: int, alpha: float, kind: str, layer: int, head: int | str):
-    hypotheses = translate(sentence, beams, alpha)
-    attention = attention_of(hypotheses, 0)
-    choices = gr.Radio(scored(hypotheses), value=0)
-    return hypotheses.texts[0], choices, hypotheses, attention, heat_map(attention, kind, layer, head)
+def on_translate(
+    text: str,
+    beams: int,
+    alpha: float,
+    whole: bool,
+    kind: str,
+    layer: int,
+    head: int | str,
+    progress: gr.Progress = gr.Progress(),  # noqa: B008 - Gradio recognises it by its default
+):
+    text, omitted = within_limit(text)
+    if omitted:
+        gr.Warning(too_long(omitted))
+    elif not text.strip():
+        gr.Warning("There is nothing to translate yet: type a sentence.", title="Empty")
+    sentences = translate(text, beams, alpha, whole, lambda *done: progress(done, unit="sentences"))
+    if not sentences:
+        return gr.skip()  # keeps the last translation
+    return joined(sentences), chooser(sentences), sentences, *on_sentence(sentences, 0, kind, layer, head)
 
 
-def on_choose(hypotheses: Hypotheses, choice: int, kind: str, layer: int, head: int | str):
-    attention = attention_of(hypotheses, choice)
+def on_sentence(sentences: list[Hypotheses], number: int, kind: str, layer: int, head: int | str):
+    return gr.Radio(scored(sentences[number]), value=0), *on_choose(sentences, number, 0, kind, layer, head)
+
+
+def on_choose(sentences: list[Hypotheses], number: int, choice: int, kind: str, layer: int, head: int | str):
+    attention = attention_of(sentences[number], choice)
     return attention, heat_map(attention, kind, layer, head)
+
+
+def answer(text: str, beams: int = BEAMS, alpha: float = ALPHA, whole: bool = False) -> str:
+    """Translate a text, sentence by sentence unless `whole`; beams: beam size, alpha: length penalty."""
+    if len(text) > MAX_CHARACTERS:
+        raise gr.Error(
+            f"The text has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}.", print_exception=False
+        )
+    return joined(translate(text, beams, alpha, whole))
 
 
 def on_kind(attention: Attention, kind: str, layer: int, head: int | str):
@@ -277,54 +370,82 @@ def scored(hypotheses: Hypotheses) -> list[tuple[str, int]]:
     return [(f"{text} ({score:.3f})".replace("(-", "(−"), index) for index, (text, score) in enumerate(pairs)]
 
 
+def chooser(sentences: list[Hypotheses]) -> gr.Dropdown:
+    """Return the choice of the sentence whose hypotheses and attention are shown."""
+    texts = [f"{number}. {sentence.texts[0]}" for number, sentence in enumerate(sentences, start=1)]
+    return gr.Dropdown(
+        [(text, index) for index, text in enumerate(texts)],
+        value=0,
+        label="Sentence",
+        visible=len(sentences) > 1,
+        elem_id="chosen-sentence",
+    )
+
+
 def page() -> gr.Blocks:
     # Translate once before the page opens, so that it is not empty and the first visitor does not wait for torch.
-    first = translate(EXAMPLES[0])
-    first_attention = attention_of(first, 0)
+    examples = card_examples()
+    first = translate(examples[0])
+    first_attention = attention_of(first[0], 0)
     kinds = list(KINDS)
     layers, heads = layers_and_heads(kinds[0])
-    with gr.Blocks(title="Attention, at work", analytics_enabled=False) as blocks:
+    with gr.Blocks(title="Attention, at work", analytics_enabled=False, fill_width=True) as blocks:
         gr.Markdown(introduction())
-        hypotheses, attention = gr.State(first), gr.State(first_attention)
-        sentence = gr.Textbox(EXAMPLES[0], label="Sentence", lines=1, max_lines=6, elem_id="sentence")
-        gr.Examples(EXAMPLES, sentence, label="Examples")
-        with gr.Accordion("Search", open=False):
-            beams = gr.Slider(1, max(16, BEAMS), BEAMS, step=1, label="Beam size")
-            alpha = gr.Slider(
-                min(0, ALPHA), max(2, ALPHA), ALPHA, step=0.1, label="Length penalty α", info="((5 + length) / 6)^α"
-            )
-        button = gr.Button("Translate", variant="primary")
-        translation = gr.Textbox(first.texts[0], label="Translation", interactive=False, elem_id="translation")
-        choice = gr.Radio(
-            scored(first),
-            value=0,
-            label="Hypotheses of the beam search, with scores",
-            info="The selected one is shown below.",
-            elem_id="hypotheses",
-        )
-        gr.Markdown("## Attention")
-        kind = gr.Radio(kinds, value=kinds[0], label="Attention", elem_id="kind")
-        with gr.Row():
-            layer = gr.Radio(layers, value=layers[-1], label="Layer", min_width=280, elem_id="layer")
-            head = gr.Radio(heads, value=MEAN, label="Head", min_width=280, elem_id="head")
-        picture = gr.HTML(
-            heat_map(first_attention, kinds[0], layers[-1], MEAN),
-            js_on_load=(HERE / "heat_map.js").read_text(encoding="utf-8"),
-            apply_default_css=False,
-            elem_id="heat-map",
-        )
-        show_positions()
+        sentences, attention = gr.State(first), gr.State(first_attention)
+        with gr.Row(elem_id="columns"):
+            with gr.Column(min_width=0):
+                text = gr.Textbox(examples[0], label="Text", lines=2, max_lines=8, elem_id="text")
+                button = gr.Button("Translate", variant="primary", elem_id="translate")
+                translation = gr.Textbox(joined(first), label="Translation", interactive=False, elem_id="translation")
+                number = chooser(first)
+                choice = gr.Radio(
+                    scored(first[0]),
+                    value=0,
+                    label="Hypotheses of the beam search, with scores",
+                    elem_id="hypotheses",
+                )
+                clicked = gr.Examples(examples, text, label="Examples", preload=False).load_input_event
+                with gr.Accordion("Search", open=False):
+                    beams = gr.Slider(1, max(16, BEAMS), BEAMS, step=1, label="Beam size")
+                    alpha = gr.Slider(
+                        min(0, ALPHA),
+                        max(2, ALPHA),
+                        ALPHA,
+                        step=0.1,
+                        label="Length penalty α",
+                        info="((5 + length) / 6)^α",
+                    )
+                    whole = gr.Checkbox(label="Do not split the text into sentences")
+            with gr.Column(min_width=0):
+                kind = gr.Radio(kinds, value=kinds[0], label="Attention", elem_id="kind")
+                with gr.Row():
+                    layer = gr.Radio(layers, value=layers[-1], label="Layer", scale=0, min_width=200, elem_id="layer")
+                    head = gr.Radio(heads, value=MEAN, label="Head", min_width=240, elem_id="head")
+                picture = gr.HTML(
+                    heat_map(first_attention, kinds[0], layers[-1], MEAN),
+                    js_on_load=(HERE / "heat_map.js").read_text(encoding="utf-8"),
+                    apply_default_css=False,
+                    elem_id="heat-map",
+                )
+        with gr.Accordion("Positional encoding", open=False, elem_id="encoding"):
+            show_positions()
 
         view = [kind, layer, head]
-        gr.on(
-            [button.click, sentence.submit],
-            on_translate,
-            [sentence, beams, alpha, *view],
-            [translation, choice, hypotheses, attention, picture],
-        )
-        choice.input(on_choose, [hypotheses, choice, *view], [attention, picture])
-        kind.input(on_kind, [attention, *view], [layer, head, picture], show_progress="hidden")
-        gr.on([layer.input, head.input], heat_map, [attention, *view], picture, show_progress="hidden")
+        private = {"api_visibility": "private"}
+        hidden = private | {"show_progress": "hidden"}
+        translating = {
+            "fn": on_translate,
+            "inputs": [text, beams, alpha, whole, *view],
+            "outputs": [translation, number, sentences, choice, attention, picture],
+            "show_progress_on": translation,
+        }
+        gr.on([button.click, text.submit], **translating, **private)
+        clicked.then(**translating, **private)
+        number.input(on_sentence, [sentences, number, *view], [choice, attention, picture], **hidden)
+        choice.input(on_choose, [sentences, number, choice, *view], [attention, picture], **private)
+        kind.input(on_kind, [attention, *view], [layer, head, picture], **hidden)
+        gr.on([layer.input, head.input], heat_map, [attention, *view], picture, **hidden)
+        gr.api(answer, api_name="translate")
     return blocks
 
 
@@ -332,7 +453,7 @@ def introduction() -> str:
     is_folder = Path(MODEL_ID).is_dir()
     link = Path(MODEL_ID).name if is_folder else f"[{MODEL_ID}]({constants.ENDPOINT}/{MODEL_ID})"
     return (
-        "# Attention, at work\n"
+        "## Attention, at work\n"
         "The Transformer of [*Attention Is All You Need*](https://arxiv.org/abs/1706.03762) translates a sentence "
         f"and shows what it attended to. The model is {link}, with {model.num_parameters():,} parameters."
     )
@@ -340,12 +461,11 @@ def introduction() -> str:
 
 def show_positions() -> None:
     gr.Markdown(
-        "## Positional encoding\n"
         "Attention ignores word order. The encoding of each position is added to the word's embedding (Section 3.5)."
     )
     length = gr.Slider(10, 200, 60, step=10, label="Positions")
     positions = gr.HTML(positional_encoding(60), apply_default_css=False, elem_id="positions")
-    length.change(positional_encoding, length, positions, show_progress="hidden")
+    length.change(positional_encoding, length, positions, show_progress="hidden", api_visibility="private")
 
 
 # System fonts, because the theme fetches its own from another server; darker colours, for a contrast of 4.5 to 1.

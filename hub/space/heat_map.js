@@ -11,6 +11,31 @@ function show(cell) {
   element.querySelector(".readout").textContent = cell.ariaLabel;
 }
 
+// Lights the words that a word attends to, or is attended to by, as strongly as it does.
+function light(word) {
+  dim();
+  const table = word.closest("table");
+  const heads = table.tHead.rows[0].cells;
+  const isRow = word.scope === "row";
+  const cells = isRow
+    ? [...word.parentElement.cells].slice(1)
+    : [...table.tBodies[0].rows].map((row) => row.cells[word.cellIndex]);
+  const partners = cells
+    .map((cell) => ({ word: isRow ? heads[cell.cellIndex] : cell.parentElement.cells[0], weight: +cell.dataset.weight }))
+    .sort((one, other) => other.weight - one.weight);
+  for (const { word: partner, weight } of partners) {
+    partner.classList.add("partner");
+    partner.style.setProperty("--weight", weight / (partners[0].weight || 1));
+  }
+  const strongest = partners.slice(0, 3).map(({ word: { innerText }, weight }) => `${innerText} ${weight.toFixed(3)}`);
+  const verb = isRow ? "attends to" : "is attended to by";
+  element.querySelector(".readout").textContent = `${word.innerText} ${verb} ${strongest.join(", ")}`;
+}
+
+function dim() {
+  for (const partner of element.querySelectorAll(".partner")) partner.classList.remove("partner");
+}
+
 function focus(cell) {
   for (const other of element.querySelectorAll('td[tabindex="0"]')) other.tabIndex = -1;
   cell.tabIndex = 0;
@@ -25,7 +50,13 @@ function begin() {
 }
 
 element.addEventListener("focusin", ({ target }) => cellOf(target) && show(cellOf(target)));
-element.addEventListener("pointerover", ({ target }) => cellOf(target) && show(cellOf(target)));
+element.addEventListener("pointerover", ({ target }) => {
+  const word = target.closest("th");
+  if (word) return light(word);
+  dim();
+  if (cellOf(target)) show(cellOf(target));
+});
+element.addEventListener("pointerleave", dim);
 element.addEventListener("click", ({ target }) => {
   if (cellOf(target)) focus(cellOf(target));
   const head = target.closest("figure")?.dataset.head;
