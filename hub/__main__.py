@@ -1,6 +1,7 @@
 """`python -m hub push FOLDER REPO`: show what a push to the Hub would change, or push; `space`: write a Space."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +36,10 @@ def push(
     revision: Annotated[str, typer.Option(help="The branch; created if it does not exist.")] = "main",
     tag: Annotated[str | None, typer.Option(help="Tag the commit; the tag must be new.")] = None,
     message: Annotated[str, typer.Option(help="The commit message.")] = "A model of vaswani-transformer",
-    onnx: Annotated[str | None, typer.Option(help="The output of `export onnx`; default: FOLDER/onnx.")] = None,
+    onnx: Annotated[
+        list[str] | None,
+        typer.Option(help="The output of `export onnx`, or int8=OUTPUT for model_int8.onnx; default: FOLDER/onnx."),
+    ] = None,
     results: Annotated[
         list[str] | None, typer.Option(help="A CSV file of `evaluate --record`, in addition to the shipped ones.")
     ] = None,
@@ -59,9 +63,7 @@ def push(
         raise InputError("--yes pushes and --to-folder does not; give one of them")
     out = None if to_folder is None else check_new_folder(to_folder)
     tables = [Path(name) for name in results or ()]
-    files = repository_files(
-        Path(folder), repo, None if onnx is None else Path(onnx), tables, license, example, pictures
-    )
+    files = repository_files(Path(folder), repo, onnx or (), tables, license, example, pictures)
     if out is not None:
         for name, size in write_folder(files, out):
             typer.echo(f"{size:>14,}  {name}")
@@ -93,7 +95,7 @@ def space(
 def repository_files(
     folder: Path,
     repo: str,
-    onnx: Path | None,
+    onnx: Sequence[str],
     results: list[Path],
     license: str | None,
     example: str | None,

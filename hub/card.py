@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.errors import InputError, one_line
-from vaswani_transformer.onnx_translator import GRAPH, NO_MAXIMUM
+from vaswani_transformer.onnx_translator import NO_MAXIMUM, graph_name
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
@@ -91,7 +91,7 @@ def write_card(
         code=CODE,
         target_tokenizer=TARGET_TOKENIZER if f"{TARGET_TOKENIZER}/tokenizer.json" in files else None,
         onnx_files=sorted(name for name in files if name.endswith(".onnx")),
-        onnx_file=f"{ONNX}/{GRAPH}",
+        onnx_file=f"{ONNX}/{graph_name()}",
         no_maximum=NO_MAXIMUM,
         version=__version__,
         versions={package: version(package) for package in ("torch", "transformers", "huggingface_hub")},

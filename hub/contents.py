@@ -5,14 +5,16 @@ folder (checkpoints, the tokenised corpus, logs) is left behind.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import vaswani_transformer
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.loading import INDEX, WEIGHTS, enumerated, load_config, weight_files
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.loading import enumerated, load_config, weight_files
+from vaswani_transformer.model_folder import INDEX, ONNX, WEIGHTS, read_json_object
+from vaswani_transformer.onnx_translator import graph_name
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
@@ -36,7 +38,6 @@ MODEL_FILES = (
     *TOKENIZER_FILES,
     f"{TARGET_TOKENIZER}/*",
 )
-ONNX = "onnx"  # the folder that transformers.js and Optimum read
 ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "*.json", "README.md")
 # The names that pushes write. A push deletes files with these names that it does not write again.
 PUBLISHED_NAMES = (
@@ -52,10 +53,11 @@ PUBLISHED_NAMES = (
 METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}
 
 
-def model_files(folder: Path, onnx: Path | None = None) -> tuple[Files, Translator]:
+def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translator]:
     """Return the repository's files except card and pictures, and the model itself, on the CPU.
 
-    onnx: the folder of an exported model; None for `onnx` in the model's folder, if it exists
+    onnx: folders of the exported model, each with its precision (int8=FOLDER) if it is a variant; `onnx` in the model's
+        folder, if it exists, takes the place of a folder without a precision
     Raises InputError, BrokenFileError naming the file, the field or the tensor that is wrong.
     """
     if not folder.is_dir():
@@ -83,7 +85,15 @@ def model_files(folder: Path, onnx: Path | None = None) -> tuple[Files, Translat
         files |= {
             f"{TARGET_TOKENIZER}/{name}": file for name, file in tokenizer_files(folder / TARGET_TOKENIZER).items()
         }
-    return files | onnx_files(folder, onnx), translator
+    plain = [option for option in onnx if "=" not in option]
+    if not plain and (folder / ONNX).is_dir():
+        refuse_links_outside(folder, [f"{ONNX}/{pattern}" for pattern in ONNX_FILES])
+        plain = [str(folder / ONNX)]
+    for exported in plain:
+        files |= onnx_files(folder, Path(exported))
+    for precision, _, exported in (option.partition("=") for option in onnx if "=" in option):
+        files = onnx_files(folder, Path(exported), precision) | files
+    return files, translator
 
 
 def config_for_the_hub(folder: Path) -> dict[str, Any]:
@@ -103,13 +113,12 @@ def tokenizer_files(folder: Path) -> Files:
     return {"tokenizer.json": folder / "tokenizer.json", TOKENIZER_CONFIG: json_bytes(settings)}
 
 
-def onnx_files(folder: Path, onnx: Path | None) -> Files:
-    """Return the exported model's files, under `onnx/`. Raises InputError if it is another model's."""
-    if onnx is None:
-        if not (folder / ONNX).is_dir():
-            return {}
-        onnx = folder / ONNX
-        refuse_links_outside(folder, [f"{ONNX}/{pattern}" for pattern in ONNX_FILES])
+def onnx_files(folder: Path, onnx: Path, precision: str | None = None) -> Files:
+    """Return the exported model's files, under `onnx/`. Raises InputError if it is another model's.
+
+    precision: that of a variant, whose model.onnx is published as model_PRECISION.onnx; its README.md is not
+    """
+    graph = graph_name(precision)
     if not onnx.is_dir():
         raise InputError(f"--onnx {onnx}: no such folder")
     refuse_links_outside(onnx, (*ONNX_FILES, f"{TARGET_TOKENIZER}/*"))
@@ -119,6 +128,10 @@ def onnx_files(folder: Path, onnx: Path | None) -> Files:
     paths = sorted({path for pattern in ONNX_FILES for path in onnx.glob(pattern)})
     refuse_pickles(paths)
     files: Files = {path.name: path for path in paths}
+    if precision is not None:
+        if "model.onnx" not in files or "model.onnx.data" in files:
+            raise InputError(f"--onnx {precision}={onnx}: a variant is one file, model.onnx, without model.onnx.data")
+        files = {name: file for name, file in files.items() if name.endswith(".json")} | {graph: onnx / "model.onnx"}
     if TOKENIZER_CONFIG in files:
         files[TOKENIZER_CONFIG] = tokenizer_files(onnx)[TOKENIZER_CONFIG]
     if (onnx / TARGET_TOKENIZER).is_dir():

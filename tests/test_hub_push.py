@@ -18,13 +18,14 @@ from hub_server import OWNER, WRITE_TOKEN, Fault, HubServer
 from huggingface_hub import ModelCard, constants
 from huggingface_hub.utils import get_session
 from safetensors.torch import load_file, save_file
-from saved_model import saved_model, trained_model
+from saved_model import ENGLISH, saved_model, trained_model
 from transformers import AutoConfig
 
 from hub import remote
 from hub.__main__ import main
 from vaswani_transformer import Translator
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP
+from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
 
 # huggingface_hub uploads with an argument that httpx has deprecated.
@@ -184,6 +185,43 @@ def test_onnx_files_are_published_with_the_model(folder, tmp_path):
     onnx = {"onnx/model.onnx", "onnx/config.json", "onnx/tokenizer.json"}
     assert written(tmp_path / "out") == FILES | onnx
     assert f'hf_hub_download("{REPO}", "onnx/model.onnx")' in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_onnx_variants_get_the_usual_names(folder, tmp_path, capsys):
+    for name in ("exported", "small"):
+        (tmp_path / name).mkdir()
+        for file in ("model.onnx", "README.md"):
+            (tmp_path / name / file).write_text(f"{file} of {name}")
+        shutil.copy(folder / "config.json", tmp_path / name)
+    options = ["--onnx", f"int8={tmp_path / 'small'}", "--onnx", tmp_path / "exported"]
+    push(folder, REPO, "--to-folder", tmp_path / "out", "--no-pictures", *options)
+    onnx = {path.name: path.read_text() for path in (tmp_path / "out" / "onnx").iterdir()}
+    assert onnx.keys() == {"model.onnx", "model_int8.onnx", "README.md", "config.json"}
+    assert onnx["model_int8.onnx"] == "model.onnx of small" and onnx["README.md"] == "README.md of exported"
+    assert "`onnx/model_int8.onnx`" in (tmp_path / "out" / "README.md").read_text()
+    assert "precision 'int4' is not one of fp16, int8" in refusal(capsys, folder, REPO, "--onnx", f"int4={tmp_path}")
+    (tmp_path / "small" / "model.onnx.data").write_text("weights")
+    assert "without model.onnx.data" in refusal(capsys, folder, REPO, *options)
+
+
+def test_onnx_translates_from_the_hub(hub, exported, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    onnx = exported / "onnx"
+    push(exported / "model", REPO, "--yes", "--no-pictures", "--onnx", onnx, "--onnx", f"int8={onnx}")
+    expected = Translator.from_pretrained(onnx, backend="onnx", device="cpu").translate(ENGLISH)
+    for precision, graph in ((None, "onnx/model.onnx"), ("int8", "onnx/model_int8.onnx")):
+        hub.log.clear()
+        arguments: dict[str, Any] = {"device": "cpu", "revision": "main", "precision": precision}
+        assert Translator.from_pretrained(REPO, backend="onnx", **arguments).translate(ENGLISH) == expected
+        downloaded = {path.partition("/resolve/")[2].partition("/")[2] for _, path, _ in hub.log if "/resolve/" in path}
+        # The JSON files are downloaded once.
+        assert graph in downloaded and all(
+            name == graph or re.fullmatch(r"onnx/\w+\.json", name) for name in downloaded
+        )
+    with pytest.raises(BrokenFileError, match=r"model_fp16.onnx: no such file; there is model.onnx, model_int8.onnx"):
+        Translator.from_pretrained(REPO, backend="onnx", precision="fp16")
 
 
 def test_another_models_onnx_is_refused(folder, tmp_path, capsys):

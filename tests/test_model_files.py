@@ -17,7 +17,8 @@ from saved_model import ENGLISH, VOCABULARY, saved_model, trained_model
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.loading import find_folder, load_model, load_tokenizer
+from vaswani_transformer.loading import load_model, load_tokenizer
+from vaswani_transformer.model_folder import find_folder
 
 WEIGHTS = "model.safetensors"
 FILES = ["config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]

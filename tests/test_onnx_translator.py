@@ -22,7 +22,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.modeling_vaswani_transformer import MAX_BEAMS
-from vaswani_transformer.onnx_translator import GRAPH, OnnxTranslator, load_session
+from vaswani_transformer.onnx_translator import OnnxTranslator, graph_name, load_session
 from vaswani_transformer.onnx_translator import load_tokenizer as load_tokenizer_for_onnx
 from vaswani_transformer.text_translator import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
@@ -269,10 +269,10 @@ def test_a_converted_config_gets_the_defaults_of_torch(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The config has a maximum that sinusoids ignore, and lacks fields that have defaults. Reuses an exported graph."""
-    graph = onnx.load(exported / "onnx" / GRAPH)
+    graph = onnx.load(exported / "onnx" / graph_name())
     monkeypatch.setattr(export, "export_single_graph", lambda model, attention: graph)
     path = shutil.copytree(exported / "model", tmp_path / "model") / "config.json"
-    config = json.loads(path.read_text()) | {"max_position_embeddings": 12, "decoder_vocab_size": None, "auto_map": {}}
+    config = json.loads(path.read_text()) | {"max_position_embeddings": 12, "decoder_vocab_size": None, "note": "mine"}
     del config["pad_token_id"], config["eos_token_id"]
     path.write_text(json.dumps(config))
     export_folder(tmp_path / "model", tmp_path / "onnx")
@@ -280,7 +280,7 @@ def test_a_converted_config_gets_the_defaults_of_torch(
     text = " ".join(ENGLISH)
     (expected,) = Translator.from_pretrained(tmp_path / "model", device="cpu").translate([text])
     assert translator.translate(text) == [expected]
-    assert "auto_map" in translator.config
+    assert translator.config["note"] == "mine"
     assert load_config(tmp_path / "onnx").to_dict() == load_config(tmp_path / "model").to_dict()
     # Older exports contain an unchanged copy of the model's file.
     older = tmp_path / "onnx" / "config.json"
@@ -299,7 +299,7 @@ def test_a_missing_folder_and_invalid_options_are_named(folder: Path, tmp_path: 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_number_of_threads_is_used(folder: Path, threads: int) -> None:
-    session = load_session(folder / GRAPH, "cpu", threads)
+    session = load_session(folder / graph_name(), "cpu", threads)
     assert session.get_session_options().intra_op_num_threads == threads
 
 
@@ -333,8 +333,8 @@ def test_an_unusable_gpu_does_not_fall_back_to_cpu(
     ("arguments", "said"),
     [
         ({"backend": "tensorflow"}, "backend 'tensorflow' is not one of torch, onnx"),
-        ({"backend": "onnx", "dtype": "float16"}, "no dtype"),
-        ({"threads": 2}, "threads is an option of the ONNX backend"),
+        ({"backend": "onnx", "dtype": "float16"}, "chosen by precision"),
+        ({"threads": 2}, "threads and precision are for the ONNX backend"),
     ],
 )
 def test_options_of_another_backend_are_refused(folder: Path, arguments: dict[str, Any], said: str) -> None:

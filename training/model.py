@@ -11,7 +11,8 @@ from transformers import GenerationConfig
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.atomic import sync, temporary_path
 from vaswani_transformer.errors import InputError, UnavailableError
-from vaswani_transformer.loading import check_generation_config, find_folder, load_config, load_tokenizer
+from vaswani_transformer.loading import check_generation_config, load_config, load_tokenizer
+from vaswani_transformer.model_folder import find_folder
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 

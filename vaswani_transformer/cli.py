@@ -138,13 +138,16 @@ def translate(
     dtype: Dtype = None,
     backend: Annotated[str, typer.Option(help="torch, or onnx for a folder written by `export onnx`.")] = "torch",
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the ONNX backend: int8 for model_int8.onnx; default: model.onnx.")
+    ] = None,
     download: Download = False,
 ) -> None:
     if input != "-" and output != "-" and Path(output).exists() and existing_file(input).samefile(output):
         raise InputError(f"--output {output} is the input file; give another name")
     chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(existing_file(input)), chunk_lines)
     with open_output(output) as out:
-        translator = load_translator(model, device, dtype, download, backend, threads)
+        translator = load_translator(model, device, dtype, download, backend, threads, precision)
         done = 0
         for lines in chunks:
             translations = translator.translate(
@@ -305,6 +308,7 @@ def load_translator(
     download: bool,
     backend: Any = "torch",
     threads: int | None = None,
+    precision: str | None = None,
 ) -> Any:
     """Load a Translator; the network is only used with --download. Raises InputError."""
     folder = Path(model)
@@ -320,7 +324,7 @@ def load_translator(
     if backend == "torch":
         quiet_transformers()
     from_pretrained: Any = Translator.from_pretrained  # it has one signature per backend
-    return from_pretrained(model, device=device, dtype=dtype, backend=backend, threads=threads)
+    return from_pretrained(model, device=device, dtype=dtype, backend=backend, threads=threads, precision=precision)
 
 
 def quiet_transformers() -> None:

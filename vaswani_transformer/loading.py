@@ -18,6 +18,8 @@ from transformers.utils import logging
 from .configuration_vaswani_transformer import VaswaniTransformerConfig
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .model_folder import (
+    INDEX,
+    WEIGHTS,
     check_token_ids,
     read_config,
     read_generation_config,
@@ -28,9 +30,7 @@ from .model_folder import (
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-MODEL_FILES = ["config.json", "generation_config.json", "*.safetensors", INDEX, "*tokenizer*.json"]
 
 # Settings of generate() that the search of Translator and ONNX does not support, with their neutral values.
 UNSUPPORTED_SETTINGS = {
@@ -62,31 +62,6 @@ UNSUPPORTED_SETTINGS = {
     "token_healing": False,
     "watermarking_config": None,
 }
-
-
-def find_folder(folder_or_repo: str | Path, revision: str | None = None) -> Path:
-    """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
-
-    Raises InputError if neither exists, UnavailableError if the Hub cannot be reached.
-    """
-    folder = Path(folder_or_repo)
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise InputError(f"{folder} is a file; give the folder that holds config.json and {WEIGHTS}")
-    parent_exists = folder.parent != Path() and folder.parent.is_dir()
-    if parent_exists or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder_or_repo), re.ASCII):
-        raise InputError(f"{folder}: no such folder")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        return Path(snapshot_download(str(folder_or_repo), revision=revision, allow_patterns=MODEL_FILES))
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise InputError(f"{folder}: no such folder, and no such repository on the Hub ({error})") from None
-    except Exception as error:  # network errors come from four libraries
-        reason = f"{type(error).__name__}: {error}"
-        raise UnavailableError(f"{folder}: no such folder, and the Hub cannot be reached ({reason})") from error
 
 
 def load_model(

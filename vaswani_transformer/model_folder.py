@@ -5,17 +5,21 @@
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from .errors import BrokenFileError, InputError, discard_output, one_line
+from .errors import BrokenFileError, InputError, UnavailableError, discard_output, one_line
 from .text_translator import LENGTH_PENALTIES, MAX_BEAMS
 
 MODEL_TYPE = "vaswani_transformer"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, "*tokenizer*.json")
+ONNX = "onnx"  # the folder that transformers.js and Optimum read
 # Beam size and alpha of a call that sets neither: the paper's without generation_config.json, transformers' for
 # entries missing from that file.
 PAPER_SEARCH, TRANSFORMERS_SEARCH = (4, 0.6), (1, 1.0)
@@ -32,6 +36,32 @@ GENERATION_LIMITS = {
     "max_source_length_offset": (1, 1_000_000),
     "length_penalty": LENGTH_PENALTIES,
 }
+
+
+def find_folder(folder_or_repo: str | Path, revision: str | None = None, files: Sequence[str] = MODEL_FILES) -> Path:
+    """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
+
+    files: patterns of the files to download
+    Raises InputError if neither exists, UnavailableError if the Hub cannot be reached.
+    """
+    folder = Path(folder_or_repo)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise InputError(f"{folder} is a file; give the folder that holds config.json and {WEIGHTS}")
+    parent_exists = folder.parent != Path() and folder.parent.is_dir()
+    if parent_exists or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder_or_repo), re.ASCII):
+        raise InputError(f"{folder}: no such folder")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        return Path(snapshot_download(str(folder_or_repo), revision=revision, allow_patterns=list(files)))
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise InputError(f"{folder}: no such folder, and no such repository on the Hub ({error})") from None
+    except Exception as error:  # network errors come from four libraries
+        reason = f"{type(error).__name__}: {error}"
+        raise UnavailableError(f"{folder}: no such folder, and the Hub cannot be reached ({reason})") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

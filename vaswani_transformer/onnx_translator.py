@@ -15,8 +15,10 @@ from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
 from .model_folder import (
+    ONNX,
     PAPER_SEARCH,
     check_token_ids,
+    find_folder,
     read_config,
     read_generation_config,
     read_json_object,
@@ -26,7 +28,7 @@ from .model_folder import (
 from .text_translator import Hypothesis, TextTranslator, check_number
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
-GRAPH = "model.onnx"
+PRECISIONS = ("fp16", "int8", "int8-weights")
 INPUTS = {
     "input_ids",
     "attention_mask",
@@ -58,7 +60,7 @@ class OnnxTranslator(TextTranslator):
         trained_length: tokens of the longest source sentence of the training, if known
         """
         self.session, self.tokenizer, self.config, self.search = session, tokenizer, config, search
-        self.loaded: tuple[Path, str | None, int | None] | None = None  # from_pretrained's folder, device and threads
+        self.loaded: tuple[Path, str | None, int | None, str | None] | None = None  # from_pretrained's arguments
         self.target_tokenizer = target_tokenizer or tokenizer
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
@@ -67,27 +69,36 @@ class OnnxTranslator(TextTranslator):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, device: str | None = None, threads: int | None = None
+        cls,
+        folder_or_repo: str | Path,
+        device: str | None = None,
+        threads: int | None = None,
+        precision: str | None = None,
+        revision: str | None = None,
     ) -> "OnnxTranslator":
-        """Load the folder that `vaswani-transformer export onnx` wrote.
+        """Load the folder that `vaswani-transformer export onnx` wrote, or `onnx/` of a model's folder or repository.
 
         device: "cpu", "cuda" or "cuda:1"; None for CUDA if ONNX Runtime has it.
         threads: for each operator on the CPU; None for as many as there are cores.
+        precision: "int8" for model_int8.onnx, and so on; None for model.onnx.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise InputError(f"{folder}: no such folder")
+        name = graph_name(precision)
+        needed = [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
+        folder = find_folder(folder_or_repo, revision, needed)
+        if (folder / ONNX).is_dir() and not (folder / name).exists():
+            folder /= ONNX
+        graph = folder / name
         config = load_config(folder / "config.json")
         target_vocabulary = config.get("decoder_vocab_size") or config["vocab_size"]
         tokenizer, target_tokenizer = load_tokenizers(folder, config, target_vocabulary)
         settings = read_generation_config(folder / "generation_config.json", target_vocabulary)
-        session = load_session(folder / GRAPH, device, threads)
+        session = load_session(graph, device, threads)
         sizes = session.get_modelmeta().custom_metadata_map  # empty unless this package exported the file
         for field, size in (("vocab_size", config["vocab_size"]), ("decoder_vocab_size", target_vocabulary)):
             if sizes.get(field, str(size)) != str(size):
                 raise BrokenFileError(
-                    f"{folder / GRAPH} has {field} {sizes[field]}, but {folder / 'config.json'} has {size}: "
+                    f"{graph} has {field} {sizes[field]}, but {folder / 'config.json'} has {size}: "
                     "graph and config do not belong together"
                 )
         translator = cls(
@@ -98,7 +109,7 @@ class OnnxTranslator(TextTranslator):
             search_settings_of(settings),
             (settings or {}).get("max_source_length"),
         )
-        translator.loaded = (folder.absolute(), device, threads)
+        translator.loaded = (folder.absolute(), device, threads, precision)
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
         return translator
@@ -202,6 +213,13 @@ class OnnxTranslator(TextTranslator):
         return self._hypotheses(sequences.tolist(), scores.tolist())
 
 
+def graph_name(precision: str | None = None) -> str:
+    """Return the usual name of a graph, as transformers.js and Optimum read it. Raises InputError."""
+    if precision not in (None, *PRECISIONS):
+        raise InputError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}, or none for model.onnx")
+    return "model.onnx" if precision is None else f"model_{precision}.onnx"
+
+
 def as_array(rows: np.ndarray, name: str) -> np.ndarray:
     """Convert nested lists. Raises InputError if the rows have unequal lengths."""
     try:
@@ -286,7 +304,9 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
     import onnxruntime
 
     if not path.is_file():
-        raise BrokenFileError(f"{path}: no such file; `vaswani-transformer export onnx MODEL NEW_FOLDER` writes one")
+        others = ", ".join(sorted(file.name for file in path.parent.glob("model*.onnx")))
+        remedy = f"there is {others}" if others else "`vaswani-transformer export onnx MODEL NEW_FOLDER` writes it"
+        raise BrokenFileError(f"{path}: no such file; {remedy}")
     providers = execution_providers(onnxruntime, device)
     on_cuda = len(providers) > 1
     options = onnxruntime.SessionOptions()

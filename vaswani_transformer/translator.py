@@ -88,8 +88,10 @@ class Translator(TextTranslator):
         folder_or_repo: str | Path,
         device: str | torch.device | None = None,
         *,
+        revision: str | None = None,
         backend: Literal["onnx"],
         threads: int | None = None,
+        precision: str | None = None,
     ) -> OnnxTranslator: ...
 
     @classmethod
@@ -102,12 +104,14 @@ class Translator(TextTranslator):
         *,
         backend: str = "torch",
         threads: int | None = None,
+        precision: str | None = None,
     ) -> Translator | OnnxTranslator:
         """Load a Translator from a model folder, or from the repository `owner/name` of the Hub.
 
         device: None for a GPU if there is one.  dtype: None for the saved one.
-        backend: "torch", or "onnx" for a folder with model.onnx, which needs neither torch nor transformers and has a
-            fixed precision.  threads: for the ONNX backend on the CPU; None for as many as there are cores.
+        backend: "torch", or "onnx" for a folder or repository with model.onnx or onnx/model.onnx, which needs neither
+            torch nor transformers.  threads: for the ONNX backend on the CPU; None for as many as there are cores.
+            precision: of the ONNX backend, "fp16", "int8" or "int8-weights" for model_int8.onnx and so on.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         if backend not in BACKENDS:
@@ -115,12 +119,14 @@ class Translator(TextTranslator):
         if backend == "onnx":
             from .onnx_translator import OnnxTranslator
 
-            if dtype is not None or revision is not None:
-                raise InputError("the ONNX backend reads a local folder with a fixed precision: no dtype, no revision")
-            return OnnxTranslator.from_pretrained(folder_or_repo, None if device is None else str(device), threads)
-        if threads is not None:
-            raise InputError("threads is an option of the ONNX backend; for torch, call torch.set_num_threads")
-        from .loading import check_search, find_folder, load_model, load_tokenizer
+            if dtype is not None:
+                raise InputError(f"dtype is {dtype!r}; an ONNX file has a fixed precision, chosen by precision")
+            on = None if device is None else str(device)
+            return OnnxTranslator.from_pretrained(folder_or_repo, on, threads, precision, revision)
+        if threads is not None or precision is not None:
+            raise InputError("threads and precision are for the ONNX backend; for torch: torch.set_num_threads, dtype")
+        from .loading import check_search, load_model, load_tokenizer
+        from .model_folder import find_folder
 
         folder = find_folder(folder_or_repo, revision)
         model = load_model(folder, device, dtype)
