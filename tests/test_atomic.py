@@ -168,6 +168,7 @@ TOO_LARGE = {
     "safetensors": "import safetensors.numpy as s, numpy; s.save_file({'a': numpy.zeros(10**6)}, folder / 'file')",
     "tokenizers": "from tokenizers import Tokenizer, models as m; Tokenizer(m.WordLevel({str(i): i for i in "
     "range(10**5)}, unk_token='0')).save(str(folder / 'file'))",
+    "shutil": "import shutil; shutil.copyfile(__import__('torch').__file__, folder / 'file')",
     "torch.save": "import torch; torch.save(torch.zeros(10**6), (folder / 'file').open('wb'))",
 }
 

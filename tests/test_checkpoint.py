@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import threading
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training import checkpoint, tensors
-from training.average import average_weights, write_model_folder
+from training.average import average_weights, write_model
 from training.average import main as average
 from training.checkpointer import Background
 from training.json_files import write_json
@@ -302,18 +303,20 @@ def test_the_averaged_folder_has_both_tokenizers(root, tmp_path):
     files = ["tokenizer.json", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"]
     for name in files:
         (root / "step-30" / name).parent.mkdir(exist_ok=True)
-        (root / "step-30" / name).write_text(f'"{name}"')
-    write_model_folder([root / "step-20", root / "step-30"], tmp_path / "model")
-    assert [(tmp_path / "model" / name).read_text() for name in files] == [f'"{name}"' for name in files]
+        (root / "step-30" / name).write_text(f'{{"{name}": 1}}')
+    write_model([root / "step-20", root / "step-30"], tmp_path)
+    assert [(tmp_path / name).read_text() for name in files] == [f'{{"{name}": 1}}' for name in files]
 
 
-def test_a_damaged_checkpoint_is_not_averaged(root, tmp_path, capsys):
+@pytest.mark.parametrize("folder", [".", "checkpoints/step-20"])
+def test_a_damaged_checkpoint_is_not_averaged(root, tmp_path, capsys, folder):
+    named = tmp_path / folder
     state = root / "step-20/model.safetensors"
     raw = bytearray(state.read_bytes())
     raw[-1] ^= 1
     state.write_bytes(raw)
-    with pytest.raises(SystemExit) as stop:
-        average([str(tmp_path), "--output", str(tmp_path / "model"), "--last", "2"])
+    with pytest.raises(SystemExit) as stop:  # by the name of the run, or of a folder
+        average([str(named), "--output", str(tmp_path / "model"), "--last", "2"])
     assert stop.value.code == 3 and "step-20/model.safetensors has been altered" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
 
@@ -322,8 +325,34 @@ def test_checkpoints_of_different_models_are_not_averaged(root, tmp_path):
     (tmp_path / "other").mkdir()
     tensors.save_tensors({"a": TENSORS["a"]}, tmp_path / "other/model.safetensors")
     with pytest.raises(InputError, match="must have the tensors of .*; different: b"):
-        write_model_folder([root / "step-10", tmp_path / "other"], tmp_path / "model")
-    assert not list((tmp_path / "model").iterdir())
+        write_model([root / "step-10", tmp_path / "other"], tmp_path)
+
+
+def test_models_with_different_tokenizers_are_not_averaged(root, tmp_path, capsys):
+    for step in (20, 30):
+        (root / f"step-{step}/tokenizer.json").write_text(f'{{"step": {step}}}')
+    folders = [str(root / f"step-{step}") for step in (10, 20, 30)]
+    with pytest.raises(SystemExit) as stop:
+        average([*folders, "--output", str(tmp_path / "model")])
+    expected = (
+        f"error: {folders[1]}/tokenizer.json differs from {folders[2]}/tokenizer.json; such models cannot be averaged"
+    )
+    assert stop.value.code == 2 and capsys.readouterr().err == f"{expected}\n"
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_terminated_average_leaves_no_files_behind(root, tmp_path, monkeypatch):
+    """The signal arrives when the weights have been written."""
+    import training.checkpoint as module
+
+    monkeypatch.setattr(module, "write_manifest", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pytest may run with another handler
+    try:
+        with pytest.raises(SystemExit) as stop:
+            average([str(tmp_path), "--output", str(tmp_path / "model")])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stop.value.code == 143 and [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 # --- in the background ---------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from training_runs import (
     assert_same_losses,
     kill_and_resume,
     launch,
+    options_of,
     records_of,
 )
 
@@ -155,30 +158,47 @@ def test_too_few_processes_are_refused(monkeypatch, wanted):
         machine.refuse_too_few_processes(wanted, running=1)
 
 
-def children(process: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+def descendants(process: int) -> list[int]:
+    found = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return found + [further for child in found for further in descendants(child)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_is_named_and_ends_the_run(text, tmp_path, rank):
-    launcher = launch(text, tmp_path, "--multi_gpu", max_steps=100_000, validation=[], validate_every=None)
+@pytest.mark.parametrize(
+    ("number", "rank", "code", "last"),
+    [
+        (signal.SIGTERM, None, 143, r"SIGTERM: saved step \d+; run the same command again to resume"),
+        (signal.SIGINT, None, 130, r"SIGINT: saved step \d+; run the same command again to resume"),
+        (signal.SIGKILL, 0, 137, r"error: rank 0: ended by SIGKILL; .*"),
+        (signal.SIGKILL, 1, 137, r"error: rank 1: ended by SIGKILL; .*"),
+        (None, 0, 2, r"error: rank \d: \d steps in a row had a loss or gradient that is not finite.*"),  # in all ranks
+    ],
+)
+def test_the_end_of_several_processes_is_one_line(text, tmp_path, number, rank, code, last):
+    keys = {"max_steps": 100_000, "validation": [], "validate_every": None, "processes": 2, "save_every": 100_000}
+    if number is None:
+        keys |= {"learning_rate": 1e30, "max_bad_steps": 2}
+    options = SMALL | {"data": str(text), "output_dir": str(tmp_path / "run")} | keys
     log = tmp_path / "log"
+    with log.open("wb") as file:
+        command = [sys.executable, "-m", "vaswani_transformer", "train", *options_of(options)]
+        launcher = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+    ranks = {}
     try:
-        deadline = time.monotonic() + 150
-        while "step 6/" not in log.read_text():
+        deadline = time.monotonic() + 200
+        while number is not None and "step 6/" not in log.read_text():
             assert time.monotonic() < deadline and launcher.poll() is None, log.read_text()
             time.sleep(0.1)
-        ranks = {}
-        for process in children(launcher.pid):
+        for process in descendants(launcher.pid) if number is not None else []:
             if found := re.search(r"\0RANK=(\d+)", Path(f"/proc/{process}/environ").read_text()):
                 ranks[int(found[1])] = process
-        assert sorted(ranks) == [0, 1]
-        os.kill(ranks[rank], signal.SIGKILL)
-        assert launcher.wait(60) != 0
+        if number is not None:
+            os.kill(launcher.pid if rank is None else ranks[rank], number)
+        assert launcher.wait(200) == code, log.read_text()
     finally:
         launcher.kill()
-    assert f"rank      : {rank}" in log.read_text() and "Signal 9 (SIGKILL)" in log.read_text(), log.read_text()
+    lines = log.read_text().splitlines()
+    assert re.fullmatch(last, lines[-1]) and "error" not in "".join(lines[:-1]), log.read_text()
     assert not any(Path(f"/proc/{process}").exists() for process in ranks.values())
 
 

@@ -1,5 +1,8 @@
 """The results of a run: the model, its checkpoints, its log and its curve."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,7 @@ from training.recipe import load_recipe
 from training.scores import corpus_bleu
 from training.validation import validation_bleu
 from vaswani_transformer import Translator
-from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.errors import BrokenFileError, UnavailableError
 
 
 def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
@@ -26,6 +29,22 @@ def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
     assert len(translator.translate(["abc", "hgf"])) == 2
     lengths = [np.fromfile(path, np.int32) for path in folder.glob("corpus/*/source.lengths")]
     assert translator.trained_length == max(lengths, key=len).max()  # the training corpus is the largest
+
+
+def test_altered_weights_are_refused(uninterrupted, tmp_path):
+    """A flipped bit in the weights changes translations without any other sign; settings may be edited."""
+    shutil.copytree(uninterrupted(1)[0], tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "corpus"))
+    settings = tmp_path / "model/generation_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"num_beams": 2}))
+    assert Translator.from_pretrained(tmp_path / "model").search_settings(None, None)[0] == 2
+    weights = tmp_path / "model/model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    with pytest.raises(BrokenFileError, match="model.safetensors has been altered .its sha256 differs from manifest"):
+        Translator.from_pretrained(tmp_path / "model")
+    Translator.from_pretrained(uninterrupted(1)[0]).model.save_pretrained(tmp_path / "model")
+    Translator.from_pretrained(tmp_path / "model")  # saving another model there removes the checksums
 
 
 def test_a_run_logs_speed_and_draws_a_curve(uninterrupted):

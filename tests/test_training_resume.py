@@ -42,8 +42,10 @@ def test_a_signal_saves_and_the_same_command_resumes(start, tmp_path, uninterrup
     assert process.wait() == code, process.said()
     assert (tmp_path / "run/checkpoints/latest").read_text() == "step-7\n"
     assert "saved step 7; run the same command again to resume" in process.said()
+    (tmp_path / "run/tokenizer.json").write_bytes(b"")  # a power cut
     process = start()
     assert process.wait() == 0 and "resuming from step-7" in process.said()
+    assert "run/tokenizer.json was missing or damaged; restored from step-7" in process.said()
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 

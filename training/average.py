@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from safetensors import SafetensorError, safe_open
 
-from vaswani_transformer.atomic import sync, temporary_path
+from vaswani_transformer.atomic import atomic_folder, remove, sync, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.model_folder import MANIFEST, read_json_object, verify_manifest
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
 
 WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-BESIDE_WEIGHTS = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+BESIDE_WEIGHTS = ("config.json", MANIFEST, "generation_config.json", *TOKENIZER_FILES)
 BESIDE_WEIGHTS += tuple(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)
 
 
@@ -49,22 +50,36 @@ def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
     return averaged
 
 
-def write_model_folder(folders: list[Path], output: Path) -> None:
-    """Write a model folder with the average of these folders' weights and the last one's configuration and tokenizer.
+def write_model(folders: list[Path], model: Path) -> None:
+    """Write the average of these folders' weights to an empty folder, with the last one's configuration and tokenizer.
 
-    Every file appears in `output` when it is complete, config.json last.
+    Raises InputError if the tokenizers differ.
     """
+    from .checkpoint import write_manifest
     from .tensors import save_tensors
 
+    for name in BESIDE_WEIGHTS:
+        if name.endswith("tokenizer.json"):
+            paths = [folder / name for folder in folders if (folder / name).is_file()]
+            for path in paths[:-1]:
+                if read_json_object(path) != read_json_object(paths[-1]):
+                    raise InputError(f"{path} differs from {paths[-1]}; such models cannot be averaged")
+    save_tensors(average_weights(folders), model / WEIGHTS)
+    for name in BESIDE_WEIGHTS:
+        if (folders[-1] / name).is_file() and name != MANIFEST:
+            (model / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folders[-1] / name, model / name)
+    # Settings are text, which users may edit.
+    write_manifest(model, [model / WEIGHTS, *model.rglob("tokenizer.json")])
+
+
+def write_model_folder(folders: list[Path], output: Path) -> None:
+    """Write the averaged model into a run's folder: every file appears when it is complete, config.json last."""
     try:
-        output.mkdir(parents=True, exist_ok=True)
         with temporary_path(output / "model") as temporary:
             temporary.mkdir()
-            save_tensors(average_weights(folders), temporary / WEIGHTS)
-            for name in BESIDE_WEIGHTS:
-                if (folders[-1] / name).is_file():
-                    (temporary / name).parent.mkdir(exist_ok=True)
-                    shutil.copyfile(folders[-1] / name, temporary / name)
+            write_model(folders, temporary)
+            remove(output / MANIFEST)  # that of the files that are replaced now
             for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
                 if (temporary / name).is_file():
                     (output / name).parent.mkdir(exist_ok=True)
@@ -83,26 +98,27 @@ def average(
     output: Annotated[Path, typer.Option(help="The new model folder.")],
     last: Annotated[int, typer.Option(min=1, help="How many of a run's last checkpoints.")] = 5,
 ) -> None:
-    from .checkpoint import checkpoints, verify
+    from .checkpoint import checkpoints
 
     folders = checkpoint
     if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():
         folders = checkpoints(checkpoint[0] / "checkpoints")[:last][::-1]
         if len(folders) < last:
             typer.echo(f"the run has {len(folders)} checkpoints, fewer than {last}", err=True)
-        for folder in folders:
-            try:
-                verify(folder)
-            except BrokenFileError as error:
-                raise BrokenFileError(f"{error}; name the checkpoints to average, without {folder.name}") from error
     if not folders:
         raise InputError(f"{checkpoint[0]}: no checkpoints to average")
     for folder in folders:
         if not (folder / WEIGHTS).is_file():
             raise InputError(f"{folder} has no {WEIGHTS}: not a model folder or a checkpoint of a run")
+        try:
+            verify_manifest(folder)
+        except BrokenFileError as error:
+            raise BrokenFileError(f"{error}; name the checkpoints to average, without {folder.name}") from error
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"--output {output} exists; name a new folder")
-    write_model_folder(folders, output)
+    output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with atomic_folder(output) as unfinished:
+        write_model(folders, unfinished)
     typer.echo(f"{output}: the average of {', '.join(folder.name for folder in folders)}")
 
 

@@ -10,21 +10,21 @@ only after that.
 """
 
 import errno
-import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from vaswani_transformer.atomic import atomic_file, atomic_folder
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
+from vaswani_transformer.model_folder import MANIFEST, file_sha256, verify_manifest
 
-from .json_files import read_json, write_json
+from .json_files import write_json
 
-MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 
 Log = Callable[[str], None]
@@ -43,12 +43,7 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with atomic_folder(final) as folder:
             write(folder)
-            files = sorted(path for path in folder.rglob("*") if path.is_file())
-            entries = [
-                {"name": p.relative_to(folder).as_posix(), "size": p.stat().st_size, "sha256": _sha256(p)}
-                for p in files
-            ]
-            write_json(folder / MANIFEST, {"step": step, "files": entries})
+            write_manifest(folder, [path for path in folder.rglob("*") if path.is_file()], step=step)
         _point(root / "latest", final.name)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -57,6 +52,15 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_
             f"{shutil.disk_usage(root if root.exists() else root.parent).free} free); the previous one is intact"
         ) from error
     return final
+
+
+def write_manifest(folder: Path, files: Iterable[Path], **about: Any) -> None:
+    """Write manifest.json with name, size and sha256 of these files."""
+    entries = [
+        {"name": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": file_sha256(path)}
+        for path in sorted(files)
+    ]
+    write_json(folder / MANIFEST, {**about, "files": entries})
 
 
 def mark_best(root: Path, step: int) -> None:
@@ -124,20 +128,9 @@ def intact(folders: list[Path], log: Log) -> Iterator[Path]:
 
 
 def verify(folder: Path) -> None:
-    """Raise BrokenFileError that names the first file that is missing, truncated or altered."""
-    manifest = read_json(folder / MANIFEST)
-    try:
-        entries = [(entry["name"], entry["size"], entry["sha256"]) for entry in manifest["files"]]
-    except (TypeError, KeyError) as error:
-        raise BrokenFileError(f"{folder / MANIFEST} is not a manifest") from error
-    for name, size, sha256 in entries:
-        path = folder / name
-        if not path.is_file():
-            raise BrokenFileError(f"{path} is missing")
-        if path.stat().st_size != size:
-            raise BrokenFileError(f"{path} has {path.stat().st_size} bytes, must have {size}")
-        if _sha256(path) != sha256:
-            raise BrokenFileError(f"{path} has been altered (its sha256 differs from the manifest)")
+    """Raise BrokenFileError that names the first file of a checkpoint that is missing, truncated or altered."""
+    if not verify_manifest(folder, optimizer=True):
+        raise BrokenFileError(f"{folder / MANIFEST} is missing")
 
 
 def _point(pointer: Path, name: str) -> None:
@@ -147,8 +140,3 @@ def _point(pointer: Path, name: str) -> None:
 
 def _pointed(pointer: Path) -> str | None:
     return pointer.read_text().strip() if pointer.is_file() else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,6 +6,7 @@ from typing import Any
 
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.model_folder import read_json_object
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -16,9 +17,6 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises BrokenFileError that names the file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BrokenFileError(f"{path} is missing") from error
-    except (OSError, ValueError) as error:
-        raise BrokenFileError(f"{path} is truncated or corrupt ({error})") from error
+    if not path.exists():
+        raise BrokenFileError(f"{path} is missing")
+    return read_json_object(path)

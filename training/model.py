@@ -9,13 +9,15 @@ from typing import Any
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.atomic import sync, temporary_path
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.atomic import atomic_file, sync, temporary_path
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.loading import check_generation_config, load_config, load_tokenizer
-from vaswani_transformer.model_folder import find_folder
+from vaswani_transformer.model_folder import find_folder, verify_manifest
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
+from .average import TOKENIZER_FILES
+from .checkpoint import checkpoints
 from .parallel_text import text_lines
 from .recipe import Recipe
 from .tensors import restore_model
@@ -24,7 +26,7 @@ from .tensors import restore_model
 def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any) -> Any:
     """Load the tokenizer of the recipe, of initial_weights, or of output_dir, where it is trained if it is missing."""
     folder = tokenizer_folder(recipe, output)
-    if folder == output and not (output / "tokenizer.json").is_file():
+    if folder == output and not is_intact(output) and not restore_tokenizer(output, say):
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
         tokenizer = train_tokenizer(
             text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits, lowercase=recipe.lowercase
@@ -47,6 +49,27 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
         if tokenizer.get_vocab() != load_tokenizer(before).get_vocab():
             say(f"warning: the tokenizer in {folder} differs from the one that {before} was trained with")
     return tokenizer
+
+
+def is_intact(folder: Path) -> bool:
+    """Return whether a folder has a tokenizer that can be read; a power cut may leave an empty file."""
+    try:
+        load_tokenizer(folder)
+    except BrokenFileError:
+        return False
+    return True
+
+
+def restore_tokenizer(output: Path, say: Any) -> bool:
+    """Copy the tokenizer of a run's newest checkpoint that has one into the run's folder."""
+    for folder in checkpoints(output / "checkpoints"):
+        if is_intact(folder):
+            for name in TOKENIZER_FILES:
+                with atomic_file(output / name) as file:
+                    file.write((folder / name).read_bytes())
+            say(f"{output / 'tokenizer.json'} was missing or damaged; restored from {folder.name}")
+            return True
+    return False
 
 
 def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
@@ -160,6 +183,7 @@ def make_model(
         raise UnavailableError(f"attention: {attention} is not installed; use --attention sdpa") from error
     if recipe.initial_weights is not None:
         folder = find_folder(recipe.initial_weights)
+        verify_manifest(folder)
         restore_model(model, folder)
         if (folder / "generation_config.json").is_file():
             check_generation_config(folder, config)

@@ -22,7 +22,7 @@ from .report import Reporter
 FOLDERS = ("checkpoints", "corpus", TARGET_TOKENIZER)
 FILES = (
     "run.json", "metrics.jsonl", "curve.png", "model.safetensors", "config.json", "generation_config.json",
-    "tokenizer.json", "tokenizer_config.json",
+    "manifest.json", "tokenizer.json", "tokenizer_config.json",
 )  # fmt: skip
 
 

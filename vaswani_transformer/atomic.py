@@ -72,8 +72,9 @@ def disk_error(error: BaseException, temporary: Path) -> int | None:
     if not isinstance(error, OSError):  # safetensors and tokenizers, written in Rust, append "(os error 28)"
         number = re.search(r"\(os error (\d+)\)\W*$", str(error))
         return int(number[1]) if number and int(number[1]) in FULL_DISK else None
-    if isinstance(error.filename, (str, bytes)):
-        return error.errno if Path(os.fsdecode(error.filename)).is_relative_to(temporary) else None
+    names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]  # of a copy, two
+    if names:
+        return error.errno if any(Path(os.fsdecode(name)).is_relative_to(temporary) for name in names) else None
     return error.errno if error.errno in FULL_DISK else None
 
 

@@ -297,7 +297,7 @@ def doctor(
 
     quiet_transformers()
     translator = None if model is None else load_translator(model, None, None, download=False)
-    for line in examination(translator):
+    for line in examination(translator, None if model is None else Path(model)):
         typer.echo(line)
 
 

@@ -5,6 +5,7 @@ not have names the toolkit that needs it.
 """
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
@@ -189,6 +190,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         saved = copy.copy(self)
         saved.auto_map, saved.custom_pipelines = dict(AUTO_MAP), CUSTOM_PIPELINES
         saved._auto_class = "AutoConfig"  # transformers then copies this file and its relative imports
+        Path(save_directory, "manifest.json").unlink(missing_ok=True)  # checksums of an earlier model there
         super(VaswaniTransformerConfig, saved).save_pretrained(save_directory, push_to_hub, **kwargs)
 
     def _check_sizes(self):

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from vaswani_transformer import __version__
+from vaswani_transformer.model_folder import MANIFEST
 from vaswani_transformer.programs import program_name
 from vaswani_transformer.translator import Translator
 
@@ -23,8 +24,8 @@ def installed(package: str) -> str:
         return f"{package} -"
 
 
-def examination(translator: Translator | None) -> Iterator[str]:
-    """Yield the lines of the screen; with a translator, also those about its model."""
+def examination(translator: Translator | None, folder: Path | None) -> Iterator[str]:
+    """Yield the lines of the screen; with a translator, also those about its model, which `folder` holds."""
     yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
     required = map(installed, ("transformers", "tokenizers", "safetensors", "numpy"))
     yield "required    " + ", ".join([f"torch {torch.__version__}", *required])  # metadata lacks "+cpu" and the like
@@ -39,12 +40,14 @@ def examination(translator: Translator | None) -> Iterator[str]:
     usage = shutil.disk_usage(Path.cwd())
     yield f"disk        {usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB here"
     yield f"programs    {program_name()}"
-    if translator is not None:
+    if translator is not None and folder is not None:
         parameters = sum(parameter.numel() for parameter in translator.model.parameters())
         yield (
             f"model       loads: {parameters:,} parameters, {translator.model.dtype} on "
             f"{translator.model.device}, {len(translator.tokenizer)} tokens"
         )
+        verified = (folder / MANIFEST).exists()  # loading has compared the files with it
+        yield f"            {f'matches its checksums ({MANIFEST})' if verified else f'has no checksums ({MANIFEST})'}"
         yield f"            translates 'a' to {translator.translate(['a'])[0]!r}"
 
 

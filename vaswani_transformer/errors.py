@@ -57,6 +57,12 @@ OUR_MODULES = ("vaswani_transformer", "training", "conversion", "hub")
 # allocator, ONNX Runtime's arena, C++ and CUDA.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "Failed to allocate memory", "bad_alloc", "out of memory")
 
+# gloo's, NCCL's and the store's messages when another process of a run has ended.
+LOST_CONNECTION = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "failed to recv")
+
+# The variable that names a file which the first failing process of a run creates: only that process reports its error.
+FIRST_ERROR = "VASWANI_FIRST_ERROR"
+
 
 def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = None, name: str | None = None) -> None:
     """Run a typer app: return if it succeeds, else print one line and raise SystemExit.
@@ -93,8 +99,9 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     except Exception as error:
         if debug:
             tell(traceback.format_exc().rstrip())
-        for line in render(error, name):
-            tell(line)
+        if is_first_error(error):
+            for line in render(error, name):
+                tell(line)
         raise SystemExit(exit_code_of(error)) from None
     finally:
         for number in handled:
@@ -103,6 +110,23 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         tell("interrupted")
     if isinstance(code, int) and code != 0:
         raise SystemExit(code)
+
+
+def is_first_error(error: BaseException) -> bool:
+    """Return whether to report the error: of several processes that `programs.launch` started, one does."""
+    path = os.environ.get(FIRST_ERROR)
+    if path is None:
+        return True
+    if lost_connection(error):  # a consequence: the launcher reports a process that was killed
+        return False
+    try:
+        with open(path, "x") as file:
+            file.write(str(exit_code_of(error)))
+    except FileExistsError:
+        return False
+    except OSError:  # no space: better two reports than none
+        return True
+    return True
 
 
 def debug_wanted(arguments: list[str]) -> bool:
@@ -136,13 +160,20 @@ def exit_code_of(error: BaseException) -> int:
         return code
     if isinstance(error, OSError):
         return UnavailableError.exit_code if error.errno in ENVIRONMENT_ERRNOS else InputError.exit_code
-    return UnavailableError.exit_code if out_of_memory(error) or missing_package(error) else UNEXPECTED
+    known = out_of_memory(error) or missing_package(error) or lost_connection(error)
+    return UnavailableError.exit_code if known else UNEXPECTED
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether the error reports a lack of memory, on the CPU or a GPU."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def lost_connection(error: BaseException) -> bool:
+    """Return whether the error says that another process of a distributed run has ended."""
+    distributed = "WORLD_SIZE" in os.environ and isinstance(error, RuntimeError)
+    return distributed and any(words in str(error) for words in LOST_CONNECTION)
 
 
 def missing_package(error: BaseException) -> str | None:
@@ -169,9 +200,12 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
         message = f"{package} is not installed: pip install {extra}"
     elif out_of_memory(error):
         message = f"out of memory: {one_line(str(error))}; smaller batches and fewer beams need less"
+    elif lost_connection(error):
+        message = "lost the connection to another process, which has ended; the cause is in its own error message"
     else:
         message = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
-    return ["error: " + one_line(message)]
+    rank = f"rank {os.environ.get('RANK')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    return ["error: " + rank + one_line(message)]
 
 
 def tell(message: str) -> None:

@@ -26,6 +26,7 @@ from .model_folder import (
     read_json_object,
     read_tokenizer,
     search_settings_of,
+    verify_manifest,
 )
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from .text_vaswani_transformer import TARGET_TOKENIZER
@@ -75,6 +76,7 @@ def load_model(
     folder = Path(folder)
     config = load_config(folder)
     check_weights(folder, config)
+    verify_manifest(folder)
     check_generation_config(folder, config)
     device, dtype = as_device(device), as_dtype(dtype)
     bars_wanted = logging.is_progress_bar_enabled()

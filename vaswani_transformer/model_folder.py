@@ -3,6 +3,7 @@
 `loading.py` (torch) and `onnx_translator.py` (ONNX Runtime) share these checks.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,8 @@ MODEL_TYPE = "vaswani_transformer"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, "*tokenizer*.json")
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
+MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
+OPTIMIZER = "optimizer.safetensors"
 # Beam size and alpha of a call that sets neither: the paper's without generation_config.json, transformers' for
 # entries missing from that file.
 PAPER_SEARCH, TRANSFORMERS_SEARCH = (4, 0.6), (1, 1.0)
@@ -84,6 +87,41 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BrokenFileError(f"{path} holds a {type(content).__name__}; it must hold an object")
     return content
+
+
+def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
+    """Compare the files with manifest.json, and return whether there is one.
+
+    It reads the weights once more, at about 1.5 GB/s: 0.2 s for the 260 MB of the base model.
+    optimizer: check the optimizer's state, too, which only training reads
+    Raises BrokenFileError that names the first file that is missing, truncated or altered.
+    """
+    if not (folder / MANIFEST).exists():
+        return False
+    try:
+        manifest = read_json_object(folder / MANIFEST)
+        entries = [(str(entry["name"]), entry["size"], entry["sha256"]) for entry in manifest["files"]]
+    except (TypeError, KeyError) as error:
+        raise BrokenFileError(f"{folder / MANIFEST} is not a manifest") from error
+    for name, size, sha256 in entries:
+        path = folder / name
+        if name == OPTIMIZER and not optimizer:
+            continue
+        if not path.is_file():
+            raise BrokenFileError(f"{path} is missing, but {MANIFEST} names it")
+        if path.stat().st_size != size:
+            raise BrokenFileError(f"{path} has {path.stat().st_size} bytes, must have {size} ({MANIFEST})")
+        if file_sha256(path) != sha256:
+            raise BrokenFileError(
+                f"{path} has been altered (its sha256 differs from {MANIFEST}); copy it again, or remove {MANIFEST} "
+                "if the change was intended"
+            )
+    return True
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.errors import FIRST_ERROR, UnavailableError, tell
 
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -91,16 +93,41 @@ def launch(name: str, arguments: list[str], processes: int | None = None) -> int
 
 
 def accelerate_launch() -> None:
-    """Run `accelerate launch` and exit with the code of the first process that failed, which has printed why."""
+    """Run `accelerate launch`, and exit with the code of the first process that failed, or with that of a signal."""
+    # Until the launcher has its own handlers, the signals end this process without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from accelerate.commands.launch import main
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.disable(logging.ERROR)  # torchrun's report on every process
-    try:
-        main()
-    except ChildFailedError as failed:
-        code = failed.get_first_failure()[1].exitcode
-        raise SystemExit(code if code >= 0 else 128 - code) from None
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")  # seconds to save a checkpoint; the default is 30
+    with tempfile.TemporaryDirectory() as folder:
+        first_error = Path(folder) / "first"
+        os.environ[FIRST_ERROR] = str(first_error)
+        try:
+            main()
+        except SignalException as stopped:
+            raise SystemExit(128 + stopped.sigval) from None
+        except ChildFailedError as failed:
+            if first_error.exists():
+                raise SystemExit(int(first_error.read_text())) from None
+            raise SystemExit(report_failure(failed.failures)) from None
+
+
+def report_failure(failures: dict[int, Any]) -> int:
+    """Report a process that was killed or lost its peers, neither of which can be in its own report; return its code.
+
+    failures: exit codes and more by rank, including those that the launcher itself ended by SIGTERM
+    """
+    rank, code = min(
+        ((rank, failure.exitcode) for rank, failure in failures.items()), key=lambda row: (row[1] == -15, row[1] > 0)
+    )
+    if code < 0:
+        tell(f"error: rank {rank}: ended by {signal.Signals(-code).name}; the system kills it if memory runs out")
+    elif code == UnavailableError.exit_code:
+        tell(f"error: rank {rank}: lost the connection to a process on another host")
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
