@@ -239,6 +239,11 @@ def test_invalid_utf_8_is_refused_and_leaves_no_output(model, tmp_path, capsys):
         (["--input", "{source}", "--output", "{source}"], 2, "is the input file; give another name"),
         (["--input", "{source}", "--num-beams", "0"], 2, "num_beams is 0"),
         (["--input", "{source}", "--n-best", "9"], 2, "n_best is 9"),
+        (
+            ["--input", "{source}", "--output", "{source}.de", "--chunk-lines", "1", "--max-characters", "20"],
+            2,
+            "line 4 has 49 characters",
+        ),
         (["--input", "{source}", "--dtype", "int4"], 2, "int4"),
         (["--input", "{source}", "--device", "toaster"], 2, "toaster"),
         (["--input", "{source}", "--device", "cuda:99"], 4, "cuda:99"),

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -284,6 +285,7 @@ def test_batch_tokens_counts_padding_and_beams(translator, monkeypatch):
         ({"n_best": 0}, "n_best is 0"),
         ({"batch_tokens": 0}, "batch_tokens is 0"),
         ({"max_source_length": 3}, "max_source_length is 3"),
+        ({"max_characters": 0}, "max_characters is 0"),
         ({"length_penalty": math.nan}, "length_penalty is nan"),
         ({"length_penalty": "much"}, "length_penalty is 'much'"),
         ({"length_penalty": True}, "length_penalty is True"),
@@ -295,10 +297,17 @@ def test_an_invalid_option_is_refused_with_its_limits(translator, options, named
         translator.translate(["a"], **options)
 
 
-@pytest.mark.parametrize("texts, named", [(["a", None], "text 2 is a NoneType"), (["\ud800"], "text 1: .*surrogate")])
+@pytest.mark.parametrize(
+    "texts, named",
+    [
+        (["a", None], "text 2 is a NoneType"),
+        (["\ud800"], "text 1: .*surrogate"),
+        (["a" * 50, "a" * 1_000_000], "text 2 has 1,000,000 characters; max_characters is 50"),
+    ],
+)
 def test_invalid_text_is_refused_by_number(translator, texts, named):
     with pytest.raises(InputError, match=named):
-        translator.translate(texts)
+        translator.translate(texts, max_characters=50)
 
 
 def test_scoring_needs_a_translation_for_each_source(translator):
@@ -334,9 +343,11 @@ def test_two_vocabularies_need_two_tokenizers():
 
 
 def test_progress_goes_to_stderr_and_changes_nothing(translator, capsys):
-    assert translator.translate(ENGLISH, progress=True) == translator.translate(ENGLISH)
+    text = " ".join(ENGLISH)
+    assert translator.translate(text, progress=True) == translator.translate(text)
     printed = capsys.readouterr()
-    assert printed.out == "" and f"{len(ENGLISH)}/{len(ENGLISH)}" in printed.err
+    assert printed.out == "" and f"{len(ENGLISH)}/{len(ENGLISH)}" in printed.err, "a long text, too, gets on visibly"
+    assert re.search(rf"splitting .* {len(ENGLISH)}/\?", printed.err)
 
 
 def test_a_saved_folder_translates_as_its_model(translator, tmp_path):

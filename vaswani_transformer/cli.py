@@ -27,6 +27,7 @@ from vaswani_transformer.lines import (
     read_lines,
 )
 from vaswani_transformer.programs import launch, program, program_name
+from vaswani_transformer.text_translator import as_texts
 
 app = typer.Typer(
     add_completion=False,
@@ -132,6 +133,7 @@ def translate(
         typer.Option(help="Cut sentences of more tokens; default: the longest in training, if known, else 256."),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
+    max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,
     chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are batched together.")] = 2000,
     progress: Annotated[bool, typer.Option("--progress", help="Show a progress bar per chunk on stderr.")] = False,
     device: Device = None,
@@ -151,7 +153,7 @@ def translate(
         done = 0
         for lines in chunks:
             translations = translator.translate(
-                lines,
+                as_texts(lines, "line", max_characters, done + 1),
                 num_beams=num_beams,
                 length_penalty=length_penalty,
                 n_best=n_best,

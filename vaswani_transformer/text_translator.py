@@ -103,6 +103,7 @@ class TextTranslator(ABC):
         batch_tokens: int = 8192,
         max_source_length: int | None = None,
         split_sentences: bool = True,
+        max_characters: int | None = None,
         progress: bool = False,
     ) -> list[Any]:
         """Translate texts by beam search (section 6.1); a text of white space gets an empty translation.
@@ -114,23 +115,27 @@ class TextTranslator(ABC):
             256 for whole texts).
         split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
             with the white space between them; False cuts only texts that are longer than max_source_length.
-        progress: show a progress bar on stderr.
+        max_characters: refuse longer texts before any work, as a server needs; default: no limit.
+        progress: show progress bars on stderr.
 
         Returns list[str], or list[list[Hypothesis]] with n_best > 1 or return_scores, in the order of the texts.
         Raises InputError.
         """
-        texts = as_texts(texts, "text")
+        texts = as_texts(texts, "text", max_characters)
         limit = self._source_limit(max_source_length, split_sentences)
         num_beams, length_penalty = self.search_settings(num_beams, length_penalty)
         n_best = check_number("n_best", n_best, 1, num_beams)
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
 
-        parts = [
-            part for number, text in enumerate(texts) for part in self._parts(number, text, limit, split_sentences)
-        ]
+        parts: list[Part] = []
+        with shown_progress(progress, "splitting") as advance:  # a long text, too, shows that it gets on
+            for number, text in enumerate(texts):
+                for part in self._parts(number, text, limit, split_sentences):
+                    parts.append(part)
+                    advance(1)
         found: list[list[Hypothesis]] = [[] for _ in parts]
         batches = batches_of_equal_length([len(part.source) * num_beams for part in parts], batch_tokens)
-        with shown_progress(len(parts) if progress else None) as advance:
+        with shown_progress(progress, "translating", len(parts)) as advance:
             for batch in batches:
                 sources = [parts[i].source for i in batch]
                 for i, hypotheses in zip(batch, self._search(sources, num_beams, length_penalty, n_best), strict=True):
@@ -178,12 +183,22 @@ def joined(first: list[Hypothesis], joint: str, second: list[Hypothesis]) -> lis
     ]
 
 
-def as_texts(texts: str | Sequence[str], kind: str) -> list[str]:
-    """Return the texts as a list. Raises InputError naming the first that is not a str or not valid Unicode."""
+def as_texts(texts: str | Sequence[str], kind: str, max_characters: int | None = None, first: int = 1) -> list[str]:
+    """Return the texts as a list. Raises InputError naming the first that is too long, not a str or invalid Unicode.
+
+    first: the number of the first text
+    """
+    if max_characters is not None:
+        check_number("max_characters", max_characters, 1, 1_000_000_000)
     texts = [texts] if isinstance(texts, str) else list(texts)
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(texts, start=first):
         if not isinstance(text, str):
             raise InputError(f"{kind} {number} is a {type(text).__name__}, not a str")
+        if max_characters is not None and len(text) > max_characters:
+            raise InputError(
+                f"{kind} {number} has {len(text):,} characters; max_characters is {max_characters:,}: shorten the "
+                "text or raise the limit"
+            )
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -213,15 +228,15 @@ def check_length_penalty(alpha: float) -> None:
 
 
 @contextmanager
-def shown_progress(total: int | None):
-    """Yield a function that advances a progress bar on stderr, or does nothing if total is None."""
-    if total is None:
+def shown_progress(is_shown: bool, what: str, total: int | None = None):
+    """Yield a function that advances a progress bar on stderr, if it is shown. total: None if it is unknown"""
+    if not is_shown:
         yield lambda count: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count)

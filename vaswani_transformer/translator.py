@@ -196,7 +196,7 @@ class Translator(TextTranslator):
                     raise InputError(f"{kind} {number} has {len(ids)} tokens; the model has {positions} positions")
         lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
         decodings: dict[int, ForcedDecoding] = {}
-        with shown_progress(len(sources) if progress else None) as advance:
+        with shown_progress(progress, "scoring", len(sources)) as advance:
             for batch in batches_of_equal_length(lengths, batch_tokens):
                 forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
                 for i, log_probabilities in zip(batch, forced, strict=True):
