@@ -45,6 +45,38 @@ def test_the_package_registers_the_pipeline(translate):
     assert type(translate) is VaswaniTransformerTranslationPipeline
 
 
+def test_names_with_languages_are_accepted(folder, translate):
+    assert pipeline("translation_en_to_de", model=str(folder), device="cpu")(TEXTS[:1]) == translate(TEXTS[:1])
+    with pytest.raises(KeyError, match="translation_en"):
+        pipeline("translation_en", model=str(folder), device="cpu")
+
+
+def test_arguments_of_transformers_4(translate):
+    (expected,) = translate(TEXTS[0])
+    assert translate(TEXTS[0], truncation=True, clean_up_tokenization_spaces=False, return_text=True) == [expected]
+    (both,) = translate(TEXTS[0], return_tensors=True, return_text=True)
+    assert both.keys() == {"translation_text", "translation_token_ids"} and both.items() >= expected.items()
+    for name, value in {"src_lang": "en", "tgt_lang": "de"}.items():
+        with pytest.raises(ValueError, match=f"{name} is '{value}'; leave it out"):
+            translate(TEXTS[0], **{name: value})
+    with pytest.raises(ValueError, match="return_text is False; return_tensors=True"):
+        translate(TEXTS[0], return_text=False)
+
+
+def test_cleaning_up_spaces_reaches_the_tokenizer(folder):
+    translate = pipeline("translation", model=str(folder), device="cpu")
+    translate.target_tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    part = {
+        "is_blank": False,
+        "separator": "",
+        "sequences": torch.tensor([[trained_tokenizer()("klein .")["input_ids"]]]),
+    }
+    assert [texts(translate.postprocess([part], clean_up_tokenization_spaces=clean)) for clean in (False, True)] == [
+        ["klein ."],
+        ["klein."],
+    ]
+
+
 def test_texts_give_flat_lists_of_translations(translate, translator):
     expected = [{"translation_text": text} for text in translator.translate(TEXTS)]
     assert translate(TEXTS) == translate(tuple(TEXTS)) == expected

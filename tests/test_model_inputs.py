@@ -41,8 +41,9 @@ def test_generate_refuses_a_length_penalty_of_nan(tiny_model: ModelMaker) -> Non
 def test_missing_tokens_and_embeddings_are_refused(tiny_model: ModelMaker) -> None:
     with pytest.raises(ValueError, match="embed"):
         tiny_model()(decoder_input_ids=torch.tensor([[0]]))
-    with pytest.raises(ValueError, match="embed"):
-        tiny_model()(torch.tensor([[5, 2]]))
+    for model in (tiny_model(), tiny_model().model):
+        with pytest.raises(ValueError, match="give `decoder_input_ids`, beginning with `decoder_start_token_id`"):
+            model(torch.tensor([[5, 2]]))
 
 
 def test_sequences_beyond_the_learned_positions_are_refused(tiny_model: ModelMaker) -> None:

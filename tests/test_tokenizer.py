@@ -69,6 +69,11 @@ def test_special_tokens_have_the_ids_of_the_model(tokenizer):
     ]
 
 
+def test_a_pair_of_texts_is_one_sentence(tokenizer):
+    one, two = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a b", " c"))
+    assert tokenizer("a b", " c")["input_ids"] == [*one, *two, tokenizer.eos_token_id]
+
+
 def test_typed_special_tokens_are_text(tokenizer):
     for typed in CONTROL_TOKENS:
         for ids in (

@@ -65,6 +65,12 @@ def test_empty_texts_have_empty_translations_in_place(translator):
     assert translator.translate("", n_best=2) == [[Hypothesis("", 0.0, [])]]
 
 
+def test_notebooks_show_short_descriptions(translator):
+    size = f"{translator.model.num_parameters():,}"
+    assert repr(translator) == f"<Translator: {size} parameters, float32 on cpu, beam 4, length penalty 0.6>"
+    assert repr(Hypothesis("Ja.", -1.23456, [4, 5, 2])) == "<'Ja.', score -1.2346, 3 tokens>"
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.6, np.float32(2)])
 def test_the_length_penalty_reaches_the_search(translator, alpha):
     expected = [by_generate(translator, text, length_penalty=float(alpha))[0] for text in ENGLISH]

@@ -501,6 +501,11 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         returns last_hidden_state: (batch, target, d_model)
         Raises `ValueError` naming the row for invalid token ids on the CPU, where the check is cheap.
         """
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError(
+                "the decoder has no input: give `decoder_input_ids`, beginning with `decoder_start_token_id`; "
+                "a model with a search also takes `labels`, or translates by generate()"
+            )
         if decoder_input_ids is not None and can_read_values(decoder_input_ids):
             check_token_ids("decoder_input_ids", decoder_input_ids, target_vocab_size(self.config))
         if encoder_outputs is None:
@@ -680,7 +685,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         """Translate, with the arguments of transformers' `generate()`.
 
         A translation has at most as many tokens as its source plus `max_source_length_offset`, unless the call gives
-        `max_length` or `max_new_tokens`. Raises `ValueError` for invalid settings, naming the row for invalid sources.
+        `max_length` or `max_new_tokens`. If these are too short, beam search prefers translations that end before the
+        limit, even empty ones, and greedy search returns a beginning.
+        Raises `ValueError` for invalid settings, naming the row for invalid sources.
         """
 
         def requested(name: str):

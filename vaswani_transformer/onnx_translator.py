@@ -196,6 +196,9 @@ class OnnxTranslator(TextTranslator):
     def default_search(self) -> tuple[int, float]:
         return self.search
 
+    def _description(self) -> str:
+        return f"{self.vocabulary:,} source tokens, {self.session.get_providers()[0]}"
+
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         encoding = self.tokenizer.encode(text)
         return encoding.ids, [start for start, _ in encoding.offsets]

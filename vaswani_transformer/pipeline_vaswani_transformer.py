@@ -33,13 +33,16 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     batch_size: number of texts, or parts of long texts, translated together (default 1)
     num_return_sequences: n, to return a list of the n best translations of each text, best first
     return_scores: add to each translation its `score`, log P(Y | X) / ((5 + |Y|) / 6)^alpha
-    return_tensors: return `translation_token_ids` instead of `translation_text`
+    return_tensors: return `translation_token_ids` instead of `translation_text`, or beside it with `return_text=True`
+    clean_up_tokenization_spaces: as in the tokenizer's `decode()`, which ignores it for a BPE
+    truncation: accepted as in transformers 4 and without effect, since long sentences are cut and no part is dropped
     max_source_length: cut sentences of more tokens (default: the longest that the model was trained on, else 256)
     split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
         with the white space between them (default); False cuts only texts that are longer than max_source_length
 
-    Other arguments go to `generate()`, whose defaults are the paper's search. A text of only white space has an empty
-    translation. Translations do not depend on the other texts in the batch.
+    `src_lang` and `tgt_lang` are refused: a model translates in one direction. Other arguments go to `generate()`,
+    whose defaults are the paper's search. A text of only white space has an empty translation. Translations do not
+    depend on the other texts in the batch.
     """
 
     _load_tokenizer = True
@@ -86,19 +89,23 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
 
     def _sanitize_parameters(
         self,
-        return_tensors: bool | None = None,
-        return_scores: bool | None = None,
-        max_source_length: int | None = None,
-        split_sentences: bool | None = None,
-        **generate: Any,
+        truncation: Any = None,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        **arguments: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        before: dict[str, Any] = {} if max_source_length is None else {"max_source_length": max_source_length}
-        if split_sentences is not None:
-            before["split_sentences"] = split_sentences
-        after = {} if return_tensors is None else {"return_tensors": return_tensors}
-        if return_scores is not None:
-            after["return_scores"] = generate["return_scores"] = return_scores
-        return before, generate, after
+        for name, language in {"src_lang": src_lang, "tgt_lang": tgt_lang}.items():
+            if language is not None:
+                raise ValueError(f"{name} is {language!r}; leave it out: a model translates in one direction")
+        if arguments.get("return_text") is False and not arguments.get("return_tensors"):
+            raise ValueError("return_text is False; return_tensors=True returns the tokens instead")
+
+        def taken(*names: str) -> dict[str, Any]:
+            return {name: arguments.pop(name) for name in names if arguments.get(name) is not None}
+
+        before = taken("max_source_length", "split_sentences")
+        after = taken("return_tensors", "return_text", "return_scores", "clean_up_tokenization_spaces")
+        return before, arguments | {k: v for k, v in after.items() if k == "return_scores"}, after
 
     # Pipeline types every stage as dict to dict with any keyword arguments.
     def preprocess(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -179,9 +186,15 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         return (~ended_before & (sequences != config.pad_token_id)).sum(dim=1)
 
     def postprocess(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, parts: list[dict[str, Any]], return_tensors: bool = False, return_scores: bool = False
+        self,
+        parts: list[dict[str, Any]],
+        return_tensors: bool = False,
+        return_text: bool = False,
+        return_scores: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
     ) -> list[dict[str, Any]]:
         """Return the translations of a text, best first, joining the k-th best translations of its parts."""
+        decoding = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
         texts, scores, tokens = [""], [0.0], [[]]
         for number, part in enumerate(parts):
             if part["is_blank"]:
@@ -190,7 +203,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             lengths = self._lengths(sequences).tolist()
             kept = [row for row, length in enumerate(lengths) if length] or [0]  # the others never finished
             part_tokens = [sequences[row, : lengths[row]].tolist() for row in kept]
-            part_texts = [str(self.target_tokenizer.decode(row, skip_special_tokens=True)) for row in part_tokens]
+            part_texts = [str(self.target_tokenizer.decode(row, **decoding)) for row in part_tokens]
             part_scores = [float(part["scores"][0][row]) if return_scores else 0.0 for row in kept]
             if number == 0:
                 texts, scores, tokens = part_texts, part_scores, part_tokens
@@ -200,9 +213,9 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
                 tokens = [a + b for a, b in zip(tokens, part_tokens, strict=False)]
         translations = []
         for text, score, ids in zip(texts, scores, tokens, strict=True):
-            record: dict[str, Any] = {f"{TASK}_text": text}
+            record: dict[str, Any] = {f"{TASK}_text": text} if return_text or not return_tensors else {}
             if return_tensors:
-                record = {f"{TASK}_token_ids": torch.tensor(ids, dtype=torch.long)}
+                record[f"{TASK}_token_ids"] = torch.tensor(ids, dtype=torch.long)
             translations.append(record | {"score": score} if return_scores else record)
         return translations
 
@@ -219,7 +232,7 @@ def load_target_tokenizer(config: Any) -> PreTrainedTokenizerFast | None:
 
 
 def register_pipeline() -> None:
-    """Register `pipeline("translation", ...)` with transformers."""
+    """Register `pipeline("translation", ...)` with transformers, and names such as `translation_en_to_de`."""
     from transformers import pipelines
 
     # transformers 5.23 refuses the names of removed tasks before it looks up registered ones.
@@ -227,6 +240,10 @@ def register_pipeline() -> None:
     if TASK not in PIPELINE_REGISTRY.supported_tasks:
         PIPELINE_REGISTRY.register_pipeline(
             TASK, VaswaniTransformerTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
+        )
+        check_task = PIPELINE_REGISTRY.check_task
+        cast(Any, PIPELINE_REGISTRY).check_task = lambda task: check_task(
+            TASK if re.fullmatch(rf"{TASK}_\w+_to_\w+", task) else task
         )
 
 

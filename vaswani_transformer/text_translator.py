@@ -31,6 +31,9 @@ class Hypothesis:
     score: float
     tokens: list[int]
 
+    def __repr__(self) -> str:
+        return f"<{self.text!r}, score {self.score:.4f}, {len(self.tokens)} tokens>"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -56,6 +59,14 @@ class TextTranslator(ABC):
         They come from generation_config.json; entries that it leaves out are transformers' 1 and 1.0, and without the
         file the paper's 4 and 0.6 apply.
         """
+
+    def __repr__(self) -> str:
+        beams, alpha = self.default_search
+        return f"<{type(self).__name__}: {self._description()}, beam {beams}, length penalty {alpha}>"
+
+    @abstractmethod
+    def _description(self) -> str:
+        """Return the size and place of the model."""
 
     def search_settings(self, num_beams: int | None, length_penalty: float | None) -> tuple[int, float]:
         """Beam size and alpha of a call, with defaults filled in. Raises InputError."""

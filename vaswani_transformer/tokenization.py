@@ -79,6 +79,7 @@ def train_tokenizer(
     end_of_sentence = SPECIAL_TOKENS["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {end_of_sentence}",
+        pair=f"$A $B {end_of_sentence}",  # as Marian's
         special_tokens=[(end_of_sentence, tokenizer.token_to_id(end_of_sentence))],
     )
     return PreTrainedTokenizerFast(

@@ -141,6 +141,10 @@ class Translator(TextTranslator):
 
         return default_search(self.model)
 
+    def _description(self) -> str:
+        model = self.model
+        return f"{model.num_parameters():,} parameters, {str(model.dtype).removeprefix('torch.')} on {model.device}"
+
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
         return cast(list[int], encoding["input_ids"]), [start for start, _ in encoding["offset_mapping"]]
