@@ -58,7 +58,8 @@ def test_optional_packages_are_imported_where_used(path):
 @pytest.mark.parametrize("name", TRAVELLING)
 def test_files_for_the_hub_need_only_torch_and_transformers(name):
     allowed = {"torch", "transformers", "huggingface_hub"}
-    standard = {"collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "math", "re", "typing"}
+    standard = {"collections", "contextlib", "contextvars", "copy", "dataclasses", "functools", "math", "pathlib", "re"}
+    standard |= {"typing"}
     assert top_level(Path(LIBRARY) / name) <= allowed | standard
     # transformers' remote code follows `from .sibling import name` only, to a file beside it that travels as well.
     siblings = {module for level, module in imports(Path(LIBRARY) / name) if level > 0}
