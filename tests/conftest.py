@@ -34,10 +34,9 @@ LONGEST = {
     "test_training_resume.py",
     "test_training_processes.py",
     "test_training_faults.py",
-    "test_cli.py",
-    "test_demo.py",
     "test_onnx.py",
     "test_onnx_translator.py",
+    "test_cli.py",
 }
 
 

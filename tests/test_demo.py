@@ -1,5 +1,6 @@
-"""The commands of a new user: the quick demo, then every code block of the README."""
+"""The quick demo, interrupted and run again as a user does (slow), and its commands without running them."""
 
+import json
 import os
 import re
 import shlex
@@ -13,12 +14,9 @@ from conftest import wait_until
 from transformers import AutoModelForSeq2SeqLM
 
 from training import demo_corpus
+from vaswani_transformer import Translator, demo
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMAND = Path(sys.executable).with_name("vaswani-transformer")
-# Multi30k is not part of this repository: a folder of the same layout replaces it, and the run is short.
-STAND_IN = ["--max_steps", "2", "--vocab_size", "400", "--max_length", "100"]
 
 
 def shell(line: str, folder: Path) -> subprocess.CompletedProcess:
@@ -28,15 +26,46 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def newcomer(tmp_path_factory) -> Path:
-    """A folder in which a user has run `vaswani-transformer demo --quick demo`."""
+    """A folder in which a user has run `vaswani-transformer demo --quick demo`, after interrupting it once."""
     folder = tmp_path_factory.mktemp("a newcomer's folder, größer")
     (folder / "yaml.py").write_text("raise SystemExit('not the module that was meant')")
+    script = f"OMP_NUM_THREADS=1 exec {COMMAND} demo --quick demo"
+    with (folder / "stderr").open("w") as errors:
+        process = subprocess.Popen(
+            script, shell=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors, process_group=0
+        )
+        metrics = folder / "demo" / "model" / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() or process.poll() is not None)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the group
+        assert process.wait(timeout=300) == 130
+    assert not (folder / "demo" / "model" / "model.safetensors").exists()
     result = shell("vaswani-transformer demo --quick demo", folder)
     assert result.returncode == 0, result.stderr
     (folder / "stdout").write_text(result.stdout, encoding="utf-8")
     return folder
 
 
+@pytest.mark.slow
+def test_the_demo_can_resume_after_ctrl_c(newcomer):
+    stderr = (newcomer / "stderr").read_text(encoding="utf-8")
+    assert "to resume" in stderr and "Traceback" not in stderr
+    metrics = newcomer / "demo" / "model" / "metrics.jsonl"
+
+    def steps() -> list[int]:
+        records = map(json.loads, metrics.read_text().splitlines())
+        return [record["step"] for record in records if "learning_rate" in record]
+
+    trained = steps()
+    assert trained == sorted(set(trained)) and trained[-1] == 200
+    # A finished run is not trained again.
+    lines = (newcomer / "stdout").read_text(encoding="utf-8").splitlines()
+    (typed,) = (line[2:] for line in lines if line.startswith("$ vaswani-transformer train "))
+    result = shell(typed, newcomer)
+    assert result.returncode == 0, result.stderr
+    assert steps() == trained
+
+
+@pytest.mark.slow
 def test_the_demo_prints_commands_bleu_and_translations(newcomer):
     stdout = (newcomer / "stdout").read_text(encoding="utf-8")
     commands = [line.split()[2] for line in stdout.splitlines() if line.startswith("$ ")]
@@ -50,6 +79,7 @@ def test_the_demo_prints_commands_bleu_and_translations(newcomer):
     assert len((newcomer / "demo" / "eight.de").read_text(encoding="utf-8").splitlines()) == 8
 
 
+@pytest.mark.slow
 def test_the_demo_writes_a_model_folder_and_two_pictures(newcomer):
     model = AutoModelForSeq2SeqLM.from_pretrained(newcomer / "demo" / "model")
     assert model.generation_config.max_source_length_offset == 50
@@ -57,6 +87,7 @@ def test_the_demo_writes_a_model_folder_and_two_pictures(newcomer):
         assert (newcomer / "demo" / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_demo_exports_checks_and_times_the_model(newcomer):
     """The last command translates with the exported file only."""
     stdout = (newcomer / "stdout").read_text(encoding="utf-8")
@@ -75,16 +106,16 @@ def test_the_demo_exports_checks_and_times_the_model(newcomer):
     (line,) = (line for line in stdout.splitlines() if line.startswith("  echo") and "--backend onnx" in line)
     on_onnx = shell(line.strip(), newcomer)
     assert on_onnx.returncode == 0, on_onnx.stderr
-    on_torch = shell(line.strip().replace(" --backend onnx", "").replace("demo/onnx", "demo/model"), newcomer)
-    assert on_onnx.stdout == on_torch.stdout and on_onnx.stdout.strip()
+    (expected,) = Translator.from_pretrained(newcomer / "demo" / "model", device="cpu").translate([demo.PICTURED])
+    assert expected and on_onnx.stdout == f"{expected}\n"
 
 
-def test_the_demo_without_onnxruntime_names_the_package(capsys, monkeypatch, tmp_path):
-    """Does not run the commands: the other tests do."""
-    from vaswani_transformer import demo
-
+@pytest.mark.parametrize("onnxruntime", [True, False])
+def test_the_demo_runs_every_command(capsys, monkeypatch, tmp_path, onnxruntime):
+    """Does not run them. Without onnxruntime, it names the package instead of exporting."""
     commands = []
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    if not onnxruntime:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.setattr(demo, "run", lambda *words: commands.append(words[0]))
     folder = tmp_path / "a [bold] name"
     folder.mkdir()
@@ -96,13 +127,13 @@ def test_the_demo_without_onnxruntime_names_the_package(capsys, monkeypatch, tmp
     scoring = next(line for line in said.splitlines() if line.startswith("  vaswani-transformer score "))
     assert shlex.split(scoring)[2:4] == ["--model", str(folder / "model")]
     assert f"{folder}/model is an ordinary" in " ".join(said.split())  # rich breaks lines
-    assert "export" not in commands and "--backend onnx" not in said
-    assert 'onnxruntime not installed; pip install "vaswani-transformer[onnx]"' in said
+    assert commands == ["train", "evaluate", "translate", "plot", "plot", *["export"] * onnxruntime]
+    assert ("--backend onnx" in said) == onnxruntime
+    missing = 'onnxruntime not installed; pip install "vaswani-transformer[onnx]"'
+    assert (missing in said) != onnxruntime
 
 
 def test_the_demo_refuses_a_folder_with_other_files(capsys, tmp_path):
-    from vaswani_transformer import demo
-
     (tmp_path / "model").mkdir()
     (tmp_path / "eight.en").write_text("mine\n")
     with pytest.raises(SystemExit) as stopped:
@@ -112,35 +143,3 @@ def test_the_demo_refuses_a_folder_with_other_files(capsys, tmp_path):
         f"error: {tmp_path} is not empty and was not created by `demo`; choose a new folder\n"
     )
     assert (tmp_path / "eight.en").read_text() == "mine\n" and len(list(tmp_path.iterdir())) == 2
-
-
-def typed(newcomer: Path, command: str) -> str:
-    """Return the line with which the demo ran the command."""
-    lines = (newcomer / "stdout").read_text(encoding="utf-8").splitlines()
-    return next(line[2:] for line in lines if line.startswith(f"$ vaswani-transformer {command} "))
-
-
-def test_a_repeated_demo_does_not_train_again(newcomer):
-    metrics = newcomer / "demo" / "model" / "metrics.jsonl"
-    steps = metrics.read_text().count('"learning_rate"')
-    result = shell(typed(newcomer, "train"), newcomer)
-    assert result.returncode == 0, result.stderr
-    assert metrics.read_text().count('"learning_rate"') == steps
-
-
-def test_the_demo_can_resume_after_ctrl_c(newcomer):
-    folder = newcomer / "interrupted"
-    script = f"exec {COMMAND} demo --quick {folder.name}"
-    process = subprocess.Popen(
-        script, shell=True, cwd=newcomer, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
-    )
-    wait_until(lambda: (folder / "model" / "metrics.jsonl").exists() or process.poll() is not None)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the group
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 130, stderr
-    assert "to resume" in stderr and "Traceback" not in stderr
-    # Resume with a shorter limit, which does not count as another run.
-    again = typed(newcomer, "train").replace("demo/model", f"{folder.name}/model")
-    result = shell(f"{again} --max-cpu-seconds 1", newcomer)
-    assert result.returncode == 0, result.stderr
-    assert (folder / "model" / "model.safetensors").exists()
