@@ -1,6 +1,7 @@
 """Train the model with plain transformers: `Seq2SeqTrainer` instead of this package's training loop.
 
     python examples/seq2seq_trainer.py train.en train.de runs/trainer
+    vaswani-transformer push runs/trainer owner/name --source-language en --target-language de --yes
 
 Model, loss and search are the same. `vaswani-transformer train` needs far less padding and resumes bit for bit.
 """

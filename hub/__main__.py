@@ -1,5 +1,6 @@
 """`python -m hub push FOLDER REPO`: show what a push to the Hub would change, or push; `space`: write a Space."""
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,6 +44,10 @@ def push(
     results: Annotated[
         list[str] | None, typer.Option(help="A CSV file of `evaluate --record`, in addition to the shipped ones.")
     ] = None,
+    source_language: Annotated[str | None, typer.Option(help="Its code, such as en; default: the recipe's.")] = None,
+    target_language: Annotated[str | None, typer.Option(help="Its code, such as de; default: the recipe's.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The training text's name on the Hub.")] = None,
+    base_model: Annotated[str | None, typer.Option(help="The repository of the model that was fine-tuned.")] = None,
     license: Annotated[str | None, typer.Option(help="Of the weights, such as apache-2.0 or cc-by-4.0.")] = None,
     example: Annotated[
         str | None, typer.Option(help="A sentence for the card; default: a simple one in the source language.")
@@ -63,7 +68,8 @@ def push(
         raise InputError("--yes pushes and --to-folder does not; give one of them")
     out = None if to_folder is None else check_new_folder(to_folder)
     tables = [Path(name) for name in results or ()]
-    files = repository_files(Path(folder), repo, onnx or (), tables, license, example, pictures)
+    stated = stated_facts(source_language, target_language, dataset, base_model, license)
+    files = repository_files(Path(folder), repo, onnx or (), tables, stated, example, pictures)
     if out is not None:
         for name, size in write_folder(files, out):
             typer.echo(f"{size:>14,}  {name}")
@@ -92,12 +98,34 @@ def space(
     typer.echo(f"{to_folder}: a Space; `hf upload {repo} {to_folder} . --repo-type space` publishes it")
 
 
+def stated_facts(
+    source_language: str | None,
+    target_language: str | None,
+    dataset: str | None,
+    base_model: str | None,
+    license: str | None,
+) -> dict[str, str]:
+    """Return what the options say about the model. Raises InputError for a value that the Hub does not accept."""
+    code, name = ("a language code, such as en", r"[a-z]{2,3}"), r"[\w-][\w.-]*"
+    expected = {
+        "source_language": (source_language, *code),
+        "target_language": (target_language, *code),
+        "dataset": (dataset, "a name on the Hub, such as owner/name", rf"({name}/)?{name}"),
+        "base_model": (base_model, "a name on the Hub, owner/name", rf"{name}/{name}"),
+        "license": (license, "a license name of the Hub, such as apache-2.0 or other", r"[a-z0-9][a-z0-9.+-]*"),
+    }
+    for field, (value, kind, pattern) in expected.items():
+        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+            raise InputError(f"--{field.replace('_', '-')} {value!r} is not {kind}")
+    return {field: value for field, (value, _, _) in expected.items() if value is not None}
+
+
 def repository_files(
     folder: Path,
     repo: str,
     onnx: Sequence[str],
     results: list[Path],
-    license: str | None,
+    stated: dict[str, str],
     example: str | None,
     pictures: bool,
 ) -> "Files":
@@ -113,16 +141,17 @@ def repository_files(
     logging.disable_progress_bar()
     files, translator = contents.model_files(folder, onnx)
     refuse_links_outside(folder, PROVENANCE_FILES)
-    provenance = read_provenance(folder, card.parameter_count(translator), results)
+    provenance = read_provenance(folder, card.parameter_count(translator), results, stated)
     example = example or card.default_example(provenance)
     if pictures:
         if example is not None:
             files["attention.png"] = attention_picture(translator, example)
         if curve := training_curve(folder):
             files["training_curve.png"] = curve
-    text = str(card.write_card(repo, translator, provenance, files, example=example, license=license))
-    files["README.md"] = text.encode()
+    files["README.md"] = str(card.write_card(repo, translator, provenance, files, example=example)).encode()
     refuse_secrets(files)
+    if missing := provenance.missing():
+        typer.echo(f"the card would say more with {', '.join(missing)}")
     return files
 
 

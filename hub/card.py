@@ -53,12 +53,11 @@ def write_card(
     files: Files,
     *,
     example: str | None,
-    license: str | None = None,
 ) -> ModelCard:
     """Write the card of a repository that will hold `files`, including the pictures.
 
     example: a source sentence to show with the model's translation, if any
-    Raises InputError for a score that is not a number and for an invalid license.
+    Raises InputError for a score that is not a number.
     """
     import jinja2
 
@@ -72,9 +71,9 @@ def write_card(
     config, translation = translator.model.config, translator.translate([example])[0] if example else None
     recipe = public_recipe(provenance.run.get("identity", {}))
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        card_data=card_data(repo_id, provenance, files, license, example, translation).to_yaml(),
+        card_data=card_data(repo_id, provenance, files, example, translation).to_yaml(),
         repo_id=repo_id,
-        license=license,
+        license=provenance.stated.get("license"),
         example=example,
         translation=translation,
         quoted_example=json.dumps(example or "...", ensure_ascii=False),
@@ -104,16 +103,12 @@ def card_data(
     repo_id: str,
     provenance: Provenance,
     files: Files,
-    license: str | None,
     example: str | None,
     translation: str | None,
 ) -> ModelCardData:
     """Return the metadata that the Hub reads. Raises InputError."""
-    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
-        raise InputError(f"--license {license!r} is not a license name of the Hub, such as apache-2.0 or other")
     codes = [code for code in dict.fromkeys(provenance.languages or ()) if re.fullmatch(r"[a-z]{2,3}", code)]
-    dataset = provenance.recipe.get("dataset")
-    dataset = dataset if isinstance(dataset, str) and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", dataset) else None
+    dataset = provenance.dataset
     onnx = ["onnx"] if any(name.endswith(".onnx") for name in files) else []
     optional: dict[str, Any] = {}
     if example:  # with its translation, since the Hub's widget does not run a repository's code
@@ -123,7 +118,8 @@ def card_data(
         optional |= {"model_name": repo_id.split("/")[1], "eval_results": results}
     return ModelCardData(
         language=codes or None,
-        license=license,
+        license=provenance.stated.get("license"),
+        base_model=provenance.base_model,
         library_name="transformers",
         pipeline_tag="translation",
         tags=["translation", "vaswani_transformer", "arxiv:1706.03762", *onnx],

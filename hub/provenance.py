@@ -5,6 +5,7 @@ conversion.json and CONVERSION.md. Its scores are rows of results files.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ class Provenance:
     """run, conversion: the content of run.json and conversion.json, {} if there is no such file.
     metrics: the lines of metrics.jsonl.  progress: `step`, `tokens` and `seconds` of the training.
     environment: versions and device of the training.  notes: CONVERSION.md below its heading.
-    results: the rows of results files that belong to this model.
+    results: the rows of results files that belong to this model.  stated: what the user says; it takes precedence.
     """
 
     run: dict[str, Any] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class Provenance:
     conversion: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     results: list[dict[str, str]] = field(default_factory=list)
+    stated: dict[str, str] = field(default_factory=dict)
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -48,25 +50,54 @@ class Provenance:
 
     @property
     def languages(self) -> tuple[str, str] | None:
-        """The codes of source and target language, from the recipe or the converted checkpoint."""
+        """The codes of source and target language: stated, from the recipe, or from the converted checkpoint."""
         options = self.conversion.get("options", {})
-        pairs = (
-            (self.recipe.get("source_language"), self.recipe.get("target_language")),
-            (options.get("source_lang"), options.get("target_lang")),
+        source, target = (
+            self.stated.get(f"{side}_language") or self.recipe.get(f"{side}_language") or options.get(f"{side}_lang")
+            for side in ("source", "target")
         )
-        return next(((str(source), str(target)) for source, target in pairs if source and target), None)
+        return (str(source), str(target)) if source and target else None
+
+    @property
+    def dataset(self) -> str | None:
+        """The training text's name on the Hub."""
+        return hub_name(self.stated.get("dataset") or self.recipe.get("dataset"))
+
+    @property
+    def base_model(self) -> str | None:
+        """The name on the Hub of the model that was fine-tuned."""
+        name = hub_name(self.stated.get("base_model") or self.recipe.get("initial_weights"))
+        return name if name and "/" in name and not Path(name).exists() else None
 
     @property
     def corpus(self) -> str | None:
         """The name of the training text, without its folder."""
-        name = self.recipe.get("dataset") or self.recipe.get("data")
+        name = self.dataset or self.recipe.get("dataset") or self.recipe.get("data")
         return last_component(str(name)) if name else None
 
+    def missing(self) -> list[str]:
+        """Return the options of `push` that would say what is not known."""
+        known = {
+            "--source-language": self.languages,
+            "--target-language": self.languages,
+            "--dataset": self.corpus,
+            "--base-model": self.base_model or not self.recipe.get("initial_weights"),
+            "--license": self.stated.get("license"),
+            "--results": self.results,
+        }
+        return [option for option, value in known.items() if not value]
 
-def read_provenance(folder: Path, parameters: int, results: Sequence[Path]) -> Provenance:
+
+def hub_name(name: Any) -> str | None:
+    """Return the name if it can be a repository's."""
+    return name if isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) else None
+
+
+def read_provenance(folder: Path, parameters: int, results: Sequence[Path], stated: dict[str, str]) -> Provenance:
     """Read what the folder and the results files say about a model.
 
     parameters: the model's size, which its rows must have.  results: CSV files in addition to the shipped ones
+    stated: what options of `push` say
     Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
     """
 
@@ -90,7 +121,7 @@ def read_provenance(folder: Path, parameters: int, results: Sequence[Path]) -> P
             raise InputError(f"--results {path} has no row of this model: none has its {expected}")
         rows += found
     distinct = [row for index, row in enumerate(rows) if row not in rows[:index]]
-    return Provenance(run, metrics, progress, environment, read("conversion.json"), note_lines, distinct)
+    return Provenance(run, metrics, progress, environment, read("conversion.json"), note_lines, distinct, stated)
 
 
 def read_progress(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:

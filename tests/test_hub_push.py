@@ -336,6 +336,9 @@ def test_a_missing_file_is_named(folder, capsys, missing, code):
         ([REPO, "--message", " "], "--message is empty"),
         ([REPO, "--yes", "--to-folder", "x"], "give one of them"),
         ([REPO, "--license", "My License"], "is not a license name"),
+        ([REPO, "--source-language", "English"], "'English' is not a language code"),
+        ([REPO, "--dataset", "/home/me/text"], "'/home/me/text' is not a name on the Hub"),
+        ([REPO, "--base-model", "model"], "'model' is not a name on the Hub, owner/name"),
         ([REPO, "--example", " "], "--example is empty"),
         ([REPO, "--onnx", "nowhere"], "no such folder"),
         ([REPO, "--results", "nowhere.csv"], "nowhere.csv: no such file"),
@@ -392,6 +395,22 @@ def test_a_card_states_that_there_are_no_results(folder, tmp_path):
     assert "This model has not been evaluated" in card.text
     assert "The training of this model is not recorded" in card.text
     assert "No licence has been named" in card.text
+
+
+def test_options_say_what_the_folder_does_not(folder, tmp_path, capsys):
+    """A folder of Seq2SeqTrainer records neither languages nor text."""
+    options = {"--source-language": "en", "--target-language": "de", "--dataset": "owner/text",
+               "--base-model": "owner/older", "--license": "mit"}  # fmt: skip
+    push(folder, REPO, "--to-folder", tmp_path / "without", "--no-pictures")
+    said = "the card would say more with --source-language, --target-language, --dataset, --license, --results"
+    assert capsys.readouterr().out.startswith(f"{said}\n")
+    push(folder, REPO, "--to-folder", tmp_path / "out", "--no-pictures", *(word for x in options.items() for word in x))
+    assert capsys.readouterr().out.startswith("the card would say more with --results\n")
+    card = card_of(tmp_path / "out")
+    data: Any = card.data
+    assert data.language == ["en", "de"] and data.license == "mit" and data.widget[0]["text"].startswith("Do they")
+    assert data.datasets == ["owner/text"] and data.base_model == "owner/older"
+    assert "Translates English to German" in card.text
 
 
 def test_the_card_shows_the_provenance(hub, trained, tmp_path):
