@@ -19,7 +19,6 @@ SHARED, OUTPUT_BIAS = "model.shared.weight", "lm_head.bias"
 class Description:
     """A checkpoint in terms of our model.
 
-    toolkit, path: where it comes from
     tensors: its tensors by the toolkit's names, fused matrices split
     rules: our name of each tensor
     config: fields of our configuration, without vocabulary sizes, ties and ids
@@ -30,10 +29,9 @@ class Description:
     assumed: sentences about what the checkpoint does not say, with the remedy
     files: files that are kept beside the model for converting it back, without those of the vocabulary
     options: values that converting it back needs
+    toolkit, path: where it comes from; set by `run.read`
     """
 
-    toolkit: str
-    path: Path
     tensors: dict[str, Tensor]
     rules: list[Rule]
     config: dict[str, Any]
@@ -45,6 +43,8 @@ class Description:
     assumed: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    toolkit: str = ""
+    path: Path = Path()
 
     def all_notes(self) -> list[str]:
         return self.assumed + self.notes + self.vocabulary.notes

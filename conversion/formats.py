@@ -32,8 +32,9 @@ class Reader(Protocol):
     @property
     def NAME(self) -> str: ...
 
-    def checkpoints(self, folder: Path) -> list[Path]:
-        """Return the files in a folder that have the name of a checkpoint."""
+    @property
+    def FILES(self) -> list[str]:
+        """Patterns of the names of checkpoints."""
         ...
 
     def recognise(self, path: Path, content: Any) -> bool:
@@ -69,6 +70,7 @@ READING: list[Reader] = [
     tensor2tensor,
 ]
 WRITING: list[Writer] = [fairseq, marian, hf_marian, opennmt_py, ctranslate2]
+PICKLES = (".pt", ".pth", ".ckpt")  # recognised by their content
 READERS = {toolkit.NAME: toolkit for toolkit in READING}
 WRITERS = {toolkit.NAME: toolkit for toolkit in WRITING}
 
@@ -93,8 +95,15 @@ def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[Reader, Path
 def only_checkpoint(folder: Path, wanted: str | None) -> Path:
     """Return the only file in the folder that has the name of a checkpoint."""
     toolkits = [READERS[wanted]] if wanted else READING
-    found = {file for toolkit in toolkits for file in toolkit.checkpoints(folder)}
-    candidates = sorted({file.resolve(): file for file in sorted(found) if file.is_file()}.values())
+    found = {
+        file
+        for toolkit in toolkits
+        for pattern in toolkit.FILES
+        for file in folder.glob(pattern)
+        if file.is_file() and (file.suffix in PICKLES or toolkit.recognise(file, None))
+    }
+    candidates = sorted({file.resolve(): file for file in sorted(found)}.values())
+    candidates = [file for file in candidates if file.name == "params.best"] or candidates  # Sockeye's choice
     if not candidates:
         known = wanted or f"a known toolkit ({', '.join(READERS)})"
         raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {known}")

@@ -1,9 +1,10 @@
 """A toolkit's options. What this model cannot represent is refused in the words of the toolkit's users."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .reasons import Reasons, shown
+from .rename import STACKS
 
 MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # the limits of our configuration
 
@@ -36,16 +37,9 @@ class Options(dict[str, Any]):
         if values[0] != values[1]:
             self.reasons.unsupported(f"{self.show(first)} and {self.show(second)} differ")
 
-    def sizes(self, names: Mapping[str, str]) -> dict[str, int]:
-        """Return the sizes of our configuration, which must be numbers from 1.
-
-        names: the options for d_model and, for each stack, `layers`, `attention_heads` and `ffn_dim`. `{stack}` stands
-        for encoder and decoder, `{stack:.3}` for enc and dec
-        """
-        options = {"d_model": names["d_model"]}
-        for stack in ("encoder", "decoder"):
-            for size in ("layers", "attention_heads", "ffn_dim"):
-                options[f"{stack}_{size}"] = names[size].format(stack=stack)
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the sizes of our configuration, which must be numbers from 1. names: see `size_names`"""
+        options = size_names(names)
         for name in options.values():
             value, limit = self.get(name), MAX_LAYERS if "layer" in name or "depth" in name else MAX_SIZE
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
@@ -62,3 +56,17 @@ class Options(dict[str, Any]):
         if not isinstance(heads, int) or heads < 1 or d_model % heads:
             self.reasons.unsupported(f"{self.show(name)}; it must divide d_model {d_model}")
         return {f"{stack}_attention_heads": self.get(name, 0) for stack in ("encoder", "decoder")}
+
+
+def size_names(names: Sequence[str]) -> dict[str, str]:
+    """Return our fields for sizes -> a toolkit's options.
+
+    names: the options for d_model, layers, attention heads and d_ff. `{stack}` stands for encoder and decoder,
+    `{stack:.3}` for enc and dec
+    """
+    d_model, *others = names
+    return {"d_model": d_model} | {
+        f"{stack}_{size}": name.format(stack=stack)
+        for stack in STACKS
+        for size, name in zip(("layers", "attention_heads", "ffn_dim"), others, strict=True)
+    }

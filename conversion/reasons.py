@@ -32,9 +32,9 @@ class Reasons:
     def require(self, toolkit: str, config: Any, fields: Mapping[str, tuple]) -> None:
         """Check that fields of our configuration have values that the toolkit supports.
 
-        fields: the supported values of each field
+        fields: the supported values of each field; no toolkit supports other d_k and d_v than d_model / heads
         """
-        for name, supported in fields.items():
+        for name, supported in {**fields, "d_k": (None,), "d_v": (None,)}.items():
             value = getattr(config, name)
             if not any(_equal(value, other) for other in supported):
                 values = " or ".join(shown(other) for other in dict.fromkeys(supported))

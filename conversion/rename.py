@@ -15,6 +15,8 @@ from torch import Tensor
 
 from .reasons import Reasons
 
+STACKS = ("encoder", "decoder")
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -65,6 +67,25 @@ def layer_rules(
         for n in range(layers)
         for rule in rules
     ]
+
+
+def stack_rules(
+    config: Mapping[str, Any], theirs: str, names: Mapping[str, Any], final: str = "", first: int = 0, **form: bool
+) -> list[Rule]:
+    """Return the rules of the layers of both stacks and, where the model has them, of the final norms.
+
+    theirs: as for `layer_rules`, with `{stack}`
+    names: the table of names inside a layer, or one for each stack
+    final: the toolkit's names of a final norm, with `{stack}`
+    """
+    rules = []
+    for stack in STACKS:
+        prefix, table = theirs.replace("{stack}", stack), names.get(stack, names)
+        rules += layer_rules(stack, config[f"{stack}_layers"], prefix, table, first, **form)
+        if final and config.get(f"{stack}_final_norm", config.get("norm_position") == "pre"):
+            norm = f"model.{stack}.final_norm.{{weight,bias}}"
+            rules += rules_of({final.replace("{stack}", stack): norm}, **form)
+    return rules
 
 
 def expand(pattern: str) -> list[str]:

@@ -65,6 +65,7 @@ def read(
             description = torch_nn.read(file, reasons, scale_embeddings)
         else:
             description = toolkit.read(file, reasons)
+        description.toolkit, description.path = toolkit.NAME, file
         description.vocabulary.check(file)
         return description, build_model(description, reasons)
     except (InputError, BrokenFileError, UnavailableError):
@@ -88,5 +89,8 @@ def convert_out(path: Path, out: Path, wanted: str) -> None:
     model = load_model(path, device="cpu")
     reasons = Reasons(f"{path} (to {wanted})")
     with new_model_folder(out) as folder, torch.inference_mode():
-        WRITERS[wanted].write_checkpoint(model, Origin(path), folder, reasons)
+        origin = Origin(path)
+        WRITERS[wanted].write_checkpoint(model, origin, folder, reasons)
+        if origin.toolkit == wanted:
+            origin.copy_originals(folder)
     print(f"{wanted}: {model.num_parameters():,} parameters")

@@ -193,9 +193,10 @@ def unused_name(name: str, tokens: Iterable[str]) -> str:
     return name
 
 
-def numbered_tokens(special: Sequence[str], rows: Sequence[int]) -> list[list[str]]:
-    """Return the tokens of both sides where the checkpoint tells only the numbers of rows and the special tokens."""
-    return [[*special, *(f"token{id}" for id in range(len(special), count))] for count in rows]
+def numbered_tokens(special: Sequence[str], rows: Sequence[int], why: str, **ids: Any) -> Vocabulary:
+    """Return a vocabulary without tokenizers where only the numbers of rows and the special tokens are known."""
+    source, target = ([*special, *(f"token{id}" for id in range(len(special), count))] for count in rows)
+    return Vocabulary(source, target, notes=[f"There is no tokenizer: {why}."], **ids)
 
 
 def common_ids(

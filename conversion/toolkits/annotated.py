@@ -15,11 +15,12 @@ from vaswani_transformer.model_folder import read_json_object
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, count_layers, layer_rules, rules_of
+from ..rename import Rule, checked_tensors, count_layers, stack_rules
 from ..unpickle import load_checkpoint
 from ..word_lists import read_vocabulary
 
 NAME = "annotated-transformer"
+FILES = ["*.pt"]
 EPSILON = 1e-12
 NOTEBOOK_HEADS = 8
 FIRST_WEIGHT = "encoder.layers.0.self_attn.linears.0.weight"
@@ -27,22 +28,15 @@ RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activati
 
 NORM = "{a_2,b_2}"
 PROJECTIONS = "linears.{0,1,2,3}.{weight,bias}"
-ENCODER_LAYER = {
-    f"self_attn.{PROJECTIONS}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
-    "feed_forward.w_{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
-    f"sublayer.{{0,1}}.norm.{NORM}": "{self_attn,feed_forward}_norm.{weight,bias}",
-}
-DECODER_LAYER = {
+COMMON = {
     f"self_attn.{PROJECTIONS}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
     f"src_attn.{PROJECTIONS}": "cross_attn.{q,k,v,out}_proj.{weight,bias}",
     "feed_forward.w_{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
-    f"sublayer.{{0,1,2}}.norm.{NORM}": "{self_attn,cross_attn,feed_forward}_norm.{weight,bias}",
 }
-FINAL_NORMS = {f"{{encoder,decoder}}.norm.{NORM}": "model.{encoder,decoder}.final_norm.{weight,bias}"}
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return list(folder.glob("*.pt"))
+LAYERS = {
+    "encoder": COMMON | {f"sublayer.{{0,1}}.norm.{NORM}": "{self_attn,feed_forward}_norm.{weight,bias}"},
+    "decoder": COMMON | {f"sublayer.{{0,1,2}}.norm.{NORM}": "{self_attn,cross_attn,feed_forward}_norm.{weight,bias}"},
+}
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -75,13 +69,9 @@ def read(path: Path, reasons: Reasons) -> Description:
         Rule("tgt_embed.0.lut.weight", TARGET),
         Rule("generator.proj.weight", OUTPUT),
         Rule("generator.proj.bias", OUTPUT_BIAS),
-        *layer_rules("encoder", config["encoder_layers"], "encoder.layers.{n}.", ENCODER_LAYER),
-        *layer_rules("decoder", config["decoder_layers"], "decoder.layers.{n}.", DECODER_LAYER),
-        *rules_of(FINAL_NORMS),
+        *stack_rules(config, "{stack}.layers.{n}.", LAYERS, f"{{stack}}.norm.{NORM}"),
     ]
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules,
         config=config,

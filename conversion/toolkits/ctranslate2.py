@@ -44,8 +44,6 @@ def write_checkpoint(
         "encoder_final_norm": (pre,),
         "decoder_final_norm": (pre,),
         "activation_function": tuple(ACTIVATIONS),
-        "d_k": (None,),
-        "d_v": (None,),
     }
     reasons.require(NAME, config, fields)
     if not origin.has_tokenizer():

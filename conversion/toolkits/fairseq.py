@@ -18,16 +18,18 @@ from vaswani_transformer.errors import InputError
 
 from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR, split_in_proj
-from ..options import Options
+from ..options import Options, size_names
 from ..origin import Origin, save_pickle
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, first_present, layer_rules, rules_of, write
+from ..rename import Rule, checked_tensors, first_present, rules_of, stack_rules, write
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, find_file, numbered_tokens, read_counted_words
 
 NAME = "fairseq"
+FILES = ["*.pt"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, not in the dictionary's file
+IDS: dict[str, Any] = {"bos": 0, "pad": 1, "eos": 2, "start": 2, "unknown": 3}
 OFFSET = 2  # padding_idx + 1
 EPSILON = 1e-5  # torch's default
 
@@ -43,12 +45,8 @@ ACTIVATIONS = {
 }
 # Options that a version does not have are off.
 OFF = (
-    "adaptive_input",
-    "no_token_positional_embeddings",
-    "no_cross_attention",
-    "cross_self_attention",
-    "layernorm_embedding",
-)
+    "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention layernorm_embedding"
+).split()
 SUPPORTED: dict[str, tuple] = dict.fromkeys((*OFF, "char_inputs"), (False,)) | {
     "adaptive_softmax_cutoff": (None,),
     "encoder_layers_to_keep": (None,),
@@ -58,12 +56,7 @@ SUPPORTED: dict[str, tuple] = dict.fromkeys((*OFF, "char_inputs"), (False,)) | {
     "alignment_heads": (None, 0),
     "base_layers": (0, None),
 }
-SIZES = {
-    "d_model": "encoder_embed_dim",
-    "layers": "{stack}_layers",
-    "attention_heads": "{stack}_attention_heads",
-    "ffn_dim": "{stack}_ffn_embed_dim",
-}
+SIZES = ("encoder_embed_dim", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_embed_dim")
 LAYER = {
     "self_attn.{q,k,v,out}_proj.{weight,bias}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
     "self_attn_layer_norm.{weight,bias}": "self_attn_norm.{weight,bias}",
@@ -91,16 +84,7 @@ OLD_NORMS = {
 
 def layers(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers and, in models that have them, of the final norms."""
-    rules = []
-    for stack in ("encoder", "decoder"):
-        rules += layer_rules(stack, config[f"{stack}_layers"], f"{stack}.layers.{{n}}.", LAYER)
-        if config.get(f"{stack}_final_norm"):
-            rules += rules_of({f"{stack}.layer_norm.{{weight,bias}}": f"model.{stack}.final_norm.{{weight,bias}}"})
-    return rules
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return list(folder.glob("*.pt"))
+    return stack_rules(config, "{stack}.layers.{n}.", LAYER, "{stack}.layer_norm.{weight,bias}")
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -153,8 +137,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     if options.get("encoder_learned_pos"):
         rules += rules_of(POSITIONS)
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules,
         config=config,
@@ -200,11 +182,10 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
     found = [file for file in files if file]
     if len(found) < 2:
         missing = " and ".join(f"dict.{lang}.txt" for lang, file in zip(languages, files, strict=True) if file is None)
-        note = f"There is no tokenizer: {missing} is not beside the checkpoint. Ids are fairseq's."
-        source, target = numbered_tokens(SPECIAL, rows)
-        return Vocabulary(source, target, eos=2, unknown=3, bos=0, pad=1, start=2, notes=[note])
+        why = f"{missing} is not beside the checkpoint. Ids are fairseq's"
+        return numbered_tokens(SPECIAL, rows, why, **IDS)
     source, target = (SPECIAL + read_counted_words(file) for file in found)
-    vocabulary = Vocabulary(source, target, eos=2, unknown=3, bos=0, pad=1, start=2, files=found)
+    vocabulary = Vocabulary(source, target, files=found, **IDS)
     set_tokenizers(vocabulary, folder, languages)
     return vocabulary
 
@@ -224,8 +205,6 @@ def write_checkpoint(
         "activation_function": tuple(ACTIVATIONS.values()),
         "encoder_final_norm": (pre,),
         "decoder_final_norm": (True, False) if pre else (False,),
-        "d_k": (None,),
-        "d_v": (None,),
     }
     if not learned:
         fields["position_base"] = (TENSOR2TENSOR.base(config.d_model),)
@@ -261,8 +240,6 @@ def write_checkpoint(
         "extra_state": {},
     }
     save_pickle(checkpoint, out / "checkpoint_best.pt")
-    if origin.toolkit == NAME:
-        origin.copy_originals(out)
     if not has_dictionaries:
         write_vocabulary(origin, out)
 
@@ -276,13 +253,8 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
         arch="transformer",
         task="translation",
         **languages,
-        encoder_embed_dim=config.d_model,
         **{f"decoder_{name}_dim": config.d_model for name in ("embed", "input", "output")},
-        **{
-            SIZES[size].format(stack=stack): getattr(config, f"{stack}_{size}")
-            for stack in ("encoder", "decoder")
-            for size in ("layers", "attention_heads", "ffn_dim")
-        },
+        **{theirs: getattr(config, ours) for ours, theirs in size_names(SIZES).items()},
         activation_fn=activation,
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,

@@ -17,6 +17,7 @@ from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_codes, tokens_
 from . import hugging_face
 
 NAME = "hf-fsmt"
+FILES = ["config.json"]
 OFFSET = 2  # padding_idx + 1
 SUPPORTED: dict[str, tuple] = {
     "activation_function": ("relu", "gelu", "gelu_new", "silu", "swish"),
@@ -34,10 +35,6 @@ POSITIONS = {
 }
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    return [folder / "config.json"] if hugging_face.model_type_of(folder) == "fsmt" else []
-
-
 def recognise(path: Path, content: Any) -> bool:
     return hugging_face.model_type_of(path) == "fsmt"
 
@@ -51,7 +48,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     # Tied matrices are saved under one name or more.
     tied = list(EMBEDDINGS) if options.get("tie_word_embeddings", False) else []
     rules = [Rule(first_present(tensors, theirs, *tied), ours) for theirs, ours in EMBEDDINGS.items()]
-    rules += hugging_face.layers(config["encoder_layers"], config["decoder_layers"])
+    rules += hugging_face.layers(config)
     notes = [
         hugging_face.PENALTY_NOTE,
         "FSMTTokenizer applies Moses' tokenizer; tokenizer.json splits at spaces: prepare texts with sacremoses.",
@@ -68,8 +65,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     languages = options.get("langs")
     languages = languages if isinstance(languages, list) and len(languages) == 2 else (None, None)
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules,
         config=config,
@@ -88,9 +83,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
     files, codes = [folder / "vocab-src.json", folder / "vocab-tgt.json"], folder / "merges.txt"
     missing = [file.name for file in (*files, codes) if not file.exists()]
     if missing:
-        source, target = numbered_tokens([], rows)
-        note = f"There is no tokenizer: {' and '.join(missing)} missing. Ids are the checkpoint's."
-        return Vocabulary(source, target, notes=[note], **ids)
+        return numbered_tokens([], rows, f"{' and '.join(missing)} missing. Ids are the checkpoint's", **ids)
     source, target = (tokens_by_id(read_json_object(file), file) for file in files)
     if "<unk>" in source:
         ids["unknown"] = source.index("<unk>")

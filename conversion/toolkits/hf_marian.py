@@ -19,6 +19,7 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, rows_of
 from ..layout import CONCATENATED
+from ..options import size_names
 from ..origin import Origin
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, first_present, write
@@ -27,6 +28,7 @@ from ..vocabulary import SIDES, Vocabulary, numbered_tokens, tokens_by_id
 from . import hugging_face
 
 NAME = "hf-marian"
+FILES = ["config.json"]
 SUPPORTED: dict[str, tuple] = {
     "static_position_embeddings": (True,),
     "normalize_before": (False,),
@@ -38,10 +40,6 @@ SUPPORTED: dict[str, tuple] = {
 LANGUAGE_CODE = re.compile(r">>.+<<")
 SHARED = "model.shared.weight"
 ENCODER, DECODER = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return [folder / "config.json"] if hugging_face.model_type_of(folder) == "marian" else []
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -58,14 +56,12 @@ def read(path: Path, reasons: Reasons) -> Description:
         Rule(first_present(tensors, DECODER, SHARED), TARGET),
         Rule(first_present(tensors, "lm_head.weight", DECODER, SHARED), OUTPUT),
         Rule("final_logits_bias", OUTPUT_BIAS, row=True),
-        *hugging_face.layers(config["encoder_layers"], config["decoder_layers"]),
+        *hugging_face.layers(config),
     ]
     if ENCODER in tensors and DECODER in tensors:
         tensors.pop(SHARED, None)
     scaled = bool(options.get("scale_embedding", False))
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules,
         config=config,
@@ -89,9 +85,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
     ids["start"] = options.get("decoder_start_token_id", ids["pad"])
     file, target_file = folder / "vocab.json", folder / "target_vocab.json"
     if not file.exists():
-        source, target = numbered_tokens([], rows)
-        note = "There is no tokenizer: vocab.json is missing. Ids are the checkpoint's."
-        return Vocabulary(source, target, notes=[note], **ids)
+        return numbered_tokens([], rows, "vocab.json is missing. Ids are the checkpoint's", **ids)
     files = [file, *([target_file] if target_file.exists() else [])]
     source, target = (tokens_by_id(read_json_object(file), file) for file in (files[0], files[-1]))
     if "<unk>" in source:
@@ -128,8 +122,6 @@ def write_checkpoint(
         "decoder_final_norm": (False,),
         "layer_norm_eps": (hugging_face.EPSILON,),
         "tie_word_embeddings": (True,),
-        "d_k": (None,),
-        "d_v": (None,),
     }
     reasons.require(NAME, config, fields)
     returns = origin.came_from(NAME)
@@ -138,7 +130,7 @@ def write_checkpoint(
     ours = origin.tensors(model, reasons, CONCATENATED)
     reasons.refuse_if_any()
 
-    tensors = write(hugging_face.layers(config.encoder_layers, config.decoder_layers), ours)
+    tensors = write(hugging_face.layers(config.to_dict()), ours)
     if config.share_encoder_decoder_embeddings:
         tensors[SHARED] = ours[SOURCE]
     else:
@@ -148,7 +140,6 @@ def write_checkpoint(
     write_json(generation_settings(config), out / "generation_config.json")
     if returns:
         write_json(origin.options["config"], out / "config.json")
-        origin.copy_originals(out)
         return
     sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}
     write_json(marian_config(config) | sizes, out / "config.json")
@@ -159,8 +150,8 @@ def write_checkpoint(
 
 def marian_config(config: Any) -> dict[str, Any]:
     """Return the settings of a MarianConfig, without the sizes of the vocabularies."""
-    sizes = [f"{stack}_{size}" for stack in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")]
-    same = ["d_model", *sizes, *hugging_face.RATES, "activation_function", "share_encoder_decoder_embeddings"]
+    same = [*size_names(hugging_face.SIZES), *hugging_face.RATES]
+    same += ["activation_function", "share_encoder_decoder_embeddings"]
     same += ["eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"]
     return {name: getattr(config, name) for name in same} | {
         "model_type": "marian",

@@ -1,6 +1,7 @@
 """The parts that the two toolkits in transformers share: a folder with config.json and weights, and names."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,11 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, layer_rules
+from ..rename import Rule, stack_rules
 from ..unpickle import load_checkpoint
 from .fairseq import EPSILON, LAYER
 
-SIZES = {
-    "d_model": "d_model",
-    "layers": "{stack}_layers",
-    "attention_heads": "{stack}_attention_heads",
-    "ffn_dim": "{stack}_ffn_dim",
-}
+SIZES = ("d_model", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_dim")
 RATES = {name: name for name in ("dropout", "attention_dropout", "activation_dropout")}
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PENALTY_NOTE = (
@@ -70,7 +66,9 @@ def read_model(
     config: dict[str, Any] = dict(options.sizes(SIZES))
     reasons.refuse_if_any()
     config |= options.rates(RATES, default=0.0)
-    return options, weights, config | common_fields(options.get("activation_function", activation))
+    name = options.get("activation_function", activation)
+    config |= {"activation_function": "silu" if name == "swish" else name}
+    return options, weights, config | {"layer_norm_eps": EPSILON, "attention_bias": True}
 
 
 def load_safetensors(file: Path) -> dict[str, Tensor]:
@@ -81,18 +79,6 @@ def load_safetensors(file: Path) -> dict[str, Tensor]:
         raise BrokenFileError(f"{file} is not a complete safetensors file ({error}); copy it again") from None
 
 
-def layers(encoder_layers: int, decoder_layers: int) -> list[Rule]:
+def layers(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers: fairseq's names after `model.`."""
-    return [
-        *layer_rules("encoder", encoder_layers, "model.encoder.layers.{n}.", LAYER),
-        *layer_rules("decoder", decoder_layers, "model.decoder.layers.{n}.", LAYER),
-    ]
-
-
-def common_fields(activation: str) -> dict[str, Any]:
-    """Return the fields of our configuration that are the same for both toolkits."""
-    return {
-        "activation_function": "silu" if activation == "swish" else activation,
-        "layer_norm_eps": EPSILON,
-        "attention_bias": True,
-    }
+    return stack_rules(config, "model.{stack}.layers.{n}.", LAYER)

@@ -10,15 +10,15 @@ from vaswani_transformer.lines import read_lines
 from ..description import OUTPUT, SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, first_present, layer_rules, rules_of
+from ..rename import STACKS, Rule, checked_tensors, first_present, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, find_file
 from ..yaml_files import read_yaml
 
 NAME = "joeynmt"
+FILES = ["*.ckpt"]
 EPSILON = 1e-6
-STACKS = ("encoder", "decoder")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "tanh": "tanh", "relu6": "relu6"}
 SUPPORTED: dict[str, tuple] = {
     "type": ("transformer",),
@@ -26,12 +26,7 @@ SUPPORTED: dict[str, tuple] = {
     "layer_norm": ("pre", "post"),
     "alpha": (1.0, 1),  # the weight of the residual (DeepNet)
 }
-SIZES = {
-    "d_model": "encoder.hidden_size",
-    "layers": "{stack}.num_layers",
-    "attention_heads": "{stack}.num_heads",
-    "ffn_dim": "{stack}.ff_size",
-}
+SIZES = ("encoder.hidden_size", "{stack}.num_layers", "{stack}.num_heads", "{stack}.ff_size")
 RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "encoder.dropout")
 SYMBOLS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}
 # JoeyNMT 2 means these where `layer_norm` is left out, without a final norm. Before 2.0 the option did not exist:
@@ -57,10 +52,6 @@ LAYERS = {
         **FEED_FORWARD,
     },
 }
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return list(folder.glob("*.ckpt"))
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -103,15 +94,10 @@ def read(path: Path, reasons: Reasons) -> Description:
         Rule("src_embed.lut.weight", SOURCE),
         Rule("trg_embed.lut.weight", TARGET),
         Rule(first_present(tensors, *outputs), OUTPUT),
+        *stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.layer_norm.{weight,bias}"),
     ]
-    for stack in STACKS:
-        rules += layer_rules(stack, config[f"{stack}_layers"], f"{stack}.layers.{{n}}.", LAYERS[stack])
-        if final_norms[stack]:
-            rules += rules_of({f"{stack}.layer_norm.{{weight,bias}}": f"model.{stack}.final_norm.{{weight,bias}}"})
     scaled = [(options.get(f"{stack}.embeddings") or {}).get("scale", False) for stack in STACKS]
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules,
         config=config,

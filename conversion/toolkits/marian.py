@@ -25,48 +25,40 @@ from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..origin import Origin
 from ..reasons import Reasons, shown
-from ..rename import Rule, checked_tensors, first_present, layer_rules, rules_of, write
+from ..rename import Rule, checked_tensors, first_present, stack_rules, write
 from ..sentencepiece import CONTROL, UNKNOWN, SentencePieceModel
 from ..unpickle import check_archive
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
 from ..yaml_files import parse_yaml, read_yaml
 
 NAME = "marian"
+FILES = ["*.npz"]
 CONFIG = "special:model.yml"
 EPSILON = 1e-6
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
-SUPPORTED: dict[str, tuple] = {
+OFF = (
+    "right-left ulr transformer-no-projection transformer-rnn-projection transformer-pool "
+    "transformer-disable-position-embeddings transformer-alibi-trainable transformer-no-bias "
+    "transformer-no-affine"
+).split()
+SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
     "type": ("transformer",),
     "input-types": ([],),
     "factors-dim-emb": (0,),
     "lemma-dim-emb": (0,),
     "lemma-dependency": ("",),
-    "right-left": (False,),
-    "ulr": (False,),
     "guided-alignment": ("none",),
-    "transformer-no-projection": (False,),
-    "transformer-rnn-projection": (False,),
-    "transformer-pool": (False,),
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
     "transformer-decoder-autoreg": ("self-attention",),
     "transformer-tied-layers": ([],),
-    "transformer-disable-position-embeddings": (False,),
     "transformer-attention-mask": ("default", ""),
-    "transformer-alibi-trainable": (False,),
-    "transformer-no-bias": (False,),
-    "transformer-no-affine": (False,),
     "transformer-ffn-activation": tuple(ACTIVATIONS),
     "transformer-postprocess-emb": ("d", ""),
     "transformer-postprocess-top": ("", "n", "dn", "nd", "d"),
 }
-SIZES = {
-    "d_model": "dim-emb",
-    "layers": "{stack:.3}-depth",
-    "attention_heads": "transformer-heads",
-    "ffn_dim": "transformer-dim-ffn",
-}
+SIZES = ("dim-emb", "{stack:.3}-depth", "transformer-heads", "transformer-dim-ffn")
 RATES = {
     "dropout": "transformer-dropout",
     "attention_dropout": "transformer-dropout-attention",
@@ -92,23 +84,13 @@ def layers(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers, which Marian counts from 1, and of final norms."""
     pre = "_pre" if config["norm_position"] == "pre" else ""
     norms = {f"{theirs}_ln_{{scale,bias}}{pre}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
-    rules = []
-    for stack in ("encoder", "decoder"):
-        count, prefix = config[f"{stack}_layers"], f"{stack}_l{{n}}_"
-        rules += layer_rules(stack, count, prefix, MATRICES, first=1, transposed=True)
-        rules += layer_rules(stack, count, prefix, BIASES | norms, first=1, row=True)
-        if config[f"{stack}_final_norm"]:
-            names = {f"{stack}_top_ln_{{scale,bias}}": f"model.{stack}.final_norm.{{weight,bias}}"}
-            rules += rules_of(names, row=True)
-    return rules
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return [file for file in folder.glob("*.npz") if not file.name.endswith(".optimizer.npz") and recognise(file, None)]
+    vectors, final = BIASES | norms, "{stack}_top_ln_{scale,bias}"
+    rules = stack_rules(config, "{stack}_l{n}_", MATRICES, first=1, transposed=True)
+    return rules + stack_rules(config, "{stack}_l{n}_", vectors, final, first=1, row=True)
 
 
 def recognise(path: Path, content: Any) -> bool:
-    if path.suffix != ".npz" or not path.is_file():
+    if path.suffix != ".npz" or path.name.endswith(".optimizer.npz") or not path.is_file():
         return False
     try:
         with zipfile.ZipFile(path) as archive:
@@ -153,8 +135,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     if not options.get("output-omit-bias"):
         rules.append(Rule("decoder_ff_logit_out_b", OUTPUT_BIAS, row=True))
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules,
         config=config,
@@ -236,9 +216,8 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
         files *= 2
     if len(files) != 2 or not all(file.exists() for file in files):
         missing = ", ".join(file.name for file in files if not file.exists()) or "`vocabs` in decoder.yml"
-        source, target = numbered_tokens(["</s>", "<unk>"], rows)
-        note = f"There is no tokenizer: {missing} is missing. Ids are Marian's."
-        return Vocabulary(source, target, eos=0, unknown=1, notes=[note])
+        why = f"{missing} is missing. Ids are Marian's"
+        return numbered_tokens(["</s>", "<unk>"], rows, why, eos=0, unknown=1)
     models = [SentencePieceModel.read(file) if file.suffix == ".spm" else None for file in files]
     source, target = (
         [piece for piece, _, _ in model.pieces] if model else read_tokens(file, count)
@@ -302,8 +281,6 @@ def write_checkpoint(
         "decoder_attention_heads": (config.encoder_attention_heads,),
         "decoder_final_norm": (config.encoder_final_norm,),
         "activation_function": (*ACTIVATIONS.values(), "quick_gelu"),
-        "d_k": (None,),
-        "d_v": (None,),
     }
     reasons.require(NAME, config, fields)
     if model.state_dict()[TARGET][config.decoder_start_token_id].any():
@@ -328,4 +305,3 @@ def write_checkpoint(
     padded = yml + b"\0" * (-(len(yml) + 1) % 256 + 1)  # Marian aligns its items
     arrays[CONFIG] = np.frombuffer(padded, dtype=np.int8)
     np.savez(out / "model.npz", allow_pickle=False, **arrays)
-    origin.copy_originals(out)

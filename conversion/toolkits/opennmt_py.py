@@ -26,13 +26,15 @@ from ..vocabulary import Vocabulary, common_ids, numbered_tokens
 from .hugging_face import load_safetensors
 
 NAME = "opennmt-py"
+FILES = ["*.pt"]
 BLANK, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
 ENCODER_TABLE, DECODER_TABLE = (f"{stack}.embeddings.make_embedding.pe.pe" for stack in ("encoder", "decoder"))
 TABLE_ROWS = 5000
 
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR, None: PAPER}
 # With "silu" and "gated-gelu" the feed-forward network has a gate.
-SUPPORTED: dict[str, tuple] = {
+OFF = "multiquery parallel_residual shared_layer_norm aan_useffn copy_attn coverage_attn".split()
+SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
     "model_task": ("seq2seq",),
     "model_type": ("text",),
     "encoder_type": ("transformer",),
@@ -45,15 +47,9 @@ SUPPORTED: dict[str, tuple] = {
     "layer_norm": ("standard",),
     "pos_ffn_activation_fn": ("relu", "gelu"),
     "num_kv": (0,),
-    "multiquery": (False,),
     "sliding_window": (0,),
     "num_experts": (0,),
-    "parallel_residual": (False,),
-    "shared_layer_norm": (False,),
-    "aan_useffn": (False,),
     "n_src_feats": (0,),
-    "copy_attn": (False,),
-    "coverage_attn": (False,),
     "lambda_align": (0.0, 0),
     "generator_function": ("softmax",),
     "quant_type": ("",),
@@ -64,12 +60,7 @@ WRITTEN = (
     *("model_task", "model_type", "encoder_type", "decoder_type", "position_encoding", "self_attn_type"),
     *("max_relative_positions", "layer_norm", "generator_function", "copy_attn", "lambda_align", "n_src_feats"),
 )
-SIZES = {
-    "d_model": "hidden_size",
-    "layers": "{stack:.3}_layers",
-    "attention_heads": "heads",
-    "ffn_dim": "transformer_ff",
-}
+SIZES = ("hidden_size", "{stack:.3}_layers", "heads", "transformer_ff")
 # The names of sizes in older versions.
 OLD_NAMES = {"hidden_size": ("rnn_size", "enc_rnn_size"), "enc_layers": ("layers",), "dec_layers": ("layers",)}
 
@@ -79,21 +70,16 @@ EMBEDDINGS = {
     "generator.{weight,bias}": "lm_head.{weight,bias}",
 }
 PROJECTIONS = "{linear_query,linear_keys,linear_values,final_linear}.{weight,bias}"
-FEED_FORWARD = {
+COMMON = {
+    f"self_attn.{PROJECTIONS}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
     "feed_forward.w_{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
     "feed_forward.layer_norm.{weight,bias}": "feed_forward_norm.{weight,bias}",
 }
-ENCODER_LAYER = {
-    f"self_attn.{PROJECTIONS}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
-    "layer_norm.{weight,bias}": "self_attn_norm.{weight,bias}",
-    **FEED_FORWARD,
-}
-DECODER_LAYER = {
-    f"self_attn.{PROJECTIONS}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
+ENCODER_LAYER = COMMON | {"layer_norm.{weight,bias}": "self_attn_norm.{weight,bias}"}
+DECODER_LAYER = COMMON | {
     "layer_norm_1.{weight,bias}": "self_attn_norm.{weight,bias}",
     f"context_attn.{PROJECTIONS}": "cross_attn.{q,k,v,out}_proj.{weight,bias}",
     "layer_norm_2.{weight,bias}": "cross_attn_norm.{weight,bias}",
-    **FEED_FORWARD,
 }
 FINAL_NORMS = {"{encoder,decoder}.layer_norm.{weight,bias}": "model.{encoder,decoder}.final_norm.{weight,bias}"}
 
@@ -108,10 +94,6 @@ def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
     absent = [] if config["attention_bias"] else ["_proj.bias"]
     absent += [] if feed_forward_bias else [".fc1.bias", ".fc2.bias"]
     return [rule for rule in rules if not rule.ours.endswith(tuple(absent))]
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return list(folder.glob("*.pt"))
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -151,8 +133,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     vocabulary = read_vocabulary(path.parent, checkpoint.get("vocab"), options, rows_of(tensors, rules))
     start = vocabulary.start
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules,
         config=config,
@@ -198,9 +178,9 @@ def read_vocabulary(folder: Path, found: Any, options: Mapping[str, Any], rows: 
     found = dict(found) if isinstance(found, list) else found
     source, target = (tokens_of(found.get(side)) if isinstance(found, dict) else None for side in ("src", "tgt"))
     if source is None or target is None:
-        note = "There is no tokenizer: the checkpoint's vocabulary is of no known kind. Ids are OpenNMT-py's."
-        source, target = numbered_tokens([UNK, BLANK, BOS, EOS], rows)
-        return Vocabulary(source, target, unknown=0, pad=1, bos=2, start=2, eos=3, ends=False, notes=[note])
+        why = "the checkpoint's vocabulary is of no known kind. Ids are OpenNMT-py's"
+        ids = {"unknown": 0, "pad": 1, "bos": 2, "start": 2, "eos": 3}
+        return numbered_tokens([UNK, BLANK, BOS, EOS], rows, why, ends=False, **ids)
     start = found.get("decoder_start_token", BOS)
     missing = [token for token in (start, EOS) if token not in target]
     if missing:
@@ -248,8 +228,6 @@ def write_checkpoint(
         "decoder_attention_heads": (config.encoder_attention_heads,),
         "decoder_ffn_dim": (config.encoder_ffn_dim,),
         "activation_function": ("relu", "gelu"),
-        "d_k": (None,),
-        "d_v": (None,),
     }
     reasons.require(NAME, config, fields)
     if not origin.came_from(NAME):
@@ -276,8 +254,6 @@ def write_checkpoint(
     options["share_vocab"] = vocabulary["src"] == vocabulary["tgt"]
     content = {"model": tensors, "generator": generator, "vocab": vocabulary, "opt": argparse.Namespace(**options)}
     save_pickle(content, out / "model_release.pt")
-    if origin.toolkit == NAME:
-        origin.copy_originals(out)
 
 
 def vocabulary_for(origin: Origin, config: Any) -> dict[str, Any]:

@@ -18,15 +18,15 @@ from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
 from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS
 from ..options import Options
 from ..reasons import Reasons, shown
-from ..rename import Rule, checked_tensors, first_present, layer_rules, rules_of
+from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import is_pickled, load_checkpoint
 from ..vocabulary import Vocabulary, find_file, tokens_by_id
 from ..yaml_files import read_yaml
 
 NAME = "sockeye"
+FILES = ["params.*"]
 EPSILON = 1e-6
-STACKS = ("encoder", "decoder")
 ACTIVATIONS = {"relu": "relu", "swish1": "silu", "gelu": "gelu"}
 SUPPORTED: dict[str, tuple] = {
     "config_length_task": (None,),
@@ -42,12 +42,10 @@ SUPPORTED_IN_STACK: dict[str, tuple] = {
     "use_glu": (False,),
     "use_lhuc": (False,),
 }
-SIZES = {
-    "d_model": "config_encoder.model_size",
-    "layers": "config_{stack}.num_layers",
-    "attention_heads": "config_{stack}.attention_heads",
-    "ffn_dim": "config_{stack}.feed_forward_num_hidden",
-}
+SIZES = (
+    *("config_encoder.model_size", "config_{stack}.num_layers"),
+    *("config_{stack}.attention_heads", "config_{stack}.feed_forward_num_hidden"),
+)
 RATES = {
     "dropout": "config_encoder.dropout_prepost",
     "attention_dropout": "config_encoder.dropout_attention",
@@ -67,28 +65,16 @@ SUBLAYERS = {
 
 def layers(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers, after `split_projections`, and of the final norms of pre-norm models."""
-    pre = config["norm_position"] == "pre"
-    where, rules = "pre" if pre else "post", []
+    where, names = config["norm_position"], {}
     for stack, sublayers in SUBLAYERS.items():
-        names = {
+        names[stack] = {
             "ff.ff{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
             f"{where}_ff.layer_norm.{{weight,bias}}": "feed_forward_norm.{weight,bias}",
         }
         for theirs, ours in sublayers.items():
-            names[f"{theirs}.ff_{{q,k,v,out}}.weight"] = f"{ours}.{{q,k,v,out}}_proj.weight"
-            names[f"{where}_{theirs}.layer_norm.{{weight,bias}}"] = f"{ours}_norm.{{weight,bias}}"
-        rules += layer_rules(stack, config[f"{stack}_layers"], f"{stack}.layers.{{n}}.", names)
-        if pre:
-            final = f"{stack}.final_process.layer_norm.{{weight,bias}}"
-            rules += rules_of({final: f"model.{stack}.final_norm.{{weight,bias}}"})
-    return rules
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """params.best, else the others; two names of one file count once."""
-    files = [file for file in folder.glob("params.*") if recognise(file, None)]
-    best = [file for file in files if file.name == "params.best"]
-    return best or list({file.resolve(): file for file in files}.values())
+            names[stack][f"{theirs}.ff_{{q,k,v,out}}.weight"] = f"{ours}.{{q,k,v,out}}_proj.weight"
+            names[stack][f"{where}_{theirs}.layer_norm.{{weight,bias}}"] = f"{ours}_norm.{{weight,bias}}"
+    return stack_rules(config, "{stack}.layers.{n}.", names, "{stack}.final_process.layer_norm.{weight,bias}")
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -129,8 +115,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     if learned:
         rules += rules_of(POSITIONS)
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules,
         config=config,

@@ -19,39 +19,32 @@ from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, first_present, layer_rules, rules_of
+from ..rename import Rule, checked_tensors, first_present, stack_rules
 from ..subwords import read_subwords, subword_tokenizer
 from ..tensorflow_bundle import TYPES, Bundle
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
 
 NAME = "tensor2tensor"
+FILES = ["*.index"]
 TARGET_SPACE = 0  # SpaceID.GENERIC, the default of text problems
 
-SUPPORTED: dict[str, tuple] = {
+OFF = "attention_variables_3d proximity_bias unidirectional_encoder factored_logits".split()
+SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
     "pos": ("timing", "emb"),
     "split_targets_chunk_length": (0,),
     "ffn_layer": ("dense_relu_dense", "conv_hidden_relu"),
     "norm_type": ("layer",),
     "self_attention_type": ("dot_product",),
-    "attention_variables_3d": (False,),
     "multiply_embedding_mode": ("sqrt_depth", ""),
     "num_area_layers": (0,),
-    "proximity_bias": (False,),
     "causal_decoder_self_attention": (True,),
-    "unidirectional_encoder": (False,),
     "position_features": ("",),
-    "factored_logits": (False,),
     "hard_attention_k": (0,),
     "gumbel_noise_weight": (0.0,),
     "prepend_mode": ("none",),
     "scheduled_sampling_method": ("parallel", "sequential"),
 }
-SIZES = {
-    "d_model": "hidden_size",
-    "layers": "num_{stack}_layers",
-    "attention_heads": "num_heads",
-    "ffn_dim": "filter_size",
-}
+SIZES = ("hidden_size", "num_{stack}_layers", "num_heads", "filter_size")
 # (layer_preprocess_sequence, layer_postprocess_sequence) -> the position of the norm
 NORM_POSITIONS = {("none", "dan"): "post", ("none", "an"): "post", ("n", "da"): "pre", ("n", "a"): "pre"}
 # Variables of the trainer.
@@ -80,18 +73,8 @@ def layers(config: dict[str, Any]) -> list[Rule]:
     norm = f"layer_{'prepostprocess' if pre else 'postprocess'}/layer_norm/layer_norm_{{scale,bias}}"
     vectors = {f"{theirs}/{norm}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
     vectors["ffn/conv{1,2}/bias"] = "feed_forward.fc{1,2}.bias"
-    rules = []
-    for stack in ("encoder", "decoder"):
-        count, prefix = config[f"{stack}_layers"], f"{stack}/layer_{{n}}/"
-        rules += layer_rules(stack, count, prefix, MATRICES, transposed=True)
-        rules += layer_rules(stack, count, prefix, vectors)
-        if pre:
-            rules += rules_of({f"{stack}/{norm}": f"model.{stack}.final_norm.{{weight,bias}}"})
-    return rules
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return list(folder.glob("*.index"))
+    prefix, final = "{stack}/layer_{n}/", f"{{stack}}/{norm}"
+    return stack_rules(config, prefix, MATRICES, transposed=True) + stack_rules(config, prefix, vectors, final)
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -143,8 +126,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     scaled = bool(options.get("multiply_embedding_mode", "sqrt_depth"))
     notes = add_target_space(tensors, rules, config["d_model"] ** 0.5 if scaled else 1.0)
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules,
         config=config,
@@ -211,9 +192,8 @@ def read_vocabulary(folder: Path, rows: list[int]) -> Vocabulary:
     # vocab_divisor pads the matrix beyond the file.
     chosen = [max((size for size in by_size if size <= count), default=0) for count in rows]
     if not all(chosen) or (len(files) > 1 and chosen[0] == chosen[1] and rows[0] != rows[1]):
-        source, target = numbered_tokens(["<pad>_", "<EOS>_"], rows)
-        note = "There is no tokenizer: no vocab.*.subwords has the right size. Ids are tensor2tensor's."
-        return Vocabulary(source, target, pad=0, eos=1, unknown=None, notes=[note])
+        why = "no vocab.*.subwords has the right size. Ids are tensor2tensor's"
+        return numbered_tokens(["<pad>_", "<EOS>_"], rows, why, pad=0, eos=1, unknown=None)
     sides = []
     for size, count in zip(chosen, rows, strict=True):
         pieces = list(by_size[size][1])

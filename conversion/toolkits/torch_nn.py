@@ -19,11 +19,12 @@ from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
 from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, TENSOR2TENSOR, Sinusoids, split_in_proj
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, count_layers, layer_rules, rules_of
+from ..rename import Rule, checked_tensors, count_layers, stack_rules
 from ..unpickle import load_checkpoint
 from ..word_lists import read_vocabulary
 
 NAME = "torch-nn-transformer"
+FILES = ["*.pt", "*.pth"]
 FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
 SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)|^src")
 TARGET_NAME = re.compile(r"(tgt|trg|target|dec|output).*emb|emb.*(tgt|trg|target|dec)|^tgt|^trg")
@@ -52,10 +53,6 @@ LAYERS = {
         "norm{1,2,3}.{weight,bias}": "{self_attn,cross_attn,feed_forward}_norm.{weight,bias}",
     },
 }
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return [*folder.glob("*.pt"), *folder.glob("*.pth")]
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -107,20 +104,15 @@ def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> 
         "layer_norm_eps": float(options.get("layer_norm_eps", 1e-5)),
         "attention_bias": bias,
     }
-    rules = []
-    for stack, names in LAYERS.items():
-        layers = config[f"{stack}_layers"] = count_layers(tensors, stack)
+    for stack in LAYERS:
+        config[f"{stack}_layers"] = count_layers(tensors, stack)
         config[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.linear1.weight"])
         config[f"{stack}_final_norm"] = f"{stack}.norm.weight" in tensors
-        rules += layer_rules(stack, layers, f"{stack}.layers.{{n}}.", names)
-        if config[f"{stack}_final_norm"]:
-            rules += rules_of({f"{stack}.norm.{{weight,bias}}": f"model.{stack}.final_norm.{{weight,bias}}"})
+    rules = stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.norm.{weight,bias}")
     rules = [rule for rule in rules if bias or not rule.ours.endswith("bias")]
     more_rules, positions, assumed = around_transformer(tensors, rules, config["d_model"], reasons)
     reasons.refuse_if_any()
     return Description(
-        toolkit=NAME,
-        path=path,
         tensors=tensors,
         rules=rules + more_rules,
         config=config,
