@@ -19,7 +19,8 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; v = sys.version_info; sys.exit(v < (3, 11) and f'Python 3.11 or later is needed; {sys.executable} is {v[0]}.{v[1]}')"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --constraint constraints.txt --editable ".[dev]"
+	@echo "Installed in .venv. Activate it (. .venv/bin/activate) or call $(BIN)/vaswani-transformer."
 	touch $@
 
 demo: install

@@ -1,5 +1,6 @@
 """The command line: pipes, files, exit codes, one-line errors."""
 
+import contextlib
 import json
 import os
 import re
@@ -131,6 +132,33 @@ def test_utf_8_is_used_in_any_locale(exported, translate, expected, tmp_path):
     process = command(*translate, environment=locale)
     out, err = process.communicate(text.encode())
     assert (out.decode().split("\n"), err, process.returncode) == ([*expected, ""], b"", 0)
+
+
+@pytest.mark.parametrize("words", ["translate", "export onnx"])
+def test_progress_is_shown_on_a_terminal_alone(words, translate, source, tmp_path):
+    """`export` fails as soon as it reads the model, of which the folder is empty."""
+    if words == "translate":
+        arguments, shown = [*translate, "--input", str(source), "--output", str(tmp_path / "out")], b"translating"
+    else:
+        (tmp_path / "empty").mkdir()
+        arguments, shown = [*words.split(), str(tmp_path / "empty"), str(tmp_path / "out")], b"reading the model"
+    assert shown not in command(*arguments).communicate()[1]
+    ours, theirs = os.openpty()
+    line = [sys.executable, *SCRIPT, *arguments]
+    with subprocess.Popen(line, stderr=theirs, env=ENVIRONMENT | {"TERM": "xterm"}) as process:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # raised when the process has closed its end
+            while part := os.read(ours, 4096):
+                said += part
+    os.close(ours)
+    assert shown in said and process.returncode == (0 if words == "translate" else 3)
+
+
+def test_the_shell_completes_commands():
+    asked = {"_VASWANI_TRANSFORMER_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    out, _ = command(environment=asked | {"COMP_WORDS": "vaswani-transformer tr"}).communicate()
+    assert out.decode().split() == ["train", "translate"]
 
 
 def test_typed_lines_are_translated_at_once_until_ctrl_c(translate, expected):

@@ -143,3 +143,15 @@ def test_the_demo_refuses_a_folder_with_other_files(capsys, tmp_path):
         f"error: {tmp_path} is not empty and was not created by `demo`; choose a new folder\n"
     )
     assert (tmp_path / "eight.en").read_text() == "mine\n" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_commands_have_a_path_where_the_environment_is_not_active(monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "vaswani-transformer"):
+        (tmp_path / "bin" / name).touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert demo.typed("plan", "a b") == "bin/vaswani-transformer plan 'a b'"
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert demo.typed("plan") == "vaswani-transformer plan"

@@ -30,7 +30,6 @@ from vaswani_transformer.programs import launch, program, program_name
 from vaswani_transformer.text_translator import as_texts
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode=None,
     help="The Transformer of Attention Is All You Need: train it, translate with it, inspect it.",
     epilog="--debug after any command shows the traceback of an error.",
@@ -135,7 +134,10 @@ def translate(
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
     max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,
     chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are batched together.")] = 2000,
-    progress: Annotated[bool, typer.Option("--progress", help="Show a progress bar per chunk on stderr.")] = False,
+    progress: Annotated[
+        bool | None,
+        typer.Option(help="Show a progress bar per chunk on stderr; default: if --input is a file, on a terminal."),
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     backend: Annotated[str, typer.Option(help="torch, or onnx for a folder written by `export onnx`.")] = "torch",
@@ -148,6 +150,8 @@ def translate(
     if input != "-" and output != "-" and Path(output).exists() and existing_file(input).samefile(output):
         raise InputError(f"--output {output} is the input file; give another name")
     chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(existing_file(input)), chunk_lines)
+    if progress is None:
+        progress = input != "-" and sys.stderr.isatty() and not (output == "-" and sys.stdout.isatty())
     with open_output(output) as out:
         translator = load_translator(model, device, dtype, download, backend, threads, precision)
         done = 0

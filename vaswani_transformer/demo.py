@@ -1,6 +1,7 @@
 """`vaswani-transformer demo`: run the commands that a user would type, and print them."""
 
 import importlib.util
+import os
 import shlex
 import shutil
 import signal
@@ -136,7 +137,9 @@ def claim(folder: Path) -> None:
 
 def typed(*words: str | Path) -> str:
     """Return a command line, with words quoted for a shell where needed."""
-    return shlex.join(["vaswani-transformer", *map(str, words)])
+    script = Path(sys.executable).with_name("vaswani-transformer")  # in a .venv that need not be active
+    found = shutil.which(script.name) is not None or not script.exists()
+    return shlex.join([script.name if found else os.path.relpath(script), *map(str, words)])
 
 
 def run(*words: str | Path) -> None:

@@ -1,9 +1,11 @@
 """`python -m conversion.onnx MODEL OUT`: export a model's folder to ONNX and prove that it translates as torch does."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.lines import check_new_folder, read_lines
@@ -59,17 +61,20 @@ def export(
     check_packages()
     from .export import export_folder
 
-    report = export_folder(
-        Path(model),
-        folder,
-        precision,
-        layout,
-        defaults=not no_defaults,
-        attention=attention,
-        text=text,
-        sentences=lines,
-        name=sentences or "",
-    )
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    with console.status("reading the model") as status:  # shown on a terminal alone
+        report = export_folder(
+            Path(model),
+            folder,
+            precision,
+            layout,
+            defaults=not no_defaults,
+            attention=attention,
+            text=text,
+            sentences=lines,
+            name=sentences or "",
+            tell=status.update,
+        )
     typer.echo(report)
     for path in sorted(path for kind in ("*.onnx", "*.onnx.data") for path in folder.glob(kind)):
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {precision}")

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def export_folder(
     text: bool = False,
     sentences: list[str] | None = None,
     name: str = "sentences",
+    tell: Callable[[str], object] = lambda stage: None,
 ) -> str:
     """Write the new folder, or nothing; returns the table of what was compared.
 
@@ -54,6 +56,7 @@ def export_folder(
     attention: add the output cross_attentions; in the split layout, decoder_model has cross_attentions.0, ...
     text: beside the single graph, write model_text.onnx, which has the tokenizer inside
     sentences: texts on which the single graph is also proved, and timed;  name: their name in errors
+    tell: is called with the name of each stage as it begins
 
     Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, ProofError if the graph does not
     translate as torch does.
@@ -66,12 +69,15 @@ def export_folder(
     with new_model_folder(folder) as unfinished:
         # Attention scores, masks and the search stay float32 in float16 files, because the model's code casts them.
         exported = copy.deepcopy(model).half() if precision == "fp16" else model
+        tell("tracing the model")
         if layout == "single":
             graphs = {"model": export_single_graph(exported, attention)}
             settings = {} if defaults else without_defaults(graphs["model"])
         else:
             graphs, settings = export_split(exported, attention), {}
+        tell("writing the graphs")
         write_graphs(graphs, model, precision, bpe, unfinished, folder)
+        tell("comparing with torch")
         if layout == "single":
             report = proof_of_single_graph(
                 unfinished, model, precision, attention, encoded, (sentences or []) if text else None, tokenizer
