@@ -101,10 +101,10 @@ def read_provenance(folder: Path, parameters: int, results: Sequence[Path], stat
     Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
     """
 
-    def read(name: str) -> dict[str, Any]:
-        return read_json_object(folder / name) if (folder / name).is_file() else {}
+    def read(name: str, *objects: str) -> dict[str, Any]:
+        return read_json_object(folder / name, *objects) if (folder / name).is_file() else {}
 
-    run = read("run.json")
+    run = read("run.json", "recipe")
     metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
     progress, environment = read_progress(folder, metrics)
     notes = folder / "CONVERSION.md"
@@ -121,7 +121,8 @@ def read_provenance(folder: Path, parameters: int, results: Sequence[Path], stat
             raise InputError(f"--results {path} has no row of this model: none has its {expected}")
         rows += found
     distinct = [row for index, row in enumerate(rows) if row not in rows[:index]]
-    return Provenance(run, metrics, progress, environment, read("conversion.json"), note_lines, distinct, stated)
+    conversion = read("conversion.json", "options")
+    return Provenance(run, metrics, progress, environment, conversion, note_lines, distinct, stated)
 
 
 def read_progress(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -129,7 +130,7 @@ def read_progress(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str
     paths = folder.glob("checkpoints/step-*/trainer_state.json")
     states = {int(path.parent.name[5:]): path for path in paths if path.parent.name[5:].isdecimal()}
     if states:
-        state = read_json_object(states[max(states)])
+        state = read_json_object(states[max(states)], "progress", "environment")
         return state.get("progress", {}), state.get("environment", {})
     return next((line for line in reversed(metrics) if {"step", "seconds", "tokens"} <= line.keys()), {}), {}
 

@@ -174,8 +174,10 @@ def test_an_optimizer_without_state_is_restored(tmp_path):
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
     tensors.save_tensors(tensors.optimizer_tensors(model, optimizer), tmp_path / tensors.OPTIMIZER)
-    tensors.restore_optimizer(model, optimizer, tmp_path)
+    tensors.restore_optimizer(model, optimizer, tmp_path, stepped=False)
     assert not optimizer.state
+    with pytest.raises(BrokenFileError, match=r"optimizer.safetensors does not fit the model: it lacks exp_avg/bias"):
+        tensors.restore_optimizer(model, optimizer, tmp_path, stepped=True)
 
 
 def test_a_failed_write_leaves_the_previous_checkpoint(root, monkeypatch):
@@ -252,6 +254,11 @@ def test_model_and_optimizer_are_restored_bit_for_bit(tiny_model, tmp_path):
         optimizer.step()
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
+    saved = tensors.load_tensors(tmp_path / tensors.OPTIMIZER)
+    name = next(name for name in saved if name.startswith("exp_avg_sq/"))
+    tensors.save_tensors(saved | {name: torch.zeros(1)}, tmp_path / tensors.OPTIMIZER)
+    with pytest.raises(BrokenFileError, match=rf"{name} has shape \(1,\), must be"):
+        tensors.restore_optimizer(other, optimizer, tmp_path)
 
 
 def test_nan_and_infinities_are_found():

@@ -143,6 +143,15 @@ def test_the_test_set_defaults_to_that_of_the_run(model_folder, capsys):
     main([str(model_folder / "model"), "--beam", "1", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert (result["test"], result["sentences"]) == ("final", 2)
+    for content, message in (
+        ('{"recipe": null}', "recipe is a NoneType; it must be an object"),
+        ("[" * 10**5, "deeply"),
+    ):
+        (model_folder / "model/run.json").write_text(content)
+        with pytest.raises(SystemExit) as stop:
+            main([str(model_folder / "model")])
+        error = capsys.readouterr().err
+        assert stop.value.code == 3 and message in error and "run.json" in error and error.count("\n") == 1
 
 
 def test_a_recorded_row_includes_hours_and_steps(model_folder):

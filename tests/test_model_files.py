@@ -196,6 +196,11 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder):
     assert f"ids up to {VOCABULARY}, but config.json has vocab_size {VOCABULARY}" in refusal(folder)
 
 
+def test_a_length_that_is_no_number_is_named(folder):
+    change(folder / "tokenizer_config.json", model_max_length="x")
+    assert "tokenizer_config.json: model_max_length is 'x'; it must be a number" in refusal(folder)
+
+
 @pytest.mark.parametrize("token", ["<unk>", None, "<other>"])
 def test_special_tokens_must_match_the_model(folder, token):
     change(folder / "tokenizer_config.json", eos_token=token)

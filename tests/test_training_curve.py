@@ -49,9 +49,10 @@ def test_the_command_draws_a_png(run, capsys):
 def test_an_invalid_log_is_reported_by_line(run):
     with pytest.raises(InputError, match="no such file"):
         curves_of(run / "nowhere" / "metrics.jsonl")
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 30, "lo')
-    with pytest.raises(BrokenFileError, match=r"metrics\.jsonl line 8 is not a record"):
-        curves_of(run / "metrics.jsonl")
+    log = (run / "metrics.jsonl").read_bytes()
+    for line in (b'{"step": 30, "lo', b'{"step": 30, "loss": "\xff"}', b"[1]", b"[" * 100_000):
+        (run / "metrics.jsonl").write_bytes(log + line)
+        with pytest.raises(BrokenFileError, match=r"metrics\.jsonl line 8 is not a record"):
+            curves_of(run / "metrics.jsonl")
     with pytest.raises(InputError, match="no loss yet"):
         curve_figure({"loss": {}, "validation_loss": {}, "validation_bleu": {}})

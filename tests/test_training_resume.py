@@ -118,12 +118,21 @@ def test_the_average_excludes_a_damaged_checkpoint(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_incomplete_state_is_not_resumed(start, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"progress": {}}, "lacks 'step'; the run cannot be resumed exactly"),
+        ({"progress": None}, "trainer_state.json: progress is a NoneType; it must be an object"),
+        ({"progress": {"step": "4", "seconds": 1.0}}, "progress.step is '4', Input should be a valid integer"),
+        ({"identity": []}, "trainer_state.json: identity is a list; it must be an object"),
+        ({"environment": "cpu"}, "trainer_state.json: environment is a str; it must be an object"),
+    ],
+)
+def test_an_incomplete_state_is_not_resumed(start, tmp_path, changes, message):
     """It is refused even if the manifest matches."""
     assert start(fault=("term", 4 * 4 + 2)).wait() == 143
     folder = tmp_path / "run/checkpoints/step-4"
-    state = json.loads((folder / "trainer_state.json").read_text())
-    del state["progress"]
+    state = json.loads((folder / "trainer_state.json").read_text()) | changes
     (folder / "trainer_state.json").write_text(json.dumps(state))
     manifest = json.loads((folder / "manifest.json").read_text())
     for entry in manifest["files"]:
@@ -131,7 +140,7 @@ def test_an_incomplete_state_is_not_resumed(start, tmp_path):
         entry |= {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     process = start()
-    assert process.wait() == 3 and "lacks 'progress'; the run cannot be resumed exactly" in process.said()
+    assert process.wait() == 3 and message in process.said()
 
 
 @pytest.mark.slow

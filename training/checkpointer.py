@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from accelerate.utils import broadcast_object_list
+from pydantic import TypeAdapter, ValidationError
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
@@ -125,7 +127,8 @@ class Checkpointer:
         folder = Path(chosen[0])
         progress = self._restore_state(folder)
         tensors.restore_model(self.prepared.model, folder)
-        tensors.restore_optimizer(self.prepared.model, self.prepared.optimizer.optimizer, folder)
+        stepped = progress.step > progress.skipped_steps
+        tensors.restore_optimizer(self.prepared.model, self.prepared.optimizer.optimizer, folder, stepped)
         if accelerator.is_main_process and progress.best_step == progress.step:
             checkpoint.mark_best(self.root, progress.step)  # a kill may have come just before that
         reporter.say(f"resuming from {folder.name}")
@@ -133,13 +136,18 @@ class Checkpointer:
 
     def _restore_state(self, folder: Path) -> Progress:
         prepared, path = self.prepared, folder / checkpoint.STATE
-        state = read_json(path)
+        state = read_json(path, "progress", "identity", "environment")
         try:
             saved = state["progress"]  # the oldest checkpoints lack two fields
             progress = Progress(**{"validated_step": saved["step"], "wall_seconds": saved["seconds"], **saved})
+            TypeAdapter(Progress).validate_json(json.dumps(dataclasses.asdict(progress)), strict=True)
             identity, environment, scaler = state["identity"], state["environment"], state["gradient_scaler"]
         except (KeyError, TypeError) as error:
             raise BrokenFileError(f"{path} lacks {error}; the run cannot be resumed exactly") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            message = f"{path}: progress.{first['loc'][0]} is {first['input']!r}, {first['msg']}"
+            raise BrokenFileError(message) from error
         refuse_changes(identity, prepared.identity, prepared.recipe, prepared.reporter)
         for key in sorted(environment.keys() | prepared.environment.keys()):
             if environment.get(key) != prepared.environment.get(key):
@@ -148,5 +156,8 @@ class Checkpointer:
                     "the weights may differ from an uninterrupted run"
                 )
         if prepared.accelerator.scaler is not None and scaler is not None:
-            prepared.accelerator.scaler.load_state_dict(scaler)
+            try:
+                prepared.accelerator.scaler.load_state_dict(scaler)
+            except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+                raise BrokenFileError(f"{path}: gradient_scaler is {scaler!r}, which torch refuses") from error
         return progress

@@ -17,7 +17,7 @@ import numpy as np
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
 
-from .json_files import write_json
+from .json_files import read_json, write_json
 from .parallel_text import ParallelText, files_sha256
 from .recipe import Recipe
 from .tokenise import Log, tokenise
@@ -115,7 +115,7 @@ def load_corpus(
 def open_corpus(folder: Path) -> Corpus:
     """Open a tokenised corpus. Raises BrokenFileError that names a file with another size or hash than recorded."""
     try:
-        about = json.loads((folder / "corpus.json").read_text())
+        about = read_json(folder / "corpus.json", "files", "tokens")
         if "files" not in about:
             raise BrokenFileError(f"{folder / 'corpus.json'} has no hashes (an earlier version wrote it)")
         pairs, tokens = about["pairs"], about["tokens"]
@@ -132,7 +132,7 @@ def open_corpus(folder: Path) -> Corpus:
                 raise BrokenFileError(f"{folder / name} has {size} bytes, must have {count * np.dtype(dtype).itemsize}")
             if files_sha256(folder / name) != about["files"][name]:
                 raise BrokenFileError(f"{folder / name} has been altered (its sha256 differs from corpus.json)")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, BrokenFileError):
             raise
         raise BrokenFileError(f"{folder}: not a complete tokenised corpus ({error!r})") from error

@@ -15,8 +15,8 @@ def write_json(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises BrokenFileError that names the file."""
+def read_json(path: Path, *objects: str) -> dict[str, Any]:
+    """Read a JSON object, of which these fields must be objects. Raises BrokenFileError that names the file."""
     if not path.exists():
         raise BrokenFileError(f"{path} is missing")
-    return read_json_object(path)
+    return read_json_object(path, *objects)

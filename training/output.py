@@ -91,7 +91,7 @@ def remove_unfinished(folder: Path) -> None:
 
 def _recorded_identity(record: Path) -> dict[str, Any]:
     try:
-        return read_json(record)["identity"]
+        return read_json(record, "identity")["identity"]
     except KeyError as error:
         raise BrokenFileError(f"{record} is not the record of a run") from error
 

@@ -1,6 +1,7 @@
 """A recipe: all settings that decide what a training run computes, as the keys of one YAML file."""
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from vaswani_transformer.errors import InputError
 
 SHIPPED = Path(__file__).parent / "recipes"
+LARGEST_FILE = 100_000  # bytes of a recipe; the shipped ones have at most 3,000
+LARGEST_VOCABULARY = 1_000_000
 EMBEDDED = "embedded"  # `data: embedded` is the demo's corpus
 
 
@@ -53,7 +56,7 @@ class Recipe(BaseModel):
 
     # --- tokenizer (section 5.1) ---
     tokenizer: Text | None = Field(None, description="Tokenizer folder; null: train one on the training text.")
-    vocab_size: Whole = Field(37000, ge=260, description="Size of a newly trained tokenizer.")
+    vocab_size: Whole = Field(37000, ge=260, le=LARGEST_VOCABULARY, description="Size of a newly trained tokenizer.")
     split_digits: bool = Field(False, description="Make every digit a token, so that unseen numbers can be spelled.")
     lowercase: bool = Field(False, description="Read and write lower case; BLEU during training is lower-cased too.")
 
@@ -205,9 +208,11 @@ def load_recipe(name: str | None, options: Mapping[str, str | None] | None = Non
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > LARGEST_FILE:
+        raise InputError(f"{path} has {path.stat().st_size:,} bytes; a recipe has at most {LARGEST_FILE:,}")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        values = _parse_yaml(path.read_text(encoding="utf-8")) or {}
+    except ValueError as error:
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold `key: value` lines, not a {type(values).__name__}")
@@ -223,9 +228,21 @@ def _option_value(option: str, key: str, inner: str, text: str | None) -> Any:
     if not (inner or key == "model" or text in ("", "~", "null") or text.startswith(("[", '"', "'"))):
         return text
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return _parse_yaml(text)
+    except ValueError as error:
         raise InputError(f"--{option} {text}: not YAML ({' '.join(str(error).split())})") from error
+
+
+def _parse_yaml(text: str) -> Any:
+    """Parse YAML. Raises ValueError also for what would take unlimited time: deep nesting, and aliases."""
+    try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ValueError("aliases (*name) are not supported; write the value again")
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def _first_problem(error: ValidationError, source: dict[str, str], default_source: str) -> str:
@@ -238,7 +255,7 @@ def _first_problem(error: ValidationError, source: dict[str, str], default_sourc
     place = source.get(key, key)
     if problem["type"] == "extra_forbidden":
         return f"{place}: unknown key{_nearest(key, Recipe.model_fields)}"
-    return f"{place} is {problem['input']!r}, {message}"
+    return f"{place} is {reprlib.repr(problem['input'])}, {message}"
 
 
 def recipe_path(name: str) -> Path:

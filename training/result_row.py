@@ -30,7 +30,7 @@ def append_row(path: Path, model: Path, test: TestSet, result: dict[str, Any], b
     """Append a row to a results file; see training/results/README.md for the columns."""
     run = read_json(model / "run.json") if (model / "run.json").is_file() else {}
     folders = checkpoints(model / "checkpoints")
-    progress = read_json(folders[0] / STATE)["progress"] if folders else {}
+    progress = read_json(folders[0] / STATE, "progress").get("progress", {}) if folders else {}
     values: dict[str, Any] = {
         **result,
         "date": date.today().isoformat(),

@@ -75,12 +75,17 @@ def restore_model(model: torch.nn.Module, folder: Path) -> None:
             parameter.copy_(fsdp.sharded_like(tensors[name], parameter))
 
 
-def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Load a checkpoint's moments and step counts into the optimizer."""
+def restore_optimizer(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, stepped: bool = True
+) -> None:
+    """Load a checkpoint's moments and step counts into the optimizer.
+
+    stepped: False if Adam had not taken a step (with fp16, the first gradients may all be infinite)
+    """
     path = folder / OPTIMIZER
     tensors = load_tensors(path)
-    if not tensors:
-        return  # Adam had not stepped: with fp16, the first gradients may all be infinite
+    if not tensors and not stepped:
+        return
     parameters = dict(model.named_parameters())
     states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
     for full_name, tensor in tensors.items():
@@ -88,8 +93,11 @@ def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
         if name not in states:
             raise BrokenFileError(f"{path}: {full_name} belongs to no parameter of the model")
         # Adam's step count moves to the device too, because the optimizer is fused.
+        shape = () if key == "step" else parameters[name].shape
+        if tensor.shape != shape:
+            raise BrokenFileError(f"{path}: {full_name} has shape {tuple(tensor.shape)}, must be {tuple(shape)}")
         states[name][key] = fsdp.sharded_like(tensor, parameters[name])
-    _check_names([f"exp_avg/{name}" for name in parameters], [k for k in tensors if k.startswith("exp_avg/")], path)
+    _check_names([f"{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq") for name in parameters], tensors, path)
     for name, parameter in parameters.items():
         optimizer.state[parameter] = states[name]
 

@@ -70,7 +70,7 @@ def recipe_of(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
         return load_recipe(config, flags)
     if not (model / "run.json").is_file():
         raise InputError(f"{model} has no run.json; name a recipe (--config), or --source and --reference files")
-    saved = read_json(model / "run.json").get("recipe", {})
+    saved = read_json(model / "run.json", "recipe").get("recipe", {})
     # Only the keys that locate the text: another version may have written the recipe.
     where = (
         "data", "dataset", "dataset_config", "streaming", "source_language", "target_language", "validation", "test",

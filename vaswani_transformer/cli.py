@@ -76,7 +76,9 @@ def demo(context: typer.Context) -> None:
 def tokenizer(
     files: Annotated[list[str], typer.Argument(help="UTF-8 text files (.gz too), one sentence a line; - for stdin.")],
     output: Annotated[str, typer.Option(help="The new folder, for tokenizer.json and tokenizer_config.json.")],
-    vocab_size: Annotated[int, typer.Option(help="Entries, including 4 special tokens and 256 bytes.")] = 37000,
+    vocab_size: Annotated[
+        int, typer.Option(max=1_000_000, help="Entries, including 4 special tokens and 256 bytes.")
+    ] = 37000,
     min_frequency: Annotated[int, typer.Option(min=1, help="Merge pairs that occur at least this often.")] = 2,
     split_digits: Annotated[bool, typer.Option("--split-digits", help="Make every digit one token.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Convert all text to lower case.")] = False,

@@ -250,6 +250,9 @@ def load_tokenizer(
     folder = Path(folder)
     settings_path = folder / "tokenizer_config.json"
     settings = read_json_object(settings_path)
+    length = settings.get("model_max_length")
+    if not isinstance(length, int | float | None) or isinstance(length, bool):
+        raise BrokenFileError(f"{settings_path}: model_max_length is {length!r}; it must be a number")
     if config is None:
         read_tokenizer(folder)
     elif target:

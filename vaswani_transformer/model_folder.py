@@ -67,8 +67,11 @@ def find_folder(folder_or_repo: str | Path, revision: str | None = None, files: 
         raise UnavailableError(f"{folder}: no such folder, and the Hub cannot be reached ({reason})") from error
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Raises BrokenFileError naming the file and the position of the error."""
+def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Raises BrokenFileError naming the file and the position of the error.
+
+    objects: fields that must be objects as well, if they are there
+    """
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
@@ -86,6 +89,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise BrokenFileError(f"{path} is not valid JSON: {reason}; copy or download it again") from None
     if not isinstance(content, dict):
         raise BrokenFileError(f"{path} holds a {type(content).__name__}; it must hold an object")
+    for field in objects:
+        if not isinstance(content.get(field, {}), dict):
+            raise BrokenFileError(f"{path}: {field} is a {type(content[field]).__name__}; it must be an object")
     return content
 
 

@@ -124,7 +124,7 @@ def curves_of(metrics: Path) -> dict[str, dict[int, float]]:
     """
     curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
     try:
-        lines = metrics.read_text(encoding="utf-8").splitlines()
+        lines = metrics.read_bytes().splitlines()
     except FileNotFoundError:
         raise InputError(f"{metrics}: no such file; give the output folder of a training run") from None
     for number, line in enumerate(lines, start=1):
@@ -133,7 +133,7 @@ def curves_of(metrics: Path) -> dict[str, dict[int, float]]:
             for name in CURVES:
                 if record.get(name) is not None:  # null for a loss that was not finite
                     curves[name][int(record["step"])] = float(record[name])
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise BrokenFileError(f"{metrics} line {number} is not a record of training ({error!r})") from error
     return curves
 
