@@ -123,9 +123,9 @@ def test_characters_are_classified_as_in_the_library(tmp_path: Path) -> None:
     assert not differ
 
 
-def assemble(exported: Path, page: Path, packages: Path) -> subprocess.CompletedProcess[str]:
+def assemble(exported: Path, page: Path, packages: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [NODE, PAGE / "assemble.mjs", exported, page, "--packages", packages],
+        [NODE, PAGE / "assemble.mjs", exported, page, "--packages", packages, *options],
         capture_output=True,
         text=True,
         timeout=60,
@@ -188,6 +188,18 @@ def test_an_unsuitable_model_is_refused_in_one_line(
     assert done.returncode == 2
     assert re.fullmatch(r"error: [^\n]*\n", done.stderr) and message in done.stderr
     assert sorted(tmp_path.iterdir()) == before, "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--max-characters", "0", "--max-characters is 0; it must be a whole number above 0"),
+        ("--card", "nowhere.md", "--card nowhere.md: no such file"),
+    ],
+)
+def test_a_wrong_option_is_refused(tmp_path: Path, exported: Path, packages: Path, option, value, message) -> None:
+    done = assemble(exported, tmp_path / "page", packages, option, value)
+    assert (done.returncode, done.stderr) == (2, f"error: {message}\n")
 
 
 def test_the_page_and_its_tests_use_the_same_onnxruntime_web() -> None:

@@ -1,18 +1,23 @@
 """hub/space-static in Chromium: its translations, its size, its messages, and its privacy. `make test-browser`"""
 
 import gzip
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import numpy as np
 import pytest
 from browser import DESKTOP, NODE_MODULES, PHONE, accessibility_violations, chromium, console_messages, served
 from saved_model import ENGLISH, GERMAN, saved_model
 from test_space_static import NODE, PAGE, changed, odd_lines
 
 from conversion.onnx.export import export_folder
+from vaswani_transformer.attention import attention_maps
+from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
 pytestmark = [
@@ -36,12 +41,17 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An exported model with other search settings than the paper's."""
-    folder = tmp_path_factory.mktemp("exported") / "onnx"
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with other search settings than the paper's."""
     model = saved_model(tmp_path_factory.mktemp("model"))
     changed(model / "generation_config.json", num_beams=3, length_penalty=1.4)
-    export_folder(model, folder, defaults=False)
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "onnx"
+    export_folder(model, folder, defaults=False, attention=True)
     return folder
 
 
@@ -100,7 +110,7 @@ def test_the_beam_size_can_be_chosen(page: Any, exported: Path) -> None:
     expected = OnnxTranslator.from_pretrained(exported).translate(
         [ENGLISH[1]], num_beams=2, n_best=2, return_scores=True
     )
-    assert page.locator("details span").all_text_contents() == [hypothesis.text for hypothesis in expected[0]]
+    assert page.locator("details li span").all_text_contents() == [hypothesis.text for hypothesis in expected[0]]
 
 
 def test_the_page_without_its_model_is_below_fifteen_megabytes(folder: Path) -> None:
@@ -161,7 +171,7 @@ def test_the_page_works_with_only_the_keyboard(page: Any) -> None:
     page.keyboard.press("Enter")
     page.locator("#results[aria-busy=false]").wait_for()
     assert page.locator(".source").all_text_contents() == ENGLISH[:2]
-    for _ in range(3):  # the button, the beam size, the other hypotheses
+    for _ in range(4):  # the button, the beam size, the copy button, the other hypotheses
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.locator("details li").first.is_visible()
@@ -180,10 +190,11 @@ def test_a_line_that_is_too_long_is_skipped(page: Any) -> None:
     translate_button = page.get_by_role("button", name="Translate")
     translate_button.click()
     assert "type a sentence" in status.text_content()
-    translate(page, "\n".join([ENGLISH[0], "word " * 300, ENGLISH[1]]))
+    translate(page, "\n".join([ENGLISH[0], "word " * 300, ENGLISH[1], "x" * 100_001, ENGLISH[2]]))
     assert "Line 2: the sentence has" in status.text_content() and "256 tokens" in status.text_content()
+    assert "Line 4: the line has 100001 characters, and the limit is 100000; shorten it" in status.text_content()
     items = page.locator("#results > li")
-    assert [items.nth(index).locator(".best").count() for index in range(3)] == [1, 0, 1]
+    assert [items.nth(index).locator(".best").count() for index in range(5)] == [1, 0, 1, 0, 1]
     assert "256 tokens" in items.nth(1).locator(".error").text_content()
 
 
@@ -199,11 +210,73 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, site: tuple[str, list
         assert button["height"] >= 44, "large enough for a finger"
 
 
-def test_a_model_that_is_missing_is_named(browser: Any, tmp_path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["model/model.onnx", "vendor/ort-wasm-simd-threaded.wasm"])
+def test_a_file_that_is_missing_is_named_and_loading_can_be_repeated(
+    browser: Any, tmp_path: Path, folder: Path, name: str
+) -> None:
     shutil.copytree(folder, tmp_path / "page")
-    (tmp_path / "page" / "model" / "model.onnx").unlink()
+    file = tmp_path / "page" / name
+    file.rename(tmp_path / "missing")
     with served(tmp_path / "page") as (address, _), browser.new_context() as context:
         page = context.new_page()
         page.goto(address)
-        page.get_by_text("The model cannot be used: /model/model.onnx: the server answers with status 404.").wait_for()
+        page.get_by_text(f"The model cannot be used: /{name}: the server answers with status 404.").wait_for()
         assert page.get_by_role("button", name="Translate").is_disabled()
+        page.get_by_label("Sentences").fill(ENGLISH[0])
+        (tmp_path / "missing").rename(file)
+        page.get_by_role("button", name="Try again").click()
+        page.locator("#results[aria-busy=false] .best").wait_for()
+        assert page.get_by_role("button", name="Try again").is_hidden()
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory, exported: Path) -> Path:
+    """A page with a model card."""
+    folder = tmp_path_factory.mktemp("described")
+    metadata = {"language": ["en", "de"], "widget": [{"text": text} for text in ENGLISH]}
+    (folder / "README.md").write_text(f"---\n{json.dumps(metadata)}\n---\n# A model\n")
+    command = [NODE, PAGE / "assemble.mjs", exported, folder / "page", "--packages", NODE_MODULES]
+    subprocess.run([*command, "--card", folder / "README.md", "--name", "owner/model"], check=True, timeout=60)
+    return folder / "page"
+
+
+def test_the_page_describes_its_model_and_translates_an_example(browser: Any, described: Path, exported: Path) -> None:
+    expected = OnnxTranslator.from_pretrained(exported).translate(ENGLISH)
+    with served(described) as (address, _), browser.new_context() as context:
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page = context.new_page()
+        messages = console_messages(page)
+
+        def shows(translation: str) -> None:
+            page.wait_for_function("text => document.querySelector('.best')?.textContent === text", arg=translation)
+            page.locator("#results[aria-busy=false]").wait_for()
+
+        page.goto(address)
+        shows(expected[0])
+        assert page.title() == page.locator("h1").text_content() == "English to German, in your browser"
+        size = (described / "model" / "model.onnx").stat().st_size / 1e6
+        assert page.locator("#model").text_content() == f"The model is owner/model and has {size:.1f} MB."
+        assert page.locator("#examples button").all_text_contents() == ENGLISH[:3]
+        page.locator("#examples button").nth(1).click()
+        shows(expected[1])
+        assert [page.locator(place).get_attribute("lang") for place in (".source", ".best")] == ["en", "de"]
+        page.get_by_role("button", name="Copy").click()
+        page.get_by_text("Copied.").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == expected[1]
+        page.evaluate("text => location.hash = `text=${text}`", quote(ENGLISH[3]))
+        shows(expected[3])
+        assert accessibility_violations(page) == [] == messages
+
+
+def test_the_attention_map_shows_the_last_layer(page: Any, model: Path) -> None:
+    loaded = load_model(model)
+    tokenizer = load_tokenizer(model, loaded.config)
+    translate(page, ENGLISH[1])
+    maps = attention_maps(loaded, tokenizer, ENGLISH[1], target=page.locator(".best").text_content())
+    page.get_by_text("Attention", exact=True).click()
+    expected = maps.cross[-1].mean(dim=0).numpy()
+    shown = [float(text) for text in page.locator(".attention td .hidden").all_text_contents()]
+    np.testing.assert_allclose(np.reshape(shown, expected.shape), expected, atol=6e-4)
+    labels = [label.replace("▁", "") or "▁" for label in maps.source]
+    assert page.locator(".attention thead th").all_text_contents() == labels
+    assert accessibility_violations(page) == []

@@ -1,23 +1,31 @@
 // The page: its form, its worker, and its status line.
 import { containedWorker } from "./contained-worker.js";
+import { splitSentences } from "./sentences.js";
 
 const element = (id) => document.getElementById(id);
-const names = ["form", "source", "beams", "translate", "status", "results"];
-const [form, source, beams, translate, status, results] = names.map(element);
+const names = ["form", "source", "beams", "translate", "retry", "copy", "status", "progress", "results"];
+const [form, source, beams, translate, retry, copy, status, progress, results] = names.map(element);
 
-const worker = containedWorker(new URL("worker.js", import.meta.url));
 const pending = new Map(); // request id -> the callbacks of its promise
 let lastId = 0;
-worker.onmessage = ({ data: { id, progress, result, error } }) => {
-  const { resolve, reject, onProgress } = pending.get(id);
-  if (progress !== undefined) return onProgress(progress);
-  pending.delete(id);
-  if (error === undefined) resolve(result);
-  else reject(new Error(error));
-};
-worker.onerror = () => {
-  for (const { reject } of pending.values()) reject(new Error("this browser cannot run the page's worker"));
-};
+let worker;
+let about; // the content of about.json
+
+function startWorker() {
+  worker?.terminate();
+  worker = containedWorker(new URL("worker.js", import.meta.url));
+  worker.onmessage = ({ data: { id, progress, result, error } }) => {
+    const { resolve, reject, onProgress } = pending.get(id);
+    if (progress !== undefined) return onProgress(progress);
+    pending.delete(id);
+    if (error === undefined) resolve(result);
+    else reject(new Error(error));
+  };
+  worker.onerror = () => {
+    for (const { reject } of pending.values()) reject(new Error("this browser cannot run the page's worker"));
+  };
+}
+
 const send = (message, onProgress) =>
   new Promise((resolve, reject) => {
     const id = ++lastId;
@@ -32,29 +40,67 @@ const showStatus = (text, kind = "") => {
 
 async function load() {
   showStatus("Loading the model …");
+  retry.hidden = true;
+  progress.hidden = false;
+  progress.removeAttribute("value");
+  startWorker();
   try {
     const model = await send({ request: "load" }, (share) => {
-      element("progress").value = share;
+      progress.value = share;
     });
     element("beams-field").hidden = !model.hasSettings;
     beams.value = model.beams;
+    about = model.about;
+    describe();
     translate.disabled = false;
     showStatus("Ready.");
   } catch (error) {
+    retry.hidden = false;
     return showStatus(`The model cannot be used: ${error.message}.`, "error");
   } finally {
-    element("progress").hidden = true;
+    progress.hidden = true;
   }
+  fromAddress();
+  if (source.value === "" && about.examples.length) source.value = about.examples[0];
+  if (source.value.trim() !== "") form.requestSubmit();
   // Registered last, so that it takes the files from the browser's cache instead of downloading them again.
   if (!("serviceWorker" in navigator)) return;
   try {
     await navigator.serviceWorker.register("service-worker.js");
     await navigator.serviceWorker.ready;
-    if (status.textContent === "Ready.") showStatus("Ready. The page now also works offline.");
+    element("offline").hidden = false;
   } catch (error) {
     console.info(`The page will not work offline: ${error.message}`);
   }
 }
+
+/** Show what about.json says about the model: languages, name, size, and examples. */
+function describe() {
+  const { name, bytes, languages, examples } = about;
+  element("model").textContent = `The model${name ? ` is ${name} and` : ""} has ${(bytes / 1e6).toFixed(1)} MB.`;
+  const [from, to] = languages;
+  const nameOf = (code) => new Intl.DisplayNames(["en"], { type: "language" }).of(code);
+  if (from) source.lang = from;
+  if (to) document.title = element("title").textContent = `${nameOf(from)} to ${nameOf(to)}, in your browser`;
+  const buttons = examples.map((text) => make("button", { type: "button", className: "small", textContent: text }));
+  for (const button of buttons) if (from) button.lang = from;
+  element("examples").replaceChildren(...buttons);
+}
+
+element("examples").addEventListener("click", ({ target }) => {
+  if (target.tagName !== "BUTTON") return;
+  source.value = target.textContent;
+  form.requestSubmit();
+});
+
+/** Take the text of a link that ends in #text=...; browsers do not send this part of an address to the server. */
+function fromAddress() {
+  const text = new URLSearchParams(location.hash.slice(1)).get("text");
+  if (text !== null) source.value = text;
+  return text !== null;
+}
+addEventListener("hashchange", () => fromAddress() && !translate.disabled && form.requestSubmit());
+retry.addEventListener("click", load);
 
 function make(tag, properties, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -69,12 +115,13 @@ function failure(sentence, message) {
   return make("li", {}, source, make("p", { className: "error", textContent: message }));
 }
 
-/** The list item of a translated sentence. hypotheses: best first, as `Translator.translate` returns them. */
-function translation(sentence, hypotheses) {
+/** The list item of a translated line. hypotheses: best first; attentions: of each of its sentences, if known. */
+function translation(sentence, hypotheses, attentions) {
   const [best, ...others] = hypotheses;
   const scored = ({ text, score }) => {
     const number = make("data", { value: score, textContent: score.toFixed(3).replace("-", "\u2212") });
-    return make("li", {}, make("div", { className: "scored" }, make("span", { textContent: text }), number));
+    const span = make("span", { textContent: text, lang: about.languages[1] ?? "" });
+    return make("li", {}, make("div", { className: "scored" }, span, number));
   };
   const item = make(
     "li",
@@ -83,11 +130,64 @@ function translation(sentence, hypotheses) {
     make("p", { className: "best", textContent: best?.text ?? "" }),
   );
   item.querySelector(".best").dataset.tokens = best?.tokens.join(" ") ?? "";
+  const [from, to] = about.languages;
+  if (from) item.querySelector(".source").lang = from;
+  if (to) item.querySelector(".best").lang = to;
   if (others.length) {
     const summary = make("summary", { textContent: `${hypotheses.length} best, with scores` });
     item.append(make("details", {}, summary, make("ol", {}, ...hypotheses.map(scored))));
   }
+  if (attentions.length) {
+    item.append(make("details", { className: "attention" }, make("summary", { textContent: "Attention" })));
+    item.lastChild.append(...attentions.map(attentionMap));
+  }
   return item;
+}
+
+/** A table of attention weights: a row for each word of the translation, a column for each word of the sentence. */
+function attentionMap({ source, target, weights }) {
+  const readable = (label) => label.trim() || "▁";
+  const largest = Math.max(...weights.flat());
+  const columns = source.map((label) => make("th", { scope: "col" }, make("span", { textContent: readable(label) })));
+  const rows = target.map((label, row) => {
+    const cells = source.map((column, place) => {
+      const weight = weights[row][place];
+      const said = `${readable(label)} attends to ${readable(column)}: ${weight.toFixed(3)}`;
+      const cell = make("td", { title: said }, make("span", { className: "hidden", textContent: weight.toFixed(3) }));
+      cell.style.setProperty("--weight", weight / largest);
+      return cell;
+    });
+    return make("tr", {}, make("th", { scope: "row", textContent: readable(label) }), ...cells);
+  });
+  const head = make("thead", {}, make("tr", {}, make("td"), ...columns));
+  const table = make("table", { ariaLabel: "Attention of the last layer" }, head, make("tbody", {}, ...rows));
+  return make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Attention" }, table);
+}
+
+/**
+ * Translate a line, sentence by sentence: {hypotheses, attentions}, or undefined once a later run has begun. The texts of
+ * the sentences' translations are joined, and their scores added.
+ */
+async function translateLine(line, run) {
+  if (line.length > about.max_characters) {
+    throw new Error(`the line has ${line.length} characters, and the limit is ${about.max_characters}; shorten it`);
+  }
+  let hypotheses;
+  const attentions = [];
+  const parts = splitSentences(line);
+  for (const [index, { sentence, separator }] of parts.entries()) {
+    if (parts.length > 1) showStatus(`Translating … sentence ${index + 1} of ${parts.length}`);
+    const found = await send({ request: "translate", sentence, beams: Number(beams.value) });
+    if (run !== latestRun) return;
+    if (found[0]?.attention) attentions.push(found[0].attention);
+    hypotheses =
+      hypotheses?.slice(0, found.length).map((first, rank) => ({
+        text: first.text + separator + found[rank].text,
+        score: first.score + found[rank].score,
+        tokens: [...first.tokens, ...found[rank].tokens],
+      })) ?? found;
+  }
+  return { hypotheses, attentions };
 }
 
 let latestRun = 0;
@@ -95,7 +195,6 @@ form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const sentences = source.value.split("\n").filter((line) => line.trim() !== "");
   if (!sentences.length) {
-    results.replaceChildren();
     showStatus("There is nothing to translate yet: type a sentence.");
     source.focus();
     return;
@@ -109,8 +208,9 @@ form.addEventListener("submit", async (event) => {
   for (const [index, sentence] of sentences.entries()) {
     let item;
     try {
-      const hypotheses = await send({ request: "translate", sentence, beams: Number(beams.value) });
-      item = translation(sentence, hypotheses);
+      const found = await translateLine(sentence, run);
+      if (found === undefined) return;
+      item = translation(sentence, found.hypotheses, found.attentions);
     } catch (error) {
       errors.push(`Line ${index + 1}: ${error.message}.`);
       item = failure(sentence, error.message);
@@ -121,8 +221,18 @@ form.addEventListener("submit", async (event) => {
   results.ariaBusy = "false";
   const seconds = ((performance.now() - started) / 1000).toFixed(2);
   const count = sentences.length - errors.length;
-  const summary = `${count} ${count === 1 ? "sentence" : "sentences"} in ${seconds} s, in this browser.`;
+  const summary = `${count} ${count === 1 ? "line" : "lines"} in ${seconds} s, in this browser.`;
   showStatus([summary, ...errors.slice(0, 3)].join(" "), errors.length ? "error" : "");
+});
+
+copy.addEventListener("click", async () => {
+  const texts = Array.from(results.querySelectorAll(".best"), ({ textContent }) => textContent);
+  try {
+    await navigator.clipboard.writeText(texts.join("\n"));
+    showStatus("Copied.");
+  } catch (error) {
+    showStatus(`The browser does not allow copying: ${error.message}`, "error");
+  }
 });
 
 // Enter translates, as in a search box, and Shift + Enter starts a new line. Touch keyboards have no such combination;

@@ -1,13 +1,14 @@
 // Assembles a folder that any static server, or a static Space, can serve:
 //
 //     vaswani-transformer export onnx MODEL EXPORTED --no-defaults
-//     node hub/space-static/assemble.mjs EXPORTED PAGE [--packages NODE_MODULES]
+//     node hub/space-static/assemble.mjs EXPORTED PAGE --card MODEL_CARD --name OWNER/MODEL
 //
-// Without --packages, npm installs onnxruntime-web in a temporary folder, at the version in package-lock.json.
+// Languages and examples come from the card, the model's README.md. --max-characters limits a line (100000).
+// Without --packages NODE_MODULES, npm installs the packages in a temporary folder, at the versions in package-lock.json.
 import { execFileSync } from "node:child_process";
-import { chmodSync, copyFileSync, existsSync, mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync } from "node:fs";
+import { chmodSync, copyFileSync, existsSync, mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { basename, dirname, join, resolve } from "node:path";
-import { fileURLToPath } from "node:url";
+import { fileURLToPath, pathToFileURL } from "node:url";
 import { parseArgs } from "node:util";
 import { ByteLevelBPE } from "./tokenizer.js";
 
@@ -21,7 +22,7 @@ const MODEL = ["model.onnx", "config.json", "generation_config.json", "tokenizer
 /** A one-line error that the user can fix. */
 class InputError extends Error {}
 
-function assemble(exported, page, packages) {
+async function assemble(exported, page, { packages, card, name, "max-characters": limit = "100000" }) {
   for (const name of MODEL) {
     if (!existsSync(join(exported, name))) {
       throw new InputError(`${join(exported, name)}: no such file; \`vaswani-transformer export onnx\` writes it`);
@@ -37,6 +38,8 @@ function assemble(exported, page, packages) {
   } catch (error) {
     throw new InputError(`${exported}: ${error.message}`);
   }
+  if (!/^[1-9]\d*$/.test(limit)) throw new InputError(`--max-characters is ${limit}; it must be a whole number above 0`);
+  if (card !== undefined && !existsSync(card)) throw new InputError(`--card ${card}: no such file`);
   if (existsSync(page)) throw new InputError(`${page} exists already; give a new folder`);
 
   // The folder gets its name when it is complete, so that a failure leaves nothing behind.
@@ -50,7 +53,15 @@ function assemble(exported, page, packages) {
     };
     copy(PAGE, here, ".");
     copy(MODEL, exported, "model");
-    copy(RUNTIME, join(packages ?? installed(unfinished), "onnxruntime-web", "dist"), "vendor");
+    packages ??= installed(unfinished);
+    copy(RUNTIME, join(packages, "onnxruntime-web", "dist"), "vendor");
+    const about = {
+      name: name ?? null,
+      bytes: statSync(join(exported, "model.onnx")).size,
+      max_characters: Number(limit),
+      ...(card === undefined ? { languages: [], examples: [] } : await described(card, packages)),
+    };
+    writeFileSync(join(unfinished, "model", "about.json"), JSON.stringify(about, null, 2) + "\n");
     rmSync(join(unfinished, "npm"), { recursive: true, force: true });
     chmodSync(unfinished, 0o755); // mkdtemp makes folders that only their owner can read
     renameSync(unfinished, page);
@@ -58,6 +69,23 @@ function assemble(exported, page, packages) {
     rmSync(unfinished, { recursive: true, force: true });
     throw error;
   }
+}
+
+/** The languages of a model card, source first, and the first three examples of its widget. */
+async function described(card, packages) {
+  const { parse } = await import(pathToFileURL(resolve(packages, "yaml", "dist", "index.js")));
+  const metadata = /^---\r?\n(.*?)^---\s*$/ms.exec(readFileSync(card, "utf-8"))?.[1];
+  let fields;
+  try {
+    fields = parse(metadata ?? "") ?? {};
+  } catch (error) {
+    throw new InputError(`--card ${card}: its metadata is not YAML: ${error.message.split("\n")[0]}`);
+  }
+  const examples = [fields.widget ?? []].flat().map((example) => example?.text);
+  return {
+    languages: [fields.language ?? []].flat().map(String).slice(0, 2),
+    examples: examples.filter((text) => typeof text === "string" && text.trim() !== "").slice(0, 3),
+  };
 }
 
 function installed(folder) {
@@ -69,9 +97,11 @@ function installed(folder) {
 }
 
 try {
-  const { values, positionals } = parseArgs({ options: { packages: { type: "string" } }, allowPositionals: true });
-  if (positionals.length !== 2) throw new InputError("usage: assemble.mjs EXPORTED PAGE [--packages NODE_MODULES]");
-  assemble(...positionals, values.packages);
+  const names = ["packages", "card", "name", "max-characters"];
+  const options = Object.fromEntries(names.map((name) => [name, { type: "string" }]));
+  const { values, positionals } = parseArgs({ options, allowPositionals: true });
+  if (positionals.length !== 2) throw new InputError("usage: assemble.mjs EXPORTED PAGE [--card FILE] [--name OWNER/MODEL]");
+  await assemble(...positionals, values);
 } catch (error) {
   if (!(error instanceof InputError) && error?.code !== "ERR_PARSE_ARGS_UNKNOWN_OPTION") throw error;
   console.error(`error: ${error.message}`);

@@ -13,6 +13,7 @@ const FILES = [
   "vendor/ort.wasm.min.mjs",
   "vendor/ort-wasm-simd-threaded.mjs",
   "vendor/ort-wasm-simd-threaded.wasm",
+  "model/about.json",
   "model/config.json",
   "model/generation_config.json",
   "model/tokenizer.json",

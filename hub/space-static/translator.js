@@ -1,6 +1,5 @@
 // Translates sentences with model.onnx, which holds encoder, decoder and beam search.
 import * as ort from "./vendor/ort.wasm.min.mjs";
-import { splitSentences } from "./sentences.js";
 import { ByteLevelBPE } from "./tokenizer.js";
 
 export const MAX_SOURCE_LENGTH = 256; // in tokens, where the model does not say how long its training sentences were
@@ -9,8 +8,8 @@ const NO_MAXIMUM = 1_000_000;
 const NO_HYPOTHESIS = -1e8; // scores below this mark empty slots of the search
 
 export class Translator {
-  constructor(session, tokenizer, config, generationConfig) {
-    Object.assign(this, { session, tokenizer, config });
+  constructor(session, tokenizer, config, generationConfig, about) {
+    Object.assign(this, { session, tokenizer, config, about });
     // The defaults of generate().
     this.beams = generationConfig.num_beams ?? 1;
     this.alpha = generationConfig.length_penalty ?? 1;
@@ -21,7 +20,8 @@ export class Translator {
   }
 
   /**
-   * Load the model from a folder's URL. progress(share): called with the downloaded share of model.onnx, 0 to 1.
+   * Load the model from a folder's URL. progress(share): called with the downloaded share of the model and of
+   * onnxruntime-web's WebAssembly, 0 to 1.
    * Throws an Error naming the file that is missing or unsuitable.
    */
   static async load(folder, progress = () => {}) {
@@ -29,39 +29,27 @@ export class Translator {
     ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency) : 1;
     ort.env.logLevel = "error";
     const json = async (name) => (await fetchFile(new URL(name, folder))).json();
-    const [config, generationConfig, tokenizerJson, settings, graph] = await Promise.all([
+    const files = [new URL("model.onnx", folder), new URL("vendor/ort-wasm-simd-threaded.wasm", import.meta.url)];
+    const [config, generationConfig, tokenizerJson, settings, about, [graph, wasm]] = await Promise.all([
       json("config.json"),
       json("generation_config.json"),
       json("tokenizer.json"),
       json("tokenizer_config.json"),
-      fetchFile(new URL("model.onnx", folder)).then((response) => body(response, progress)),
+      json("about.json"),
+      download(files, progress),
     ]);
     const tokenizer = new ByteLevelBPE(tokenizerJson, settings);
+    ort.env.wasm.wasmBinary = wasm.buffer;
     const session = await ort.InferenceSession.create(graph, { logSeverityLevel: 3 });
-    return new Translator(session, tokenizer, config, generationConfig);
+    return new Translator(session, tokenizer, config, generationConfig, about);
   }
 
   /**
-   * Return the translations of a text, best first: [{text, score, tokens}], score = log-probability / penalty. Its
-   * sentences are translated one by one; texts are joined, scores added.
-   * beams: beam size; ignored by a model with fixed settings.  Throws an Error if a sentence is too long.
+   * Return the translations of a sentence, best first: [{text, score, tokens}], score = log-probability / penalty. The
+   * best also has its attention, if the model returns it: {source, target, weights}, labels and a row per target token.
+   * beams: beam size; ignored by a model with fixed settings.  Throws an Error if the sentence is too long.
    */
-  async translate(text, beams = this.beams) {
-    if (text.trim() === "") return [];
-    let joined;
-    for (const { sentence, separator } of splitSentences(text)) {
-      const hypotheses = await this.translateSentence(sentence, beams);
-      joined = joined?.slice(0, hypotheses.length).map((first, rank) => ({
-        text: first.text + separator + hypotheses[rank].text,
-        score: first.score + hypotheses[rank].score,
-        tokens: [...first.tokens, ...hypotheses[rank].tokens],
-      })) ?? hypotheses;
-    }
-    return joined;
-  }
-
-  /** The same of one sentence. */
-  async translateSentence(sentence, beams) {
+  async translate(sentence, beams) {
     const tooLong = (length) =>
       new Error(`the sentence has ${length}, and the limit is ${this.limit} tokens; split it`);
     if (sentence.length > this.limit * CHARACTERS_PER_TOKEN) throw tooLong(`${sentence.length} characters`);
@@ -76,18 +64,34 @@ export class Translator {
       length_penalty: new ort.Tensor("float32", Float32Array.of(this.alpha), []),
       min_length: integer(0),
     };
-    const { sequences, scores } = await this.session.run({
+    const { sequences, scores, cross_attentions: attentions } = await this.session.run({
       input_ids: row(ids),
       attention_mask: row(ids.map(() => 1)),
       ...Object.fromEntries(Object.entries(settings).filter(([name]) => this.session.inputNames.includes(name))),
     });
     const [, width, length] = sequences.dims;
-    return Array.from({ length: width }, (_, slot) => {
+    const hypotheses = Array.from({ length: width }, (_, slot) => {
       const tokens = Array.from(sequences.data.slice(slot * length, (slot + 1) * length), Number).filter(
         (id) => id !== this.config.pad_token_id,
       );
       return { text: this.tokenizer.decode(tokens), score: scores.data[slot], tokens };
     }).filter(({ score }) => score > NO_HYPOTHESIS);
+    if (attentions && hypotheses.length) hypotheses[0].attention = this.#attention(ids, hypotheses[0].tokens, attentions);
+    return hypotheses;
+  }
+
+  /** The attention of the last layer, averaged over its heads. attentions: (1, layers, heads, length, source) */
+  #attention(source, target, { data, dims: [, layers, heads, length, width] }) {
+    const weight = (row, column) => {
+      let sum = 0;
+      for (let head = 0; head < heads; head++) {
+        sum += data[(((layers - 1) * heads + head) * length + row) * width + column];
+      }
+      return sum / heads;
+    };
+    const weights = target.map((_, row) => source.map((_, column) => weight(row, column)));
+    const label = (id) => (this.tokenizer.special.has(id) ? this.tokenizer.tokens.get(id) : this.tokenizer.decode([id]));
+    return { source: source.map(label), target: target.map(label), weights };
   }
 }
 
@@ -97,18 +101,22 @@ async function fetchFile(url) {
   return response;
 }
 
-/** Read the bytes of a response, reporting progress if the server sends a Content-Length. */
-async function body(response, progress) {
-  const total = Number(response.headers.get("Content-Length"));
-  const chunks = [];
+/** Read the bytes of files, reporting their common progress if the server sends each Content-Length. */
+async function download(urls, progress) {
+  const responses = await Promise.all(urls.map(fetchFile));
+  const total = responses.reduce((sum, { headers }) => sum + Number(headers.get("Content-Length") ?? NaN), 0);
   let received = 0;
-  for (const reader = response.body.getReader(); ; ) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    chunks.push(value);
-    received += value.length;
-    // Content-Length is the compressed size, so more bytes than that can arrive.
-    if (total) progress(Math.min(1, received / total));
-  }
-  return new Uint8Array(await new Blob(chunks).arrayBuffer());
+  return Promise.all(
+    responses.map(async ({ body }) => {
+      const chunks = [];
+      for (const reader = body.getReader(); ; ) {
+        const { done, value } = await reader.read();
+        if (done) return new Uint8Array(await new Blob(chunks).arrayBuffer());
+        chunks.push(value);
+        received += value.length;
+        // Content-Length is the compressed size, so more bytes than that can arrive.
+        if (total) progress(Math.min(1, received / total));
+      }
+    }),
+  );
 }

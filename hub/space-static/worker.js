@@ -20,8 +20,9 @@ async function answer({ id, request, sentence, beams }) {
   try {
     if (request === "load") {
       translator = await Translator.load(modelFolder, (progress) => postMessage({ id, progress }));
-      await translator.translate("a"); // the first call allocates memory
-      postMessage({ id, result: { hasSettings: translator.hasSettings, beams: translator.beams } });
+      await translator.translate("a", 1); // the first call allocates memory
+      const { hasSettings, beams, about } = translator;
+      postMessage({ id, result: { hasSettings, beams, about } });
     } else {
       postMessage({ id, result: await translator.translate(sentence, beams) });
     }
