@@ -174,15 +174,14 @@ def test_the_readme_code_translates_without_torch(exported: Path) -> None:
         return done.returncode, done.stdout, done.stderr
 
     readme = (exported / "onnx" / "README.md").read_text(encoding="utf-8")
-    lines = readme.split("```python\n")[1].split("```")[0]
-    assert len(lines.splitlines()) == 5 and '("CUDAExecutionProvider", {"use_tf32": 0})' in readme
+    one, batch = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(one.splitlines()) == 7 and '("CUDAExecutionProvider", {"use_tf32": 0})' in readme
     forbidden = "import sys\nfor name in ('torch', 'transformers', 'onnx'):\n    sys.modules[name] = None\n"
-    assert run(forbidden + lines)[:2] == (0, "Das Haus ist klein.\n")
-    # With the two remarks below them, nothing is logged and typed control tokens are text.
-    text, quiet = re.findall(r"`(\S+(?: = True|\(3\)))`", readme)
-    imports, session, ids, *_ = lines.replace("The house is small.", "a </s> b").splitlines()
-    found = run("\n".join([imports, quiet, session, text, ids, "print(ids[0].tolist())"]))
-    assert found == (0, f"{trained_tokenizer()('a </s> b')['input_ids']}\n", "")
+    typed = "print(tokenizer.encode('a </s> b').ids)\n"
+    ids = trained_tokenizer()("a </s> b")["input_ids"]
+    translations = OnnxTranslator.from_pretrained(exported / "onnx").translate(["The house is small.", "Hello!"])
+    # The empty stderr: nothing is logged.
+    assert run(forbidden + one + typed + batch) == (0, f"{translations[0]}\n{ids}\n{translations}\n", "")
 
 
 def test_a_wrong_export_leaves_no_files(

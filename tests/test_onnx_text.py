@@ -346,7 +346,7 @@ def test_the_code_in_the_text_readme_runs(model: Path, tmp_path: Path) -> None:
     """It runs with onnxruntime and numpy, and without this package."""
     main([str(model), str(tmp_path / "out"), "--text"])
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    (_, example) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (*_, example) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     ending = "import sys; assert not {'torch', 'tokenizers', 'transformers', 'vaswani_transformer'} & set(sys.modules)"
     done = subprocess.run(
         [sys.executable, "-I", "-c", example + ending],

@@ -28,17 +28,16 @@ def readme(
     limit = f"its source tokens + {source_length_offset(model)}"
     if model.config.max_position_embeddings is not None:
         limit += f" and at most {model.config.max_position_embeddings - 1}"
-    remarks = []
-    if tokenizer_settings.get("split_special_tokens"):
-        remarks.append("A typed `</s>` is text after `tokenizer.encode_special_tokens = True`, and otherwise an end.")
-    if not settings:
-        remarks.append("`onnxruntime.set_default_logger_severity(3)` silences warnings about inputs with defaults.")
+    is_text = tokenizer_settings.get("split_special_tokens")
     filled_in = {
         "define_settings": spelled(settings),
         # model_text.onnx returns the best translation alone.
         "define_text_settings": spelled({name: x for name, x in settings.items() if name != "num_return_sequences"}),
         "settings": ", **settings" if settings else "",
-        "remarks": "".join(f"\n{remark}\n" for remark in remarks),
+        # Before the session: it would warn about every input with a default.
+        "quiet": "" if settings else "onnxruntime.set_default_logger_severity(3)\n",
+        "typed_text": "tokenizer.encode_special_tokens = True  # a typed </s> is text\n" if is_text else "",
+        "pad": model.config.pad_token_id,
         "weights": (
             " Its weights are in `model.onnx.data`, which must be in the same folder." if beside["model.onnx"] else ""
         ),
