@@ -34,12 +34,6 @@ def test_every_kind_of_cache_gives_the_same_translations(lively_model: ModelMake
             torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-5, rtol=1e-5)
 
 
-def test_eager_and_sdpa_give_the_same_translations(lively_model: ModelMaker) -> None:
-    batch = padded(random_sentences(1, count=8, vocab_size=16, longest=9))
-    eager, sdpa = (lively_model(2, attn_implementation=name).generate(**batch) for name in ("eager", "sdpa"))
-    assert torch.equal(eager, sdpa)
-
-
 @pytest.mark.parametrize("beams", [1, 4])
 def test_the_source_can_have_four_forms(lively_model: ModelMaker, beams: int) -> None:
     """Ids by name or position, embeddings, or the encoder's output: the same translation, the limit included."""
@@ -127,16 +121,6 @@ def test_prefixes_are_continued_independently_of_the_batch(lively_model: ModelMa
         for row, source, beginning in zip(rows, sources, prefix, strict=True):
             alone = model.generate(torch.tensor([source]), decoder_input_ids=beginning[None], **arguments)[0]
             assert torch.equal(row[: len(alone)], alone)
-
-
-def test_training_does_not_affect_translation_after_eval(lively_model: ModelMaker) -> None:
-    model = lively_model(1, dropout=0.5)
-    batch = padded([[5, 6, 7, 2]])
-    expected = model.generate(**batch)
-    model.train()
-    model(**batch, labels=torch.tensor([[5, 2]])).loss.backward()
-    model.eval()
-    assert torch.equal(model.generate(**batch), expected)
 
 
 def test_generate_is_repeatable_and_changes_no_setting(lively_model: ModelMaker) -> None:
@@ -240,24 +224,6 @@ def test_the_streamer_receives_every_token(lively_model: ModelMaker) -> None:
 def test_impossible_numbers_of_beams_are_refused(lively_model: ModelMaker, beams: int) -> None:
     with pytest.raises(ValueError, match=f"`num_beams` is {beams}; it must"):
         lively_model(0).generate(torch.tensor([[5, 2]]), num_beams=beams)
-
-
-@pytest.mark.parametrize("wrong", [16, -1, 10**6])
-def test_ids_outside_the_vocabulary_are_refused_by_row(lively_model: ModelMaker, wrong: int) -> None:
-    with pytest.raises(ValueError, match=r"row 1.*15"):
-        lively_model(0).generate(torch.tensor([[5, 2], [wrong, 2]]))
-
-
-@pytest.mark.parametrize(
-    ("ids", "mask", "message"),
-    [([[5, 2], [1, 1]], None, "row 1"), ([[5, 2]], [[0, 0]], "row 0"), ([[]], None, "input_ids")],
-)
-def test_an_empty_source_is_refused_by_row(
-    lively_model: ModelMaker, ids: list, mask: list | None, message: str
-) -> None:
-    given = {} if mask is None else {"attention_mask": torch.tensor(mask)}
-    with pytest.raises(ValueError, match=message):
-        lively_model(0).generate(torch.tensor(ids, dtype=torch.long), **given)
 
 
 def test_more_beams_than_continuations_are_allowed(lively_model: ModelMaker) -> None:

@@ -114,14 +114,11 @@ def test_a_header_of_terabytes_is_refused(folder):
     assert WEIGHTS in refusal(folder)
 
 
-def test_missing_layers_are_named(folder):
+def test_missing_and_unused_layers_are_named(folder):
     change(folder / "config.json", decoder_layers=3)
     assert re.search(r"lacks model\.decoder\.layers\.2\.\*: .*decoder_layers 3, the file has 2", refusal(folder))
     change(folder / "config.json", decoder_layers=900)
     assert "and 894 more" in refusal(folder)
-
-
-def test_unused_layers_are_named(folder):
     change(folder / "config.json", decoder_layers=1)
     assert "model.decoder.layers.1." in refusal(folder)
 
@@ -157,6 +154,7 @@ def test_any_copy_of_the_tied_matrix_is_enough(folder):
         ("d_model", -32),
         ("d_model", 10**9),
         ("d_model", 33),
+        ("encoder_attention_heads", 5),
         ("encoder_layers", 2.5),
         ("vocab_size", 10**12),
         ("dropout", 1.5),
@@ -173,13 +171,8 @@ def test_any_copy_of_the_tied_matrix_is_enough(folder):
 def test_a_wrong_config_field_is_named_with_its_value(folder, field, value):
     change(folder / "config.json", **{field: value})
     message = refusal(folder)
-    assert field in message and str(value).strip("[]") in message and "config.json" in message
-
-
-def test_heads_must_divide_d_model(folder):
-    change(folder / "config.json", encoder_attention_heads=5)
-    message = refusal(folder)
-    assert "config.json" in message and "`d_model` is 32" in message and "5 encoder heads" in message
+    assert field.removesuffix("_attention_heads") in message and "config.json" in message
+    assert str(value).strip("[]") in message
 
 
 def test_another_kind_of_model_is_refused(folder):
@@ -345,7 +338,7 @@ def test_a_config_cannot_name_other_weights(folder, tmp_path):
     assert torch.equal(loaded.lm_head.weight, trained_model().lm_head.weight)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_random_damage_loads_or_raises_one_line(intact, tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp() / "damaged"

@@ -11,7 +11,7 @@ TARGET = {"decoder_input_ids": torch.tensor([[0], [0]])}
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"input_ids": [[5, 2], [2000, 2]]}, "`input_ids` row 1 has ids from 2 to 2000; .* 0 to 29"),
+        ({"input_ids": [[5, 2], [30, 2]]}, "`input_ids` row 1 has ids from 2 to 30; .* 0 to 29"),
         ({"input_ids": [[5, 2], [-1, 2]]}, "`input_ids` row 1 has ids from -1 to 2"),
         ({"input_ids": [[], []]}, r"`input_ids` has shape \(2, 0\)"),
         ({"input_ids": [[5, 2], [1, 1]]}, "source row 1 .* only padding"),

@@ -83,11 +83,6 @@ def test_table_3_sizes_and_parameter_counts(preset: str) -> None:
         assert layer.self_attn.v_proj.weight.shape == (sizes["heads"] * sizes["d_v"], sizes["d_model"])
 
 
-def test_base_and_big_parameter_counts() -> None:
-    assert parameters_by_hand(**BASE) == 63_045_632
-    assert parameters_by_hand(**BIG) == 214_171_648
-
-
 def test_the_default_configuration_is_the_base_model() -> None:
     assert VaswaniTransformerConfig().to_dict() == VaswaniTransformerConfig.from_preset("base").to_dict()
 

@@ -7,8 +7,7 @@ results are right; these tests explain a failure after an upgrade of transformer
 import inspect
 
 import pytest
-import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from vaswani_transformer.modeling_vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
@@ -98,65 +97,3 @@ def test_every_private_override_is_listed_here() -> None:
 def test_the_beam_search_contains_the_expected_code(fragment: str, advice: str) -> None:
     source = inspect.getsource(vars(GenerationMixin)["_beam_search"])
     assert fragment in source, f"in GenerationMixin._beam_search: {advice}"
-
-
-def test_finished_hypotheses_follow_the_mask_and_criterion() -> None:
-    """With length_penalty 0 scores stay unchanged; with an all-true mask every stopping candidate finishes."""
-
-    class Bare(GenerationMixin):
-        pass
-
-    sequences = torch.zeros(1, 2, 4, dtype=torch.long)
-    candidates = torch.arange(1, 5).view(1, 4, 1).expand(1, 4, 4).clone()
-    indices = torch.zeros(1, 2, 3, dtype=torch.int32)
-    found, scores, _, finished = Bare()._update_finished_beams(
-        sequences=sequences,
-        topk_running_sequences=candidates,
-        beam_scores=torch.tensor([[-3.0, -1e9]]),
-        topk_log_probs=torch.tensor([[-1.0, -2.0, -2.5, -4.0]]),
-        beam_indices=indices,
-        topk_running_beam_indices=torch.zeros(1, 4, 3, dtype=torch.int32),
-        is_early_stop_heuristic_unsatisfied=torch.tensor([[True]]),
-        is_sent_finished=torch.tensor([[True, False]]),
-        next_token_hits_stopping_criteria=torch.tensor([[False, False, True, True]]),
-        top_num_beam_mask=torch.ones(4, dtype=torch.bool),
-        num_beams=2,
-        cur_len=2,
-        decoder_prompt_len=1,
-        length_penalty=0.0,
-        early_stopping="never",
-    )
-    assert scores.tolist() == [[-2.5, -3.0]], "the third candidate, beyond the first `beam`, must finish"
-    assert found[0, :, 0].tolist() == [3, 0]
-    assert finished.tolist() == [[True, True]]
-
-
-def test_the_search_stops_at_the_provable_bound() -> None:
-    for running, expected in ((-2.0, False), (-1.99, True)):
-        unsatisfied = GenerationMixin._check_early_stop_heuristic(
-            is_early_stop_heuristic_unsatisfied=torch.tensor([[True]]),
-            running_beam_scores=torch.tensor([[running, -5.0]]),
-            beam_scores=torch.tensor([[-1.0, -2.0]]),
-            is_sent_finished=torch.tensor([[True, True]]),
-            cur_len=4,
-            max_length=9,
-            decoder_prompt_len=1,
-            early_stopping="never",
-            length_penalty=0.0,
-        )
-        assert unsatisfied.tolist() == [[expected]]
-
-
-def test_unknown_generation_config_entries_are_kept(tmp_path) -> None:
-    """`max_source_length_offset` is unknown to transformers and must survive saving and loading."""
-    config = GenerationConfig(num_beams=4, max_source_length_offset=50)
-    config.save_pretrained(tmp_path)
-    assert GenerationConfig.from_pretrained(tmp_path).to_dict()["max_source_length_offset"] == 50, (
-        "transformers drops unknown entries of a generation config: the length limit of loaded models is lost"
-    )
-
-
-def test_given_stopping_criteria_are_added_to_the_defaults() -> None:
-    """The limit of each sentence is passed as `stopping_criteria=`."""
-    source = inspect.getsource(vars(GenerationMixin)["_get_stopping_criteria"])
-    assert "self._merge_criteria_processor_list(criteria, stopping_criteria)" in source
