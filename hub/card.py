@@ -15,7 +15,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.errors import InputError, one_line
-from vaswani_transformer.onnx_translator import NO_MAXIMUM, graph_name
+from vaswani_transformer.onnx_translator import graph_name
+from vaswani_transformer.text_translator import NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
@@ -80,7 +81,7 @@ def write_card(
         config=config,
         parameters=parameter_count(translator),
         dtype=str(translator.model.dtype).removeprefix("torch."),
-        search=dict(zip(("num_beams", "length_penalty"), translator.default_search, strict=True)),
+        search=translator.default_search._asdict(),
         sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},
         departures=departures(config),
         provenance=provenance,

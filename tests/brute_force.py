@@ -8,8 +8,10 @@ of the library or of transformers. The search is tensor2tensor's, as the paper u
 * every one of them that is `</s>` enters the finished pool with logP / ((5 + L) / 6)^alpha, where L counts
   `</s>` and not the start token; the best `beam` of the others live on; the pool keeps its best `beam`;
 * at the sentence's limit the live hypotheses count only if the pool is empty;
-* the sentence is done when the worst of a full pool is at least best-live / lp(limit); where alpha is below 0, which
-  tensor2tensor does not provide for, at least best-live / lp(next step), the best that it could become there;
+* the sentence is done when the worst that is returned is at least best-live / lp(limit), or, assuming that it grows by
+  k tokens at most, best-live / lp(min(limit, step + k)); where alpha is below 0, which tensor2tensor does not provide
+  for, at least best-live / lp(step);
+* or else, as in fairseq, when the pool is full;
 * beam 1 is greedy search: only the single best continuation counts.
 """
 
@@ -73,9 +75,15 @@ def beam_search(
     beams: int,
     alpha: float,
     limit: int,
+    returned: int | None = None,
+    early_stopping: bool | int | str = "never",
     forbidden: Sequence[int] = (START, PAD),
 ) -> Found:
-    """Return the n best translations of one sentence, n <= beams."""
+    """Return the best translations of one sentence, at most `returned`.
+
+    early_stopping: "never" for the provable bound, k for k more tokens, False for 0, True for a full pool
+    """
+    returned = beams if returned is None else returned
     margins: list[float] = []
 
     def best(candidates: Iterable[Hypothesis], keep: int) -> list[Hypothesis]:
@@ -117,11 +125,16 @@ def beam_search(
                 live_would_have_won = at_limit[0].score > pool[0].score
             else:
                 pool = best(at_limit, beams)
-        elif len(pool) == beams:
-            bound = live[0].log_probability / length_penalty(limit if alpha > 0 else step + 1, alpha)
-            margins.append(abs(pool[-1].score - bound))
-            if pool[-1].score >= bound:
+        elif early_stopping is True:
+            if len(pool) == beams:
                 break
+        elif len(pool) >= returned:
+            longest = limit if early_stopping == "never" else min(limit, step + int(early_stopping))
+            bound = live[0].log_probability / length_penalty(longest if alpha > 0 else step, alpha)
+            margins.append(abs(pool[returned - 1].score - bound))
+            if pool[returned - 1].score >= bound:
+                break
+    pool = pool[:returned]
     margins += [before.score - after.score for before, after in itertools.pairwise(pool)]
     return Found(pool, step, min(margins, default=math.inf), live_would_have_won)
 

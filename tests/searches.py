@@ -8,6 +8,7 @@ from conftest import padded, random_sentences
 
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+from vaswani_transformer.text_translator import lookahead_of
 
 PAD = 1
 OFFSET = 6  # instead of the paper's 50: a few hypotheses reach their limits
@@ -101,8 +102,11 @@ def by_search(model: Any, batch: dict[str, Any], beams: int, alpha: float, **set
     return found(sequences, scores.numpy())
 
 
-def by_graph(session: Any, batch: dict[str, Any], **settings: float) -> Found:
+def by_graph(session: Any, batch: dict[str, Any], early_stopping: Any = "never", **settings: float) -> Found:
+    """early_stopping: None for the graph's default"""
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
+    if early_stopping is not None:
+        settings["early_stopping"] = lookahead_of(early_stopping)
     given = {name: np.array(v, np.float32 if name == "length_penalty" else np.int64) for name, v in settings.items()}
     return found(*session.run(["sequences", "scores"], inputs | given))
 

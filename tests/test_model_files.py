@@ -203,7 +203,13 @@ def test_special_tokens_must_match_the_model(folder, token):
 @pytest.mark.parametrize(
     "field, value",
     [("num_beams", 0), ("num_beams", 10**9), ("num_beams", "4"), ("max_new_tokens", -1), ("eos_token_id", VOCABULARY)]
-    + [("length_penalty", "x"), ("early_stopping", 7), ("suppress_tokens", [-1]), ("max_source_length_offset", 0)],
+    + [
+        ("length_penalty", "x"),
+        ("early_stopping", 7),
+        ("stopping_lookahead", -1),
+        ("suppress_tokens", [-1]),
+        ("max_source_length_offset", 0),
+    ],
 )
 def test_an_invalid_generation_config_entry_is_named(folder, field, value):
     change(folder / "generation_config.json", **{field: value})
@@ -214,7 +220,7 @@ def test_an_invalid_generation_config_entry_is_named(folder, field, value):
 @pytest.mark.parametrize(
     "field, value",
     [("no_repeat_ngram_size", 3), ("min_new_tokens", 4), ("do_sample", True), ("eos_token_id", [2, 5])]
-    + [("pad_token_id", 5), ("early_stopping", True), ("repetition_penalty", 1.2), ("forced_eos_token_id", 2)]
+    + [("pad_token_id", 5), ("repetition_penalty", 1.2), ("forced_eos_token_id", 2)]
     + [("max_time", 3.0), ("renormalize_logits", True), ("guidance_scale", 2.0), ("stop_strings", ["a"])]
     + [("num_beam_groups", 2), ("diversity_penalty", 0.5), ("force_words_ids", [[5]]), ("token_healing", True)]
     + [
@@ -249,15 +255,20 @@ def test_omitted_search_settings_are_those_of_transformers(folder):
         del fields[name]
     path.write_text(json.dumps(fields))
     translator = Translator.from_pretrained(folder, device="cpu")
-    assert translator.default_search == (1, 1.0)
+    assert translator.default_search == (1, 1.0, False)
     batch = translator.tokenizer(ENGLISH, return_tensors="pt", padding=True)
     found = translator.tokenizer.batch_decode(translator.model.generate(**batch), skip_special_tokens=True)
     assert translator.translate(ENGLISH) == found
-    # With several beams generate() stops by transformers' heuristic.
-    change(path, num_beams=4)
-    assert "early_stopping is False" in refusal(folder, InputError)
     path.unlink()
-    assert Translator.from_pretrained(folder, device="cpu").default_search == (4, 0.6)
+    assert Translator.from_pretrained(folder, device="cpu").default_search == (4, 0.6, 5)
+
+
+@pytest.mark.parametrize(
+    "early_stopping, lookahead, expected", [("never", None, 5), ("never", 0, 0), ("never", 9, 9), (True, 9, True)]
+)
+def test_stopping_rule_comes_from_generation_config(folder, early_stopping, lookahead, expected):
+    change(folder / "generation_config.json", early_stopping=early_stopping, stopping_lookahead=lookahead)
+    assert Translator.from_pretrained(folder, device="cpu").default_search == (4, 0.6, expected)
 
 
 class Bomb:

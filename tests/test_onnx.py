@@ -1,5 +1,6 @@
 """The single graph translates as `generate()` does for every configuration; other graphs are not written."""
 
+import itertools
 import os
 import re
 import shutil
@@ -42,6 +43,7 @@ from vaswani_transformer import PRESETS
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.text_translator import SearchSettings
 
 pytest.importorskip("onnxruntime")
 # An export takes about 20 seconds of an idle processor, and many times that on a busy machine.
@@ -125,7 +127,7 @@ def test_the_graph_has_only_standard_operators_and_documented_inputs(graph: onnx
     onnx.checker.check_model(graph, full_check=False)
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 20)]
     assert not graph.functions
-    settings = ["num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences"]
+    settings = ["num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences", "early_stopping"]
     names = ["input_ids", "attention_mask", *settings]
     assert [value.name for value in graph.graph.input] == names
     assert {tensor.name for tensor in graph.graph.initializer} & set(names) == set(settings)
@@ -141,10 +143,18 @@ def test_every_weight_is_in_the_file_once(model: Any, graph: onnx.ModelProto) ->
 
 
 def test_defaults_are_those_of_the_generation_config(model: Any, session: Any) -> None:
-    """Given only ids and mask, the search uses beam 4, alpha 0.6 and |source| + 50."""
+    """Given only ids and mask, the search uses beam 4, alpha 0.6, |source| + 50 and a lookahead of 5 tokens."""
     batch = batch_for(model, 3, count=4)
-    expected = by_search(model, batch, beams=4, alpha=0.6, max_source_length_offset=50)
-    assert check_same(by_graph(session, batch), expected)
+    expected = by_search(model, batch, beams=4, alpha=0.6, max_source_length_offset=50, early_stopping=5)
+    assert check_same(by_graph(session, batch, early_stopping=None), expected)
+
+
+def test_stopping_rules_are_an_input(model: Any, session: Any) -> None:
+    batch = batch_for(model, 0, count=12, longest=12)
+    for rule, wanted in itertools.product(("never", True, False, 2), (1, 4)):
+        settings = {"num_return_sequences": wanted, "early_stopping": rule}
+        expected = by_search(model, batch, beams=4, alpha=0.6, max_source_length_offset=50, **settings)
+        assert check_same(by_graph(session, batch, num_beams=4, **settings), expected)
 
 
 def test_fewer_returned_hypotheses_are_the_best_ones(model: Any, session: Any) -> None:
@@ -264,7 +274,7 @@ def test_the_check_compares_large_scores_relatively(exported: Path, model: Any) 
             sequences, scores = self.session.run(names, inputs)
             return [sequences, scores * np.float32(self.factor)]
 
-    file, case = Off(), prove_module.Case(3, 4, 0.0, 9, 24)
+    file, case = Off(), prove_module.Case(3, SearchSettings(4, 0.0), 9, 24)
     assert not prove_module.compare(file, model, batch, case, "fp32")[1]
     file.factor = 1.001
     assert any("scores differ by" in reason for reason in prove_module.compare(file, model, batch, case, "fp32")[1])

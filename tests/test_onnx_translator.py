@@ -62,7 +62,7 @@ def test_the_default_search_comes_from_generation_config(folder: Path, tmp_path:
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_beams": 2, "length_penalty": 2.0}))
     translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
-    assert translator.default_search == (2, 2.0)
+    assert translator.default_search == (2, 2.0, 5)
     found = translator.translate(SENTENCES, return_scores=True)
     assert found == translator.translate(SENTENCES, return_scores=True, num_beams=2, length_penalty=2.0)
     by_the_paper = translator.translate(SENTENCES, return_scores=True, num_beams=4, length_penalty=0.6)
@@ -71,7 +71,7 @@ def test_the_default_search_comes_from_generation_config(folder: Path, tmp_path:
         translator.translate(SENTENCES, n_best=3)
     content = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in content.items() if name not in BEAMS_AND_ALPHA}))
-    assert Translator.from_pretrained(tmp_path, device="cpu", backend=backend).default_search == (1, 1.0)
+    assert Translator.from_pretrained(tmp_path, device="cpu", backend=backend).default_search == (1, 1.0, 5)
     path.unlink()
     translator = Translator.from_pretrained(tmp_path, device="cpu", backend=backend)
     assert translator.translate(SENTENCES, return_scores=True) == by_the_paper
@@ -366,7 +366,7 @@ def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_code_in_the_exported_readme_runs(two_vocabularies: Path) -> None:
     folder = two_vocabularies / "onnx"
     page = (folder / "README.md").read_text(encoding="utf-8")
-    assert "its source tokens + 3 |" in page and "optional" not in page
+    assert "its source tokens + 3 |" in page and "scalar, optional | tokens" not in page
     code = page.split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

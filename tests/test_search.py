@@ -1,7 +1,9 @@
 """`generate()` is the paper's search: proved against brute force, enumeration and itself in other batches."""
 
 import dataclasses
+import itertools
 import math
+import operator
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from brute_force import (
 )
 from conftest import ModelMaker, padded, random_sentences
 from numpy_transformer import NumpyTransformer
+from searches import by_search
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -114,6 +117,35 @@ def test_search_equals_brute_force(lively_model: ModelMaker, seed: int, end_at: 
     assert count.switched >= 0.3 * count.compared
     if end_at <= 4:
         assert count.ended >= 0.5 * count.compared
+
+
+RULES = ("never", True, False, 1, 3)
+
+
+def test_every_stopping_rule_equals_brute_force(lively_model: ModelMaker) -> None:
+    """In generate() and in the search in tensors; the rules differ from each other in some translations."""
+    count, found_by_rule = Count(), {rule: [] for rule in map(str, RULES)}
+    for seed, end_at in ((0, 3.0), (4, 4.5), (6, 8.0)):
+        model = lively_model(seed, end_at)
+        sentences = random_sentences(seed, count=6, vocab_size=16, longest=7)
+        forwards = [full_forward(model, sentence) for sentence in sentences]
+        for rule, returned, alpha in itertools.product(RULES, (1, 3), (-0.9, 0.6, 2.0)):
+            settings = {"num_return_sequences": returned, "early_stopping": rule, "max_source_length_offset": 9}
+            rows = search(model, sentences, num_beams=5, length_penalty=alpha, **settings)
+            tensors = by_search(model, padded(sentences), 5, alpha, **settings)
+            for sentence, forward, ours, theirs in zip(sentences, forwards, rows, tensors.tokens, strict=True):
+                truth = beam_search(
+                    forward, beams=5, alpha=alpha, limit=len(sentence) + 9, returned=returned, early_stopping=rule
+                )
+                case = f"{rule}, alpha {alpha}, source {sentence}, margin {truth.margin:.1e}"
+                count.compare(case, ours, truth.hypotheses, truth.margin)
+                both = [(tuple(tokens), score) for tokens, (_, score) in zip(theirs, ours, strict=True)]
+                count.compare(f"tensors: {case}", both, truth.hypotheses, truth.margin)
+                found_by_rule[str(rule)].append([tokens for tokens, _ in ours])
+    assert not count.wrong, f"{len(count.wrong)} searches differ\n" + "\n".join(count.wrong[:3])
+    assert count.near_ties <= 2
+    different = [sum(map(operator.ne, found_by_rule["never"], found)) for found in found_by_rule.values()]
+    assert different[0] == 0 and min(different[1:3]) > different[3] >= different[4]
 
 
 def test_the_numpy_transformer_finds_the_same(lively_model: ModelMaker) -> None:
@@ -285,10 +317,11 @@ def test_the_search_stops_at_the_proved_best(lively_model: ModelMaker) -> None:
             calls = 0
             model.generate(**padded([sentence]), max_source_length_offset=10)
             steps = calls
-            truth = beam_search(full_forward(model, sentence), beams=4, alpha=0.6, limit=len(sentence) + 10)
+            limit = len(sentence) + 10
+            truth = beam_search(full_forward(model, sentence), beams=4, alpha=0.6, limit=limit, returned=1)
             if truth.margin > FLOAT_NOISE:
                 assert steps == truth.steps
-                early += truth.steps < len(sentence) + 10
+                early += truth.steps < limit
         hook.remove()
     assert early >= 8
 
@@ -299,7 +332,8 @@ def test_a_given_prefix_is_continued_like_brute_force(lively_model: ModelMaker, 
     model = lively_model(seed)
     sentence, beginning = [5, 6, 7, 2], (5, 6, 4)
     forward = full_forward(model, sentence)
-    truth = beam_search(lambda row: forward((START, *beginning, *row[1:])), beams=4, alpha=1.0, limit=len(sentence) + 4)
+    settings = {"beams": 4, "alpha": 1.0, "limit": len(sentence) + 4, "returned": 1}
+    truth = beam_search(lambda row: forward((START, *beginning, *row[1:])), **settings)
     assert truth.margin > FLOAT_NOISE, "choose another seed: two translations are equally good"
     calls: list[int] = []
     model.get_decoder().register_forward_hook(lambda *_: calls.append(1))

@@ -74,7 +74,7 @@ def test_notebooks_show_short_descriptions(translator):
 @pytest.mark.parametrize("alpha", [0.0, 0.6, np.float32(2)])
 def test_the_length_penalty_reaches_the_search(translator, alpha):
     expected = [by_generate(translator, text, length_penalty=float(alpha))[0] for text in ENGLISH]
-    assert translator.translate(ENGLISH, length_penalty=alpha) == expected
+    assert translator.translate(ENGLISH, length_penalty=alpha, early_stopping="never") == expected
 
 
 def test_n_best_equals_generate_with_gnmt_scores(translator):
@@ -268,9 +268,9 @@ def test_batches_hold_every_text_once_within_their_tokens(lengths, batch_tokens)
 def test_batch_tokens_counts_padding_and_beams(translator, monkeypatch):
     search, sizes = translator._search, []
 
-    def watched(sources, num_beams, *others):
-        sizes.append((len(sources), len(sources) * max(map(len, sources)) * num_beams))
-        return search(sources, num_beams, *others)
+    def watched(sources, settings, n_best):
+        sizes.append((len(sources), len(sources) * max(map(len, sources)) * settings.num_beams))
+        return search(sources, settings, n_best)
 
     monkeypatch.setattr(translator, "_search", watched)
     for beams in (1, 4):

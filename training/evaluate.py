@@ -64,7 +64,7 @@ def evaluate(
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in a folder that is there")
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
     translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
-    beam, alpha = translator.search_settings(beam, alpha)
+    beam, alpha, _ = translator.search_settings(beam, alpha)
     # Translate lines as they are: BLEU counts lines, and training reads them uncut.
     translations = translator.translate(
         chosen.sources,

@@ -66,7 +66,7 @@ def translate(
     machine.refuse_too_few_processes(None, state.num_processes)
     folder = output.with_name(f"{output.name}.shards")
     translator = Translator.from_pretrained(model, device=state.device, dtype=dtype)
-    num_beams, length_penalty = translator.search_settings(num_beams, length_penalty)
+    num_beams, length_penalty, _ = translator.search_settings(num_beams, length_penalty)
     num_beams = check_number("num_beams", num_beams, 1, MAX_BEAMS)
     check_length_penalty(length_penalty)
     about = {"shard_lines": shard_lines, "num_beams": num_beams, "length_penalty": length_penalty, "dtype": dtype}

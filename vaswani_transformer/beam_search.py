@@ -25,6 +25,7 @@ from .modeling_vaswani_transformer import (
     VaswaniTransformerForConditionalGeneration,
     gnmt_length_penalty,
 )
+from .text_translator import lookahead_of
 
 EMPTY = 10 * NO_HYPOTHESIS  # the score of a slot without a hypothesis
 MASKED = torch.finfo(torch.float32).min  # the bias of positions that may not be attended to
@@ -37,7 +38,7 @@ class Memory(NamedTuple):
     values: list[Tensor]  # per layer, (batch, heads, source, d_v)
     bias: Tensor  # (batch, 1, 1, source), MASKED at padding, 0 elsewhere
     limits: Tensor  # (batch, 1), the most output tokens, counting </s>
-    limit_penalties: Tensor  # (batch, 1), the length penalty at the limit
+    limit_penalties: Tensor  # (batch, 1), the length penalty at the limit; infinite if the penalty falls with length
 
 
 class BatchConstants(NamedTuple):
@@ -53,12 +54,12 @@ class Constants(NamedTuple):
 
     positions: Tensor  # (length, d_model), the positional encoding
     penalties: Tensor  # (length,), the length penalty by length
+    bound_penalties: Tensor  # (length,), by length, the largest penalty that a live hypothesis may still reach
     suppressed: Tensor  # (2 x V,), EMPTY at suppressed tokens; the second half, for short hypotheses, also at </s>
     beam_of: Tensor  # (beams x width,), the live hypothesis that each of the best continuations extends
     ranks: Tensor  # (width,), the ranks of the continuations that are considered per live hypothesis
     may_finish: Tensor  # (1, 2 x beams), which candidates may finish: in greedy search, beam 1, the best one only
-    is_greedy: Tensor  # (), whether there is one beam
-    penalty_falls: Tensor  # (), whether the penalty falls or stays as a hypothesis grows
+    stops_when_finished: Tensor  # (), whether a sentence is done as soon as enough hypotheses have finished
 
 
 class SearchState(NamedTuple):
@@ -86,6 +87,7 @@ def start(
     offset: int,
     beams: int,
     alpha: Tensor,
+    lookahead: Tensor,
     max_length: Tensor | None = None,
     initial_live: int = 1,
 ) -> tuple[Memory, BatchConstants, Constants, SearchState]:
@@ -94,12 +96,13 @@ def start(
     input_ids, attention_mask: (batch, source)
     offset: output tokens allowed beyond a sentence's source tokens;  max_length: (), the limit of every sentence
     alpha: (), the exponent of the length penalty
+    lookahead: (), see `lookahead_of`
     initial_live: live hypotheses of the first step, of which only the first counts, see `initial_hypotheses`
     """
     config = model.config
     batch, device = input_ids.shape[0], input_ids.device
     memory = encode(model, input_ids, attention_mask, offset, alpha, max_length)
-    constants = search_constants(model, input_ids.shape[1] + offset, beams, alpha)
+    constants = search_constants(model, input_ids.shape[1] + offset, beams, alpha, lookahead)
     slots, first = torch.arange(beams, device=device), torch.arange(initial_live, device=device)
     batch_constants = BatchConstants(
         new_bias=sees_itself(slots).expand(batch, -1, -1),
@@ -145,14 +148,14 @@ def encode(
         values=[tensor.contiguous() for tensor in values],
         bias=((1 - attention_mask).float() * MASKED)[:, None, None],
         limits=limits,
-        limit_penalties=length_penalty_of(limits, alpha),
+        limit_penalties=torch.where(alpha > 0, length_penalty_of(limits, alpha), math.inf),
     )
 
 
 def search_constants(
-    model: VaswaniTransformerForConditionalGeneration, longest: int, beams: int, alpha: Tensor
+    model: VaswaniTransformerForConditionalGeneration, longest: int, beams: int, alpha: Tensor, lookahead: Tensor
 ) -> Constants:
-    """longest: the most output tokens of any sentence;  beams, alpha as in `start`"""
+    """longest: the most output tokens of any sentence;  beams, alpha, lookahead as in `start`"""
     config, encoding, device = model.config, model.model.decoder.positional_encoding, alpha.device
     if encoding.learned:
         positions = encoding.table.weight[encoding.offset :]
@@ -165,15 +168,16 @@ def search_constants(
     # that are suppressed do not take up places.
     width = torch.sym_min(2 * beams + len(suppressed_at_first), len(vocabulary))
     is_greedy = torch.arange(beams, device=device)[-1] == 0
+    lengths = torch.arange(longest + 2, device=device)
     return Constants(
         positions=positions,
-        penalties=length_penalty_of(torch.arange(longest + 2, device=device), alpha),
+        penalties=length_penalty_of(lengths, alpha),
+        bound_penalties=length_penalty_of(lengths + torch.where(alpha > 0, lookahead.clamp(min=0), 0), alpha),
         suppressed=torch.cat([is_one_of(vocabulary, ids) * EMPTY for ids in (suppressed, suppressed_at_first)]),
         beam_of=torch.arange(beams * width, device=device) // width,
         ranks=torch.arange(width, device=device),
         may_finish=(torch.arange(2 * beams, device=device)[None] == 0) | ~is_greedy,
-        is_greedy=is_greedy,
-        penalty_falls=alpha <= 0,
+        stops_when_finished=is_greedy | (lookahead < 0),
     )
 
 
@@ -224,12 +228,12 @@ def step(
     extended = torch.cat((batch_constants.finished_rows, backpointers), dim=1).gather(1, picked)
     added = torch.cat((batch_constants.padding, tokens), dim=1).gather(1, picked)
 
-    # Log-probabilities only fall, and a rising penalty divides most at the sentence's limit.
+    # Log-probabilities only fall, so a live hypothesis scores best at the largest penalty that it reaches.
     best_live = live_scores[:, :1]
-    bound = best_live / torch.where(constants.penalty_falls, penalty, memory.limit_penalties)
+    bound = best_live / torch.minimum(constants.bound_penalties.index_select(0, length), memory.limit_penalties)
     worst = finished_scores.index_select(1, last_wanted)
     at_limit = length >= memory.limits
-    is_final = (worst > NO_HYPOTHESIS) & ((worst >= bound) | constants.is_greedy)
+    is_final = (worst > NO_HYPOTHESIS) & ((worst >= bound) | constants.stops_when_finished)
     return SearchState(
         keys=keys,
         values=values,
@@ -275,6 +279,7 @@ def beam_search(
     min_length: int = 0,
     max_length: int | None = None,
     num_return_sequences: int | None = None,
+    early_stopping: bool | int | str = "never",
 ) -> tuple[Tensor, Tensor]:
     """Translate a batch, `generate(**batch)` token for token.
 
@@ -282,18 +287,20 @@ def beam_search(
     max_source_length_offset, max_length: a sentence's limit is its source tokens plus the offset, at most max_length
     min_length: tokens before </s> (transformers' `min_new_tokens`)
     num_return_sequences: how many of the best hypotheses to return, None for num_beams; with fewer, it may stop earlier
+    early_stopping: when a sentence is done, see `lookahead_of`
     returns sequences (batch, num_return_sequences, length), without the start token, ending in </s> and padded, best
     first; and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; a slot in which nothing
     finished is padding and scores below NO_HYPOTHESIS
     """
     device, pad = input_ids.device, cast(int, model.config.pad_token_id)
     wanted = num_beams if num_return_sequences is None else num_return_sequences
-    alpha = torch.tensor(float(length_penalty), device=device)
-    shortest, last_wanted = torch.tensor(min_length, device=device), torch.tensor([wanted - 1], device=device)
+    alpha, shortest = torch.tensor(float(length_penalty), device=device), torch.tensor(min_length, device=device)
+    lookahead = torch.tensor(lookahead_of(early_stopping), device=device)
+    last_wanted = torch.tensor([(num_beams if early_stopping is True else wanted) - 1], device=device)
     most = None if max_length is None else torch.tensor(max_length, device=device)
     initial_live = initial_hypotheses(num_beams, cast(int, model.config.decoder_vocab_size))
     memory, batch_constants, constants, state = start(
-        model, input_ids, attention_mask, max_source_length_offset, num_beams, alpha, most, initial_live
+        model, input_ids, attention_mask, max_source_length_offset, num_beams, alpha, lookahead, most, initial_live
     )
     decoder = CachedDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)

@@ -29,6 +29,7 @@ from .model_folder import (
     verify_manifest,
 )
 from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from .text_translator import SearchSettings
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -41,7 +42,6 @@ UNSUPPORTED_SETTINGS = {
     "diversity_penalty": 0.0,
     "do_sample": False,
     "dola_layers": None,
-    "early_stopping": "never",
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None,
@@ -213,8 +213,8 @@ def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> N
         raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
 
 
-def default_search(model: VaswaniTransformerForConditionalGeneration) -> tuple[int, float]:
-    """Return the beam size and alpha of generate() calls that set neither."""
+def default_search(model: VaswaniTransformerForConditionalGeneration) -> SearchSettings:
+    """Return the settings of searches that set none, see `TextTranslator.default_search`."""
     return search_settings_of(model.generation_config.to_dict())
 
 
@@ -230,8 +230,6 @@ def check_search(model: VaswaniTransformerForConditionalGeneration, folder: Path
             )
     for field, neutral in UNSUPPORTED_SETTINGS.items():
         value = getattr(settings, field, None)
-        if field == "early_stopping" and value is None and default_search(model)[0] > 1:
-            value = False  # generate()'s default
         if value is not None and value != neutral:
             raise InputError(
                 f"{path}: {field} is {value!r}, which generate() supports and the search of Translator and ONNX does "

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from .errors import BrokenFileError, InputError, UnavailableError, discard_output, one_line
-from .text_translator import LENGTH_PENALTIES, MAX_BEAMS
+from .text_translator import LENGTH_PENALTIES, LOOKAHEAD, MAX_BEAMS, NO_MAXIMUM, SearchSettings
 
 MODEL_TYPE = "vaswani_transformer"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -23,9 +23,9 @@ MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, 
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
-# Beam size and alpha of a call that sets neither: the paper's without generation_config.json, transformers' for
-# entries missing from that file.
-PAPER_SEARCH, TRANSFORMERS_SEARCH = (4, 0.6), (1, 1.0)
+# The search of a call without settings: the paper's without generation_config.json, transformers' for entries missing
+# from that file.
+PAPER_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.0, False)
 
 # Allowed ranges in generation_config.json; null is always allowed.
 GENERATION_LIMITS = {
@@ -37,6 +37,7 @@ GENERATION_LIMITS = {
     "min_new_tokens": (0, 1_000_000),
     "max_source_length": (1, 1_000_000),
     "max_source_length_offset": (1, 1_000_000),
+    "stopping_lookahead": (0, NO_MAXIMUM),
     "length_penalty": LENGTH_PENALTIES,
 }
 
@@ -172,15 +173,19 @@ def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any]
     return settings
 
 
-def search_settings_of(settings: dict[str, Any] | None) -> tuple[int, float]:
-    """Return beam size and alpha of a generation config, as generate() reads it; None if there is no such file."""
+def search_settings_of(settings: dict[str, Any] | None) -> SearchSettings:
+    """Return the search of a generation config, as generate() reads it; None if there is no such file.
+
+    "never" becomes the config's `stopping_lookahead`, or `LOOKAHEAD`.
+    """
     if settings is None:
         return PAPER_SEARCH
-    (beams, alpha), (default_beams, default_alpha) = (
-        map(settings.get, ("num_beams", "length_penalty")),
-        TRANSFORMERS_SEARCH,
-    )
-    return default_beams if beams is None else beams, default_alpha if alpha is None else alpha
+    fields = ("num_beams", "length_penalty", "early_stopping")
+    given = {field: settings[field] for field in fields if settings.get(field) is not None}
+    if given.get("early_stopping") == "never":
+        lookahead = settings.get("stopping_lookahead")
+        given["early_stopping"] = LOOKAHEAD if lookahead is None else lookahead
+    return TRANSFORMERS_SEARCH._replace(**given)
 
 
 def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str = "vocab_size") -> Tokenizer:

@@ -15,7 +15,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -627,7 +627,17 @@ def label_smoothed_cross_entropy(
 NO_HYPOTHESIS = -1e8
 MAX_BEAMS = 1000
 
-_end_tokens: ContextVar[Tensor] = ContextVar("end tokens of the running beam search")
+
+class RunningSearch(NamedTuple):
+    """What the overridden methods of a running `generate()` know beyond their arguments."""
+
+    limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
+    lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
+    returned: int = 1  # hypotheses per sentence
+    end_tokens: Tensor | None = None  # None: hypotheses end only at a limit
+
+
+_running_search: ContextVar[RunningSearch] = ContextVar("running beam search")
 
 
 def gnmt_length_penalty(length: int | Tensor, alpha: float | Tensor) -> float | Tensor:
@@ -658,7 +668,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     * Each of the 2 x beam best continuations of a step that is </s> finishes. transformers considers the best `beam`.
     * Each sentence has its own limit, |source| + `max_source_length_offset` (50) tokens, unless `max_length` or
       `max_new_tokens` is given. Live hypotheses at the limit count only if none has finished.
-    * A sentence is done when no live hypothesis can still beat the worst of its `beam` finished ones.
+    * A sentence is done when no live hypothesis can still beat the worst that is returned. transformers waits until the
+      worst of `beam` finished ones is safe.
 
     The overridden private methods take keyword arguments, which tests/test_transformers_hooks.py checks. The type
     checker compares them with transformers' positional signatures.
@@ -687,6 +698,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         A translation has at most as many tokens as its source plus `max_source_length_offset`, unless the call gives
         `max_length` or `max_new_tokens`. If these are too short, beam search prefers translations that end before the
         limit, even empty ones, and greedy search returns a beginning.
+        early_stopping: may also be a number k: as "never", but assuming that no live hypothesis grows by more than k
+            tokens. Saved as `stopping_lookahead` in generation_config.json, since transformers refuses numbers there.
         Raises `ValueError` for invalid settings, naming the row for invalid sources.
         """
 
@@ -703,9 +716,19 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             raise ValueError(f"`num_beams` is {num_beams}; it must lie between 1 and {MAX_BEAMS}")
         if length_penalty is not None and not math.isfinite(length_penalty):
             raise ValueError(f"`length_penalty` is {length_penalty}; it must be a finite number")
+        lookahead = kwargs.pop("early_stopping", None)
+        if lookahead is None or isinstance(lookahead, (bool, str)):
+            kwargs |= {} if lookahead is None else {"early_stopping": lookahead}
+            lookahead = setting("stopping_lookahead") if lookahead is None else None
+        else:
+            kwargs["early_stopping"] = "never"
+        kwargs.pop("stopping_lookahead", None)
+        if lookahead is not None and lookahead < 0:
+            raise ValueError(f'`early_stopping` is {lookahead}; it must be "never", True, False or at least 0')
         kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)
         offset = setting("max_source_length_offset")
         kwargs.pop("max_source_length_offset", None)
+        limits = None
         # Only the call may replace the limit: Seq2SeqTrainer sets max_length 20 in the model's generation config.
         if offset is not None and requested("max_length") is None and requested("max_new_tokens") is None:
             prompt_length = self._prompt_length(kwargs.get("decoder_input_ids"))
@@ -722,7 +745,11 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), limit])
         # transformers types `self` of its mixin as a protocol with more attributes than a model declares.
         search = super().generate  # pyright: ignore[reportAttributeAccessIssue]
-        return search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+        running = _running_search.set(RunningSearch(None if limits is None else limits[:, None], lookahead))
+        try:
+            return search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+        finally:
+            _running_search.reset(running)
 
     def _prompt_length(self, prompt: Tensor | None) -> int:
         """Return the decoder prompt's length in tokens; transformers prepends a missing start token."""
@@ -750,11 +777,10 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
     ):
         search = super()._beam_search  # pyright: ignore[reportAttributeAccessIssue]  # as in `generate`
-        token = _end_tokens.set(generation_config._eos_token_tensor)
-        try:
-            return search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
-        finally:
-            _end_tokens.reset(token)
+        returned, end_tokens = generation_config.num_return_sequences, generation_config._eos_token_tensor
+        # Until `generate` resets it.
+        _running_search.set(_running_search.get()._replace(returned=returned, end_tokens=end_tokens))
+        return search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
     def _update_finished_beams(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -771,7 +797,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     ):
         """Add the continuations of this step that finish to the finished hypotheses."""
         stops = next_token_hits_stopping_criteria & (topk_log_probs > NO_HYPOTHESIS)
-        end_tokens = _end_tokens.get()  # None: hypotheses end only at a limit
+        end_tokens = _running_search.get().end_tokens
         ends = torch.zeros_like(stops)
         if end_tokens is not None:
             ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], end_tokens)
@@ -796,6 +822,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         *,
         is_early_stop_heuristic_unsatisfied: Tensor,  # (batch, 1)
         running_beam_scores: Tensor,  # (batch, beam), log-probabilities, best first
+        beam_scores: Tensor,  # (batch, beam), of the finished hypotheses, best first
         cur_len: int,
         max_length: int,
         decoder_prompt_len: int,
@@ -803,24 +830,22 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         early_stopping: bool | str,
         **state,
     ) -> Tensor:
-        """Return (batch, 1): whether a live hypothesis may still become one of the best finished ones.
+        """Return (batch, 1): whether a live hypothesis may still become one of those that are returned.
 
-        early_stopping "never", the default, uses the provable bound.
+        Log-probabilities only fall, so it scores best at the largest length penalty that it reaches: with "never", the
+        default, that at its limit, or at `lookahead` more tokens; with False and a penalty that falls, that of now.
+        With True, a sentence is done when `beam` hypotheses have finished, which the caller decides.
         """
-        # Log-probabilities only decrease, and the length penalty is largest at the maximum length.
-        longest = max_length if early_stopping == "never" and length_penalty > 0 else cur_len
-        penalty = gnmt_length_penalty(longest - decoder_prompt_len, length_penalty)
-        return GenerationMixin._check_early_stop_heuristic(
-            is_early_stop_heuristic_unsatisfied=is_early_stop_heuristic_unsatisfied
-            & (running_beam_scores[:, :1] > NO_HYPOTHESIS),
-            running_beam_scores=running_beam_scores / penalty,
-            cur_len=cur_len,
-            max_length=max_length,
-            decoder_prompt_len=decoder_prompt_len,
-            length_penalty=0.0,
-            early_stopping=early_stopping,
-            **state,
-        )
+        search = _running_search.get()
+        length = cur_len - decoder_prompt_len
+        if early_stopping == "never" and length_penalty > 0:
+            lookahead = max_length if search.lookahead is None else search.lookahead
+            length = min(length + lookahead, max_length - decoder_prompt_len)
+            length = length if search.limits is None else search.limits.clamp(max=length)
+        bound = running_beam_scores[:, :1] / gnmt_length_penalty(length, length_penalty)
+        last = beam_scores.shape[1] if early_stopping is True else search.returned
+        may_improve = (running_beam_scores[:, :1] > NO_HYPOTHESIS) & (bound > beam_scores[:, last - 1 : last])
+        return is_early_stop_heuristic_unsatisfied & may_improve
 
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
         # All beams of a sentence share its memory, so only the self-attention cache is reordered.

@@ -25,7 +25,7 @@ from .model_folder import (
     read_tokenizer,
     search_settings_of,
 )
-from .text_translator import Hypothesis, TextTranslator, check_number
+from .text_translator import NO_MAXIMUM, Hypothesis, SearchSettings, TextTranslator, check_number, lookahead_of
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
@@ -38,7 +38,6 @@ INPUTS = {
     "min_length",
     "num_return_sequences",
 }
-NO_MAXIMUM = 1_000_000
 
 
 class OnnxTranslator(TextTranslator):
@@ -50,18 +49,19 @@ class OnnxTranslator(TextTranslator):
         tokenizer: Tokenizer,
         config: dict[str, Any],
         target_tokenizer: Tokenizer | None = None,
-        search: tuple[int, float] = PAPER_SEARCH,
+        search: SearchSettings = PAPER_SEARCH,
         trained_length: int | None = None,
     ):
         """session: an onnxruntime.InferenceSession;  config: the content of config.json
 
         target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own
-        search: beam size and alpha of calls that set neither
+        search: the settings of calls that set none
         trained_length: tokens of the longest source sentence of the training, if known
         """
         self.session, self.tokenizer, self.config, self.search = session, tokenizer, config, search
         self.loaded: tuple[Path, str | None, int | None, str | None] | None = None  # from_pretrained's arguments
         self.target_tokenizer = target_tokenizer or tokenizer
+        self.optional_inputs = {value.name for value in session.get_overridable_initializers()}
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
         self.trained_length = trained_length
@@ -123,6 +123,7 @@ class OnnxTranslator(TextTranslator):
         max_length: int | None = None,
         min_length: int = 0,
         num_return_sequences: int | None = None,
+        early_stopping: bool | int | str | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Translate token ids.
 
@@ -132,6 +133,7 @@ class OnnxTranslator(TextTranslator):
         max_length: maximum number of output tokens; a sentence is also limited to its source tokens + 50
         min_length: minimum number of tokens before </s>
         num_return_sequences: hypotheses per sentence, None for num_beams; the search stops earlier for fewer
+        early_stopping: when a sentence is done, see `lookahead_of`; files without this input know only "never"
         returns sequences (batch, num_return_sequences, length), best first, padded, and their scores, (batch,
             num_return_sequences)
         Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last row of the table.
@@ -149,7 +151,7 @@ class OnnxTranslator(TextTranslator):
             raise InputError(f"input_ids row {empty[0]} is empty: it holds only padding")
         if self.positions is not None and input_ids.shape[1] > self.positions:
             raise InputError(f"input_ids has {input_ids.shape[1]} columns; the model has {self.positions} positions")
-        num_beams, length_penalty = self.search_settings(num_beams, length_penalty)
+        num_beams, length_penalty, rule = self.search_settings(num_beams, length_penalty, early_stopping)
         max_length = check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM)
         check_number("min_length", min_length, 0, NO_MAXIMUM)
         wanted = num_beams if num_return_sequences is None else num_return_sequences
@@ -163,6 +165,10 @@ class OnnxTranslator(TextTranslator):
             "min_length": np.array(min_length, np.int64),
             "num_return_sequences": np.array(wanted, np.int64),
         }
+        if "early_stopping" in self.optional_inputs:
+            inputs["early_stopping"] = np.array(lookahead_of(rule), np.int64)
+        elif early_stopping not in (None, "never"):
+            raise InputError('the file has no input early_stopping and supports only "never"; export the model again')
         return self._run(inputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -193,7 +199,7 @@ class OnnxTranslator(TextTranslator):
         return sequences, scores
 
     @property
-    def default_search(self) -> tuple[int, float]:
+    def default_search(self) -> SearchSettings:
         return self.search
 
     def _description(self) -> str:
@@ -206,13 +212,16 @@ class OnnxTranslator(TextTranslator):
     def _decode(self, tokens: list[int]) -> str:
         return self.target_tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _search(
-        self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
-    ) -> list[list[Hypothesis]]:
+    def _search(self, sources: list[list[int]], settings: SearchSettings, n_best: int) -> list[list[Hypothesis]]:
         longest = max(map(len, sources))
         input_ids = np.array([source + [self.pad] * (longest - len(source)) for source in sources])
         mask = np.array([[1] * len(source) + [0] * (longest - len(source)) for source in sources])
-        sequences, scores = self.generate(input_ids, mask, num_beams, length_penalty, num_return_sequences=n_best)
+        beams, alpha, rule = settings
+        if "early_stopping" not in self.optional_inputs:
+            rule = None
+        sequences, scores = self.generate(
+            input_ids, mask, beams, alpha, num_return_sequences=n_best, early_stopping=rule
+        )
         return self._hypotheses(sequences.tolist(), scores.tolist())
 
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 from .errors import InputError
 from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, default_source_limit, split_text
@@ -18,6 +18,16 @@ MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which is published wi
 # Within these limits float32 can represent the penalty of a thousand tokens, and scores stay far above -1e8, the score
 # of an empty slot: log P = -10,000 becomes -1.7e6 with alpha -1 and -7.6e-8 with 5.
 LENGTH_PENALTIES = (-1, 5)
+LOOKAHEAD = 5  # tokens; see `lookahead_of`, and docs/explanation/search.md for what it changes
+NO_MAXIMUM = 1_000_000
+
+
+class SearchSettings(NamedTuple):
+    """num_beams, the GNMT penalty's alpha, and when a sentence is done, see `lookahead_of`."""
+
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool | int | str = LOOKAHEAD
 
 
 @dataclass(frozen=True)
@@ -53,27 +63,35 @@ class TextTranslator(ABC):
 
     @property
     @abstractmethod
-    def default_search(self) -> tuple[int, float]:
-        """Return the beam size and alpha of calls that set neither, the same as for generate().
+    def default_search(self) -> SearchSettings:
+        """Return the settings of calls that set none: those of generate(), except that "never" becomes `LOOKAHEAD`.
 
-        They come from generation_config.json; entries that it leaves out are transformers' 1 and 1.0, and without the
-        file the paper's 4 and 0.6 apply.
+        They come from generation_config.json; entries that it leaves out are transformers' 1, 1.0 and False, and
+        without the file the paper's 4 and 0.6 apply.
         """
 
     def __repr__(self) -> str:
-        beams, alpha = self.default_search
+        beams, alpha, _ = self.default_search
         return f"<{type(self).__name__}: {self._description()}, beam {beams}, length penalty {alpha}>"
 
     @abstractmethod
     def _description(self) -> str:
         """Return the size and place of the model."""
 
-    def search_settings(self, num_beams: int | None, length_penalty: float | None) -> tuple[int, float]:
-        """Beam size and alpha of a call, with defaults filled in. Raises InputError."""
-        beams, alpha = self.default_search
-        alpha = alpha if length_penalty is None else length_penalty
+    def search_settings(
+        self,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
+        early_stopping: bool | int | str | None = None,
+    ) -> SearchSettings:
+        """Return the settings of a call, with defaults filled in. Raises InputError."""
+        defaults = self.default_search
+        beams = defaults.num_beams if num_beams is None else num_beams
+        alpha = defaults.length_penalty if length_penalty is None else length_penalty
+        rule = defaults.early_stopping if early_stopping is None else early_stopping
         check_length_penalty(alpha)
-        return check_number("num_beams", beams if num_beams is None else num_beams, 1, MAX_BEAMS), alpha
+        lookahead_of(rule)
+        return SearchSettings(check_number("num_beams", beams, 1, MAX_BEAMS), alpha, rule)
 
     @abstractmethod
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
@@ -84,9 +102,7 @@ class TextTranslator(ABC):
         """Return the text of token ids, without special tokens."""
 
     @abstractmethod
-    def _search(
-        self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
-    ) -> list[list[Hypothesis]]:
+    def _search(self, sources: list[list[int]], settings: SearchSettings, n_best: int) -> list[list[Hypothesis]]:
         """Return the best hypotheses of a batch of sources, best first; fewer than n_best where fewer finished."""
 
     def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
@@ -109,6 +125,7 @@ class TextTranslator(ABC):
         *,
         num_beams: int | None = None,
         length_penalty: float | None = None,
+        early_stopping: bool | int | str | None = None,
         n_best: int = 1,
         return_scores: bool = False,
         batch_tokens: int = 8192,
@@ -120,6 +137,7 @@ class TextTranslator(ABC):
         """Translate texts by beam search (section 6.1); a text of white space gets an empty translation.
 
         num_beams, length_penalty: beam size and alpha of the GNMT penalty; default: `default_search`.
+        early_stopping: when a sentence is done, see `lookahead_of`; default: `default_search`.
         n_best, return_scores: return a list of at most n_best hypotheses per text, best first.
         batch_tokens: maximum of source tokens (padding included) times beams in a batch; determines memory use.
         max_source_length: cut sentences of more tokens (default: the longest that the model was trained on, else 256;
@@ -134,8 +152,8 @@ class TextTranslator(ABC):
         """
         texts = as_texts(texts, "text", max_characters)
         limit = self._source_limit(max_source_length, split_sentences)
-        num_beams, length_penalty = self.search_settings(num_beams, length_penalty)
-        n_best = check_number("n_best", n_best, 1, num_beams)
+        settings = self.search_settings(num_beams, length_penalty, early_stopping)
+        n_best = check_number("n_best", n_best, 1, settings.num_beams)
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
 
         parts: list[Part] = []
@@ -145,11 +163,11 @@ class TextTranslator(ABC):
                     parts.append(part)
                     advance(1)
         found: list[list[Hypothesis]] = [[] for _ in parts]
-        batches = batches_of_equal_length([len(part.source) * num_beams for part in parts], batch_tokens)
+        batches = batches_of_equal_length([len(part.source) * settings.num_beams for part in parts], batch_tokens)
         with shown_progress(progress, "translating", len(parts)) as advance:
             for batch in batches:
                 sources = [parts[i].source for i in batch]
-                for i, hypotheses in zip(batch, self._search(sources, num_beams, length_penalty, n_best), strict=True):
+                for i, hypotheses in zip(batch, self._search(sources, settings, n_best), strict=True):
                     found[i] = hypotheses
                 advance(len(batch))
 
@@ -229,6 +247,22 @@ def check_number(name: str, value: SupportsIndex, least: int, most: int) -> int:
     if not least <= number <= most:
         raise InputError(f"{name} is {value!r}; it must lie between {least} and {most}")
     return number
+
+
+def lookahead_of(early_stopping: bool | int | str) -> int:
+    """Return the tokens that a live hypothesis is assumed to grow by at most, in the search's decision to stop.
+
+    "never" assumes that it grows to its limit, as in the paper: nothing is lost. A number k assumes at most k tokens,
+    and False none, as in transformers. True, here -1, ends a sentence when `beam` hypotheses have finished.
+    Raises InputError.
+    """
+    if early_stopping == "never":
+        return NO_MAXIMUM
+    if isinstance(early_stopping, bool):
+        return -int(early_stopping)
+    if isinstance(early_stopping, str):
+        raise InputError(f'early_stopping is {early_stopping!r}; it must be "never", true, false or a number of tokens')
+    return check_number("early_stopping", early_stopping, 0, NO_MAXIMUM)
 
 
 def check_length_penalty(alpha: float) -> None:

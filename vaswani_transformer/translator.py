@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 from .errors import InputError
 from .text_translator import (
     Hypothesis,
+    SearchSettings,
     TextTranslator,
     as_texts,
     batches_of_equal_length,
@@ -136,7 +137,7 @@ class Translator(TextTranslator):
         return cls(model, load_tokenizer(folder, model.config), target)
 
     @property
-    def default_search(self) -> tuple[int, float]:
+    def default_search(self) -> SearchSettings:
         from .loading import default_search
 
         return default_search(self.model)
@@ -152,9 +153,7 @@ class Translator(TextTranslator):
     def _decode(self, tokens: list[int]) -> str:
         return cast(str, self.target_tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _search(
-        self, sources: list[list[int]], num_beams: int, length_penalty: float, n_best: int
-    ) -> list[list[Hypothesis]]:
+    def _search(self, sources: list[list[int]], settings: SearchSettings, n_best: int) -> list[list[Hypothesis]]:
         import torch
 
         from .beam_search import beam_search
@@ -166,10 +165,11 @@ class Translator(TextTranslator):
                 self.model,
                 batch["input_ids"],
                 batch["attention_mask"],
-                num_beams,
-                length_penalty,
+                settings.num_beams,
+                settings.length_penalty,
                 50 if offset is None else offset,
                 num_return_sequences=n_best,
+                early_stopping=settings.early_stopping,
             )
         return self._hypotheses(sequences.tolist(), scores.tolist())
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+from vaswani_transformer.text_translator import SearchSettings
 
 from .running import TOLERANCES, inputs_of, open_session, random_batch, run, same_or_equally_good, score_difference
 from .traced import eager_attention, source_length_offset
@@ -22,21 +23,20 @@ ATTENTION_TOLERANCES = TOLERANCES | {"fp32": 1e-5}
 
 class Case(NamedTuple):
     sentences: int
-    beams: int
-    alpha: float
+    search: SearchSettings
     longest: int  # source tokens
     max_length: int
 
     def __str__(self) -> str:
-        return f"batch {self.sentences}, beams {self.beams}, alpha {self.alpha}"
+        return f"batch {self.sentences}, beams {self.search.num_beams}, alpha {self.search.length_penalty}"
 
 
 CASES = [
-    Case(1, 1, 0.6, 8, 24),
-    Case(5, 4, 0.6, 20, 24),
-    Case(3, 8, 1.0, 12, 16),
-    Case(8, 2, 0.0, 6, 40),
-    Case(4, 5, 0.6, 1, 12),
+    Case(1, SearchSettings(1, 0.6), 8, 24),
+    Case(5, SearchSettings(4, 0.6), 20, 24),
+    Case(3, SearchSettings(8, 1.0, "never"), 12, 16),
+    Case(8, SearchSettings(2, 0.0, True), 6, 40),
+    Case(4, SearchSettings(5, 0.6, False), 1, 12),
 ]
 
 
@@ -78,14 +78,15 @@ def compare(
 ) -> tuple[Comparison, list[str]]:
     """Translate a batch by the graph and by torch; returns what is wrong, too."""
     begun = time.perf_counter()
-    found, found_scores = run(session, batch, case.beams, case.alpha, case.max_length)
+    found, found_scores = run(session, batch, case.search, case.max_length)
     middle = time.perf_counter()
     results = beam_search(
         model,
         batch["input_ids"],
         batch["attention_mask"],
-        num_beams=case.beams,
-        length_penalty=case.alpha,
+        num_beams=case.search.num_beams,
+        length_penalty=case.search.length_penalty,
+        early_stopping=case.search.early_stopping,
         max_source_length_offset=source_length_offset(model),
         max_length=case.max_length,
     )
@@ -104,7 +105,7 @@ def compare(
         if differs_alone(session, batch, found, found_scores, case, pad):
             wrong.append("a sentence alone has another translation than in its batch")
     else:  # other rounding chooses other tokens: torch scores these very tokens
-        differences = difference_by_token(model, batch, found, found_scores, case.alpha)[found_exists]
+        differences = difference_by_token(model, batch, found, found_scores, case.search.length_penalty)[found_exists]
         near = np.zeros_like(equal)
     largest = float(differences.max(initial=0.0))
     if not np.array_equal(exists.any(axis=1), found_exists.any(axis=1)):
@@ -122,7 +123,7 @@ def differs_alone(
     """Return whether the first sentence has another, not equally good translation without the rest of its batch."""
     length = int(batch["attention_mask"][0].sum())
     first = {name: ids[:1, :length] for name, ids in batch.items()}
-    alone = run(session, first, case.beams, case.alpha, case.max_length)
+    alone = run(session, first, case.search, case.max_length)
     equal, near = same_or_equally_good(*alone, together[:1], scores[:1], pad)
     return not (equal | near).all()
 
@@ -160,7 +161,7 @@ def prove_attention(path: Path, model: Model, precision: str = "fp32") -> tuple[
     largest, wrong = 0.0, []
     for seed, case in enumerate(CASES):
         batch = random_batch(model, seed, case.sentences, case.longest)
-        inputs = inputs_of(batch, case.beams, case.alpha, case.max_length)
+        inputs = inputs_of(batch, case.search, case.max_length)
         sequences, weights = session.run(["sequences", "cross_attentions"], inputs)
         best = torch.from_numpy(sequences[:, 0])
         per_layer = cross_attentions(model, batch, model.prepare_decoder_input_ids_from_labels(best))
@@ -188,7 +189,7 @@ def table(comparisons: list[Comparison]) -> str:
     head = f"{'batch':>6}{'beams':>6}{'alpha':>6}{'translations':>14}{'equal':>7}{'tied':>6}{'score diff.':>13}"
     lines = [head + f"{'ONNX s':>9}{'torch s':>9}"]
     for c in comparisons:
-        sentences, beams, alpha, *_ = c.case
+        sentences, (beams, alpha, _), *_ = c.case
         lines.append(
             f"{sentences:>6}{beams:>6}{alpha:>6}{c.hypotheses:>14}{c.equal:>7}{c.equally_good:>6}"
             f"{c.score_difference:>13.1e}{c.graph_seconds:>9.2f}{c.torch_seconds:>9.2f}"

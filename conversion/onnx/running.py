@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings, lookahead_of
 
 # The largest difference between a score and torch's for the same tokens, see `score_difference`. fp32: the same sums in
 # another order. The others: per token, on average; users must measure the effect on BLEU.
@@ -27,16 +28,18 @@ def open_session(path: Path) -> Any:
 
 
 def run(
-    session: Any, batch: Mapping[str, Tensor], beams: int, alpha: float, max_length: int, wanted: int = 0
+    session: Any, batch: Mapping[str, Tensor], search: SearchSettings, max_length: int = NO_MAXIMUM, wanted: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences and scores;  wanted: how many of the best hypotheses, 0 for all"""
-    return session.run(["sequences", "scores"], inputs_of(batch, beams, alpha, max_length, wanted))
+    return session.run(["sequences", "scores"], inputs_of(batch, search, max_length, wanted))
 
 
 def inputs_of(
-    batch: Mapping[str, Tensor], beams: int, alpha: float, max_length: int, wanted: int = 0
+    batch: Mapping[str, Tensor], search: SearchSettings, max_length: int = NO_MAXIMUM, wanted: int = 0
 ) -> dict[str, np.ndarray]:
+    beams, alpha, rule = search
     settings = {"num_beams": beams, "max_length": max_length, "min_length": 0, "num_return_sequences": wanted}
+    settings["early_stopping"] = lookahead_of(rule)
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
     inputs |= {name: np.array(value, np.int64) for name, value in settings.items()}
     return inputs | {"length_penalty": np.array(alpha, np.float32)}

@@ -16,10 +16,11 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import default_search
+from vaswani_transformer.text_translator import SearchSettings
 
 from .prove import difference_by_token
 from .running import TOLERANCES, open_session, padded, run, same_or_equally_good, score_difference, widened
-from .traced import NO_MAXIMUM, source_length_offset
+from .traced import source_length_offset
 
 BATCH = 8  # sentences
 
@@ -43,9 +44,9 @@ def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str)
 def race(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> tuple[str, list[str]]:
     """Translate the sentences by each in turn; returns a report and what is wrong with the file's translations."""
     pad = cast(int, model.config.pad_token_id)
-    beams, alpha = default_search(model)
+    search = default_search(model)
     batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
-    systems = racers(path, model, beams, alpha)
+    systems = racers(path, model, search)
     for system in systems:  # to warm up
         system(batches[0])
     seconds = [0.0, 0.0, 0.0]
@@ -64,7 +65,7 @@ def race(path: Path, model: Model, sentences: list[list[int]], precision: str = 
             different += int((~equal & ~near).sum())
             differences = score_difference(scores, expected_scores)
         else:
-            differences = difference_by_token(model, batch, found, scores, alpha)
+            differences = difference_by_token(model, batch, found, scores, search.length_penalty)
         largest = max(largest, float(differences.max()))
     wrong = []
     if different:
@@ -72,7 +73,7 @@ def race(path: Path, model: Model, sentences: list[list[int]], precision: str = 
     if not largest <= TOLERANCES[precision]:
         wrong.append(f"scores of sentences differ by {largest:.2g}; the limit is {TOLERANCES[precision]}")
     report = (
-        f"{len(sentences)} sentences, {BATCH} at a time, beam {beams}, {get_num_threads()} thread(s): "
+        f"{len(sentences)} sentences, {BATCH} at a time, beam {search.num_beams}, {get_num_threads()} thread(s): "
         f"generate() {seconds[0]:.2f} s, our search in torch {seconds[1]:.2f} s, model.onnx {seconds[2]:.2f} s: "
         f"{seconds[0] / seconds[2]:.1f} times as fast as generate(); "
         f"{as_generate} of {len(sentences)} translations are the same"
@@ -80,22 +81,22 @@ def race(path: Path, model: Model, sentences: list[list[int]], precision: str = 
     return report, wrong
 
 
-def racers(path: Path, model: Model, beams: int, alpha: float) -> list[Callable[[dict[str, Tensor]], Any]]:
+def racers(path: Path, model: Model, search: SearchSettings) -> list[Callable[[dict[str, Tensor]], Any]]:
     """Return `generate()`, the search in torch and the file, as functions of a batch."""
     session, offset = open_session(path), source_length_offset(model)
+    settings = search._asdict()
 
     def by_generate(batch: dict[str, Tensor]) -> np.ndarray:
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        found: Any = model.generate(ids, attention_mask=mask, num_beams=beams, length_penalty=alpha)
+        found: Any = model.generate(ids, attention_mask=mask, **settings)
         return found[:, None, 1:].numpy()
 
     def by_search(batch: dict[str, Tensor]) -> list[np.ndarray]:
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        return [
-            tensor.numpy() for tensor in beam_search(model, ids, mask, beams, alpha, offset, num_return_sequences=1)
-        ]
+        found = beam_search(model, ids, mask, max_source_length_offset=offset, num_return_sequences=1, **settings)
+        return [tensor.numpy() for tensor in found]
 
     def by_file(batch: dict[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        return run(session, batch, beams, alpha, NO_MAXIMUM, wanted=1)
+        return run(session, batch, search, wanted=1)
 
     return [by_generate, by_search, by_file]

@@ -1,6 +1,6 @@
 """Encoder, cached decoder and beam search as one ONNX graph of standard operators.
 
-    input_ids, attention_mask, num_beams, max_length, length_penalty, min_length, num_return_sequences
+    input_ids, attention_mask, num_beams, max_length, length_penalty, min_length, num_return_sequences, early_stopping
     -> sequences, scores; on request cross_attentions
 
 `start` and `step` of `vaswani_transformer.beam_search` are exported as they are and joined by two loops, as in
@@ -24,12 +24,14 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.beam_search import EMPTY
 from vaswani_transformer.loading import default_search
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+from vaswani_transformer.text_translator import NO_MAXIMUM, lookahead_of
 
 from .graph_surgery import model_of, rename
 from .operators import Operators, tensor_type
-from .traced import NO_MAXIMUM, SearchGraphs, eager_attention, search_graphs
+from .traced import SearchGraphs, eager_attention, search_graphs
 
-SETTINGS = ("num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences")  # inputs with defaults
+# Inputs with defaults. early_stopping: see `lookahead_of`
+SETTINGS = ("num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences", "early_stopping")
 IDS = ("input_ids", "attention_mask")
 Values = dict[str, str]  # a variable of the search -> the name of its value in the graph
 NOTHING, EMPTY_SCORE = np.float32(NO_HYPOTHESIS), np.float32(EMPTY)
@@ -57,7 +59,7 @@ def join(model: Model, graphs: SearchGraphs) -> GraphProto:
     first = start(op, graphs, model.lm_head.weight.shape[0])
     # How many of the best hypotheses are returned and so must be final; 0: all.
     wanted = op.Where(op.Greater("num_return_sequences", 0), "num_return_sequences", "num_beams")
-    last_wanted = op.Unsqueeze(op.Sub(wanted, 1), [0])
+    last_wanted = op.Unsqueeze(op.Sub(op.Where(op.Less("early_stopping", 0), "num_beams", wanted), 1), [0])
     final = outer_loop(op, graphs, first, last_wanted, pad)
     length = finalise(op, final["sequences"], final["scores"], op.Unsqueeze(wanted, [0]), pad)
     outputs = [
@@ -70,8 +72,8 @@ def join(model: Model, graphs: SearchGraphs) -> GraphProto:
         op.Pad(final["cross_attentions"], op.Concat([0], padding, axis=0), "", [3], name="cross_attentions")
         shape = ["batch", config.decoder_layers, config.decoder_attention_heads, "length", "source"]
         outputs.append(helper.make_tensor_value_info("cross_attentions", TensorProto.FLOAT, shape))
-    num_beams, alpha = default_search(model)
-    values = np.int64(num_beams), np.int64(NO_MAXIMUM), np.float32(alpha), np.int64(0), np.int64(0)
+    num_beams, alpha, rule = default_search(model)
+    values = *map(np.int64, (num_beams, NO_MAXIMUM)), np.float32(alpha), *map(np.int64, (0, 0, lookahead_of(rule)))
     defaults = [numpy_helper.from_array(np.array(value), name) for name, value in zip(SETTINGS, values, strict=True)]
     return helper.make_graph(
         op.nodes,
@@ -90,7 +92,7 @@ def start(op: Operators, graphs: SearchGraphs, vocabulary: int) -> Values:
     beams = op.Range(0, "num_beams", 1)
     # `initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
     initial_live = op.Div(op.Add(op.Mul("num_beams", 2), vocabulary - 1), vocabulary)
-    inputs = [*IDS, beams, op.Range(0, initial_live, 1), "length_penalty", "max_length"]
+    inputs = [*IDS, beams, op.Range(0, initial_live, 1), "length_penalty", "early_stopping", "max_length"]
     names = [name for part in graphs.names for name in part]
     outputs = op.inline(graphs.start, "start.", inputs, [f"first.{name}" for name in names])
     first = dict(zip(names, outputs, strict=True))

@@ -1,6 +1,6 @@
 """The single graph between the two halves of its tokenizer, in a second file: texts in, translations out.
 
-    text, num_beams, max_length, length_penalty, min_length -> translations, scores
+    text, num_beams, max_length, length_penalty, min_length, early_stopping -> translations, scores
 
 It needs ONNX Runtime and no other file. Two of its operators are ONNX Runtime's and not the standard's, see
 `text_to_ids.py`; therefore it does not replace `model.onnx`.
@@ -26,7 +26,6 @@ from .running import EQUALLY_GOOD, inputs_of, open_session, padded, run, score_d
 from .sentences import BATCH
 from .single_graph import SETTINGS
 from .text_to_ids import token_ids
-from .traced import NO_MAXIMUM
 
 WANTED = "num_return_sequences"  # a constant in this file, 1
 # Texts with which tokenizers often differ.
@@ -106,18 +105,18 @@ def prove_text(
     by_ids, by_text = open_session(folder / "model.onnx"), open_text_session(folder / "model_text.onnx")
     translator = Translator(model, tokenizer)
     most = model.config.max_position_embeddings
-    beams, alpha = translator.default_search
+    search = translator.default_search
     encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*AWKWARD, *lines]]
     encoded = [(text, ids) for text, ids in encoded if most is None or len(ids) <= most]
     different, with_torch = [], 0
     for i in range(0, len(encoded), BATCH):
         texts, ids = zip(*encoded[i : i + BATCH], strict=True)
-        sequences, best = run(by_ids, padded(ids, translator.pad), beams, alpha, NO_MAXIMUM, wanted=1)
+        sequences, best = run(by_ids, padded(ids, translator.pad), search, wanted=1)
         expected = []
         for text, row, score in zip(texts, sequences[:, 0].tolist(), best[:, 0].tolist(), strict=True):
             exists = bool(text) and not text.isspace() and score > NO_HYPOTHESIS
             expected.append((tokenizer.decode(row, skip_special_tokens=True), score) if exists else ("", 0.0))
-        inputs = inputs_of({}, beams, alpha, NO_MAXIMUM) | {"text": np.array(texts, object)}
+        inputs = inputs_of({}, search) | {"text": np.array(texts, object)}
         del inputs[WANTED]
         translations, scores = (output.tolist() for output in by_text.run(["translations", "scores"], inputs))
         found = list(zip(translations, scores, strict=True))
@@ -131,8 +130,6 @@ def prove_text(
             short = [n for n, row in enumerate(ids) if len(row) <= MAX_SOURCE_LENGTH]
             by_torch = translator.translate(
                 [texts[n] for n in short],
-                num_beams=beams,
-                length_penalty=alpha,
                 return_scores=True,
                 split_sentences=False,
                 max_source_length=MAX_SOURCE_LENGTH,

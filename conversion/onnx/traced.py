@@ -23,10 +23,10 @@ from vaswani_transformer.beam_search import (
     step,
 )
 from vaswani_transformer.cached_decoder import CachedDecoder
+from vaswani_transformer.text_translator import LOOKAHEAD, NO_MAXIMUM
 
 from .graph_surgery import OPSET, simplify
 
-NO_MAXIMUM = 1_000_000  # `max_length` of a search without one
 EXAMPLE_LENGTH = 7  # source tokens of the traced example: learned positions must be as many
 TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication")
 
@@ -72,10 +72,11 @@ class Start(nn.Module):
         beams: Tensor,
         initial_live: Tensor,
         length_penalty: Tensor,
+        lookahead: Tensor,
         max_length: Tensor,
     ):
-        sizes = self.offset, beams.shape[0]
-        return start(self.model, input_ids, attention_mask, *sizes, length_penalty, max_length, initial_live.shape[0])
+        settings = self.offset, beams.shape[0], length_penalty, lookahead, max_length
+        return start(self.model, input_ids, attention_mask, *settings, initial_live.shape[0])
 
 
 class Step(nn.Module):
@@ -133,14 +134,15 @@ def search_graphs(model: Model, attention: bool) -> SearchGraphs:
     input_ids = torch.full((batch, source), 2)
     mask = torch.ones_like(input_ids)
     alpha, most, min_length, last_wanted = (torch.tensor(number) for number in (0.6, NO_MAXIMUM, 0, [2]))
+    lookahead = torch.tensor(LOOKAHEAD)
     start_graph = exported_graph(
         Start(model, source_length_offset(model)),
-        (input_ids, mask, torch.arange(beams), torch.arange(live), alpha, most),
-        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}),
+        (input_ids, mask, torch.arange(beams), torch.arange(live), alpha, lookahead, most),
+        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}, {}),
     )
     initial_live = initial_hypotheses(beams, model.lm_head.weight.shape[0])
     memory, batch_constants, constants, state = start(
-        model, input_ids, mask, 50, beams, alpha, initial_live=initial_live
+        model, input_ids, mask, 50, beams, alpha, lookahead, initial_live=initial_live
     )
     decoder = CachedDecoder(model)
     for _ in range(length):
@@ -160,7 +162,8 @@ def search_graphs(model: Model, attention: bool) -> SearchGraphs:
 
 def cross_attention_graph(model: Model) -> GraphProto:
     input_ids, sequences = torch.full((2, EXAMPLE_LENGTH), 2), torch.full((2, 1, 5), 2)
-    memory, _, constants, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, torch.tensor(0.6))
+    alpha, lookahead = torch.tensor(0.6), torch.tensor(LOOKAHEAD)
+    memory, _, constants, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, alpha, lookahead)
     _, known, memory_axes = described(memory, model)
     _, example, axes = described(constants, model)
     return exported_graph(
