@@ -7,14 +7,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from saved_model import ENGLISH, GERMAN, saved_model
+from saved_model import ENGLISH, GERMAN
 from searches import matrices_of, session_of
 
 from conversion.onnx.__main__ import main
 from conversion.onnx.graph_surgery import graphs_of
 from conversion.onnx.prove import prove
 from conversion.onnx.quantize import quantized
-from conversion.onnx.single_graph import export_single_graph
 from vaswani_transformer import Translator
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.onnx_translator import OnnxTranslator
@@ -26,14 +25,14 @@ EIGHT_BITS = ("int8", "int8-weights")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("model"))
+def model(exported: Path) -> Path:
+    return exported / "model"
 
 
 @pytest.fixture(scope="module")
-def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One folder for each precision; float32 is exported once for all of them."""
-    plain = export_single_graph(load_model(model)).SerializeToString()
+def folders(exported: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One folder for each precision; all are made from the float32 graph."""
+    plain = (exported / "onnx" / "model.onnx").read_bytes()
     found = {}
     for precision in ("fp32", *EIGHT_BITS):
         found[precision] = shutil.copytree(model, tmp_path_factory.mktemp("onnx") / precision)
