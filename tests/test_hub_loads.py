@@ -1,5 +1,6 @@
 """A pushed model loads with and without the package, and translates as the local model does."""
 
+import ast
 import json
 import os
 import re
@@ -59,11 +60,11 @@ class Published:
             "PYTHONSAFEPATH": "1",
         }
 
-    def run(self, *command: str, package: bool, given: str = "") -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, package: bool, given: str = "", before: str = "") -> subprocess.CompletedProcess[str]:
         # Without site.py (-S) no .pth file is read, so that the editable install of this clone is not found.
         python = [sys.executable] if package else [sys.executable, "-S"]
         site_packages = str(Path(torch.__file__).parents[1])
-        paths = [site_packages, *([str(ROOT)] if package else [])]
+        paths = [*([before] if before else []), site_packages, *([str(ROOT)] if package else [])]
         return subprocess.run(
             [*python, *command],
             input=given,
@@ -188,6 +189,31 @@ def test_remote_code_translates_like_the_local_model(published):
     found = json.loads(child.stdout)
     expected = {name: local(folder) for name, folder in published.folders.items()}
     assert found == {place: expected[name] for place, name in models.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("OLDEST_TRANSFORMERS" not in os.environ, reason="pip install --target FOLDER transformers==5.4.0")
+def test_remote_code_translates_with_the_oldest_transformers(published):
+    """OLDEST_TRANSFORMERS names the FOLDER; a folder of the model is loaded, because huggingface_hub differs, too."""
+    folder = published.home / "saved" / "model"
+    child = published.run(
+        str(ROOT / "tests" / "hub_child.py"),
+        str(folder),
+        package=False,
+        given=json.dumps(TEXTS),
+        before=os.environ["OLDEST_TRANSFORMERS"],
+    )
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout) == {str(folder): local(published.folders["base-shaped"])}
+
+
+def test_masks_are_requested_as_in_transformers_5_4():
+    """There the fourth argument is another; a fast substitute for the test above."""
+    source = (ROOT / "vaswani_transformer" / "modeling_vaswani_transformer.py").read_text(encoding="utf-8")
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    masks = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id.endswith("_mask")]
+    assert {ast.unparse(call.func) for call in masks} >= {"create_causal_mask", "create_bidirectional_mask"}
+    assert all(len(call.args) <= 3 for call in masks)
 
 
 @pytest.mark.slow

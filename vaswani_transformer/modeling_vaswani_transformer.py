@@ -439,7 +439,7 @@ class VaswaniTransformerDecoder(Stack):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         past = None if past_key_values is None else past_key_values.self_attention_cache
         hidden_states = self.embed(input_ids, inputs_embeds, start=0 if past is None else past.get_seq_length())
-        mask = create_causal_mask(self.config, hidden_states, attention_mask, past)
+        mask = create_causal_mask(self.config, hidden_states, attention_mask, past_key_values=past)
         memory_mask = create_bidirectional_mask(
             self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
         )
