@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.corpus import load_corpus, open_corpus, overlap
-from training.parallel_text import parallel_texts, text_lines
-from training.recipe import load_recipe
+from training.parallel_text import parallel_texts, text_lines, train_and_validation_texts
+from training.recipe import Recipe, load_recipe
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -389,6 +389,34 @@ def test_json_errors_name_line_and_key(tmp_path, load, line, message):
     write(tmp_path, "p.jsonl", ['{"translation": {"en": "a", "de": "b"}}', line])
     with pytest.raises(InputError, match=message):
         load("p.jsonl")
+
+
+def test_a_part_is_held_out_without_validation_text(tmp_path):
+    for language in ("en", "de"):
+        (tmp_path / f"train.{language}").write_text("".join(f"{number} {language}\n" for number in range(1, 121)))
+    recipe = Recipe(data=str(tmp_path))
+    parts = train_and_validation_texts(recipe)
+    assert parts[2]
+    train, held_out = (
+        [
+            (number, pair)
+            for chunk in text.chunks()
+            for number, pair in enumerate(zip(chunk.sources, chunk.targets, strict=True), chunk.first_line)
+        ]
+        for (text,) in parts[:2]
+    )
+    assert [number for number, _ in held_out] == [50, 100]
+    assert sorted(train + held_out) == [(number, (f"{number} en", f"{number} de")) for number in range(1, 121)]
+    assert len({text.fingerprint() for text in (*parts[0], *parts[1], *parallel_texts(recipe, ["train"]))}) == 3
+    for language in ("en", "de"):
+        (tmp_path / f"val.{language}").write_text("a\n")
+    assert train_and_validation_texts(recipe)[2] is False
+
+
+@pytest.mark.parametrize("name", ["pairs.csv", "-"])
+def test_formats_that_are_not_read_are_named(tmp_path, name):
+    with pytest.raises(InputError, match="is not a text that can be read: NAME for .* not CSV, and not stdin"):
+        parallel_texts(Recipe(data=str(tmp_path)), [name])
 
 
 def test_a_table_with_one_column_is_refused(tmp_path, load):

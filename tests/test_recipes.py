@@ -11,8 +11,9 @@ from training.__main__ import parse_options, recipe_of
 from training.cost import training_flops
 from training.dry_run import make_plan
 from training.plan import main as plan_command
-from training.recipe import SHIPPED, Recipe, load_recipe, shipped_recipes
+from training.recipe import SHIPPED, Recipe, load_recipe, recipe_path, shipped_recipes
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
 
 
@@ -159,6 +160,15 @@ def test_an_invalid_recipe_file_is_named(tmp_path):
         load_recipe(str(path))
 
 
+def test_recipes_are_listed_and_shown(capsys):
+    main(["recipes"])
+    listed = capsys.readouterr().out
+    assert all(f"{name}\n    " in listed for name in shipped_recipes())
+    assert "the base model on WMT 2014 English-German.\n" in listed and "multi30k_en_de suits 10,000 to" in listed
+    main(["recipes", "show", "demo"])
+    assert capsys.readouterr().out == recipe_path("demo").read_text()
+
+
 def test_a_recipe_survives_yaml_and_json(tmp_path):
     recipe = load_recipe("demo")
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(recipe.model_dump()))
@@ -200,7 +210,9 @@ def test_the_paper_base_model_costs_9_5e17_flop():
 
 def test_a_plan_counts_steps_and_measures_speed(capsys):
     plan_command(["--config", "demo", "--seconds", "0.2", "--json", "--vocab_size", "400", "--max_epochs", "2"])
-    plan = json.loads(capsys.readouterr().out)
+    output = capsys.readouterr()
+    plan = json.loads(output.out)
+    assert "building the model, and the speed of this machine for 0.2 s" in output.err
     assert plan["pairs"] > 15_000 and 0 < plan["padding"] < 0.05 and plan["vocabulary"] == 400
     assert plan["steps"] == min(load_recipe("demo").max_steps, 2 * plan["steps_per_epoch"])
     assert plan["hours"] > 0 and 0 < plan["mfu"] < 1.5

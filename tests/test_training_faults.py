@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,29 @@ def test_nan_and_infinity_are_never_saved(start, tmp_path, rate, message):
     assert message in process.said() and not (tmp_path / "run/model.safetensors").exists()
     for path in (tmp_path / "run/checkpoints").glob("step-*/*.safetensors"):
         assert all(tensor.isfinite().all() for tensor in load_file(path).values())
+
+
+def test_a_first_run_with_own_text_is_advised(start, text, tmp_path):
+    (tmp_path / "own").mkdir()
+    for name in ("train.en", "train.de"):
+        shutil.copy(text / name, tmp_path / "own")
+    keys = {"data": str(tmp_path / "own"), "model": {**SMALL["model"], "encoder_ffn_dim": 4096}, "warmup_steps": 100}
+    process = start(**keys, max_steps=3, save_every=3, validate_every=3, average_last=1)
+    assert process.wait() == 0, process.said()
+    for message in (
+        "no validation text val: every 50th training pair is held out, at most 2,000",
+        "the learning rate rises for 100 steps (warmup_steps), but the run has 3",
+        "parameters are too many for 118 pairs; use another --config: multi30k_en_de suits 10,000 to 50,000 pairs",
+        "step 1/3  ",
+        "step 3: validation loss",
+    ):
+        assert message in process.said()
+
+
+def test_an_unknown_field_of_the_model_is_named_before_anything_is_read(start, tmp_path):
+    process = start(**{"model.dropuot": 0.1}, data=str(tmp_path / "nowhere"))
+    assert process.wait() == 2 and "unknown config field 'dropuot'; did you mean 'dropout'?" in process.said()
+    assert not (tmp_path / "run").exists()
 
 
 def test_steps_without_finite_gradients_are_skipped_and_counted(start, tmp_path):

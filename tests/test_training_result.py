@@ -124,6 +124,7 @@ def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupte
     keys = {"initial_weights": str(folder), "tokenizer": str(folder), "max_steps": 1, "average_last": 1}
     process = start("tuned", learning_rate=1e-9, gradient_checkpointing=True, trackers=["tensorboard"], **keys)
     assert process.wait() == 0, process.said()
+    assert f"vocab_size 270 has no effect: the tokenizer in {folder} is used" in process.said()
     assert list((tmp_path / "tuned").rglob("events.out.tfevents*"))
     tuned = weights(tmp_path / "tuned")
     for name, value in weights(folder).items():

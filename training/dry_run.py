@@ -14,8 +14,15 @@ from .batches import plan_batches
 from .corpus import load_corpus
 from .cost import count_parameters, product_rate, seconds_of, training_flops, training_memory
 from .loss import CHUNK_ELEMENTS, TrainingLoss
-from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
-from .parallel_text import parallel_texts
+from .model import (
+    check_model_fields,
+    control_ids,
+    load_or_train_tokenizer,
+    load_target_tokenizer,
+    make_model,
+    model_config,
+)
+from .parallel_text import train_and_validation_texts
 from .prepare import total_steps
 from .recipe import Recipe
 
@@ -54,11 +61,12 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
 
 def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
     """Return the results of a dry run by name. A dataset on the Hub is not downloaded."""
+    check_model_fields(recipe)
     has_text = recipe.dataset is None or Path(recipe.dataset).is_dir()
     result: dict[str, Any] = {}
     if has_text:
         with tempfile.TemporaryDirectory() as folder:
-            texts = parallel_texts(recipe, recipe.train)
+            texts = train_and_validation_texts(recipe)[0]
             tokenizer = load_or_train_tokenizer(recipe, Path(folder), texts, lambda _: None)
             targets_own = load_target_tokenizer(recipe, Path(folder))
             corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None, targets_own)
@@ -97,7 +105,6 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
     }
     if seconds:
         speed, peak = measure(recipe, config, seconds)
-        paper = VaswaniTransformerConfig.from_preset("base")
         rate = speed / tokens * flops
         result |= {
             "tokens_per_second": speed,
@@ -105,8 +112,6 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
             "matmul_flop_per_second": peak,
             "mfu": rate / peak,
             "hours": result["steps"] * tokens / speed / 3600 if result["steps"] else None,
-            # Section 5.2: base, 100,000 steps of 25,000 + 25,000 tokens, at the speed in FLOP/s seen here.
-            "hours_for_the_paper_s_base": 100_000 * training_flops(paper, 25_000, 25_000, 25, 25) / rate / 3600,
         }
     return result
 
@@ -133,7 +138,4 @@ def show(plan: dict[str, Any]) -> str:
         )
         if plan["hours"] is not None:
             lines.append(f"this recipe       {plan['hours']:,.2f} hours on this machine, one process")
-        lines.append(
-            f"the paper's base  {plan['hours_for_the_paper_s_base']:,.1f} hours for its 100,000 steps at this speed"
-        )
     return "\n".join(lines)

@@ -37,6 +37,8 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
             for path in sorted(temporary.iterdir(), key=lambda path: path.name == "tokenizer.json"):
                 sync(path)
                 os.replace(path, output / path.name)
+    elif folder != output and "vocab_size" in recipe.model_fields_set:
+        say(f"vocab_size {recipe.vocab_size} has no effect: the tokenizer in {folder} is used")
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
     tokenizer = whole_texts(load_tokenizer(folder))
@@ -126,6 +128,15 @@ def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
     return output if recipe.initial_weights is None else find_folder(recipe.initial_weights)
 
 
+def check_model_fields(recipe: Recipe) -> None:
+    """Raise InputError that names a key of `model` which is no field of the config."""
+    known = {f.name for f in dataclasses.fields(VaswaniTransformerConfig)}
+    for key in recipe.model:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise InputError(f"model: unknown config field {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
 def model_config(
     recipe: Recipe,
     vocabulary: int,
@@ -137,11 +148,7 @@ def model_config(
     vocabulary, target_vocabulary: sizes of the tokenizers; None if both languages share one.
     ids: the `control_ids` of the tokenizers. Raises InputError that names the field.
     """
-    known = {f.name for f in dataclasses.fields(VaswaniTransformerConfig)}
-    for key in recipe.model:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            raise InputError(f"model: unknown config field {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    check_model_fields(recipe)
     sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
     if target_vocabulary is not None:
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}

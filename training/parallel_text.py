@@ -10,7 +10,7 @@ from vaswani_transformer.errors import InputError
 
 from . import demo_corpus
 from .dataset_text import dataset_chunks
-from .recipe import EMBEDDED, Recipe
+from .recipe import EMBEDDED, FORMATS, HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
 from .text_files import Chunk, read_jsonl, read_tsv, read_two_files, tsv_columns
 
 
@@ -35,9 +35,49 @@ def parallel_texts(recipe: Recipe, names: list[str]) -> list[ParallelText]:
     return [_from_files(folder, name, recipe) for name in names]
 
 
+def train_and_validation_texts(recipe: Recipe) -> tuple[list[ParallelText], list[ParallelText], bool]:
+    """Return the texts to train on and to validate with, and whether the latter are a part of the former.
+
+    They are if the recipe has the default name for them and there are no such files.
+    """
+    texts = parallel_texts(recipe, recipe.train)
+    files = recipe.dataset is None and recipe.data != EMBEDDED
+    if files and recipe.validation == Recipe.model_fields["validation"].default:
+        try:
+            return texts, parallel_texts(recipe, recipe.validation), False
+        except InputError:
+            return [_part(text, False) for text in texts], [_part(text, True) for text in texts], True
+    return texts, parallel_texts(recipe, recipe.validation), False
+
+
+def _part(text: ParallelText, held_out: bool) -> ParallelText:
+    """Return every HELD_OUT_EVERY-th pair of a text, at most HELD_OUT_MOST of them, or all other pairs."""
+
+    def chunks() -> Iterator[Chunk]:
+        index = 0
+        for chunk in text.chunks():
+            count = len(chunk.sources)
+            rows = [row for row in range(count) if is_held_out(index + row)]
+            gaps = zip([0, *(row + 1 for row in rows)], [*rows, count], strict=True)
+            for start, end in ((row, row + 1) for row in rows) if held_out else gaps:
+                yield Chunk(chunk.first_line + start, chunk.sources[start:end], chunk.targets[start:end])
+            index += count
+            if held_out and index >= HELD_OUT_EVERY * HELD_OUT_MOST:
+                return
+
+    kind = "only" if held_out else "without"
+    return ParallelText(text.name, chunks, lambda: f"{text.fingerprint()} {kind} every {HELD_OUT_EVERY}th pair")
+
+
+def is_held_out(number: int) -> bool:
+    return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 and number < HELD_OUT_EVERY * HELD_OUT_MOST
+
+
 def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
     languages = (recipe.source_language, recipe.target_language)
     plain = name.removesuffix(".gz")
+    if plain.endswith(".csv") or name == "-":
+        raise InputError(f"{name!r} is not a text that can be read: {FORMATS}")
     if plain.endswith(".tsv"):
         path = _existing(folder, name)
         columns = tsv_columns(path, languages)
@@ -93,7 +133,9 @@ def _existing(folder: Path, name: str) -> Path:
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
-    raise InputError(f"{folder / name}: no such file (nor {name}.gz)")
+    raise InputError(
+        f"{folder / name}: no such file (nor {name}.gz); --train, --validation and --test name texts: {FORMATS}"
+    )
 
 
 def files_sha256(*paths: Path) -> str:

@@ -24,9 +24,12 @@ def plan(
     seconds: Annotated[float, typer.Option(min=0, help="How long to measure the speed; 0: not at all.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
+    recipe = load_recipe(config, parse_options(context.args))
+    measured = f", and the speed of this machine for {seconds:g} s" if seconds else ""
+    typer.echo(f"reading the text and building the model{measured} ...", err=True)
     from .dry_run import make_plan, show
 
-    result = make_plan(load_recipe(config, parse_options(context.args)), seconds)
+    result = make_plan(recipe, seconds)
     typer.echo(json.dumps(result, indent=1) if as_json else show(result))
 
 

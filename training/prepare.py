@@ -28,8 +28,8 @@ from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
 from .loss import TrainingLoss
 from .metrics import Meter
 from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
-from .parallel_text import parallel_texts
-from .recipe import Recipe
+from .parallel_text import parallel_texts, train_and_validation_texts
+from .recipe import HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
 from .report import Reporter
 
 T = TypeVar("T")
@@ -171,13 +171,19 @@ def _main_process_first(accelerator: Accelerator, function: Callable[[], T]) -> 
 
 def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> tuple[Any, Any, Corpus, Corpus | None]:
     """Return (tokenizer, target tokenizer or None, training corpus, validation corpus or None)."""
-    texts, held_out, test = (parallel_texts(recipe, names) for names in (recipe.train, recipe.validation, recipe.test))
+    texts, validation_texts, held_out = train_and_validation_texts(recipe)
+    if held_out:
+        reporter.say(
+            f"no validation text {' + '.join(recipe.validation)}: every {HELD_OUT_EVERY}th training pair is held out, "
+            f"at most {HELD_OUT_MOST:,} (--validation NAME names a text, --validation '[]' does without)"
+        )
+    test = parallel_texts(recipe, recipe.test)
     tokenizer = load_or_train_tokenizer(recipe, output, texts, reporter.say)
     target_tokenizer = load_target_tokenizer(recipe, output)
     cache = Path(recipe.cache) if recipe.cache else output / "corpus"
     corpus, validation, in_test = (
         load_corpus(each, tokenizer, recipe, cache, reporter.say, target_tokenizer) if each else None
-        for each in (texts, held_out, test)
+        for each in (texts, validation_texts, test)
     )
     assert corpus is not None
     for name, other in (("validation", validation), ("test", in_test)):

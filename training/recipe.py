@@ -1,8 +1,10 @@
 """A recipe: all settings that decide what a training run computes, as the keys of one YAML file."""
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +16,15 @@ from vaswani_transformer.errors import InputError
 SHIPPED = Path(__file__).parent / "recipes"
 LARGEST_FILE = 100_000  # bytes of a recipe; the shipped ones have at most 3,000
 LARGEST_VOCABULARY = 1_000_000
+ADVICE = (
+    "multi30k_en_de suits 10,000 to 50,000 pairs, iwslt14_de_en 100,000 to 500,000, paper_base_en_de millions; "
+    "set --data, --train, --validation, --source_language and --target_language."
+)
+FORMATS = (
+    "NAME for the files NAME.en and NAME.de, 'a.txt,b.txt', NAME.tsv or NAME.jsonl, each also as .gz; "
+    "not CSV, and not stdin"
+)
+HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 EMBEDDED = "embedded"  # `data: embedded` is the demo's corpus
 
 
@@ -72,7 +83,9 @@ class Recipe(BaseModel):
         description="Training corpora in `data` (or splits of `dataset`), read in order: 'train' is train.en and "
         "train.de (or .gz); also 'train.{language}.txt', 'a.txt,b.txt', 'pairs.tsv', 'pairs.jsonl'.",
     )
-    validation: Texts = Field(["val"], description="Validation corpora, named like `train`.")
+    validation: Texts = Field(
+        ["val"], description="Validation corpora, named like `train`; without val.en and val.de, held out from `train`."
+    )
     test: Texts = Field([], description="Test corpora, named like `train`.")
     max_length: Whole = Field(256, ge=2, description="Drop pairs with more tokens on one side, </s> included.")
     max_length_ratio: Number | None = Field(
@@ -272,6 +285,13 @@ def recipe_path(name: str) -> Path:
 
 def shipped_recipes() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def title_of(name: str) -> str:
+    """Return the first sentence of a shipped recipe's comments."""
+    lines = recipe_path(name).read_text(encoding="utf-8").splitlines()
+    comments = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
+    return re.split(r"(?<=\.) (?=[A-Z])", comments)[0]
 
 
 def describe_keys() -> str:

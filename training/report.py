@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ class Reporter:
         self.bar: Progress | None = None
         self.metrics: Path | None = None
         self.accelerator: Any = None
+        self.said = -math.inf
 
     def say(self, message: str) -> None:
         if not self.speaks:
@@ -54,6 +56,12 @@ class Reporter:
             )
             self.task = self.bar.add_task("training", total=total_steps, completed=step, news="")
             self.bar.start()
+
+    def show_sign_of_life(self, step: int, total_steps: int, seconds: float) -> None:
+        """Say where the run is after its first step, and then once a minute; seconds: per step."""
+        if self.bar is None and time.monotonic() - self.said > 60:
+            self.say(f"step {step}/{total_steps}  {seconds:.2f} s per step")
+            self.said = time.monotonic()
 
     def advance(self, step: int) -> None:
         if self.bar is not None:

@@ -17,10 +17,11 @@ from . import checkpoint, fsdp, machine
 from .average import write_model_folder
 from .checkpointer import Checkpointer
 from .metrics import Window
+from .model import check_model_fields
 from .output import claim_output, lock_run
 from .prepare import Prepared, make_accelerator, prepare
 from .progress import Progress, Signals, StopReason, agree, default_signal_handlers, limit_reached
-from .recipe import Recipe
+from .recipe import ADVICE, Recipe
 from .report import Reporter
 from .step import Stepper
 from .validation import validate
@@ -32,6 +33,7 @@ def train(recipe: Recipe) -> None:
     Leaves a model folder: config.json, model.safetensors, tokenizer.json, generation_config.json.
     """
     output, began = Path(recipe.output_dir), time.perf_counter()
+    check_model_fields(recipe)
     transformers_logging.disable_progress_bar()  # the reporter shows one
     machine.refuse_deepspeed()
     shard_weights = fsdp.take_request()
@@ -81,6 +83,7 @@ class Run:
     def train(self) -> None:
         prepared, recipe = self.prepared, self.prepared.recipe
         introduce(prepared)
+        warn(prepared)
         if recipe.trackers:
             config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in recipe.model_dump().items()}
             prepared.accelerator.init_trackers("vaswani_transformer", config=config)
@@ -166,6 +169,8 @@ class Run:
             }
             prepared.reporter.progress(record, (total - step) * progress.seconds / step)
             self.window.start()
+        else:
+            prepared.reporter.show_sign_of_life(step, total, progress.seconds / step)
         prepared.reporter.advance(step)
 
 
@@ -187,6 +192,21 @@ def introduce(prepared: Prepared) -> None:
         f"float32 products {environment['matmul_precision']}, attention {environment['attention']}"
         + (f", compiled by {environment['compiler']}" if "compiler" in environment else "")
     )
+
+
+def warn(prepared: Prepared) -> None:
+    """Say what in the recipe does not fit the size of the text or the length of the run."""
+    recipe, steps, pairs = prepared.recipe, prepared.total_steps, len(prepared.corpus)
+    if recipe.warmup_steps >= steps:
+        prepared.reporter.say(
+            f"warning: the learning rate rises for {recipe.warmup_steps:,} steps (warmup_steps), but the run has "
+            f"{steps:,}; a tenth of the steps is usual"
+        )
+    parameters = sum(parameter.numel() for parameter in prepared.model.parameters())
+    if parameters > 1000 * pairs and recipe.initial_weights is None:  # the recipes of the package: 14 to 250 per pair
+        prepared.reporter.say(
+            f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; use another --config: {ADVICE}"
+        )
 
 
 def finish(prepared: Prepared, output: Path, progress: Progress) -> None:

@@ -12,7 +12,7 @@ from vaswani_transformer.translator import Translator
 from . import fsdp, tensors
 from .batches import plan_batches, shares
 from .corpus import Corpus
-from .parallel_text import parallel_texts
+from .parallel_text import train_and_validation_texts
 from .prepare import Prepared
 from .progress import Progress
 from .recipe import Recipe
@@ -82,7 +82,7 @@ def validation_bleu(recipe: Recipe, translator: Translator) -> float:
     from .scores import corpus_bleu  # sacrebleu is needed here only
     from .test_sets import clean
 
-    chunks = [chunk for text in parallel_texts(recipe, recipe.validation) for chunk in text.chunks()]
+    chunks = [chunk for text in train_and_validation_texts(recipe)[1] for chunk in text.chunks()]
     sources = clean([line or "" for chunk in chunks for line in chunk.sources])
     references = clean([line or "" for chunk in chunks for line in chunk.targets])
     return corpus_bleu(translator.translate(sources, split_sentences=False), references, recipe.lowercase)

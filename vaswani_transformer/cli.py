@@ -36,7 +36,9 @@ app = typer.Typer(
 )
 plot_app = typer.Typer(rich_markup_mode=None)
 export_app = typer.Typer(rich_markup_mode=None)
+recipes_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(export_app, name="export", help="Export a model to another runtime.")
+app.add_typer(recipes_app, name="recipes", help="List the recipes of the package, or show one.")
 app.add_typer(plot_app, name="plot", help="Draw attention weights, the positional encoding, or a run's curve.")
 
 # The programs parse their arguments themselves, including --help.
@@ -108,6 +110,20 @@ def train(context: typer.Context) -> None:
     code = launch(name, context.args, program("__main__").recipe_of(context.args).processes)
     if code:
         raise SystemExit(code)
+
+
+@recipes_app.callback(invoke_without_command=True)
+def list_recipes(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        recipe = program("recipe")
+        for name in recipe.shipped_recipes():
+            typer.echo(f"{name}\n    {recipe.title_of(name)}")
+        typer.echo(f"\nFor your own text: {recipe.ADVICE}\n`recipes show NAME` prints a recipe's keys and comments.")
+
+
+@recipes_app.command("show", help="Print a recipe: its comments, keys and values.")
+def show_recipe(name: Annotated[str, typer.Argument(help="The name of a recipe.")]) -> None:
+    typer.echo(program("recipe").recipe_path(name).read_text(encoding="utf-8"), nl=False)
 
 
 @app.command(add_help_option=False, context_settings=PASS_ON, help="Compute BLEU of a model's translations.")
