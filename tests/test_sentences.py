@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from saved_model import ENGLISH, trained_model, trained_tokenizer
 
 from vaswani_transformer import Translator
+from vaswani_transformer.text_translator import SearchSettings
 from vaswani_transformer.text_vaswani_transformer import default_source_limit, sentence_spans, split_text
 
 # A bar marks where a sentence, or the white space between two, ends.
@@ -102,7 +103,7 @@ def test_every_sentence_of_a_text_is_translated(translator: Translator) -> None:
     text = f"{ENGLISH[0]}\n\n {ENGLISH[1]}"
     assert translator.translate([text]) == ["\n\n ".join(one_by_one)]
     ((whole, _),) = split_text(text, 256, translator._encode, sentences=False)
-    expected = translator._search([whole], 4, 0.6, 1)[0][0].text
+    expected = translator._search([whole], SearchSettings(4, 0.6), 1)[0][0].text
     assert translator.translate([text], split_sentences=False) == [expected]
 
 

@@ -52,7 +52,7 @@ MAYBE_LAST = frozenset(
 # An ambiguous full stop ends a sentence if the next word is one that often begins a sentence.
 STARTERS = frozenset(
     "the a an he she it they we i you this that these those there his her their my our in on at but and so if when "
-    "der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf "
+    "what der die das ein eine er sie es wir ich ihr du dies diese dieser dann aber und wenn im am auf "
     "le la les un une il elle ils elles nous je vous ce cette ces mais et dans".split()
 )
 # German ordinals: "der 2. Weltkrieg", "am 3. Mai"; but "Er ist 12. Sie ist 10."
