@@ -13,6 +13,7 @@ from conversion.onnx.export import export_folder
 from conversion.onnx.running import inputs_of, open_session
 from conversion.onnx.text import AWKWARD
 from conversion.onnx.traced import NO_MAXIMUM
+from vaswani_transformer import Translator
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
 FOLDER = Path(__file__).with_name("node")
@@ -60,3 +61,11 @@ def test_javascript_translates_as_python(model: Path, tmp_path: Path, defaults: 
     translations, scores = open_session(tmp_path / "onnx" / "model_text.onnx").run(["translations", "scores"], inputs)
     assert found["translations"] == translations.tolist()
     assert found["scores"] == pytest.approx(scores.tolist(), abs=1e-4)
+
+
+def test_transformers_js_translates_a_batch_as_python(model: Path, tmp_path: Path) -> None:
+    """It goes on with sentences that have ended until the longest of the batch ends."""
+    export_folder(model, tmp_path / "onnx", layout="split", for_javascript=True)
+    expected = Translator.from_pretrained(model, device="cpu").translate([*ENGLISH, *GERMAN], num_beams=1)
+    assert len({len(text) for text in expected}) > 1
+    assert run_node("transformers_js.mjs", tmp_path / "onnx", [*ENGLISH, *GERMAN], beams=1) == expected

@@ -8,14 +8,15 @@ import onnx
 import pytest
 import torch
 from conftest import ModelMaker, padded, random_sentences
-from saved_model import saved_model
+from saved_model import saved_model, trained_tokenizer, untrained_model
 
 from conversion.onnx import single_graph, split
 from conversion.onnx.__main__ import main
 from conversion.onnx.prove import cross_attentions
 from conversion.onnx.prove_split import prove_split
 from conversion.onnx.running import random_batch
-from conversion.onnx.split import FirstDecoder
+from conversion.onnx.split import FirstDecoder, NextDecoder
+from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.loading import load_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -136,6 +137,40 @@ def test_the_decoder_returns_its_attention_to_a_padded_source(tiny_model: ModelM
         assert ours.shape == (4, 2, 4, batch["input_ids"].shape[1])
         np.testing.assert_allclose(ours.detach().numpy(), theirs, atol=1e-6)
         assert not ours[batch["attention_mask"][:, None, None].expand_as(ours) == 0].any()
+
+
+def test_decoders_for_transformers_js_repeat_the_end(tiny_model: ModelMaker) -> None:
+    model = tiny_model(1)
+    batch: Any = padded(random_sentences(0, count=2, vocab_size=30, longest=9))
+    memory, tokens = model.model.encoder(**batch).last_hidden_state, torch.tensor([[0, 5, 2, 2], [0, 2, 6, 7]])
+    plain, *cache = FirstDecoder(model)(tokens, memory, batch["attention_mask"])
+    logits = FirstDecoder(model, end=2)(tokens, memory, batch["attention_mask"])[0]
+    assert (logits.argmax(-1)[tokens == 2] == 2).all()
+    assert torch.equal(logits[tokens != 2], plain[tokens != 2])
+    logits = NextDecoder(model, end=2)(torch.tensor([[2], [6]]), batch["attention_mask"], cache)[0]
+    assert logits[0].argmax() == 2 and logits[1].min() > MASKED
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--for transformers.js --text", "--text needs the search"),
+        ("--for transformers.js --attention", "export twice"),
+        ("--for deno", "--for 'deno' is not transformers.js"),
+        ("--for transformers.js", "takes d_k and d_v to be d_model / heads"),
+    ],
+)
+def test_what_transformers_js_cannot_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    untrained_model(d_k=3).save_pretrained(tmp_path / "model")
+    trained_tokenizer().save_pretrained(tmp_path / "model")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path / "model"), str(tmp_path / "out"), *options.split()])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_check_restores_the_attention_implementation(tiny_model: ModelMaker) -> None:

@@ -40,6 +40,10 @@ def export(
         str | None,
         typer.Option(help="A UTF-8 text file (.gz too), a few hundred lines: prove the file on these, and time it."),
     ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option("--for", help="transformers.js: the split layout in a folder that this library loads."),
+    ] = None,
     no_defaults: Annotated[
         bool,
         typer.Option("--no-defaults", help="Make beam size and the like required inputs, as onnxruntime-web needs."),
@@ -49,6 +53,11 @@ def export(
         raise InputError(f"--precision {precision!r} is not one of {', '.join(PRECISIONS)}")
     if layout not in LAYOUTS:
         raise InputError(f"--layout {layout!r} is not one of {', '.join(LAYOUTS)}")
+    if runtime not in (None, "transformers.js"):
+        raise InputError(f"--for {runtime!r} is not transformers.js")
+    layout = "split" if runtime else layout
+    if runtime and attention:
+        raise InputError("--attention is an output that transformers.js does not read: export twice")
     for option, given in (("--sentences", sentences is not None), ("--text", text)):
         if given and layout != "single":
             raise InputError(f"{option} needs the search in the graph: --layout single")
@@ -74,9 +83,10 @@ def export(
             sentences=lines,
             name=sentences or "",
             tell=status.update,
+            for_javascript=runtime is not None,
         )
     typer.echo(report)
-    for path in sorted(path for kind in ("*.onnx", "*.onnx.data") for path in folder.glob(kind)):
+    for path in sorted(path for kind in ("*.onnx", "*.onnx.data") for path in folder.rglob(kind)):
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {precision}")
 
 

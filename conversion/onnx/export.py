@@ -4,7 +4,7 @@ import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -20,6 +20,7 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from ..folder import new_model_folder
 from .byte_level_bpe import ByteLevelBPE
 from .graph_surgery import graphs_of
+from .javascript import arrange_for_javascript, check_javascript
 from .prove import prove, prove_attention, table
 from .prove_split import prove_split, split_table
 from .quantize import quantized
@@ -48,6 +49,7 @@ def export_folder(
     sentences: list[str] | None = None,
     name: str = "sentences",
     tell: Callable[[str], object] = lambda stage: None,
+    for_javascript: bool = False,
 ) -> str:
     """Write the new folder, or nothing; returns the table of what was compared.
 
@@ -57,12 +59,15 @@ def export_folder(
     text: beside the single graph, write model_text.onnx, which has the tokenizer inside
     sentences: texts on which the single graph is also proved, and timed;  name: their name in errors
     tell: is called with the name of each stage as it begins
+    for_javascript: arrange the split layout as transformers.js loads it, see javascript.py
 
     Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, ProofError if the graph does not
     translate as torch does.
     """
     model = load_model(source, device="cpu", dtype=torch.float32)
     check_model(model, source, layout)
+    if for_javascript:
+        check_javascript(model, source)
     tokenizer = load_tokenizers(source, model, required=sentences is not None)
     encoded = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
     bpe = readable_tokenizer(source, model) if text else None
@@ -74,7 +79,8 @@ def export_folder(
             graphs = {"model": export_single_graph(exported, attention)}
             settings = {} if defaults else without_defaults(graphs["model"])
         else:
-            graphs, settings = export_split(exported, attention), {}
+            end = cast(int, model.config.eos_token_id) if for_javascript else None
+            graphs, settings = export_split(exported, attention, end), {}
         tell("writing the graphs")
         write_graphs(graphs, model, precision, bpe, unfinished, folder)
         tell("comparing with torch")
@@ -90,6 +96,8 @@ def export_folder(
         if (source / "tokenizer.json").exists() and layout == "single":
             page = readme(model, precision, settings, unfinished, attention, text)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
+        if for_javascript:
+            arrange_for_javascript(unfinished, model, precision)
     return report
 
 

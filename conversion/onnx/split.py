@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
 
 from .graph_surgery import model_of, remove_unused, rename
@@ -38,31 +39,44 @@ class Encoder(nn.Module):
 
 
 class FirstDecoder(nn.Module):
-    """The decoder without a cache; attention: also return the weights of the attention to the source."""
+    """The decoder without a cache; attention: also return the weights of the attention to the source.
 
-    def __init__(self, model: Model, attention: bool = False):
+    end: see `export_split`
+    """
+
+    def __init__(self, model: Model, attention: bool = False, end: int | None = None):
         super().__init__()
-        self.decoder, self.attention = CachedDecoder(model), attention
+        self.decoder, self.attention, self.end = CachedDecoder(model), attention, end
 
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor):
         """returns the logits, then per layer self keys, self values, cross keys, cross values, then the weights"""
         keys, values = memory_keys_and_values(self.decoder.decoder, encoder_hidden_states)
         decoded = decode_from(self.decoder, 0, input_ids, [], [], keys, values, encoder_attention_mask)
         cache = [tensor for layer in zip(decoded.keys, decoded.values, keys, values, strict=True) for tensor in layer]
-        return decoded.logits, *cache, *(decoded.cross_attentions if self.attention else [])
+        logits = ended(decoded.logits, input_ids, self.end)
+        return logits, *cache, *(decoded.cross_attentions if self.attention else [])
 
 
 class NextDecoder(nn.Module):
     """The decoder with a cache. It returns the self keys and values only: those of the memory do not change."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, end: int | None = None):
         super().__init__()
-        self.decoder = CachedDecoder(model)
+        self.decoder, self.end = CachedDecoder(model), end
 
     def forward(self, input_ids: Tensor, encoder_attention_mask: Tensor, past: list[Tensor]):
         parts = past[::4], past[1::4], past[2::4], past[3::4]
         decoded = decode_from(self.decoder, past[0].shape[2], input_ids, *parts, encoder_attention_mask)
-        return decoded.logits, *(tensor for layer in zip(*decoded[1:3], strict=True) for tensor in layer)
+        logits = ended(decoded.logits, input_ids, self.end)
+        return logits, *(tensor for layer in zip(*decoded[1:3], strict=True) for tensor in layer)
+
+
+def ended(logits: Tensor, tokens: Tensor, end: int | None) -> Tensor:
+    """Return the logits (batch, target, V); after the token `end` only `end` can follow."""
+    if end is None:
+        return logits
+    again = torch.full_like(logits[:1, :1], MASKED).index_fill(2, torch.tensor([end]), 0.0)
+    return torch.where((tokens == end)[:, :, None], again, logits)
 
 
 def decode_from(
@@ -85,13 +99,14 @@ def decode_from(
 
 
 @torch.no_grad()
-def export_split(model: Model, attention: bool = False) -> dict[str, ModelProto]:
+def export_split(model: Model, attention: bool = False, end: int | None = None) -> dict[str, ModelProto]:
     """Export the four graphs; returns them by name, without `.onnx`.
 
     attention: decoder_model has the outputs cross_attentions.0, ..., per layer, (batch, heads, target, source)
+    end: a token that repeats itself, for a search that goes on with sentences that have ended
     """
     with eager_attention(model):
-        encoder, first, after = export_three(model, attention)
+        encoder, first, after = export_three(model, attention, end)
     layers = model.config.decoder_layers
     present, past = cache_names("present", layers), cache_names("past_key_values", layers)
     of_self = [name for name in present if ".decoder." in name]
@@ -119,17 +134,17 @@ def cache_names(prefix: str, layers: int) -> list[str]:
     ]
 
 
-def export_three(model: Model, attention: bool) -> tuple[GraphProto, GraphProto, GraphProto]:
+def export_three(model: Model, attention: bool, end: int | None = None) -> tuple[GraphProto, GraphProto, GraphProto]:
     batch, source, target = 2, EXAMPLE_LENGTH, 3
     ids, mask = torch.full((batch, source), 2), torch.ones(batch, source, dtype=torch.long)
     both = {0: Dim.AUTO, 1: Dim.AUTO}
     encoder = exported_graph(Encoder(model), (ids, mask), (both, both))
     memory = Encoder(model)(ids, mask).clone()
     tokens = torch.full((batch, target), 2)
-    first = exported_graph(FirstDecoder(model, attention), (tokens, memory, mask), (both, both, both))
+    first = exported_graph(FirstDecoder(model, attention, end), (tokens, memory, mask), (both, both, both))
     past = [tensor.clone().contiguous() for tensor in FirstDecoder(model)(torch.full((batch, 5), 2), memory, mask)[1:]]
     after = exported_graph(
-        NextDecoder(model), (tokens, mask, past), (both, both, [{0: Dim.AUTO, 2: Dim.AUTO}] * len(past))
+        NextDecoder(model, end), (tokens, mask, past), (both, both, [{0: Dim.AUTO, 2: Dim.AUTO}] * len(past))
     )
     return encoder, first, after
 
