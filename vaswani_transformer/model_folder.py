@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any
 
 from .errors import BrokenFileError, InputError, UnavailableError, discard_output, one_line
 from .text_translator import LENGTH_PENALTIES, LOOKAHEAD, MAX_BEAMS, NO_MAXIMUM, SearchSettings
+
+if TYPE_CHECKING:  # imported where it is used, so that --help is fast
+    from tokenizers import Tokenizer
 
 MODEL_TYPE = "vaswani_transformer"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -188,11 +189,13 @@ def search_settings_of(settings: dict[str, Any] | None) -> SearchSettings:
     return TRANSFORMERS_SEARCH._replace(**given)
 
 
-def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str = "vocab_size") -> Tokenizer:
+def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str = "vocab_size") -> "Tokenizer":
     """Read tokenizer.json and check that its ids are below `vocabulary`. Raises BrokenFileError.
 
     size_field: the field of config.json that `vocabulary` comes from
     """
+    from tokenizers import Tokenizer
+
     path = folder / "tokenizer.json"
     read_json_object(path)
     try:
