@@ -1,0 +1,75 @@
+"""What does the search's stopping rule cost? Steps per token, and translations that differ from the provable rule's.
+
+    python -m benchmarks.stopping_rules MODEL data/multi30k/val.en.gz data/multi30k/val.de.gz --beam 4 --alpha 0.6
+
+`steps_per_token` counts a step for every sentence that is not done; a search that stopped with its last token would
+have 1. All numbers but `seconds` are the same on every machine, up to rounding.
+"""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vaswani_transformer.errors import exit_cleanly
+from vaswani_transformer.lines import read_lines
+
+from .harness import Record, program, report
+
+app = program()
+COLUMNS = (
+    *("date", "commit", "command", "sentences", "num_beams", "length_penalty", "early_stopping"),
+    *("steps_per_token", "differ", "lower_scores", "bleu", "seconds"),
+)
+RULES = ("never", 10, 5, 2, False, True)
+
+
+@app.command(help="Compare the stopping rules of the search.")
+def compare(
+    model: Annotated[Path, typer.Argument(help="Model folder.")],
+    texts: Annotated[Path, typer.Argument(help="Text to translate, a sentence per line.")],
+    references: Annotated[Path, typer.Argument(help="Its translations.")],
+    beam: Annotated[int, typer.Option(min=2)] = 4,
+    alpha: float = 0.6,
+    record: Record = None,
+) -> None:
+    from sacrebleu import corpus_bleu
+
+    from vaswani_transformer import Translator, beam_search
+
+    sources, expected = list(read_lines(texts)), list(read_lines(references))
+    translator = Translator.from_pretrained(model, device="cpu")
+    step, steps = beam_search.step, 0
+
+    def counted(decoder, memory, batch_constants, constants, state, *settings):
+        nonlocal steps
+        steps += int((~state.done).sum())
+        return step(decoder, memory, batch_constants, constants, state, *settings)
+
+    beam_search.step = counted
+    rows, provable = [], []
+    for rule in RULES:
+        steps, begun = 0, time.process_time()
+        settings = {"num_beams": beam, "length_penalty": alpha, "early_stopping": rule}
+        found = translator.translate(sources, **settings, split_sentences=False, return_scores=True)
+        seconds = time.process_time() - begun
+        best = [hypotheses[0] for hypotheses in found]
+        provable = provable or best
+        pairs = list(zip(best, provable, strict=True))
+        rows.append(
+            {
+                "sentences": len(sources),
+                **settings,
+                "steps_per_token": round(steps / sum(len(hypothesis.tokens) for hypothesis in best), 3),
+                "differ": sum(ours.tokens != theirs.tokens for ours, theirs in pairs),
+                "lower_scores": sum(ours.score < theirs.score - 1e-5 for ours, theirs in pairs),
+                "bleu": round(corpus_bleu([hypothesis.text for hypothesis in best], [expected]).score, 2),
+                "seconds": round(seconds, 1),
+            }
+        )
+    report(rows, record, "stopping_rules", COLUMNS)
+
+
+if __name__ == "__main__":
+    exit_cleanly(app, name="python -m benchmarks.stopping_rules")
