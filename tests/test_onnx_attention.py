@@ -77,7 +77,9 @@ def test_attention_of_a_full_pass_equals_torch(lively_model: ModelMaker, switche
     best = torch.randint(3, 7, (4, length), generator=torch.Generator().manual_seed(0))
     best[1, length // 2 + 1 :] = PAD
     with torch.no_grad():
-        memory, _, constants, _ = start(model, **batch, offset=OFFSET, beams=2, alpha=torch.tensor(0.6))
+        memory, _, constants, _ = start(
+            model, **batch, offset=OFFSET, beams=2, alpha=torch.tensor(0.6), lookahead=torch.tensor(5)
+        )
         found = CrossAttentions(model)(memory, constants.positions, best[:, None]).numpy()
     expected = expected_of(model, batch, best.numpy())
     expected *= (best != PAD).numpy()[:, None, None, :, None]

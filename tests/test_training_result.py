@@ -134,7 +134,8 @@ def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupte
 @pytest.mark.parametrize("end", ["\n", " \r\n"])
 def test_validation_bleu_ignores_line_ends(tmp_path, end):
     for language, lines in (("en", ENGLISH), ("de", GERMAN)):
-        (tmp_path / f"val.{language}").write_bytes("".join(line + end for line in lines).encode())
+        for name in ("train", "val"):
+            (tmp_path / f"{name}.{language}").write_bytes("".join(line + end for line in lines).encode())
     translator = Translator(trained_model(), trained_tokenizer())
     expected = corpus_bleu(translator.translate(ENGLISH), GERMAN, False)
     assert validation_bleu(load_recipe(None, {"data": str(tmp_path)}), translator) == pytest.approx(expected)

@@ -249,6 +249,8 @@ def _option_value(option: str, key: str, inner: str, text: str | None) -> Any:
 def _parse_yaml(text: str) -> Any:
     """Parse YAML. Raises ValueError also for what would take unlimited time: deep nesting, and aliases."""
     try:
+        if text.count("[") + text.count("{") > 1000:  # PyYAML's time grows with the square of the depth
+            raise RecursionError
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise ValueError("aliases (*name) are not supported; write the value again")
         return yaml.safe_load(text)
