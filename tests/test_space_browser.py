@@ -327,7 +327,7 @@ def test_the_space_is_accessible(page: Any, address: str, theme: str) -> None:
     page.locator("#heat-map td[tabindex='0']").focus()
     assert accessibility_violations(page) == []
     picture = Image.open(io.BytesIO(page.locator("#heat-map figure span").first.screenshot())).convert("L")
-    assert (np.median(picture) < 128) == (theme == "dark"), "the pictures of the heads follow the theme"
+    assert (np.median(np.asarray(picture)) < 128) == (theme == "dark"), "the pictures of the heads follow the theme"
 
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, address: str) -> None:

@@ -189,7 +189,8 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         """Save config.json and the code, so that every saved model also loads without this package."""
         saved = copy.copy(self)
         saved.auto_map, saved.custom_pipelines = dict(AUTO_MAP), CUSTOM_PIPELINES
-        saved._auto_class = "AutoConfig"  # transformers then copies this file and its relative imports
+        # transformers then copies this file and its relative imports.
+        saved._auto_class = "AutoConfig"  # pyright: ignore[reportAttributeAccessIssue]  # of this object alone
         Path(save_directory, "manifest.json").unlink(missing_ok=True)  # checksums of an earlier model there
         super(VaswaniTransformerConfig, saved).save_pretrained(save_directory, push_to_hub, **kwargs)
 
