@@ -91,7 +91,7 @@ def commands_page() -> str:
         lines += [*section(f"vaswani-transformer {name}", callback, text), ""]
     lines += ["## Programs without a command", ""]
     for module in MODULES:
-        _, callback, text = program_command(module)
+        callback, text = program_command(module)
         lines += [*section(f"python -m {module}", callback, text, level=3), ""]
     return "\n".join(lines)
 
@@ -102,7 +102,7 @@ def commands(app: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Any, str
         assert command.callback is not None
         name = prefix + (command.name or command.callback.__name__.replace("_", "-"))
         if name in PROGRAMS:
-            _, callback, text = program_command(PROGRAMS[name])
+            callback, text = program_command(PROGRAMS[name], name)
             yield name, callback, text
         else:
             yield name, command.callback, command.help or inspect.getdoc(command.callback) or ""
@@ -111,9 +111,11 @@ def commands(app: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Any, str
         yield from commands(group.typer_instance, f"{prefix}{group.name} ")
 
 
-def program_command(module: str) -> tuple[str, Any, str]:
-    (command,) = importlib.import_module(module).app.registered_commands
-    return command.name or "", command.callback, command.help or inspect.getdoc(command.callback) or ""
+def program_command(module: str, name: str = "") -> tuple[Any, str]:
+    """Return function and help of a program, or of its command of that name if it has several."""
+    known = importlib.import_module(module).app.registered_commands
+    (command,) = [c for c in known if len(known) == 1 or (c.name or c.callback.__name__) == name]
+    return command.callback, command.help or inspect.getdoc(command.callback) or ""
 
 
 def section(title: str, callback: Any, text: str, level: int = 2) -> list[str]:
