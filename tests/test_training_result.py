@@ -45,6 +45,10 @@ def test_altered_weights_are_refused(uninterrupted, tmp_path):
         Translator.from_pretrained(tmp_path / "model")
     Translator.from_pretrained(uninterrupted(1)[0]).model.save_pretrained(tmp_path / "model")
     Translator.from_pretrained(tmp_path / "model")  # saving another model there removes the checksums
+    other = tmp_path / "model/manifest.json"
+    other.write_text('{"name": "a web page"}')
+    Translator.from_pretrained(tmp_path / "model").model.save_pretrained(tmp_path / "model")
+    assert other.exists(), "another program's file stays"
 
 
 def test_a_run_logs_speed_and_draws_a_curve(uninterrupted):

@@ -130,7 +130,7 @@ def intact(folders: list[Path], log: Log) -> Iterator[Path]:
 def verify(folder: Path) -> None:
     """Raise BrokenFileError that names the first file of a checkpoint that is missing, truncated or altered."""
     if not verify_manifest(folder, optimizer=True):
-        raise BrokenFileError(f"{folder / MANIFEST} is missing")
+        raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
 
 
 def _point(pointer: Path, name: str) -> None:

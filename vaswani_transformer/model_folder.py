@@ -108,6 +108,8 @@ def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
         return False
     try:
         manifest = read_json_object(folder / MANIFEST)
+        if "files" not in manifest:
+            return False  # another program's
         entries = [(str(entry["name"]), entry["size"], entry["sha256"]) for entry in manifest["files"]]
     except (TypeError, KeyError) as error:
         raise BrokenFileError(f"{folder / MANIFEST} is not a manifest") from error
