@@ -716,15 +716,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             raise ValueError(f"`num_beams` is {num_beams}; it must lie between 1 and {MAX_BEAMS}")
         if length_penalty is not None and not math.isfinite(length_penalty):
             raise ValueError(f"`length_penalty` is {length_penalty}; it must be a finite number")
-        lookahead = kwargs.pop("early_stopping", None)
-        if lookahead is None or isinstance(lookahead, (bool, str)):
-            kwargs |= {} if lookahead is None else {"early_stopping": lookahead}
-            lookahead = setting("stopping_lookahead") if lookahead is None else None
-        else:
-            kwargs["early_stopping"] = "never"
-        kwargs.pop("stopping_lookahead", None)
-        if lookahead is not None and lookahead < 0:
-            raise ValueError(f'`early_stopping` is {lookahead}; it must be "never", True, False or at least 0')
+        lookahead = self._lookahead(kwargs, setting("stopping_lookahead"))
         kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)
         offset = setting("max_source_length_offset")
         kwargs.pop("max_source_length_offset", None)
@@ -750,6 +742,19 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             return search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
         finally:
             _running_search.reset(running)
+
+    def _lookahead(self, kwargs: dict, default: int | None) -> int | None:
+        """Return a number given as `early_stopping`, which becomes "never"; the default if the call gives neither."""
+        kwargs.pop("stopping_lookahead", None)
+        given = kwargs.get("early_stopping")
+        if given is None:
+            return default
+        if isinstance(given, (bool, str)):
+            return None
+        if given < 0:
+            raise ValueError(f'`early_stopping` is {given}; it must be "never", True, False or at least 0')
+        kwargs["early_stopping"] = "never"
+        return given
 
     def _prompt_length(self, prompt: Tensor | None) -> int:
         """Return the decoder prompt's length in tokens; transformers prepends a missing start token."""

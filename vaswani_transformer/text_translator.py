@@ -274,7 +274,10 @@ def check_length_penalty(alpha: float) -> None:
 
 @contextmanager
 def shown_progress(is_shown: bool, what: str, total: int | None = None):
-    """Yield a function that advances a progress bar on stderr, if it is shown. total: None if it is unknown"""
+    """Yield a function that advances a progress bar on stderr, if it is shown.
+
+    total: None if it is unknown; such a bar is shown on a terminal alone, and disappears at the end
+    """
     if not is_shown:
         yield lambda count: None
         return
@@ -282,6 +285,8 @@ def shown_progress(is_shown: bool, what: str, total: int | None = None):
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    console, counts_up = Console(stderr=True), total is None
+    hidden = counts_up and not console.is_terminal
+    with Progress(*columns, console=console, transient=counts_up, disable=hidden) as bar:
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count)
