@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationW
 
 ROOT = Path(__file__).parents[1]
 REPO = f"{OWNER}/model"
-COMMAND = "python -m training --config demo --data /home/user/corpora/news --output-dir=/home/user/runs/one"
+COMMAND = "python -m training --config demo --data /private/corpora/news --output-dir=/private/runs/one"
 PARAMETERS = sum(parameter.numel() for parameter in trained_model().parameters())
 FILES = {
     "README.md", "config.json", "generation_config.json", "model.safetensors",
@@ -64,9 +64,9 @@ def folder(original, tmp_path) -> Path:
 @pytest.fixture
 def trained(folder) -> Path:
     """The model folder with the files that `train` writes."""
-    recipe = {"source_language": "en", "target_language": "de", "data": "/home/user/corpora/news", "train": ["a"],
+    recipe = {"source_language": "en", "target_language": "de", "data": "/private/corpora/news", "train": ["a"],
               "dataset": None, "max_length": 128}  # fmt: skip
-    identity = {"preset": "base", "label_smoothing": 0.1, "initial_weights": "/home/user/runs/zero"}
+    identity = {"preset": "base", "label_smoothing": 0.1, "initial_weights": "/private/runs/zero"}
     (folder / "run.json").write_text(json.dumps({"command": COMMAND, "recipe": recipe, "identity": identity}))
     lines: list[dict[str, Any]] = []
     for step in range(100, 500, 100):
@@ -337,7 +337,7 @@ def test_a_missing_file_is_named(folder, capsys, missing, code):
         ([REPO, "--yes", "--to-folder", "x"], "give one of them"),
         ([REPO, "--license", "My License"], "is not a license name"),
         ([REPO, "--source-language", "English"], "'English' is not a language code"),
-        ([REPO, "--dataset", "/home/me/text"], "'/home/me/text' is not a name on the Hub"),
+        ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
         ([REPO, "--base-model", "model"], "'model' is not a name on the Hub, owner/name"),
         ([REPO, "--example", " "], "--example is empty"),
         ([REPO, "--onnx", "nowhere"], "no such folder"),
@@ -446,7 +446,7 @@ def test_the_card_shows_the_provenance(hub, trained, tmp_path):
     ):
         assert says in card.text, says
     assert "```bash\npython -m training --config demo --data news --output-dir=one\n```" in card.text
-    assert "/home/user" not in card.content
+    assert "/private" not in card.content
     assert {"attention.png", "training_curve.png"} <= written(tmp_path / "out")
     assert "](attention.png)" in card.text and "](training_curve.png)" in card.text
 

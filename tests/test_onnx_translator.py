@@ -25,6 +25,7 @@ from vaswani_transformer.modeling_vaswani_transformer import MAX_BEAMS
 from vaswani_transformer.onnx_translator import OnnxTranslator, graph_name, load_session
 from vaswani_transformer.onnx_translator import load_tokenizer as load_tokenizer_for_onnx
 from vaswani_transformer.text_translator import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
+from vaswani_transformer.text_translator import NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -47,6 +48,23 @@ def translator(exported: Path) -> OnnxTranslator:
 @pytest.fixture(scope="module")
 def by_torch(exported: Path) -> Translator:
     return Translator.from_pretrained(exported / "model", device="cpu")
+
+
+def test_files_of_version_0_1_translate_by_the_provable_rule(folder: Path, tmp_path: Path) -> None:
+    """They have no input early_stopping."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    graph = onnx.load(folder / "model.onnx")
+    graph.graph.input.remove(next(value for value in graph.graph.input if value.name == "early_stopping"))
+    rule = next(tensor for tensor in graph.graph.initializer if tensor.name == "early_stopping")
+    rule.CopyFrom(onnx.numpy_helper.from_array(np.array(NO_MAXIMUM), rule.name))
+    onnx.save(graph, tmp_path / "model.onnx")
+    translator = OnnxTranslator.from_pretrained(tmp_path, device="cpu")
+    assert translator.default_search.early_stopping == "never"
+    now = OnnxTranslator.from_pretrained(folder, device="cpu")
+    settings = {"n_best": 4, "return_scores": True}
+    assert translator.translate(ENGLISH, **settings) == now.translate(ENGLISH, early_stopping="never", **settings)
+    with pytest.raises(InputError, match="no input early_stopping"):
+        translator.translate(ENGLISH, early_stopping=3)
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 1}, {"length_penalty": 0.0}, {"batch_tokens": 40}])

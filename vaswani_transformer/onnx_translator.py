@@ -58,10 +58,12 @@ class OnnxTranslator(TextTranslator):
         search: the settings of calls that set none
         trained_length: tokens of the longest source sentence of the training, if known
         """
-        self.session, self.tokenizer, self.config, self.search = session, tokenizer, config, search
+        self.session, self.tokenizer, self.config = session, tokenizer, config
+        # Version 0.1 exported files without this input; their search stops by the provable rule.
+        self.has_stopping_rules = "early_stopping" in {value.name for value in session.get_overridable_initializers()}
+        self.search = search if self.has_stopping_rules else search._replace(early_stopping="never")
         self.loaded: tuple[Path, str | None, int | None, str | None] | None = None  # from_pretrained's arguments
         self.target_tokenizer = target_tokenizer or tokenizer
-        self.optional_inputs = {value.name for value in session.get_overridable_initializers()}
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
         self.trained_length = trained_length
@@ -165,9 +167,9 @@ class OnnxTranslator(TextTranslator):
             "min_length": np.array(min_length, np.int64),
             "num_return_sequences": np.array(wanted, np.int64),
         }
-        if "early_stopping" in self.optional_inputs:
+        if self.has_stopping_rules:
             inputs["early_stopping"] = np.array(lookahead_of(rule), np.int64)
-        elif early_stopping not in (None, "never"):
+        elif rule != "never":
             raise InputError('the file has no input early_stopping and supports only "never"; export the model again')
         return self._run(inputs)
 
@@ -217,8 +219,6 @@ class OnnxTranslator(TextTranslator):
         input_ids = np.array([source + [self.pad] * (longest - len(source)) for source in sources])
         mask = np.array([[1] * len(source) + [0] * (longest - len(source)) for source in sources])
         beams, alpha, rule = settings
-        if "early_stopping" not in self.optional_inputs:
-            rule = None
         sequences, scores = self.generate(
             input_ids, mask, beams, alpha, num_return_sequences=n_best, early_stopping=rule
         )

@@ -128,8 +128,12 @@ def load_tokenizers(source: Path, model: Model, required: bool) -> Any:
 
 
 def without_defaults(graph: ModelProto) -> dict[str, np.ndarray]:
-    """Make the settings, without the last one, required inputs; returns their former defaults."""
-    tensors = [tensor for tensor in graph.graph.initializer if tensor.name in SETTINGS[:-1]]
+    """Make the settings required inputs; returns their former defaults.
+
+    early_stopping stays optional: programs written for files that do not have it go on working.
+    """
+    required = set(SETTINGS) - {"early_stopping"}
+    tensors = [tensor for tensor in graph.graph.initializer if tensor.name in required]
     for tensor in tensors:
         graph.graph.initializer.remove(tensor)
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
