@@ -33,6 +33,7 @@ PROGRAMS = {
     "evaluate": "training.evaluate",
     "average": "training.average",
     "plan": "training.plan",
+    "paper": "training.paper.__main__",
     "convert": "conversion.__main__",
     "export onnx": "conversion.onnx.__main__",
     "push": "hub.__main__",
@@ -101,7 +102,9 @@ def commands(app: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Any, str
     for command in app.registered_commands:
         assert command.callback is not None
         name = prefix + (command.name or command.callback.__name__.replace("_", "-"))
-        if name in PROGRAMS:
+        if name == "paper":
+            yield from commands(importlib.import_module(PROGRAMS[name]).app, "paper ")
+        elif name in PROGRAMS:
             callback, text = program_command(PROGRAMS[name], name)
             yield name, callback, text
         else:

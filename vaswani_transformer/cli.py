@@ -246,6 +246,11 @@ def plan(context: typer.Context) -> None:
     program("plan").main(context.args)
 
 
+@app.command(add_help_option=False, context_settings=PASS_ON, help="Reproduce the paper's tables, figures and claims.")
+def paper(context: typer.Context) -> None:
+    program("paper.__main__").main(context.args)
+
+
 @app.command(add_help_option=False, context_settings=PASS_ON, help="Convert from another toolkit; with --to, to one.")
 def convert(context: typer.Context) -> None:
     program("__main__", of="conversion").main(context.args)

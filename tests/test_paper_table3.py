@@ -1,0 +1,107 @@
+"""`paper table3`: rows with the paper's proportions, resumable runs, and verdicts that follow from the numbers."""
+
+import json
+
+import pytest
+
+from training.paper.rows import FAILS, HOLDS, UNSURE, mean_interval, verdict
+from training.paper.table3 import RECIPE, ROWS, claims_of, row_options
+from training.recipe import load_recipe
+from vaswani_transformer import PRESETS, VaswaniTransformerConfig
+from vaswani_transformer.cli import main
+
+
+def test_rows_keep_the_proportions_of_the_paper():
+    """Each row costs the same share of the base row's layer matrices as in the paper, rounded to whole sizes."""
+    base = load_recipe(RECIPE)
+
+    def layer_matrices(config: VaswaniTransformerConfig) -> int:
+        of_head = config.d_model // config.encoder_attention_heads
+        heads = config.encoder_attention_heads * ((config.d_k or of_head) + (config.d_v or of_head))
+        encoder, decoder = config.encoder_layers, config.decoder_layers
+        attention = 2 * config.d_model * heads * (encoder + 2 * decoder)
+        return attention + 2 * config.d_model * (config.encoder_ffn_dim * encoder + config.decoder_ffn_dim * decoder)
+
+    def ours(row: str) -> int:
+        recipe = load_recipe(RECIPE, row_options(row, base))
+        return layer_matrices(VaswaniTransformerConfig(**recipe.model))
+
+    for row in ROWS:
+        paper = layer_matrices(VaswaniTransformerConfig(**PRESETS[row])) / layer_matrices(VaswaniTransformerConfig())
+        assert ours(row) / ours("base") == pytest.approx(paper), row
+    assert load_recipe(RECIPE, row_options("D-ls0.2", base)).label_smoothing == 0.2
+    assert row_options("B-dk16", base) == {"model.d_k": "4", "model.d_v": "16"}
+
+
+@pytest.mark.parametrize(
+    ("differences", "sign", "expected"),
+    [
+        ([-1.0, -1.1, -0.9], -1, HOLDS),
+        ([-1.0, -1.1, -0.9], +1, FAILS),
+        ([-1.0, 0.1, -0.9], -1, UNSURE),
+        ([-5.0], -1, UNSURE),
+        ([0.1, -0.1, 0.0], 0, HOLDS),
+        ([2.1, 1.9, 2.0], 0, FAILS),
+        ([2.1, -1.9, 0.0], 0, UNSURE),
+    ],
+)
+def test_a_verdict_needs_an_interval_on_one_side_of_zero(differences, sign, expected):
+    assert verdict(differences, sign, margin=1.0) == expected
+
+
+def test_the_interval_of_a_mean_is_students():
+    mean, half = mean_interval([1.0, 2.0, 3.0])
+    assert mean == 2.0 and half == pytest.approx(4.303 / 3**0.5)
+
+
+def test_claims_compare_runs_of_the_same_seed():
+    rows = [
+        {"row": row, "seed": seed, "bleu": bleu + 10 * seed, "perplexity": perplexity * seed}
+        for row, bleu, perplexity in (("base", 20.0, 8.0), ("A-h1", 19.0, 9.0), ("E-learned-positions", 20.1, 8.0))
+        for seed in (1, 2, 3)
+    ]
+    head, learned = claims_of([*rows, {"row": "big", "seed": 4, "bleu": 1.0, "perplexity": 1.0}])
+    assert head["row"] == "A-h1" and head["bleu_verdict"] == head["perplexity_verdict"] == HOLDS
+    assert learned["bleu_verdict"] == learned["perplexity_verdict"] == HOLDS and learned["seeds"] == [1, 2, 3]
+
+
+@pytest.fixture
+def command(text, tmp_path) -> list[str]:
+    """Runs of two steps of a tiny model."""
+    words = f"paper table3 --output {tmp_path} --seeds 1 --data {text} --max_steps 2 --validate_every 2"
+    words += " --warmup_steps 1 --vocab_size 270 --max_length 40"
+    return f"{words} --model.d_model 16 --model.encoder_layers 1 --model.decoder_layers 1".split()
+
+
+def test_missing_runs_are_trained_and_finished_ones_are_kept(command, tmp_path, capsys):
+    main([*command, "--rows", "base"])
+    before = (tmp_path / "table3" / "base-seed1.json").stat().st_mtime_ns
+    main([*command, "--rows", "base,B-dk16"])
+    assert (tmp_path / "table3" / "base-seed1.json").stat().st_mtime_ns == before
+    rows = json.loads((tmp_path / "table3.json").read_text())["rows"]
+    assert [(row["row"], row["seed"], row["steps"]) for row in rows] == [("base", 1, 2), ("B-dk16", 1, 2)]
+    assert rows[1]["parameters"] < rows[0]["parameters"] and rows[0]["tokens"] == rows[1]["tokens"]
+    for key in ("perplexity", "bleu", "bleu_interval", "seconds", "hardware", "commit", "command", "seeds"):
+        assert key in rows[0], key
+    assert "| B-dk16 | d_k 1, d_v 2 | 5.16 | 25.1 | 58 M |" in (tmp_path / "table3.md").read_text()
+    capsys.readouterr()
+    for words, said in (
+        (["--rows", "C-N3"], "--rows C-N3: not a row of Table 3"),
+        (["--seeds", "one"], "--seeds one: must be whole numbers"),
+        (["--rows", "base", "--label_smoothing", "0.3"], "was measured with the options"),
+        (["--model.d_modl", "3"], "unknown config field 'd_modl'; did you mean 'd_model'?"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main([*command, *words])
+        assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_several_runs_are_processes_of_their_own(command, tmp_path, capsys):
+    main([*command, "--rows", "base,C-N8", "--jobs", "2"])
+    assert len(json.loads((tmp_path / "table3.json").read_text())["rows"]) == 2
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--rows", "big,D-ls0.0", "--train", "absent"])
+    log = tmp_path / "table3" / "big-seed1.log"
+    assert stopped.value.code == 4 and f"ended with exit code 2; see {log}" in capsys.readouterr().err
+    assert "absent.en: no such file" in log.read_text()

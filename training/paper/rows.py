@@ -1,0 +1,64 @@
+"""What the tables, figures and claims share: the paper's numbers, row files, Markdown tables, intervals, verdicts."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from ..result_row import commit, hardware
+
+PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))
+
+# 97.5 % quantiles of Student's t by degrees of freedom; above, nearly the normal distribution's 1.96.
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+HOLDS, FAILS, UNSURE = "holds", "does not hold here", "not sure"
+
+
+def origin(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
+    """Return what every row file says about its making."""
+    return {
+        "command": command,
+        "date": date.today().isoformat(),
+        "commit": commit(),
+        "hardware": hardware(),
+        "seeds": seeds,
+        "seconds": round(seconds, 1),
+    }
+
+
+def mean_interval(values: list[float]) -> tuple[float, float | None]:
+    """Return the mean and the half width of its 95 % interval (Student's t); None for a single value."""
+    if len(values) < 2:
+        return values[0], None
+    quantile = STUDENT.get(len(values) - 1, 2.0)
+    return statistics.mean(values), quantile * statistics.stdev(values) / len(values) ** 0.5
+
+
+def verdict(differences: list[float], sign: int, margin: float) -> str:
+    """Return whether the mean of the differences has this sign, judged by its 95 % interval.
+
+    sign: +1 or -1; 0 if there should be no difference larger than `margin`
+    """
+    mean, half = mean_interval(differences)
+    if half is None:
+        return UNSURE
+    low, high = mean - half, mean + half
+    if sign == 0:
+        return HOLDS if -margin <= low and high <= margin else FAILS if high < -margin or low > margin else UNSURE
+    if sign < 0:
+        low, high = -high, -low
+    return HOLDS if low > 0 else FAILS if high < 0 else UNSURE
+
+
+def with_interval(values: list[float], digits: int = 2, signed: bool = False) -> str:
+    """Format the mean of the values and its interval, as `5.21 ± 0.10`."""
+    mean, half = mean_interval(values)
+    return f"{mean:{'+' if signed else ''}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

@@ -1,0 +1,288 @@
+"""Table 3 at a small scale: every row with the paper's proportions, and whether its directions hold.
+
+Each (row, seed) is trained and measured once and leaves OUTPUT/table3/ROW-seedN.json; table3.json and table3.md are
+made from these files. The same command resumes interrupted runs and skips finished ones.
+"""
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer import PRESETS, VaswaniTransformerConfig
+from vaswani_transformer.atomic import atomic_file
+from vaswani_transformer.errors import InputError, UnavailableError, tell
+from vaswani_transformer.programs import program_name, safe_environment
+
+from ..checkpoint import STATE, checkpoints
+from ..json_files import read_json, write_json
+from ..model import model_config
+from ..recipe import Recipe, load_recipe
+from ..result_row import parameters
+from .rows import PAPER, markdown, mean_interval, origin, verdict, with_interval
+
+RECIPE = "multi30k_table3"
+ROWS: list[str] = list(PAPER["table3"])
+
+# Sections 5.4 and 6.2: row, claim, sign of its difference from the base row in BLEU and in perplexity.
+CLAIMS = (
+    ("A-h1", "a single head is worse", -1, +1),
+    ("A-h32", "too many heads are worse", -1, +1),
+    ("B-dk16", "a small key size hurts", -1, +1),
+    ("B-dk32", "a small key size hurts", -1, +1),
+    ("C-N2", "fewer layers are worse", -1, +1),
+    ("C-N4", "fewer layers are worse", -1, +1),
+    ("C-N8", "more layers are better", +1, -1),
+    ("C-d256", "a narrow model is worse", -1, +1),
+    ("C-d1024", "a wide model is better", +1, -1),
+    ("C-ff1024", "a narrow feed-forward layer is worse", -1, +1),
+    ("C-ff4096", "a wide feed-forward layer is better", +1, -1),
+    ("D-dropout0.0", "without dropout it is worse", -1, +1),
+    ("D-ls0.0", "without label smoothing BLEU is worse, perplexity better", -1, -1),
+    ("E-learned-positions", "learned positions are nearly identical", 0, 0),
+    ("big", "the big model is better", +1, -1),
+)
+MARGIN = {"bleu": 1.0, "log_perplexity": math.log(1.05)}  # differences that count as nearly identical
+SYMBOLS = {
+    "attention_heads": "h", "layers": "N", "ffn_dim": "d_ff", "label_smoothing": "label smoothing",
+    "position_embedding_type": "positions",
+}  # fmt: skip
+
+
+def sizes(config: VaswaniTransformerConfig) -> dict[str, Any]:
+    """Return the fields of a config, with d_k and d_v as numbers."""
+    of_head = config.d_model // config.encoder_attention_heads
+    return config.to_dict() | {"d_k": config.d_k or of_head, "d_v": config.d_v or of_head}
+
+
+def row_options(row: str, base: Recipe) -> dict[str, str]:
+    """Return the row's changes as options of training: the paper's sizes, times our base model's over the paper's."""
+    if smoothing := re.fullmatch(r"D-ls(.*)", row):
+        return {"label_smoothing": smoothing[1]}
+    paper, ours = sizes(VaswaniTransformerConfig()), sizes(model_config(base, base.vocab_size))
+    options = {}
+    for field, value in PRESETS[row].items():
+        if isinstance(value, int) and isinstance(paper[field], int):
+            value = max(1, round(value * ours[field] / paper[field]))
+        options[f"model.{field}"] = str(value)
+    return options
+
+
+def table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: Mapping[str, str | None]) -> None:
+    """Train and measure what is missing in processes of their own, `jobs` at a time, and write the table."""
+    folder, recipe = output / "table3", load_recipe(RECIPE, options)
+    for row in rows:
+        if row not in ROWS:
+            raise InputError(f"--rows {row}: not a row of Table 3; rows: {', '.join(ROWS)}")
+        row_options(row, recipe)  # raises for a wrong option before the first run
+    missing = [(row, seed) for seed in seeds for row in rows if not is_finished(folder, row, seed, options)]
+    if len(missing) == 1:
+        run(folder, *missing[0], options)
+    else:
+        in_processes(output, missing, jobs, options)
+    write_table(output)
+
+
+def is_finished(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) -> bool:
+    path = folder / f"{row}-seed{seed}.json"
+    if not path.is_file():
+        return False
+    before = read_json(path).get("options")
+    if before != for_others(options):
+        raise InputError(f"{path} was measured with the options {before}; choose another --output")
+    return True
+
+
+def for_others(options: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the options without those that only say where a machine keeps its files."""
+    return {key: value for key, value in options.items() if key not in ("data", "cache")}
+
+
+def in_processes(output: Path, missing: list[tuple[str, int]], jobs: int, options: Mapping[str, str | None]) -> None:
+    """Run this command for each row and seed; when it is stopped, so are its processes."""
+    environment = safe_environment()
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
+    given = [word for key, value in options.items() for word in (f"--{key}", value) if word is not None]
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(work: tuple[str, int]) -> None:
+        row, seed = work
+        words = ["table3", "--output", str(output), "--rows", row, "--seeds", str(seed), *given]
+        log = output / "table3" / f"{row}-seed{seed}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"{program_name()}.paper", *words], env=environment, stderr=file
+            )
+            processes.append(process)
+            code = process.wait()
+        if code:
+            raise UnavailableError(f"row {row}, seed {seed}, ended with exit code {code}; see {log}")
+        tell(f"{row}, seed {seed}: done")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            list(pool.map(start, missing))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes:
+                process.terminate()
+            raise
+
+
+def run(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) -> None:
+    """Train one row with one seed, or resume its training, and write its row file."""
+    from ..train import train
+
+    variation = row_options(row, load_recipe(RECIPE, options))
+    changes = variation | {"seed": str(seed)}
+    model = folder / f"{row}-seed{seed}"
+    recipe = load_recipe(RECIPE, {**options, **changes, "output_dir": str(model)})
+    train(recipe)
+    progress = read_json(checkpoints(model / "checkpoints")[0] / STATE, "progress")["progress"]
+    shown = {**for_others(options), **changes}
+    command = shlex.join(
+        ["vaswani-transformer", "train", "--config", RECIPE, *(f"--{key}={value}" for key, value in shown.items())]
+    )
+    row_file = {
+        "row": row,
+        "seed": seed,
+        "change": in_symbols(variation),
+        "options": for_others(options),
+        **measure(model, recipe),
+        "parameters": parameters(model),
+        "steps": progress["step"],
+        "tokens": progress["tokens"],
+        "cpu_seconds": round(progress["cpu_seconds"], 1),
+        **origin(command, [seed], progress["seconds"]),
+    }
+    write_json(folder / f"{row}-seed{seed}.json", row_file)
+    for name in ("checkpoints", "corpus"):
+        shutil.rmtree(model / name, ignore_errors=True)
+
+
+def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
+    """Return perplexity per token and BLEU on the development set, as in the paper's table."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    from vaswani_transformer.translator import Translator
+
+    from ..test_sets import test_set
+
+    development = test_set(recipe)  # its validation text: the recipe names no test corpus
+    translator = Translator.from_pretrained(model)
+    forced = translator.score(development.sources, development.references)
+    nats = -math.fsum(each.total for each in forced) / sum(len(each.tokens) for each in forced)
+    metric = BLEU(force=True)
+    translations = translator.translate(development.sources, split_sentences=False)
+    score = metric.corpus_score(translations, [development.references], n_bootstrap=1000)
+    signature = str(metric.get_signature())
+    found = json.loads(score.format(width=3, signature=signature, is_json=True))
+    return {
+        "development": development.name,
+        "perplexity": math.exp(nats),
+        "bleu": found["score"],
+        "bleu_interval": found.get("confidence_var"),
+        "bleu_signature": signature,
+    }
+
+
+def in_symbols(options: dict[str, str]) -> str:
+    """Write a row's changes in the paper's symbols: `h 4, d_ff 256`."""
+    changes = {}
+    for key, value in options.items():
+        field = re.sub(r"^(model\.)?((en|de)coder_)?", "", key)
+        changes[SYMBOLS.get(field, field)] = value
+    changes.pop("max_position_embeddings", None)
+    return ", ".join(f"{key} {value}" for key, value in changes.items())
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------
+
+
+def write_table(output: Path) -> None:
+    """Write table3.json and table3.md from the row files that are there."""
+    rows = [read_json(path) for path in sorted((output / "table3").glob("*-seed*.json"))]
+    rows.sort(key=lambda each: (ROWS.index(each["row"]), each["seed"]))
+    write_json(output / "table3.json", {"rows": rows, "claims": claims_of(rows)})
+    with atomic_file(output / "table3.md") as file:
+        file.write(as_markdown(rows).encode())
+
+
+def claims_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Judge each claim by the differences from the base row, seed by seed."""
+    found = {(each["row"], each["seed"]): each for each in rows}
+    judged = []
+    for row, claim, bleu_sign, perplexity_sign in CLAIMS:
+        seeds = [seed for name, seed in found if name == row and ("base", seed) in found]
+        if not seeds:
+            continue
+        pairs = [(found[row, seed], found["base", seed]) for seed in seeds]
+        bleu = [one["bleu"] - base["bleu"] for one, base in pairs]
+        nats = [math.log(one["perplexity"] / base["perplexity"]) for one, base in pairs]
+        judged.append(
+            {
+                "row": row,
+                "claim": claim,
+                "seeds": seeds,
+                "bleu_difference": mean_interval(bleu),
+                "perplexity_ratio": [round(math.exp(each), 4) for each in nats],
+                "bleu_shown": with_interval(bleu, signed=True),
+                "perplexity_shown": with_interval([100 * each for each in nats], 1, signed=True),
+                "bleu_verdict": verdict(bleu, bleu_sign, MARGIN["bleu"]),
+                "perplexity_verdict": verdict(nats, perplexity_sign, MARGIN["log_perplexity"]),
+            }
+        )
+    return judged
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    quoted = PAPER["table3"]
+    lines = []
+    for row in ROWS:
+        ours = [each for each in rows if each["row"] == row]
+        if not ours:
+            continue
+        millions = quoted[row].get("parameters")
+        lines.append(
+            [
+                row,
+                ours[0]["change"] or "-",
+                f"{quoted[row]['perplexity']:.2f}",
+                f"{quoted[row]['bleu']:.1f}",
+                "" if millions is None else f"{millions / 1e6:.0f} M",
+                with_interval([each["perplexity"] for each in ours]),
+                with_interval([each["bleu"] for each in ours]),
+                f"{max(each['bleu_interval'] or 0 for each in ours):.2f}",
+                f"{ours[0]['parameters'] / 1e6:.2f} M",
+                str(len(ours)),
+            ]
+        )
+    head = "row|change|perplexity, paper|BLEU, paper|parameters, paper|perplexity, ours|BLEU, ours|bootstrap ±"
+    judged = [
+        [
+            each["row"],
+            each["claim"],
+            f"{quoted[each['row']]['bleu'] - quoted['base']['bleu']:+.1f}",
+            each["bleu_shown"],
+            each["bleu_verdict"],
+            f"{100 * math.log(quoted[each['row']]['perplexity'] / quoted['base']['perplexity']):+.1f}",
+            each["perplexity_shown"],
+            each["perplexity_verdict"],
+        ]
+        for each in claims_of(rows)
+    ]
+    claims = "row|claim|BLEU, paper|BLEU, ours|verdict|log-perplexity, paper|log-perplexity, ours|verdict"
+    return (
+        markdown([*head.split("|"), "parameters, ours", "seeds"], lines)
+        + "\nDifferences from the base row; log-perplexity in hundredths of a nat per token:\n\n"
+        + markdown(claims.split("|"), judged)
+    )
