@@ -162,18 +162,19 @@ def enumerate_everything(
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 
-def full_forward(model: Callable[..., Any], source: Sequence[int]) -> NextLogProbabilities:
-    """Return this function for a model: one complete forward pass for each unpadded sentence and prefix.
+def full_forward(model: Any, source: Sequence[int]) -> NextLogProbabilities:
+    """Return this function for a model: a complete pass of the decoder for each unpadded sentence and prefix.
 
     Results are cached by prefix for searches with other beams and alphas.
     """
-    source_ids = torch.tensor([list(source)])
+    with torch.no_grad():
+        encoded = model.get_encoder()(torch.tensor([list(source)]))
     known: dict[tuple[int, ...], np.ndarray] = {}
 
     def next_log_probabilities(prefix: tuple[int, ...]) -> np.ndarray:
         if prefix not in known:
             with torch.no_grad():
-                output = model(input_ids=source_ids, decoder_input_ids=torch.tensor([list(prefix)]), use_cache=False)
+                output = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([list(prefix)]), use_cache=False)
             known[prefix] = torch.log_softmax(output.logits[0, -1].double(), dim=-1).numpy()
         return known[prefix]
 

@@ -91,29 +91,22 @@ MODELS = [(1, 4.0), (3, 5.0), (6, 8.0), (7, 2.0)]
 
 @pytest.mark.parametrize(("seed", "end_at"), MODELS)
 def test_search_equals_brute_force(lively_model: ModelMaker, seed: int, end_at: float) -> None:
-    """Four sentences of different length in one padded batch, beams 2 to 8, four penalties, complete n-best lists."""
+    """Four sentences of different length in one padded batch, complete n-best lists."""
     model = lively_model(seed, end_at, norm_position="pre" if seed % 4 == 3 else "post")
     sentences = random_sentences(seed, count=4, vocab_size=16, longest=7)
     forwards = [full_forward(model, sentence) for sentence in sentences]
     offset = 4
     count = Count()
-    for beams in range(2, 9):
-        for alpha in (-0.9, 0.0, 0.6, 2.0):
-            found = search(
-                model,
-                sentences,
-                num_beams=beams,
-                num_return_sequences=beams,
-                length_penalty=alpha,
-                max_source_length_offset=offset,
-            )
-            for sentence, forward, rows in zip(sentences, forwards, found, strict=True):
-                truth = beam_search(forward, beams=beams, alpha=alpha, limit=len(sentence) + offset)
-                case = f"beams {beams}, alpha {alpha}, source {sentence}, margin {truth.margin:.1e}"
-                count.compare(case, rows, truth.hypotheses, truth.margin)
-    assert not count.wrong, f"{len(count.wrong)} of {7 * 4 * 4} searches differ\n" + "\n".join(count.wrong[:3])
+    for beams, alpha in ((2, 0.6), (3, -0.9), (4, 0.0), (4, 2.0), (5, 0.6), (8, -0.9), (8, 2.0)):
+        settings = {"num_return_sequences": beams, "length_penalty": alpha, "max_source_length_offset": offset}
+        found = search(model, sentences, num_beams=beams, **settings)
+        for sentence, forward, rows in zip(sentences, forwards, found, strict=True):
+            truth = beam_search(forward, beams=beams, alpha=alpha, limit=len(sentence) + offset)
+            case = f"beams {beams}, alpha {alpha}, source {sentence}, margin {truth.margin:.1e}"
+            count.compare(case, rows, truth.hypotheses, truth.margin)
+    assert not count.wrong, f"{len(count.wrong)} searches differ\n" + "\n".join(count.wrong[:3])
     assert count.near_ties <= 2
-    assert count.compared >= 200
+    assert count.compared >= 80
     assert count.switched >= 0.3 * count.compared
     if end_at <= 4:
         assert count.ended >= 0.5 * count.compared
@@ -125,11 +118,11 @@ RULES = ("never", True, False, 1, 3)
 def test_every_stopping_rule_equals_brute_force(lively_model: ModelMaker) -> None:
     """In generate() and in the search in tensors; the rules differ from each other in some translations."""
     count, found_by_rule = Count(), {rule: [] for rule in map(str, RULES)}
-    for seed, end_at in ((0, 3.0), (4, 4.5), (6, 8.0)):
+    for seed, end_at in ((0, 3.0), (6, 8.0)):
         model = lively_model(seed, end_at)
         sentences = random_sentences(seed, count=6, vocab_size=16, longest=7)
         forwards = [full_forward(model, sentence) for sentence in sentences]
-        for rule, returned, alpha in itertools.product(RULES, (1, 3), (-0.9, 0.6, 2.0)):
+        for rule, (returned, alpha) in itertools.product(RULES, ((3, -0.9), (1, 0.6), (3, 2.0))):
             settings = {"num_return_sequences": returned, "early_stopping": rule, "max_source_length_offset": 9}
             rows = search(model, sentences, num_beams=5, length_penalty=alpha, **settings)
             tensors = by_search(model, padded(sentences), 5, alpha, **settings)
@@ -170,7 +163,7 @@ def test_a_wide_search_finds_the_best_of_all_translations(lively_model: ModelMak
     """Three words and </s>: with more beams than there are live prefixes nothing is ever pruned, so the n-best
     list is the head of the list of all 1 + 3 + 9 + 27 translations of at most four tokens."""
     differs_from_greedy = 0
-    for seed in range(10):
+    for seed in range(5):
         model = lively_model(seed, end_at=2.0, vocab_size=6)
         sentence = [[4, 5, 5, 4, 2], [5, 2], [4, 4, 5, 2]][seed % 3]
         everything = enumerate_everything(full_forward(model, sentence), alpha=alpha, limit=4)
@@ -183,14 +176,14 @@ def test_a_wide_search_finds_the_best_of_all_translations(lively_model: ModelMak
             assert score == close_to(hypothesis.score)
         greedy = model.generate(**padded([sentence]), num_beams=1, max_new_tokens=4)
         differs_from_greedy += tokens_of(greedy[0]) != found[0][0]
-    assert differs_from_greedy >= 2
+    assert differs_from_greedy >= 1
 
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, beams: int) -> None:
     """Tokens are the same alone, in order, in reverse, and beside a far longer sentence."""
     ended = 0
-    for seed, end_at in MODELS:
+    for seed, end_at in MODELS[:2]:
         model = lively_model(seed, end_at - 1.5 if beams == 1 else end_at)  # greedy search ends later
         sentences = random_sentences(seed, count=10, vocab_size=16, longest=12)
         arguments = {"num_beams": beams, "max_source_length_offset": 5}
@@ -203,7 +196,7 @@ def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, be
         beside = model.generate(**padded([*sentences[:4], long]), **arguments)
         assert [tokens_of(row) for row in beside[:4]] == alone[:4]
         ended += sum(tokens[-1] == END for tokens in alone)
-    assert ended >= 0.3 * 10 * len(MODELS)
+    assert ended >= 6
 
 
 def test_n_best_is_ordered_distinct_and_scored_by_the_model(lively_model: ModelMaker) -> None:
@@ -242,7 +235,7 @@ def test_fewer_returned_sequences_are_the_best_ones(lively_model: ModelMaker) ->
 def test_default_settings_are_those_of_the_paper(lively_model: ModelMaker) -> None:
     """Without arguments the result equals brute force with beam 4, alpha 0.6 and |source| + 50 tokens."""
     at_limit = ended = 0
-    for model in (lively_model(0), lively_model(1, end_at=8.0), without_end(lively_model(2))):
+    for model in (lively_model(1, end_at=8.0), without_end(lively_model(2))):
         sentences = random_sentences(20, count=2, vocab_size=16, longest=6)
         rows = model.generate(**padded(sentences))
         for sentence, row in zip(sentences, rows, strict=True):
@@ -251,7 +244,7 @@ def test_default_settings_are_those_of_the_paper(lively_model: ModelMaker) -> No
             assert tokens_of(row) == truth.hypotheses[0].tokens
             at_limit += len(tokens_of(row)) == len(sentence) + 50
             ended += truth.hypotheses[0].ended
-    assert ended >= 2
+    assert ended >= 1
     assert at_limit >= 2
 
 
@@ -284,7 +277,7 @@ def test_live_hypotheses_count_only_if_none_finished(lively_model: ModelMaker) -
     """In these cases an unfinished hypothesis scores better than all finished ones."""
     would_have_won = 0
     nothing_ended = 0
-    for seed in range(16):
+    for seed in range(6):
         model = lively_model(seed, end_at=6.0)
         sentences = random_sentences(seed, count=4, vocab_size=16, longest=6)
         found = search(model, sentences, max_source_length_offset=2)
@@ -297,14 +290,14 @@ def test_live_hypotheses_count_only_if_none_finished(lively_model: ModelMaker) -
             assert row[1] == close_to(best.score)
             would_have_won += truth.live_would_have_won
             nothing_ended += not best.ended
-    assert would_have_won >= 5
-    assert nothing_ended >= 5
+    assert would_have_won >= 2
+    assert nothing_ended >= 2
 
 
 def test_the_search_stops_at_the_proved_best(lively_model: ModelMaker) -> None:
     """The decoder runs as many steps as brute force needs, not until the limit."""
     early = 0
-    for seed in range(8):
+    for seed in range(4):
         model = lively_model(seed, end_at=3.0)
         calls = 0
 
@@ -323,7 +316,7 @@ def test_the_search_stops_at_the_proved_best(lively_model: ModelMaker) -> None:
                 assert steps == truth.steps
                 early += truth.steps < limit
         hook.remove()
-    assert early >= 8
+    assert early >= 4
 
 
 @pytest.mark.parametrize(("seed", "start"), [(0, [START]), (1, []), (2, [START])])
@@ -418,7 +411,7 @@ def test_samples_follow_the_models_distribution(lively_model: ModelMaker) -> Non
 @pytest.mark.parametrize("helped_by", ["assistant", "prompt lookup"])
 def test_assisted_decoding_equals_greedy(lively_model: ModelMaker, helped_by: str) -> None:
     """A smaller model or the source proposes tokens, and the model decides."""
-    for seed in range(4):
+    for seed in range(2):
         model = lively_model(seed)
         help: dict[str, Any] = {"prompt_lookup_num_tokens": 2}
         if helped_by == "assistant":
@@ -442,9 +435,9 @@ CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("seed", "end_at"), [(0, 6.0), (1, 9.0), (2, None)], ids=["early", "late", "never"])
+@pytest.mark.parametrize(("seed", "end_at"), [(0, 6.0), (2, None)], ids=["ends", "never"])
 def test_call_arguments_change_only_their_setting(lively_model: ModelMaker, seed: int, end_at: float | None) -> None:
-    """Other settings remain those of the paper. The models end early, late, and never (at the limit)."""
+    """Other settings remain those of the paper. One model ends sentences, the other never does."""
     sentence = [5, 6, 7, 8, 9, 2]
     model = without_end(lively_model(seed)) if end_at is None else lively_model(seed, end_at=end_at)
     forward = full_forward(model, sentence)
