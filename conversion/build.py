@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import one_line
 
 from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Description
@@ -19,7 +20,7 @@ from .vocabulary import Vocabulary
 NEVER = -100.0
 
 
-def build_model(description: Description, reasons: Reasons) -> VaswaniTransformerForConditionalGeneration:
+def build_model(description: Description, reasons: Reasons) -> Model:
     """Return the model. Raises InputError or BrokenFileError with all reasons why the checkpoint cannot be one.
 
     Adds to `description.options` the values that converting the model back needs.
@@ -42,7 +43,6 @@ def build_model(description: Description, reasons: Reasons) -> VaswaniTransforme
     config |= tie_and_extend(tensors, description.vocabulary)
     if description.positions.concatenated and ENCODER_POSITIONS not in tensors:
         tensors = interleave(tensors, d_model)
-    separate_memory(tensors)
 
     model = empty_model(config, reasons)
     check_tensors(model, tensors, reasons)
@@ -81,7 +81,7 @@ def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
     """Cut learned tables to the shorter one, whose limit holds for both stacks; return the configuration's fields."""
     rows = min(len(tensors[ENCODER_POSITIONS]), len(tensors[DECODER_POSITIONS]))
     for name in (ENCODER_POSITIONS, DECODER_POSITIONS):
-        tensors[name] = tensors[name][:rows]
+        tensors[name] = tensors[name][:rows].clone()  # both may be one table
     return {"position_embedding_type": "learned", "max_position_embeddings": rows - offset}
 
 
@@ -128,29 +128,18 @@ def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[s
     }
 
 
-def separate_memory(tensors: dict[str, Tensor]) -> None:
-    """Copy tensors that share memory, such as one table of positions for both stacks."""
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        if tensor.data_ptr() in seen:
-            tensors[name] = tensor.clone()
-        seen.add(tensors[name].data_ptr())
-
-
-def empty_model(config: dict[str, Any], reasons: Reasons) -> VaswaniTransformerForConditionalGeneration:
+def empty_model(config: dict[str, Any], reasons: Reasons) -> Model:
     """Return the model of this configuration without memory for its weights."""
     try:
         with torch.device("meta"):
-            return VaswaniTransformerForConditionalGeneration(VaswaniTransformerConfig(**config))
+            return Model(VaswaniTransformerConfig(**config))
     except Exception as error:  # strict dataclasses raise several kinds, each naming the field
         reasons.unsupported(one_line(str(error)))
         reasons.refuse_if_any()
         raise
 
 
-def check_tensors(
-    model: VaswaniTransformerForConditionalGeneration, tensors: dict[str, Tensor], reasons: Reasons
-) -> None:
+def check_tensors(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> None:
     """Refuse tensors that are missing, left over, of another shape than the model's, or not finite."""
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in expected.keys() - tensors.keys():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
@@ -40,7 +40,7 @@ Pair = tuple[list[int], list[int]]  # source ids, target ids
 def check(
     description: Description,
     folder: Path,
-    model: VaswaniTransformerForConditionalGeneration,
+    model: Model,
     texts: tuple[Path, Path] | None = None,
     logits: Path | None = None,
 ) -> list[str]:
@@ -97,9 +97,7 @@ def toolkit_scores(description: Description, pairs: list[Pair]) -> list[Tensor]:
         return scores
 
 
-def differences_from_file(
-    model: VaswaniTransformerForConditionalGeneration, file: Path, vocabulary: Vocabulary
-) -> list[Tensor]:
+def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> list[Tensor]:
     """Return how far the log P of any word is, at most, from that of the file's logits, for each row (target,)."""
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
@@ -143,9 +141,7 @@ def toolkit_ids(ids: list[int], vocabulary: Vocabulary, side: str) -> list[int]:
     return [id if id < size or unknown is None else unknown for id in ids]
 
 
-def log_probabilities(
-    model: VaswaniTransformerForConditionalGeneration, source: list[int], target: list[int]
-) -> Tensor:
+def log_probabilities(model: Model, source: list[int], target: list[int]) -> Tensor:
     """log P of each token of the target, (target,)"""
     decoder = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]])
     logits = model(input_ids=torch.tensor([source]), decoder_input_ids=decoder).logits

@@ -29,7 +29,7 @@ class Description:
     assumed: sentences about what the checkpoint does not say, with the remedy
     files: files that are kept beside the model for converting it back, without those of the vocabulary
     options: values that converting it back needs
-    toolkit, path: where it comes from; set by `run.read`
+    toolkit, path: set by `run.read`
     """
 
     tensors: dict[str, Tensor]
@@ -48,6 +48,14 @@ class Description:
 
     def all_notes(self) -> list[str]:
         return self.assumed + self.notes + self.vocabulary.notes
+
+
+def penalty_note(toolkit: str, ranking: str) -> str:
+    """Return the note for users of a toolkit whose length penalty is not ours. ranking: its formula"""
+    return (
+        f"{toolkit} ranks hypotheses by {ranking}; generate() by log P / ((5 + L) / 6)^alpha, so that the same "
+        "hypotheses may come in another order."
+    )
 
 
 def rows_of(tensors: dict[str, Tensor], rules: list[Rule]) -> list[int]:

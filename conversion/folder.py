@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import check_new_folder
@@ -30,7 +30,7 @@ def new_model_folder(out: Path) -> Iterator[Path]:
         yield unfinished
 
 
-def save(description: Description, model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
+def save(description: Description, model: Model, folder: Path) -> None:
     """Write the model and its configurations, tokenizers, notes, and the toolkit's files for the way back."""
     bars_wanted = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

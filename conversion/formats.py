@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Protocol
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated
 
@@ -52,9 +52,7 @@ class Writer(Protocol):
     @property
     def NAME(self) -> str: ...
 
-    def write_checkpoint(
-        self, model: VaswaniTransformerForConditionalGeneration, origin: Origin, out: Path, reasons: Reasons
-    ) -> None: ...
+    def write_checkpoint(self, model: Model, origin: Origin, out: Path, reasons: Reasons) -> None: ...
 
 
 READING: list[Reader] = [

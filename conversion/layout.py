@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .rename import expand
+
 COMPARED_POSITIONS = 256  # float32 tables drift from the formula with the position
-ENCODER_POSITIONS, DECODER_POSITIONS = (
-    f"model.{stack}.positional_encoding.table.weight" for stack in ("encoder", "decoder")
-)
+POSITIONS = "model.{encoder,decoder}.positional_encoding.table.weight"
+ENCODER_POSITIONS, DECODER_POSITIONS = expand(POSITIONS)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,18 @@ class Options(dict[str, Any]):
         if values[0] != values[1]:
             self.reasons.unsupported(f"{self.show(first)} and {self.show(second)} differ")
 
+    def norm_position(self, before: str, after: str, known: Mapping[tuple[str, str], str]) -> str | None:
+        """Return "pre" or "post".
+
+        before, after: the options for the operations before and after a sub-layer, in which `d` is dropout
+        known: these operations, without dropout -> the position of the norm
+        """
+        order = (str(self.get(before, "")).replace("d", ""), str(self.get(after, "")).replace("d", ""))
+        if order not in known:
+            choices = " or ".join(f"{first!r} with {last!r}" for first, last in known)
+            self.reasons.unsupported(f"{self.show(before)} with {self.show(after)} (supported: {choices})")
+        return known.get(order)
+
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
         """Return the sizes of our configuration, which must be numbers from 1. names: see `size_names`"""
         options = size_names(names)

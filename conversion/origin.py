@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
@@ -77,7 +77,7 @@ class Origin:
 
     def tensors(
         self,
-        model: VaswaniTransformerForConditionalGeneration,
+        model: Model,
         reasons: Reasons,
         positions: Sinusoids | None,
         output_bias: bool = True,

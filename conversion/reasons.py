@@ -1,6 +1,5 @@
 """The reasons why a model cannot be converted, collected so that one error names them all."""
 
-import math
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,8 +35,8 @@ class Reasons:
         """
         for name, supported in {**fields, "d_k": (None,), "d_v": (None,)}.items():
             value = getattr(config, name)
-            if not any(_equal(value, other) for other in supported):
-                values = " or ".join(shown(other) for other in dict.fromkeys(supported))
+            if value not in supported:
+                values = " or ".join(map(shown, dict.fromkeys(supported)))
                 self.unsupported(f"{name} {shown(value)} ({toolkit} supports {values})")
 
     def refuse_if_any(self) -> None:
@@ -46,12 +45,6 @@ class Reasons:
             kind = InputError if self.settings else BrokenFileError
             reasons = "; ".join(dict.fromkeys(self.settings + self.faults))
             raise kind(f"{self.subject} cannot be converted: {reasons}")
-
-
-def _equal(value: Any, other: Any) -> bool:
-    if isinstance(value, float) and isinstance(other, float):
-        return math.isclose(value, other)
-    return value == other
 
 
 def shown(value: Any) -> str:

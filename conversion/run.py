@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line
 from vaswani_transformer.loading import load_model
 
@@ -58,7 +58,7 @@ def convert_in(
 
 def read(
     toolkit: Reader, file: Path, reasons: Reasons, scale_embeddings: bool | None = None
-) -> tuple[Description, VaswaniTransformerForConditionalGeneration]:
+) -> tuple[Description, Model]:
     """Read a checkpoint as a model. Raises InputError or BrokenFileError with all reasons why it cannot be one."""
     try:
         if toolkit is torch_nn:
@@ -76,7 +76,7 @@ def read(
         reasons.refuse_if_any()
         found = f"{type(error).__name__}: {one_line(str(error))[:200]}"
         raise BrokenFileError(
-            f"{file} and the files beside it are no checkpoint of {toolkit.NAME} ({found})"
+            f"{file} or a file beside it is not complete, or not from {toolkit.NAME} ({found}); copy them again"
         ) from error
 
 

@@ -6,10 +6,19 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.lines import read_lines
 
 from .sentencepiece import SPACE, SentencePieceModel
-from .vocabulary import SIDES, Vocabulary, find_file, read_codes
+from .vocabulary import SIDES, Vocabulary, common_ids, find_file, read_codes
+
+# The usual names of special tokens in a word list.
+SYMBOLS = {
+    "unknown": ("<unk>", "[UNK]"),
+    "pad": ("<pad>", "<blank>", "[PAD]"),
+    "bos": ("<s>", "<bos>", "<sos>", "[BOS]", "[SOS]", "[CLS]"),
+    "eos": ("</s>", "<eos>", "[EOS]", "[SEP]"),
+}
 
 
 def set_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = ("src", "tgt")) -> None:
@@ -59,3 +68,21 @@ def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> Senten
     named = [model for model in models if word.search(model.path.name)]
     known = set(tokens)
     return max(named or models, key=lambda model: sum(piece in known for piece, *_ in model.pieces), default=None)
+
+
+def read_word_lists(folder: Path) -> Vocabulary:
+    """vocab.src.txt and vocab.tgt.txt, or vocab.txt; the source has both symbols of a sentence around it."""
+    files: list[Path] = []
+    for side, other in (("src", "source"), ("tgt", "trg")):
+        file = find_file(folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt")
+        if file is None:
+            raise InputError(
+                f"{folder}: vocab.{side}.txt is missing beside the checkpoint; write one token per line in the order "
+                "of the ids, special tokens under their usual names"
+            )
+        files.append(file)
+    source, target = (list(read_lines(file)) for file in files)
+    ids = common_ids(source, target, SYMBOLS, " and ".join(file.name for file in files))
+    vocabulary = Vocabulary(source, target, start=ids["bos"], begins=True, files=files, **ids)
+    set_tokenizers(vocabulary, folder)
+    return vocabulary

@@ -147,7 +147,7 @@ def test_a_shape_that_exceeds_memory_is_refused(tmp_path: Path, capsys):
     with zipfile.ZipFile(tmp_path / "model.npz", "w") as archive:
         archive.writestr("Wemb.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
     message = refusal(capsys, tmp_path / "model.npz", tmp_path / "out", code=3)
-    assert "model.npz is not a complete .npz file" in message
+    assert "model.npz or a file beside it is not complete" in message
 
 
 def test_every_wrong_tensor_is_named(tmp_path: Path, capsys, copy_of):
@@ -219,7 +219,7 @@ def test_endless_yaml_stays_a_short_message(tmp_path: Path, capsys, copy_of):
         (
             "tensor2tensor",
             {"layer_preprocess_sequence": "n", "layer_postprocess_sequence": "dan"},
-            ["layer_preprocess_sequence 'n' with"],
+            ["layer_preprocess_sequence is 'n' with hparams.layer_postprocess_sequence is 'dan'"],
         ),
     ],
 )

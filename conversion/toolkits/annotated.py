@@ -16,8 +16,8 @@ from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, count_layers, stack_rules
+from ..segmentation import read_word_lists
 from ..unpickle import load_checkpoint
-from ..word_lists import read_vocabulary
 
 NAME = "annotated-transformer"
 FILES = ["*.pt"]
@@ -71,15 +71,9 @@ def read(path: Path, reasons: Reasons) -> Description:
         Rule("generator.proj.bias", OUTPUT_BIAS),
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, f"{{stack}}.norm.{NORM}"),
     ]
-    return Description(
-        tensors=tensors,
-        rules=rules,
-        config=config,
-        vocabulary=read_vocabulary(path.parent),
-        position_tables=["src_embed.1.pe", "tgt_embed.1.pe"],
-        assumed=assumed,
-        files=[file] if file.exists() else [],
-    )
+    files, tables = [file] if file.exists() else [], ["src_embed.1.pe", "tgt_embed.1.pe"]
+    vocabulary = read_word_lists(path.parent)
+    return Description(tensors, rules, config, vocabulary, position_tables=tables, assumed=assumed, files=files)
 
 
 def fold_standard_deviation(tensors: dict[str, Tensor], d_model: int) -> None:

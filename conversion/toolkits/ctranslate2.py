@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration, sinusoidal_positional_encoding
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer import sinusoidal_positional_encoding
 from vaswani_transformer.errors import UnavailableError
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
@@ -31,9 +32,7 @@ ACTIVATIONS = {
 }
 
 
-def write_checkpoint(
-    model: VaswaniTransformerForConditionalGeneration, origin: Origin, out: Path, reasons: Reasons
-) -> None:
+def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
     """Write a folder that ctranslate2.Translator loads. Raises all reasons why the model cannot be one."""
     try:
         from ctranslate2.specs import common_spec, transformer_spec
@@ -95,7 +94,7 @@ def set_vocabularies(spec: Any, config: Any, origin: Origin) -> None:
     settings.add_source_bos = settings.add_source_eos = False
 
 
-def positions(model: VaswaniTransformerForConditionalGeneration, state: dict, stack: str) -> torch.Tensor:
+def positions(model: Model, state: dict, stack: str) -> torch.Tensor:
     config = model.config
     if config.position_embedding_type == "learned":
         return state[f"model.{stack}.positional_encoding.table.weight"][config.position_offset :]

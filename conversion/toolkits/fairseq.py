@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 
-from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
-from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR, split_in_proj
+from ..description import OUTPUT, SOURCE, TARGET, Description, penalty_note, rows_of
+from ..layout import POSITIONS, TENSOR2TENSOR, split_in_proj
 from ..options import Options, size_names
 from ..origin import Origin, save_pickle
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, first_present, rules_of, stack_rules, write
+from ..rename import STACKS, Rule, checked_tensors, rules_of, stack_rules, write
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, find_file, numbered_tokens, read_counted_words
@@ -45,8 +45,8 @@ ACTIVATIONS = {
 }
 # Options that a version does not have are off.
 OFF = (
-    "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention layernorm_embedding"
-).split()
+    "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention layernorm_embedding".split()
+)
 SUPPORTED: dict[str, tuple] = dict.fromkeys((*OFF, "char_inputs"), (False,)) | {
     "adaptive_softmax_cutoff": (None,),
     "encoder_layers_to_keep": (None,),
@@ -57,6 +57,7 @@ SUPPORTED: dict[str, tuple] = dict.fromkeys((*OFF, "char_inputs"), (False,)) | {
     "base_layers": (0, None),
 }
 SIZES = ("encoder_embed_dim", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_embed_dim")
+DECODER_EMBEDDING, OUTPUT_PROJECTION = "decoder.embed_tokens.weight", "decoder.output_projection.weight"
 LAYER = {
     "self_attn.{q,k,v,out}_proj.{weight,bias}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
     "self_attn_layer_norm.{weight,bias}": "self_attn_norm.{weight,bias}",
@@ -65,10 +66,12 @@ LAYER = {
     "fc{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
     "final_layer_norm.{weight,bias}": "feed_forward_norm.{weight,bias}",
 }
-POSITIONS = {
-    "encoder.embed_positions.weight": ENCODER_POSITIONS,
-    "decoder.embed_positions.weight": DECODER_POSITIONS,
-}
+EMBEDDINGS = {"encoder.embed_tokens.weight": SOURCE, DECODER_EMBEDDING: TARGET, OUTPUT_PROJECTION: OUTPUT}
+LEARNED = {"{encoder,decoder}.embed_positions.weight": POSITIONS}
+NOTES = [
+    penalty_note("fairseq", "log P / L^lenpen"),
+    "Prepare texts as the training texts were prepared (usually with Moses' tokenizer) before the tokenizer.",
+]
 IGNORED = (
     r"(en|de)coder\.version",
     r"(en|de)coder\.embed_positions\.(_float_tensor|weights)",
@@ -82,9 +85,10 @@ OLD_NORMS = {
 }
 
 
-def layers(config: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of the layers and, in models that have them, of the final norms."""
-    return stack_rules(config, "{stack}.layers.{n}.", LAYER, "{stack}.layer_norm.{weight,bias}")
+def rules_for(config: Mapping[str, Any], learned: bool) -> list[Rule]:
+    """Return the rules of all tensors. learned: whether the positions are"""
+    rules = rules_of(EMBEDDINGS | (LEARNED if learned else {}))
+    return rules + stack_rules(config, "{stack}.layers.{n}.", LAYER, "{stack}.layer_norm.{weight,bias}")
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -111,11 +115,13 @@ def read(path: Path, reasons: Reasons) -> Description:
     reasons.refuse_if_any()
 
     tensors = checked_tensors(checkpoint["model"], reasons, *IGNORED)
-    split_in_proj(tensors)  # 0.6 to 0.8
-    rename_old_norms(tensors)
-    config |= options.rates({"dropout": "dropout"}, default=0.1)
-    config |= options.rates({"attention_dropout": "attention_dropout"}, default=0.0)
+    rename_as_in_0_12(tensors)
+    tied = options.get("share_decoder_input_output_embed") or options.get("share_all_embeddings")
+    if tied and DECODER_EMBEDDING in tensors:
+        tensors.setdefault(OUTPUT_PROJECTION, tensors[DECODER_EMBEDDING])
     config |= {
+        "dropout": float(options.get("dropout", 0.1)),
+        "attention_dropout": float(options.get("attention_dropout", 0.0)),
         "activation_dropout": float(options.get("activation_dropout", options.get("relu_dropout")) or 0.0),
         "activation_function": ACTIVATIONS[options.get("activation_fn") or "relu"],
         "position_offset": OFFSET,
@@ -125,31 +131,11 @@ def read(path: Path, reasons: Reasons) -> Description:
         "layer_norm_eps": EPSILON,
         "attention_bias": True,
     }
-    outputs = ["decoder.output_projection.weight", "decoder.embed_out"]
-    if options.get("share_decoder_input_output_embed") or options.get("share_all_embeddings"):
-        outputs.append("decoder.embed_tokens.weight")
-    rules = [
-        Rule("encoder.embed_tokens.weight", SOURCE),
-        Rule("decoder.embed_tokens.weight", TARGET),
-        Rule(first_present(tensors, *outputs), OUTPUT),
-        *layers(config),
-    ]
-    if options.get("encoder_learned_pos"):
-        rules += rules_of(POSITIONS)
-    return Description(
-        tensors=tensors,
-        rules=rules,
-        config=config,
-        vocabulary=read_vocabulary(path.parent, options, rows_of(tensors, rules)),
-        positions=TENSOR2TENSOR,
-        unscaled=(SOURCE, TARGET) if options.get("no_scale_embedding") else (),
-        notes=[
-            "fairseq ranks hypotheses by log P / L^lenpen; generate() by log P / ((5 + L) / 6)^alpha, so that the same "
-            "hypotheses may come in another order.",
-            "Prepare texts as the training texts were prepared (usually with Moses' tokenizer) before the tokenizer.",
-        ],
-        options={name: options.get(name) for name in ("arch", "source_lang", "target_lang")},
-    )
+    rules = rules_for(config, bool(options.get("encoder_learned_pos")))
+    vocabulary = read_vocabulary(path.parent, options, rows_of(tensors, rules))
+    unscaled = (SOURCE, TARGET) if options.get("no_scale_embedding") else ()
+    kept = {name: options.get(name) for name in ("arch", "source_lang", "target_lang")}
+    return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=NOTES, options=kept)
 
 
 def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,13 +152,15 @@ def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def rename_old_norms(tensors: dict[str, Tensor]) -> None:
-    for name in list(tensors):
-        layer, found, rest = name.partition(".layer_norms.")
-        if found:
-            number, _, part = rest.partition(".")
-            norm = OLD_NORMS[name.split(".")[0]][int(number)]
-            tensors[f"{layer}.{norm}.{part}"] = tensors.pop(name)
+def rename_as_in_0_12(tensors: dict[str, Tensor]) -> None:
+    """Rename the tensors of older versions: fused projections, numbered norms, `decoder.embed_out`."""
+    split_in_proj(tensors)
+    if "decoder.embed_out" in tensors:
+        tensors[OUTPUT_PROJECTION] = tensors.pop("decoder.embed_out")
+    for name in [name for name in tensors if ".layer_norms." in name]:
+        stack, layers, n, _, number, part = name.split(".")
+        norm = OLD_NORMS[stack][int(number)]
+        tensors[f"{stack}.{layers}.{n}.{norm}.{part}"] = tensors.pop(name)
 
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
@@ -193,9 +181,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
 # ---- from our model to fairseq -----------------------------------------------------------------------------------
 
 
-def write_checkpoint(
-    model: VaswaniTransformerForConditionalGeneration, origin: Origin, out: Path, reasons: Reasons
-) -> None:
+def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
     """Write a checkpoint of fairseq 0.12 and its dictionaries. Raises all reasons why it cannot be one."""
     config = model.config
     learned, pre = config.position_embedding_type == "learned", config.norm_position == "pre"
@@ -221,16 +207,11 @@ def write_checkpoint(
     ours = origin.tensors(model, reasons, None if learned else TENSOR2TENSOR, output_bias=False)
     reasons.refuse_if_any()
 
-    tensors = {"encoder.version": torch.tensor([3.0]), "encoder.embed_tokens.weight": ours[SOURCE]}
-    if learned:
-        tensors |= write(rules_of(POSITIONS), ours)
-    else:
-        for stack in ("encoder", "decoder"):
+    tensors = write(rules_for(config.to_dict(), learned), ours)
+    for stack in STACKS:
+        tensors[f"{stack}.version"] = torch.tensor([3.0])
+        if not learned:
             tensors[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
-    tensors |= write(layers(config.to_dict()), ours)
-    tensors["decoder.version"] = torch.tensor([3.0])
-    tensors["decoder.embed_tokens.weight"] = ours[TARGET]
-    tensors["decoder.output_projection.weight"] = ours[OUTPUT]
     languages: dict[str, str] = dict(zip(("source_lang", "target_lang"), origin.languages(), strict=True))
     checkpoint = {
         "args": None,

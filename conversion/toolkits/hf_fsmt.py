@@ -10,9 +10,9 @@ from typing import Any
 from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
-from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
+from ..layout import POSITIONS, TENSOR2TENSOR
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, first_present
+from ..rename import Rule, checked_tensors, first_present, rules_of
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_codes, tokens_by_id
 from . import hugging_face
 
@@ -29,10 +29,9 @@ EMBEDDINGS = {
     "model.decoder.embed_tokens.weight": TARGET,
     "model.decoder.output_projection.weight": OUTPUT,
 }
-POSITIONS = {
-    "model.encoder.embed_positions.weight": ENCODER_POSITIONS,
-    "model.decoder.embed_positions.weight": DECODER_POSITIONS,
-}
+TABLES = rules_of({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
+MOSES_NOTE = "FSMTTokenizer applies Moses' tokenizer; tokenizer.json splits at spaces: prepare texts with sacremoses."
+TRAINED_NOTE = "The saved sinusoids have been trained; they are a learned table here."
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -49,31 +48,22 @@ def read(path: Path, reasons: Reasons) -> Description:
     tied = list(EMBEDDINGS) if options.get("tie_word_embeddings", False) else []
     rules = [Rule(first_present(tensors, theirs, *tied), ours) for theirs, ours in EMBEDDINGS.items()]
     rules += hugging_face.layers(config)
-    notes = [
-        hugging_face.PENALTY_NOTE,
-        "FSMTTokenizer applies Moses' tokenizer; tokenizer.json splits at spaces: prepare texts with sacremoses.",
-    ]
-    tables = {name: tensors[name].clone() for name in POSITIONS if name in tensors}
+    notes = [hugging_face.PENALTY_NOTE, MOSES_NOTE]
+    tables = {rule.theirs: tensors[rule.theirs].clone() for rule in TABLES if rule.theirs in tensors}
     for table in tables.values():
         table[OFFSET - 1] = TENSOR2TENSOR.table(OFFSET, config["d_model"])[-1]  # row 1, the padding's, is zeros
     if all(TENSOR2TENSOR.match(table) for table in tables.values()):
         for name in tables:
             del tensors[name]
     else:
-        notes.append("The saved sinusoids have been trained; they are a learned table here.")
-        rules += [Rule(theirs, ours) for theirs, ours in POSITIONS.items()]
+        notes.append(TRAINED_NOTE)
+        rules += TABLES
+    vocabulary = read_vocabulary(path.parent, options, rows_of(tensors, rules))
+    unscaled = () if options.get("scale_embedding", True) else (SOURCE, TARGET)
     languages = options.get("langs")
     languages = languages if isinstance(languages, list) and len(languages) == 2 else (None, None)
-    return Description(
-        tensors=tensors,
-        rules=rules,
-        config=config,
-        vocabulary=read_vocabulary(path.parent, options, rows_of(tensors, rules)),
-        positions=TENSOR2TENSOR,
-        unscaled=() if options.get("scale_embedding", True) else (SOURCE, TARGET),
-        notes=notes,
-        options={"source_lang": languages[0], "target_lang": languages[1]},
-    )
+    kept = {"source_lang": languages[0], "target_lang": languages[1]}
+    return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, options=kept)
 
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:

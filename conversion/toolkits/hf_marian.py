@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, rows_of
@@ -22,7 +22,7 @@ from ..layout import CONCATENATED
 from ..options import size_names
 from ..origin import Origin
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, first_present, write
+from ..rename import Rule, checked_tensors, expand, first_present, write
 from ..sentencepiece import SentencePieceModel
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, tokens_by_id
 from . import hugging_face
@@ -39,7 +39,12 @@ SUPPORTED: dict[str, tuple] = {
 }
 LANGUAGE_CODE = re.compile(r">>.+<<")
 SHARED = "model.shared.weight"
-ENCODER, DECODER = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
+ENCODER, DECODER = expand("model.{encoder,decoder}.embed_tokens.weight")
+NOTES = [
+    hugging_face.PENALTY_NOTE,
+    "The sinusoids are those of Hugging Face's MarianMTModel, which differ from Marian's.",
+    "MarianTokenizer normalises punctuation if sacremoses is installed; tokenizer.json does not.",
+]
 
 
 def recognise(path: Path, content: Any) -> bool:
@@ -62,19 +67,14 @@ def read(path: Path, reasons: Reasons) -> Description:
         tensors.pop(SHARED, None)
     scaled = bool(options.get("scale_embedding", False))
     return Description(
-        tensors=tensors,
-        rules=rules,
-        config=config,
-        vocabulary=read_vocabulary(path.parent, options, rows_of(tensors, rules)),
-        positions=CONCATENATED,
-        # Older versions save the tables.
-        position_tables=[f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")],
+        tensors,
+        rules,
+        config,
+        read_vocabulary(path.parent, options, rows_of(tensors, rules)),
+        CONCATENATED,
+        expand("model.{encoder,decoder}.embed_positions.weight"),  # older versions save the tables
         unscaled=() if scaled else (SOURCE, TARGET),
-        notes=[
-            hugging_face.PENALTY_NOTE,
-            "The sinusoids are those of Hugging Face's MarianMTModel, which differ from Marian's.",
-            "MarianTokenizer normalises punctuation if sacremoses is installed; tokenizer.json does not.",
-        ],
+        notes=NOTES,
         options={"config": dict(options), "scale_embedding": scaled},
     )
 
@@ -108,9 +108,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
 # ---- from our model to transformers ------------------------------------------------------------------------------
 
 
-def write_checkpoint(
-    model: VaswaniTransformerForConditionalGeneration, origin: Origin, out: Path, reasons: Reasons
-) -> None:
+def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
     """Write a folder that MarianMTModel.from_pretrained loads. Raises all reasons why the model cannot be one."""
     config = model.config
     fields = {

@@ -13,6 +13,7 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.model_folder import read_json_object
 
+from ..description import penalty_note
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import Rule, stack_rules
@@ -22,10 +23,7 @@ from .fairseq import EPSILON, LAYER
 SIZES = ("d_model", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_dim")
 RATES = {name: name for name in ("dropout", "attention_dropout", "activation_dropout")}
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-PENALTY_NOTE = (
-    "transformers ranks hypotheses by log P / L^length_penalty; generate() by log P / ((5 + L) / 6)^alpha, so that the "
-    "same hypotheses may come in another order."
-)
+PENALTY_NOTE = penalty_note("transformers", "log P / L^length_penalty")
 
 
 def model_type_of(path: Path) -> str | None:

@@ -10,7 +10,7 @@ from vaswani_transformer.lines import read_lines
 from ..description import OUTPUT, SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, first_present, stack_rules
+from ..rename import STACKS, Rule, checked_tensors, expand, first_present, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, find_file
@@ -97,15 +97,9 @@ def read(path: Path, reasons: Reasons) -> Description:
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.layer_norm.{weight,bias}"),
     ]
     scaled = [(options.get(f"{stack}.embeddings") or {}).get("scale", False) for stack in STACKS]
-    return Description(
-        tensors=tensors,
-        rules=rules,
-        config=config,
-        vocabulary=read_vocabulary(path.parent, settings.get("data") or {}),
-        position_tables=[f"{stack}.pe.pe" for stack in STACKS],
-        unscaled=tuple(name for name, is_scaled in zip((SOURCE, TARGET), scaled, strict=True) if not is_scaled),
-        files=[file],
-    )
+    unscaled = tuple(name for name, is_scaled in zip((SOURCE, TARGET), scaled, strict=True) if not is_scaled)
+    vocabulary, tables = read_vocabulary(path.parent, settings.get("data") or {}), expand("{encoder,decoder}.pe.pe")
+    return Description(tensors, rules, config, vocabulary, position_tables=tables, unscaled=unscaled, files=[file])
 
 
 def options_of(model: Mapping[str, Any], reasons: Reasons) -> Options:

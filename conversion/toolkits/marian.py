@@ -16,11 +16,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, rows_of
+from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note, rows_of
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..origin import Origin
@@ -64,7 +64,7 @@ RATES = {
     "attention_dropout": "transformer-dropout-attention",
     "activation_dropout": "transformer-dropout-ffn",
 }
-# (preprocess, postprocess) without `d`, which is dropout -> the position of the norm
+# Operations before and after a sub-layer, see `Options.norm_position`.
 NORM_POSITIONS = {("", "an"): "post", ("n", "a"): "pre"}
 
 MATRICES = {
@@ -72,11 +72,13 @@ MATRICES = {
     "context_W{q,k,v,o}": "cross_attn.{q,k,v,out}_proj.weight",
     "ffn_W{1,2}": "feed_forward.fc{1,2}.weight",
 }
-BIASES = {
-    "self_b{q,k,v,o}": "self_attn.{q,k,v,out}_proj.bias",
-    "context_b{q,k,v,o}": "cross_attn.{q,k,v,out}_proj.bias",
-    "ffn_b{1,2}": "feed_forward.fc{1,2}.bias",
-}
+BIASES = {name.replace("_W", "_b"): ours.replace("weight", "bias") for name, ours in MATRICES.items()}
+PENALTY_NOTE = penalty_note("Marian", "log P / L^normalize")
+PRE_NORM_NOTE = (
+    "A pre-norm model of Marian is two functions. This is the one that it was trained as: keys and values of the "
+    "decoder's self-attention come from the normalised input. Marian's step-wise decoder takes them from the input "
+    "before the norm from the second step on, which can change its translations."
+)
 NORMS = {"self_Wo": "self_attn_norm", "context_Wo": "cross_attn_norm", "ffn_ffn": "feed_forward_norm"}
 
 
@@ -102,7 +104,9 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a model.npz, whose configuration is inside or beside it."""
-    arrays = load(path)
+    check_archive(path)
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
     raw = arrays.pop(CONFIG, None)
     text = raw.tobytes().split(b"\0")[0].decode("utf-8", errors="replace") if raw is not None else None
     beside = path.with_name(path.name + ".yml")
@@ -114,7 +118,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
     config |= options.rates(RATES, default=0.0) | {
         "decoder_ffn_dim": options.get("transformer-decoder-dim-ffn") or config["encoder_ffn_dim"],
-        "norm_position": norm_position(options),
+        "norm_position": options.norm_position("transformer-preprocess", "transformer-postprocess", NORM_POSITIONS),
         "encoder_final_norm": final_norms,
         "decoder_final_norm": final_norms,
         "layer_norm_eps": EPSILON,
@@ -134,27 +138,12 @@ def read(path: Path, reasons: Reasons) -> Description:
         rules += [Rule("Wpos", ENCODER_POSITIONS), Rule("Wpos", DECODER_POSITIONS)]
     if not options.get("output-omit-bias"):
         rules.append(Rule("decoder_ff_logit_out_b", OUTPUT_BIAS, row=True))
+    vocabulary = read_vocabulary(path, options, rows_of(tensors, rules))
+    unscaled = (SOURCE, TARGET) if learned else ()
+    notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
     return Description(
-        tensors=tensors,
-        rules=rules,
-        config=config,
-        vocabulary=read_vocabulary(path, options, rows_of(tensors, rules)),
-        positions=TENSOR2TENSOR,
-        unscaled=(SOURCE, TARGET) if learned else (),
-        notes=notes(config),
-        options={"model_yml": text},
+        tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, options={"model_yml": text}
     )
-
-
-def norm_position(options: Options) -> str | None:
-    """ "pre" or "post"; any other order of operations is added to the reasons."""
-    before, after = "transformer-preprocess", "transformer-postprocess"
-    order = (str(options.get(before, "")).replace("d", ""), str(options.get(after, "")).replace("d", ""))
-    if order not in NORM_POSITIONS:
-        options.reasons.unsupported(
-            f"{options.show(before)} with {options.show(after)} (supported: '' with 'dan', 'n' with 'da')"
-        )
-    return NORM_POSITIONS.get(order)
 
 
 def activation(options: Mapping[str, Any]) -> str:
@@ -177,32 +166,6 @@ def embeddings(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> lis
     return [Rule(first_present(tensors, "Wemb", "encoder_Wemb"), SOURCE), Rule(target, TARGET), output]
 
 
-def notes(config: Mapping[str, Any]) -> list[str]:
-    """Return the notes for the user of this model."""
-    found = [
-        "Marian ranks hypotheses by log P / L^normalize; generate() by log P / ((5 + L) / 6)^alpha, so that the same "
-        "hypotheses may come in another order."
-    ]
-    if config["norm_position"] == "pre":
-        found.append(
-            "A pre-norm model of Marian is two functions. This is the one that it was trained as: keys and values of "
-            "the decoder's self-attention come from the normalised input. Marian's step-wise decoder takes them from "
-            "the input before the norm from the second step on, which can change its translations."
-        )
-    return found
-
-
-def load(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a .npz file. Raises BrokenFileError if it is damaged; never opens a pickle."""
-    check_archive(path)
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
-        size = path.stat().st_size
-        raise BrokenFileError(f"{path} is not a complete .npz file ({size:,} bytes: {error}); copy it again") from None
-
-
 def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
     """Return the vocabularies that decoder.yml or the training's configuration names."""
     decoder = path.with_name(path.name + ".decoder.yml")
@@ -211,9 +174,7 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
         names = read_yaml(decoder).get("vocabs") or names
     if not isinstance(names, list):
         raise BrokenFileError(f"{decoder}: `vocabs` is {shown(names)}, not a list of files")
-    files = [path.parent / Path(str(name)).name for name in names]
-    if len(files) == 1:
-        files *= 2
+    files = [path.parent / Path(str(name)).name for name in (names * 2 if len(names) == 1 else names)]
     if len(files) != 2 or not all(file.exists() for file in files):
         missing = ", ".join(file.name for file in files if not file.exists()) or "`vocabs` in decoder.yml"
         why = f"{missing} is missing. Ids are Marian's"
@@ -226,9 +187,8 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
     ids = [special_ids(*side) for side in zip(files, (source, target), models, strict=True)]
     if ids[0] != ids[1]:
         raise InputError(f"{files[0].name} and {files[1].name} give </s> and <unk> different ids: {ids[0]}, {ids[1]}")
-    vocabulary = Vocabulary(source, target, eos=ids[0][0], unknown=ids[0][1], files=list(dict.fromkeys(files)))
-    if decoder.exists():
-        vocabulary.files.append(decoder)
+    kept = dict.fromkeys([*files, decoder] if decoder.exists() else files)
+    vocabulary = Vocabulary(source, target, *ids[0], files=list(kept))
     for side, model in zip(SIDES, models, strict=True):
         vocabulary.tokenizers[side] = model.tokenizer(vocabulary, side) if model else vocabulary.words(side)
     return vocabulary
@@ -268,9 +228,7 @@ def read_tokens(file: Path, rows: int) -> list[str]:
 # ---- from our model to Marian ------------------------------------------------------------------------------------
 
 
-def write_checkpoint(
-    model: VaswaniTransformerForConditionalGeneration, origin: Origin, out: Path, reasons: Reasons
-) -> None:
+def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
     """Write model.npz and its vocabularies. Raises all reasons why the model cannot be one of Marian's."""
     config = model.config
     fields = {
@@ -291,10 +249,8 @@ def write_checkpoint(
     reasons.refuse_if_any()
 
     text = origin.options.get("model_yml") or ""
-    if config.share_encoder_decoder_embeddings:
-        tensors = {"Wemb": ours[SOURCE]}
-    else:
-        tensors = {"encoder_Wemb": ours[SOURCE], "decoder_Wemb": ours[TARGET]}
+    separate = {"encoder_Wemb": ours[SOURCE], "decoder_Wemb": ours[TARGET]}
+    tensors = {"Wemb": ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
     if not config.tie_word_embeddings:
         tensors["decoder_ff_logit_out_W"] = ours[OUTPUT].T
     tensors |= write(layers(config.to_dict()), ours)

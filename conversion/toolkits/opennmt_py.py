@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, rows_of
@@ -19,7 +19,7 @@ from ..layout import PAPER, TENSOR2TENSOR
 from ..options import Options
 from ..origin import Origin, save_pickle
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, layer_rules, rules_of, write
+from ..rename import Rule, checked_tensors, expand, layer_rules, rules_of, write
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, numbered_tokens
@@ -28,9 +28,13 @@ from .hugging_face import load_safetensors
 NAME = "opennmt-py"
 FILES = ["*.pt"]
 BLANK, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
-ENCODER_TABLE, DECODER_TABLE = (f"{stack}.embeddings.make_embedding.pe.pe" for stack in ("encoder", "decoder"))
+POSITION_TABLES = expand("{encoder,decoder}.embeddings.make_embedding.pe.pe")
 TABLE_ROWS = 5000
 
+NOTES = [
+    "OpenNMT-py's `wu` penalty counts <s> as well: ((5 + L + 1) / 6)^alpha; generate() counts only L.",
+    "The source has no </s>.",
+]
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR, None: PAPER}
 # With "silu" and "gated-gelu" the feed-forward network has a gate.
 OFF = "multiquery parallel_residual shared_layer_norm aan_useffn copy_attn coverage_attn".split()
@@ -132,24 +136,16 @@ def read(path: Path, reasons: Reasons) -> Description:
     rules = rules_for(config, feed_forward_bias)
     vocabulary = read_vocabulary(path.parent, checkpoint.get("vocab"), options, rows_of(tensors, rules))
     start = vocabulary.start
+    encoding = options.get("position_encoding_type")
+    kept = {
+        "position_encoding_type": encoding,
+        "add_ffnbias": feed_forward_bias,
+        "src_vocab": vocabulary.source,
+        "tgt_vocab": vocabulary.target,
+        "decoder_start_token": BOS if start is None else vocabulary.target[start],
+    }
     return Description(
-        tensors=tensors,
-        rules=rules,
-        config=config,
-        vocabulary=vocabulary,
-        positions=SINUSOIDS[options.get("position_encoding_type")],
-        position_tables=[ENCODER_TABLE, DECODER_TABLE],
-        notes=[
-            "OpenNMT-py's `wu` penalty counts <s> as well: ((5 + L + 1) / 6)^alpha; generate() counts only L.",
-            "The source has no </s>.",
-        ],
-        options={
-            "position_encoding_type": options.get("position_encoding_type"),
-            "add_ffnbias": feed_forward_bias,
-            "src_vocab": vocabulary.source,
-            "tgt_vocab": vocabulary.target,
-            "decoder_start_token": BOS if start is None else vocabulary.target[start],
-        },
+        tensors, rules, config, vocabulary, SINUSOIDS[encoding], POSITION_TABLES, notes=NOTES, options=kept
     )
 
 
@@ -213,9 +209,7 @@ def tokens_of(found: Any) -> list[str] | None:
 # ---- from our model to OpenNMT-py --------------------------------------------------------------------------------
 
 
-def write_checkpoint(
-    model: VaswaniTransformerForConditionalGeneration, origin: Origin, out: Path, reasons: Reasons
-) -> None:
+def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
     """Write a released checkpoint of OpenNMT-py 3.5. Raises all reasons why the model cannot be one."""
     config = model.config
     fields = {
@@ -245,7 +239,7 @@ def write_checkpoint(
     )
     ours.setdefault(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
     table = positions.table(TABLE_ROWS, config.d_model).float()[:, None]
-    tensors = {ENCODER_TABLE: table, DECODER_TABLE: table} | write(rules_for(config.to_dict(), feed_forward_bias), ours)
+    tensors = dict.fromkeys(POSITION_TABLES, table) | write(rules_for(config.to_dict(), feed_forward_bias), ours)
     tensors = origin.in_saved_dtype(tensors)
     generator = {name: tensors.pop(f"generator.{name}") for name in ("weight", "bias")}
     vocabulary = vocabulary_for(origin, config)

@@ -14,8 +14,8 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.model_folder import read_json_object
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
-from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS
+from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note
+from ..layout import CONCATENATED, POSITIONS
 from ..options import Options
 from ..reasons import Reasons, shown
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
@@ -51,11 +51,11 @@ RATES = {
     "attention_dropout": "config_encoder.dropout_attention",
     "activation_dropout": "config_encoder.dropout_act",
 }
-# (preprocess, postprocess) -> the position of the norm; `d` is dropout, `r` the residual
-NORM_POSITIONS = {("n", "dr"): "pre", ("n", "r"): "pre", ("", "drn"): "post", ("", "rn"): "post"}
+# Operations before and after a sub-layer, see `Options.norm_position`; `r` is the residual.
+NORM_POSITIONS = {("n", "r"): "pre", ("", "rn"): "post"}
 SYMBOLS = ["<pad>", "<unk>", "<s>", "</s>"]
 
-POSITIONS = {"encoder.pos_embedding.weight": ENCODER_POSITIONS, "decoder.pos_embedding.weight": DECODER_POSITIONS}
+LEARNED = rules_of({"{encoder,decoder}.pos_embedding.weight": POSITIONS})
 # Names of Sockeye's sub-layers -> ours.
 SUBLAYERS = {
     "encoder": {"self_attention": "self_attn"},
@@ -113,20 +113,11 @@ def read(path: Path, reasons: Reasons) -> Description:
     ]
     learned = options["config_encoder.positional_embedding_type"] == "learned"
     if learned:
-        rules += rules_of(POSITIONS)
-    return Description(
-        tensors=tensors,
-        rules=rules,
-        config=config,
-        vocabulary=read_vocabulary(path.parent),
-        positions=CONCATENATED,
-        position_tables=[] if learned else list(POSITIONS),
-        notes=[
-            "Sockeye ranks hypotheses by log P / ((beta + L) / (beta + 1))^alpha, by default with beta 0 and alpha 1; "
-            "generate() by log P / ((5 + L) / 6)^alpha, so that the same hypotheses may come in another order."
-        ],
-        files=[file],
-    )
+        rules += LEARNED
+    tables = [] if learned else [rule.theirs for rule in LEARNED]
+    note = penalty_note("Sockeye", "log P / ((beta + L) / (beta + 1))^alpha, by default with beta 0 and alpha 1")
+    vocabulary = read_vocabulary(path.parent)
+    return Description(tensors, rules, config, vocabulary, CONCATENATED, tables, notes=[note], files=[file])
 
 
 class ConfigLoader(yaml.SafeLoader):
@@ -161,11 +152,7 @@ def check_options(options: Options, reasons: Reasons) -> str | None:
         part = f"config_{stack}"
         options.require({f"{part}.{name}": values for name, values in SUPPORTED_IN_STACK.items()})
         names = (f"{part}.preprocess_sequence", f"{part}.postprocess_sequence")
-        positions.append(NORM_POSITIONS.get((options.get(names[0], ""), options.get(names[1], ""))))
-        if positions[-1] is None:
-            reasons.unsupported(
-                f"{options.show(names[0])} with {options.show(names[1])} (supported: 'n' with 'dr', '' with 'drn')"
-            )
+        positions.append(options.norm_position(*names, NORM_POSITIONS))
     if positions[0] != positions[1]:
         reasons.unsupported("encoder and decoder have their norms in different places")
     for name in ("model_size", "act_type", "positional_embedding_type"):

@@ -16,10 +16,10 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 
 from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
-from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
+from ..layout import POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, first_present, stack_rules
+from ..rename import Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..subwords import read_subwords, subword_tokenizer
 from ..tensorflow_bundle import TYPES, Bundle
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
@@ -45,8 +45,8 @@ SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
     "scheduled_sampling_method": ("parallel", "sequential"),
 }
 SIZES = ("hidden_size", "num_{stack}_layers", "num_heads", "filter_size")
-# (layer_preprocess_sequence, layer_postprocess_sequence) -> the position of the norm
-NORM_POSITIONS = {("none", "dan"): "post", ("none", "an"): "post", ("n", "da"): "pre", ("n", "a"): "pre"}
+# Operations before and after a sub-layer, see `Options.norm_position`.
+NORM_POSITIONS = {("none", "an"): "post", ("n", "a"): "pre"}
 # Variables of the trainer.
 IGNORED = (
     r"(.*/)?(training|losses_avg|train_stats|optimize|OptimizeLoss|learning_rate|metrics)/.*",
@@ -57,7 +57,6 @@ IGNORED = (
 EMBEDDING = re.compile(r".*symbol_modality_\d+_\d+/(shared|input_emb|target_emb|softmax)/weights_(\d+)")
 FIRST_QUERY = "encoder/layer_0/self_attention/multihead_attention/q/kernel"
 TARGET_SPACES = "target_space_embedding/kernel"
-POSITIONS = {"inputs": ENCODER_POSITIONS, "targets": DECODER_POSITIONS}
 
 MATRICES = {
     "self_attention/multihead_attention/{q,k,v,output_transform}/kernel": "self_attn.{q,k,v,out}_proj.weight",
@@ -89,12 +88,10 @@ def read(path: Path, reasons: Reasons) -> Description:
     for stack in ("encoder", "decoder"):
         options[f"num_{stack}_layers"] = options.get(f"num_{stack}_layers") or options.get("num_hidden_layers")
     config: dict[str, Any] = dict(options.sizes(SIZES))
-    order = (options.get("layer_preprocess_sequence", "none"), options.get("layer_postprocess_sequence", "dan"))
-    if order not in NORM_POSITIONS:
-        reasons.unsupported(
-            f"hparams.layer_preprocess_sequence {order[0]!r} with layer_postprocess_sequence {order[1]!r} "
-            "(supported: 'none' with 'dan', 'n' with 'da')"
-        )
+    before, after = "layer_preprocess_sequence", "layer_postprocess_sequence"
+    options.setdefault(before, "none")
+    options.setdefault(after, "dan")
+    config["norm_position"] = options.norm_position(before, after, NORM_POSITIONS)
     names = [name for name in bundle.entries if not any(re.fullmatch(pattern, name) for pattern in IGNORED)]
     for name in names:
         if bundle.entries[name].dtype not in TYPES:
@@ -112,7 +109,6 @@ def read(path: Path, reasons: Reasons) -> Description:
         "dropout": float(options.get("layer_prepostprocess_dropout", 0.1)),
         "attention_dropout": float(options.get("attention_dropout", 0.0)),
         "activation_dropout": float(options.get("relu_dropout", 0.0)),
-        "norm_position": NORM_POSITIONS[order],
         "layer_norm_eps": float(options.get("norm_epsilon", 1e-6)),
     }
     rules = [
@@ -122,19 +118,12 @@ def read(path: Path, reasons: Reasons) -> Description:
         *layers(config),
     ]
     if options.get("pos") == "emb":  # Table 3 (E)
-        rules += [Rule(f"{side}_positional_embedding", name) for side, name in POSITIONS.items()]
+        rules += rules_of({"{inputs,targets}_positional_embedding": POSITIONS})
     scaled = bool(options.get("multiply_embedding_mode", "sqrt_depth"))
     notes = add_target_space(tensors, rules, config["d_model"] ** 0.5 if scaled else 1.0)
-    return Description(
-        tensors=tensors,
-        rules=rules,
-        config=config,
-        vocabulary=read_vocabulary(path.parent, rows_of(tensors, rules)),
-        positions=TENSOR2TENSOR,
-        unscaled=() if scaled else (SOURCE, TARGET),
-        notes=notes,
-        files=[path.with_name("hparams.json")],
-    )
+    vocabulary = read_vocabulary(path.parent, rows_of(tensors, rules))
+    unscaled, files = () if scaled else (SOURCE, TARGET), [path.with_name("hparams.json")]
+    return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, files=files)
 
 
 def read_hparams(folder: Path) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, 
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, count_layers, stack_rules
+from ..segmentation import read_word_lists
 from ..unpickle import load_checkpoint
-from ..word_lists import read_vocabulary
 
 NAME = "torch-nn-transformer"
 FILES = ["*.pt", "*.pth"]
@@ -112,16 +112,10 @@ def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> 
     rules = [rule for rule in rules if bias or not rule.ours.endswith("bias")]
     more_rules, positions, assumed = around_transformer(tensors, rules, config["d_model"], reasons)
     reasons.refuse_if_any()
-    return Description(
-        tensors=tensors,
-        rules=rules + more_rules,
-        config=config,
-        vocabulary=read_vocabulary(path.parent),
-        positions=positions,
-        unscaled=() if options.get("scale_embeddings", True) else (SOURCE, TARGET),
-        assumed=assumed if "scale_embeddings" in options else [SCALE_ASSUMED, *assumed],
-        files=[file],
-    )
+    unscaled = () if options.get("scale_embeddings", True) else (SOURCE, TARGET)
+    assumed = assumed if "scale_embeddings" in options else [SCALE_ASSUMED, *assumed]
+    rules, vocabulary = rules + more_rules, read_word_lists(path.parent)
+    return Description(tensors, rules, config, vocabulary, positions, unscaled=unscaled, assumed=assumed, files=[file])
 
 
 def around_transformer(
