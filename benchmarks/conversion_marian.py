@@ -102,7 +102,7 @@ def transformers(folder: Path) -> Iterator[Scorer]:
         max_position_embeddings=512,
     )
     model = MarianMTModel(config).eval()
-    rules = hugging_face.layers(config.encoder_layers, config.decoder_layers)
+    rules = hugging_face.layers(config.to_dict())
     state = {rule.theirs: tensors[rule.ours] for rule in rules}
     state |= {
         "model.shared.weight": with_pad[SOURCE],

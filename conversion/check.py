@@ -8,8 +8,7 @@ be compared with the output of the toolkit's scorer.
 import io
 import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from vaswani_transformer.lines import read_lines
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import Description
-from .reference_forward import FORWARDS
+from .reference_forward import FORWARDS, Forward
 from .vocabulary import SIDES, Vocabulary
 
 MAX_DIFFERENCE = 1e-3  # float32; a wrong switch shows as 0.2 to 10
@@ -57,9 +56,13 @@ def check(
         (toolkit_ids(source, vocabulary, "source"), toolkit_ids(target, vocabulary, "target"))
         for source, target in pairs
     ]
-    lines = []
+
+    def ours(ids: Tensor, decoder_ids: Tensor) -> Tensor:
+        return model(input_ids=ids, decoder_input_ids=decoder_ids).logits
+
+    lines, start = [], vocabulary.start_id
     if texts:
-        totals = [log_probabilities(model, source, target).sum().item() for source, target in pairs]
+        totals = [log_probabilities(ours, start, *pair).sum().item() for pair in pairs]
         lines += [f"log P of pair {n}: {total:.4f}" for n, total in enumerate(totals[:PRINTED_PAIRS], start=1)]
         lines.append(f"log P of all {len(totals)} pairs: {sum(totals):.4f}")
     if logits:
@@ -75,8 +78,9 @@ def check(
         except Exception as error:  # of another program, of any version
             found = f"{type(error).__name__}: {one_line(str(error))[:200]}"
             return [*lines, f"check: {name} does not compute this model ({found})"]
-        ours = (log_probabilities(model, source, target) for source, target in pairs)
-        differences = [(a - b).abs() for a, b in zip(ours, scores, strict=True)]
+        differences = [
+            (log_probabilities(ours, start, *pair) - theirs).abs() for pair, theirs in zip(pairs, scores, strict=True)
+        ]
     largest = torch.cat([torch.zeros(1), *differences]).max().item()
     if not largest <= MAX_DIFFERENCE:  # NaN is a difference as well
         remedies = description.assumed or ["Check that the options beside the checkpoint are its own."]
@@ -88,13 +92,10 @@ def check(
 
 def toolkit_scores(description: Description, pairs: list[Pair]) -> list[Tensor]:
     """Return the toolkit's log P of each token, for each pair (target,)."""
-    with silence():
+    # The toolkit's output and warnings do not concern the conversion.
+    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         forward, start = FORWARDS[description.toolkit](description), description.vocabulary.start_id
-        scores = []
-        for source, target in pairs:
-            logits = forward(torch.tensor([source]), torch.tensor([[start, *target[:-1]]]))[0]
-            scores.append(logits.float().log_softmax(-1).gather(-1, torch.tensor(target)[:, None])[:, 0])
-        return scores
+        return [log_probabilities(forward, start, source, target) for source, target in pairs]
 
 
 def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> list[Tensor]:
@@ -127,25 +128,16 @@ def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> l
     return [row[mask] for row, mask in zip(largest, target_mask.expand_as(target), strict=True)]
 
 
-@contextmanager
-def silence() -> Iterator[None]:
-    """Drop the output and the warnings of a toolkit, which do not concern the conversion."""
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
-
-
 def toolkit_ids(ids: list[int], vocabulary: Vocabulary, side: str) -> list[int]:
     """Return the toolkit's ids: a piece that its vocabulary lacks is `<unk>` to it."""
     size, unknown = len(vocabulary.tokens(side)), vocabulary.unknown
     return [id if id < size or unknown is None else unknown for id in ids]
 
 
-def log_probabilities(model: Model, source: list[int], target: list[int]) -> Tensor:
-    """log P of each token of the target, (target,)"""
-    decoder = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]])
-    logits = model(input_ids=torch.tensor([source]), decoder_input_ids=decoder).logits
-    return logits.log_softmax(-1)[0].gather(-1, torch.tensor(target)[:, None])[:, 0]
+def log_probabilities(forward: Forward, start: int, source: list[int], target: list[int]) -> Tensor:
+    """log P of each token of the target, (target,). start: the decoder's first token"""
+    logits = forward(torch.tensor([source]), torch.tensor([[start, *target[:-1]]]))[0]
+    return logits.float().log_softmax(-1).gather(-1, torch.tensor(target)[:, None])[:, 0]
 
 
 def random_pairs(vocabulary: Vocabulary, length: int) -> list[Pair]:

@@ -4,6 +4,7 @@ https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.prot
 """
 
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 
-from .vocabulary import Vocabulary
-from .wire import fields, float32
+from .vocabulary import SIDES, Vocabulary
+from .wire import fields
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE = 1, 2
@@ -37,27 +38,18 @@ class SentencePieceModel:
         model = cls(path, [])
         try:
             for number, value in fields(path.read_bytes()):
-                if number == 1 and isinstance(value, bytes):
-                    piece, score, kind = "", 0.0, NORMAL
-                    for part, inner in fields(value):
-                        if part == 1 and isinstance(inner, bytes):
-                            piece = inner.decode("utf-8")
-                        elif part == 2:
-                            score = float32(inner)
-                        elif part == 3 and isinstance(inner, int):
-                            kind = inner
-                    model.pieces.append((piece, score, kind))
-                elif number == 2 and isinstance(value, bytes):
-                    options = dict(fields(value))
-                    model.kind = int(options.get(3, UNIGRAM))
+                options = dict(fields(value)) if number <= 3 else {}
+                if number == 1:
+                    (score,) = struct.unpack("<f", options.get(2, bytes(4)))
+                    model.pieces.append((options.get(1, b"").decode("utf-8"), score, options.get(3, NORMAL)))
+                elif number == 2:
+                    model.kind = options.get(3, UNIGRAM)
                     model.byte_fallback = bool(options.get(35, 0))
-                elif number == 3 and isinstance(value, bytes):
-                    options = dict(fields(value))
-                    charsmap = options.get(2, b"")
-                    model.charsmap = charsmap if isinstance(charsmap, bytes) else b""
+                elif number == 3:
+                    model.charsmap = options.get(2, b"")
                     model.add_dummy_prefix = bool(options.get(3, 1))
                     model.remove_extra_whitespaces = bool(options.get(4, 1))
-        except (ValueError, OSError) as error:
+        except (ValueError, TypeError, AttributeError, OSError, struct.error) as error:
             raise BrokenFileError(f"{path} is not a complete SentencePiece model ({error}); copy it again") from None
         if not model.pieces:
             raise BrokenFileError(f"{path} is not a SentencePiece model: it has no pieces")
@@ -73,14 +65,15 @@ class SentencePieceModel:
             raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
         ids = vocabulary.ids(side)
         special = set(vocabulary.special_tokens(side).values())
-        textual = {piece: score for piece, score, kind in self.pieces if kind in (NORMAL, USER_DEFINED, BYTE)}
-        for piece in special:
-            textual.pop(piece, None)
+        textual = {
+            piece: score
+            for piece, score, kind in self.pieces
+            if kind in (NORMAL, USER_DEFINED, BYTE) and piece not in special
+        }
         ids |= vocabulary.add_aliases(side, [piece for piece in textual if piece not in ids])
-        if self.kind == UNIGRAM:
-            tokenizer = Tokenizer(self.unigram(ids, textual, vocabulary))
-        else:
-            tokenizer = Tokenizer(self.bpe(ids, textual, vocabulary.special_tokens(side).get("unk_token")))
+        unknown = vocabulary.special_tokens(side).get("unk_token")
+        is_unigram = self.kind == UNIGRAM
+        tokenizer = Tokenizer(self.unigram(ids, textual, vocabulary) if is_unigram else self.bpe(ids, textual, unknown))
         steps: list = []
         if self.charsmap:
             try:
@@ -114,8 +107,8 @@ class SentencePieceModel:
         """Return the pieces with their scores; entries without text are never matched."""
         user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
         best = max(textual.values(), default=0.0)
-        entries: list[tuple[str, float]] = [("", 0.0)] * (max(ids.values()) + 1)
-        special = {*vocabulary.special_tokens("source").values(), *vocabulary.special_tokens("target").values()}
+        entries = [(f" {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece
+        special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
         for piece, id in ids.items():
             if piece in user_defined:  # SentencePiece prefers these to all others by this score
                 entries[id] = piece, len(piece.encode()) * best - 0.1
@@ -125,9 +118,6 @@ class SentencePieceModel:
                 entries[id] = piece, 0.0
             else:
                 entries[id] = " " + piece, 0.0  # normalised text has no spaces; the decoder removes it
-        for id, (piece, score) in enumerate(entries):
-            if not piece:  # an id without a piece
-                entries[id] = f" {id}", score
         return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
 
     def bpe(self, ids: dict[str, int], textual: dict[str, float], unknown: str | None) -> models.BPE:

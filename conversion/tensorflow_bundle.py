@@ -4,6 +4,7 @@
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/util/tensor_bundle/tensor_bundle.h
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError
 
-from .wire import fields, signed, varint
+from .wire import fields, varint
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 NO_COMPRESSION = 0
@@ -51,7 +52,7 @@ class Bundle:
         if not shard.exists():
             raise BrokenFileError(f"{shard}: no such file, but {self.index.name} refers to it")
         dtype = np.dtype(TYPES[entry.dtype])
-        count = int(np.prod(entry.shape, dtype=np.int64))
+        count = math.prod(entry.shape)
         if entry.size != count * dtype.itemsize or entry.offset + entry.size > shard.stat().st_size:
             raise BrokenFileError(f"{shard} is too short for {name} ({shard.stat().st_size:,} bytes); copy it again")
         return np.fromfile(shard, dtype=dtype, count=count, offset=entry.offset).reshape(entry.shape)
@@ -59,18 +60,12 @@ class Bundle:
 
 def read_entry(message: bytes) -> Entry:
     """Return a BundleEntryProto."""
-    found: dict[int, int] = {}
-    shape: list[int] = []
-    for number, value in fields(message):
-        if number == 2 and isinstance(value, bytes):
-            for part, dimension in fields(value):
-                if part == 2 and isinstance(dimension, bytes):
-                    shape.append(signed(dict(fields(dimension)).get(1, 0)))
-        elif number == 7:
-            raise ValueError("a partitioned variable")
-        elif isinstance(value, int):
-            found[number] = value
-    return Entry(found.get(1, 0), tuple(shape), found.get(3, 0), found.get(4, 0), found.get(5, 0))
+    found = dict(fields(message))
+    if 7 in found:
+        raise ValueError("a partitioned variable")
+    shape = [dict(fields(size)).get(1, 0) for part, size in fields(found.get(2, b"")) if part == 2]
+    dtype, shard, offset, size = (found.get(number, 0) for number in (1, 3, 4, 5))
+    return Entry(dtype, tuple(shape), shard, offset, size)
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -52,33 +52,33 @@ CONTAINERS: list[Any] = [
 ]
 
 UNKNOWN_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")
-MAX_SHELLS = 1000
 MAX_COMPRESSION = 100  # torch and Marian do not compress
 
 
 def load_checkpoint(path: Path) -> Any:
     """Return the content of a file of `torch.save`, its tensors on the CPU and, if the file allows it, memory-mapped.
 
-    Raises InputError naming the functions that a pickle would call, BrokenFileError if the file is damaged.
+    Raises InputError naming a function that the pickle would call, BrokenFileError if the file is damaged.
     """
     check_archive(path)
     shells: dict[str, type] = {}
-    for _ in range(MAX_SHELLS):
+    while True:
         known = [*CONTAINERS, *((shell, name) for name, shell in shells.items())]
         try:
             with torch.serialization.safe_globals(known), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # about pickles with another protocol than torch's
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
         except pickle.UnpicklingError as error:
-            name = unknown_name(error)
-            if name is None:
+            found = UNKNOWN_NAME.search(str(error))
+            if found is None:
                 if "persistent_load" in str(error) or "Unsupported operand" in str(error) or not is_zip(path):
                     raise BrokenFileError(f"{path} is not a checkpoint of PyTorch ({first_line(error)})") from None
                 raise InputError(f"{path} is refused, and none of it was run: {first_line(error)}") from None
+            name = found[1].rstrip(".")
             if name in shells or name.split(".")[0] not in TOOLKITS:
                 raise InputError(
-                    f"{path} is refused: its pickle would call {', '.join(unknown_names(path) or [name])}, which could "
-                    "be any code; none of it was run. If you trust the file, save it again without that object"
+                    f"{path} is refused: its pickle would call {name}, which could be any code; none of it was run. If "
+                    "you trust the file, save it again without that object"
                 ) from None
             shells[name] = type(name.rsplit(".", 1)[-1], (Shell,), {"__module__": __name__})
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -86,7 +86,6 @@ def load_checkpoint(path: Path) -> Any:
             raise BrokenFileError(
                 f"{path} is not a complete checkpoint of PyTorch ({size:,} bytes: {first_line(error)}); copy it again"
             ) from None
-    raise InputError(f"{path} names more than {MAX_SHELLS} classes")
 
 
 def check_archive(path: Path) -> None:
@@ -105,22 +104,6 @@ def is_zip(path: Path) -> bool:
     """Return whether the file has the format of torch.save since 1.6."""
     with path.open("rb") as stream:
         return stream.read(4) == b"PK\x03\x04"
-
-
-def unknown_name(error: pickle.UnpicklingError) -> str | None:
-    """Return the class or function that the unpickler refused."""
-    found = UNKNOWN_NAME.search(str(error))
-    return found.group(1).rstrip(".") if found else None
-
-
-def unknown_names(path: Path) -> list[str]:
-    """Return all unknown classes and functions, if the file can be searched without opening it."""
-    try:
-        with torch.serialization.safe_globals(CONTAINERS):
-            names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except (ValueError, RuntimeError, pickle.UnpicklingError):
-        return []
-    return sorted(name for name in names if name.split(".")[0] not in TOOLKITS)
 
 
 def first_line(error: BaseException) -> str:

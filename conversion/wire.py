@@ -1,7 +1,7 @@
 """Protocol Buffers' wire format, as far as SentencePiece models and TensorFlow's checkpoint index use it."""
 
-import struct
 from collections.abc import Iterator
+from typing import Any
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
@@ -19,8 +19,11 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
             return number, position
 
 
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a message as (number, value); bytes for strings and messages inside, raw for fixed widths."""
+def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the fields of a message as (number, value): int for varints, bytes for all others.
+
+    Raises ValueError if the message is damaged, TypeError if it is none.
+    """
     position = 0
     while position < len(data):
         tag, position = varint(data, position)
@@ -39,17 +42,3 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             raise ValueError("truncated field")
         yield tag >> 3, data[position : position + length]
         position += length
-
-
-def float32(raw: int | bytes) -> float:
-    """Return the number in a fixed 32-bit field."""
-    if not isinstance(raw, bytes) or len(raw) != 4:
-        raise ValueError("not a 32-bit number")
-    return struct.unpack("<f", raw)[0]
-
-
-def signed(number: int | bytes) -> int:
-    """Return a varint of an int32 or int64, which may be negative."""
-    if not isinstance(number, int):
-        raise ValueError("not a number")
-    return number - (1 << 64) if number >= 1 << 63 else number
