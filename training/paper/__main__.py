@@ -1,11 +1,14 @@
 """`vaswani-transformer paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
 
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vaswani_transformer.cli import load_translator
 from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.lines import existing_file, read_lines
 
 from ..__main__ import RECIPE_OPTIONS, parse_options
 
@@ -16,6 +19,8 @@ app = typer.Typer(
 )
 
 Output = Annotated[Path, typer.Option(help="A folder for the row files, pictures and Markdown tables.")]
+Model = Annotated[str, typer.Option(help="A model folder.")]
+Source = Annotated[str | None, typer.Option(help="The sentence; default: a caption with pronouns.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
 
 
@@ -42,6 +47,71 @@ def table3(
     from . import table3 as module
 
     module.table3(output, rows.split(",") if rows else module.ROWS, numbers(seeds), jobs, options)
+
+
+def add_figure(number: int, text: str) -> None:
+    @app.command(f"figure{number}", help=text)
+    def figure(model: Model, output: Output, source: Source = None) -> None:
+        draw_figures([number], model, source, output)
+
+
+add_figure(1, "Draw the architecture of a model: names, shapes and parameters of its running modules.")
+add_figure(2, "Draw the attention of a model: operations, shapes and parameters of its running modules.")
+add_figure(3, "Find and draw heads that connect distant words.")
+add_figure(4, "Find and draw heads that connect a pronoun to an earlier noun.")
+add_figure(5, "Find and draw two heads with different tasks.")
+
+
+@app.command(help="Draw figures 1 to 5.")
+def figures(model: Model, output: Output, source: Source = None) -> None:
+    draw_figures([1, 2, 3, 4, 5], model, source, output)
+
+
+def draw_figures(numbers: list[int], model: str, source: str | None, output: Path) -> None:
+    from .figures import draw
+    from .heads import SENTENCE
+
+    translator = load_translator(model, "cpu", "float32", download=False)
+    for number in numbers:
+        command = f"vaswani-transformer paper figure{number} --model {Path(model).name}"
+        draw(translator, number, source or SENTENCE, output, command)
+        typer.echo(output / f"figure{number}.png")
+
+
+@app.command(help="Show every value of one head for one sentence: Q, K, V, scores, mask, softmax, weighted values.")
+def walk(
+    model: Model,
+    output: Output,
+    source: Source = None,
+    target: Annotated[str | None, typer.Option(help="Its translation; default: the model's.")] = None,
+    kind: Annotated[str, typer.Option(help="encoder, decoder or cross.")] = "encoder",
+    layer: Annotated[int, typer.Option(min=1, help="Counted from 1.")] = 1,
+    head: Annotated[int, typer.Option(min=1, help="Counted from 1.")] = 1,
+) -> None:
+    if kind not in ("encoder", "decoder", "cross"):
+        raise InputError(f"--kind {kind}: must be encoder, decoder or cross")
+    from .figures import draw_walk
+
+    translator = load_translator(model, "cpu", "float32", download=False)
+    command = f"vaswani-transformer paper walk --model {Path(model).name} --kind {kind} --layer {layer} --head {head}"
+    draw_walk(translator, source or "A man is throwing a ball to his dog .", target, kind, layer, head, output, command)
+
+
+@app.command(help="Describe every head over many sentences: entropy, distance, fixed distance, alignment.")
+def heads(
+    model: Model,
+    output: Output,
+    text: Annotated[Path, typer.Option(help="Sentences, one a line (.gz too).")],
+    lines: Annotated[int, typer.Option(min=1, help="Sentences to read.")] = 50,
+) -> None:
+    sentences = [line for line in islice(read_lines(existing_file(str(text))), lines) if line.strip()]
+    if not sentences:
+        raise InputError(f"--text {text} has no sentence in its first {lines} lines")
+    from .figures import report_heads
+
+    translator = load_translator(model, "cpu", "float32", download=False)
+    command = f"vaswani-transformer paper heads --model {Path(model).name} --text {text.name} --lines {lines}"
+    report_heads(translator, sentences, output, command)
 
 
 def numbers(seeds: str) -> list[int]:

@@ -1,0 +1,235 @@
+"""Figures 1 and 2, drawn from a running model: names, shapes, operations and parameters are the module's."""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.modeling_vaswani_transformer import (
+    FeedForward,
+    MultiHeadAttention,
+    PositionalEncoding,
+    scaled_dot_product_attention,
+)
+from vaswani_transformer.pictures import RESOLUTION, figure_class
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The colours of the paper's figure.
+COLOURS = {
+    nn.Embedding: "#fce0e1", PositionalEncoding: "#ffffff", MultiHeadAttention: "#ffe2bb", FeedForward: "#c2e8f7",
+    nn.LayerNorm: "#f2f4c1", nn.Linear: "#dddfef",
+}  # fmt: skip
+# Operations of the attention function and the paper's words for them.
+OPERATIONS = {"bmm": "MatMul", "mul": "Scale", "masked_fill": "Mask (opt.)", "_softmax": "SoftMax"}
+OPERATION_COLOURS = {"MatMul": "#e2d5ee", "Scale": "#fbf3c6", "Mask (opt.)": "#fde0e3", "SoftMax": "#d5eeca"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A module that ran: its name in the model, kind, output shape and parameters."""
+
+    name: str
+    kind: type[nn.Module]
+    shape: tuple[int, ...]
+    parameters: int
+
+
+def trace(model: VaswaniTransformerForConditionalGeneration, source: int = 7, target: int = 6) -> list[Call]:
+    """Return the calls of the parts that Figure 1 shows, in the order in which one forward pass makes them."""
+    calls: list[Call] = []
+
+    def record(name: str, module: nn.Module) -> Any:
+        parameters = sum(each.numel() for each in module.parameters())
+
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            shape = tuple((output[0] if isinstance(output, tuple) else output).shape)
+            calls.append(Call(name, type(module), shape, parameters))
+
+        return module.register_forward_hook(hook)
+
+    parts = [(name, each) for name, each in model.named_modules() if type(each) in COLOURS and not inside(name)]
+    handles = [record(name, each) for name, each in parts]
+    try:
+        with torch.inference_mode():
+            ids = torch.full((1, source + target), 4, device=model.device)
+            model(input_ids=ids[:, :source], decoder_input_ids=ids[:, source:], use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def inside(name: str) -> bool:
+    """Return whether a module is a detail of a part: a projection of attention, a matrix of the feed-forward layer."""
+    return re.search(r"(_attn|feed_forward)\.|positional_encoding\.", name) is not None
+
+
+def figure1(model: VaswaniTransformerForConditionalGeneration) -> "Figure":
+    """Draw the model's architecture: boxes from bottom to top in the order of their calls."""
+    calls, config = trace(model), model.config
+    figure = figure_class()(figsize=(9, 11), dpi=RESOLUTION)
+    axis = figure.add_axes((0, 0, 1, 1))
+    axis.set_axis_off()
+    stacks = {}
+    for column, name in enumerate(("encoder", "decoder")):
+        mine = [each for each in calls if f".{name}." in each.name and not re.search(r"layers\.[1-9]", each.name)]
+        if name == "decoder":
+            mine += [each for each in calls if each.name == "lm_head"]
+        stacks[name] = mine
+        layers = getattr(config, f"{name}_layers")
+        draw_stack(axis, mine, 0.27 + 0.46 * column, layers, "Inputs" if column == 0 else "Outputs (shifted right)")
+    height = max(map(len, stacks.values())) + 1.5
+    axis.set(xlim=(0, 1), ylim=(-1.3, height))
+    top = len(stacks["encoder"]) - 0.35
+    (cross,) = (n for n, each in enumerate(stacks["decoder"]) if each.name.endswith("cross_attn"))
+    axis.plot([0.27, 0.27, 0.5, 0.5], [top - 0.1, top + 0.25, top + 0.25, cross], color="black", linewidth=1)
+    axis.annotate("", (0.73 - 0.17, cross), (0.5, cross), arrowprops={"arrowstyle": "->"})
+    total = sum(each.numel() for each in model.parameters())
+    shared = "; the embeddings and Linear are one matrix" if is_tied(model) else ""
+    title = f"{total:,} parameters{shared}\nshapes: (batch, length, width)"
+    axis.text(0.04, height - 0.3, title, va="top", fontsize=9)
+    return figure
+
+
+def is_tied(model: VaswaniTransformerForConditionalGeneration) -> bool:
+    weights = {each.weight.data_ptr() for each in (model.model.encoder.embed_tokens, model.lm_head)}
+    return len(weights) == 1
+
+
+def draw_stack(axis: "Axes", calls: list[Call], x: float, layers: int, inputs: str) -> None:
+    """Draw one column of boxes, a frame around the repeated layer, and its residual connections."""
+    axis.text(x, -0.95, inputs, ha="center", fontsize=11)
+    arrow = {"arrowstyle": "->", "linewidth": 1}
+    outwards = 1 if x > 0.5 else -1
+    inner = [n for n, call in enumerate(calls) if ".layers." in call.name]
+    norm_first = calls[inner[0]].kind is nn.LayerNorm
+    for n, call in enumerate(calls):
+        axis.annotate("", (x, n - 0.31), (x, n - (0.72 if n == 0 else 0.69)), arrowprops=arrow)
+        box(axis, x, n, 0.34, COLOURS[call.kind], title_of(call, norm_first), details(call, layers))
+    low, high = inner[0] - 0.56, inner[-1] + 0.52
+    axis.plot([x - 0.2, x + 0.2, x + 0.2, x - 0.2, x - 0.2], [low, low, high, high, low], color="grey", linewidth=1)
+    axis.text(x + 0.225 * outwards, (low + high) / 2, f"{layers}×", ha="center", va="center", fontsize=13)
+    for n in inner:
+        if calls[n].kind in (MultiHeadAttention, FeedForward):  # the residual connection around it
+            start, end = (n - 1.48, n + 0.44) if norm_first else (n - 0.48, n + 1)
+            side, edge = x + 0.187 * outwards, x + (0 if norm_first else 0.17 * outwards)
+            axis.plot([x, side, side], [start, start, end], color="black", linewidth=0.8)
+            axis.annotate("", (edge, end), (side, end), arrowprops=arrow)
+    if calls[-1].name == "lm_head":
+        axis.annotate("", (x, len(calls) - 0.31), (x, len(calls) - 0.69), arrowprops=arrow)
+        box(axis, x, len(calls), 0.34, "#d5eeca", "Softmax", f"{calls[-1].shape}")
+        axis.text(x, len(calls) + 0.5, "Output Probabilities", ha="center", fontsize=11)
+
+
+def box(axis: "Axes", x: float, y: float, width: float, colour: str, title: str, below: str) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    style = "round,pad=0.0,rounding_size=0.01"
+    axis.add_patch(
+        FancyBboxPatch((x - width / 2, y - 0.3), width, 0.6, boxstyle=style, facecolor=colour, edgecolor="black")
+    )
+    axis.text(x, y + 0.11, title, ha="center", va="center", fontsize=10)
+    axis.text(x, y - 0.14, below, ha="center", va="center", fontsize=6.5, family="monospace")
+
+
+def title_of(call: Call, norm_first: bool) -> str:
+    """Return the paper's words for a part."""
+    words = {
+        nn.Embedding: "Embedding, × √d_model", PositionalEncoding: "+ Positional Encoding", nn.Linear: "Linear",
+        FeedForward: "Feed Forward", nn.LayerNorm: "Norm" if norm_first else "Add & Norm",
+    }  # fmt: skip
+    if call.kind is MultiHeadAttention:
+        masked = call.name.startswith("model.decoder") and call.name.endswith("self_attn")
+        return "Masked Multi-Head Attention" if masked else "Multi-Head Attention"
+    return words[call.kind]
+
+
+def details(call: Call, layers: int) -> str:
+    name = call.name.removeprefix("model.")
+    if ".layers.0." in name:
+        return f"{name.replace('.0.', f'.0-{layers - 1}.')} {call.shape}\n{layers} × {call.parameters:,} parameters"
+    return f"{name} {call.shape}\n{call.parameters:,} parameters"
+
+
+# ---- Figure 2 ------------------------------------------------------------------------------------------------------
+
+
+class OperationRecorder(TorchDispatchMode):
+    """Records the tensor operations that Figure 2 names, with the shapes of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[str, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        if name in OPERATIONS:
+            self.operations.append((OPERATIONS[name], tuple(result.shape)))
+        return result
+
+
+def attention_operations(attention: MultiHeadAttention, heads: int, length: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the operations of the model's attention function on one head's worth of masked queries, in order."""
+    query, key = (torch.randn(heads, length, attention.d_k) for _ in range(2))
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    with OperationRecorder() as recorder:
+        scaled_dot_product_attention(query, key, torch.randn(heads, length, attention.d_v), mask)
+    return recorder.operations
+
+
+def figure2(model: VaswaniTransformerForConditionalGeneration, length: int = 7) -> "Figure":
+    """Draw scaled dot-product attention (left) and multi-head attention (right) of the first encoder layer."""
+    attention: Any = model.model.encoder.layers[0].self_attn
+    heads, d_model = model.config.encoder_attention_heads, model.config.d_model
+    figure = figure_class()(figsize=(11, 7), dpi=RESOLUTION)
+    left, right = figure.subplots(1, 2)
+    for axis, title in ((left, "Scaled Dot-Product Attention"), (right, "Multi-Head Attention")):
+        axis.set_axis_off()
+        axis.set_title(title)
+        axis.set(xlim=(0, 1), ylim=(-1, 7))
+    arrow = {"arrowstyle": "->", "linewidth": 1}
+    operations = attention_operations(attention, heads, length)
+    d_k, d_v = attention.d_k, attention.d_v
+    for name, x, wide in (("Q", 0.2, d_k), ("K", 0.45, d_k), ("V", 0.8, d_v)):
+        left.text(x, -0.75, f"{name}\n({heads}, {length}, {wide})", ha="center", va="center", fontsize=9)
+    for n, (name, shape) in enumerate(operations):
+        last = n == len(operations) - 1
+        centre = 0.2 if n == 0 and name == "Scale" else 0.325 if not last else 0.56
+        left.annotate(
+            "", (centre, n - 0.3), (centre if not last else 0.4, n - (0.48 if n == 0 else 0.7)), arrowprops=arrow
+        )
+        box(left, centre, n, 0.3, OPERATION_COLOURS[name], name, str(shape))
+    first = next(n for n, (name, _) in enumerate(operations) if name == "MatMul")
+    left.annotate("", (0.45, first - 0.3), (0.45, -0.48), arrowprops=arrow)
+    left.annotate("", (0.68, len(operations) - 1.3), (0.8, -0.48), arrowprops=arrow)
+    left.annotate("", (0.56, len(operations) - 0.2), (0.56, len(operations) - 0.7), arrowprops=arrow)
+
+    def linear(name: str) -> tuple[str, str]:
+        weight = getattr(attention, name).weight
+        return "Linear", f"{name} {tuple(weight.shape)}\n{weight.numel():,}"
+
+    for x, letter, name in ((0.17, "V", "v_proj"), (0.5, "K", "k_proj"), (0.83, "Q", "q_proj")):
+        right.text(x, -0.75, f"{letter}\n(1, {length}, {d_model})", ha="center", va="center", fontsize=9)
+        right.annotate("", (x, 0.7), (x, -0.48), arrowprops=arrow)
+        box(right, x, 1, 0.28, "#dddfef", *linear(name))
+        right.annotate("", (x, 2.2), (x, 1.3), arrowprops=arrow)
+    box(
+        right, 0.5, 2.5, 0.94, "#e2d5ee", "Scaled Dot-Product Attention", f"h = {heads} heads, d_k = {d_k}, d_v = {d_v}"
+    )
+    for y, colour, title, below in (
+        (3.8, "#fbf3c6", "Concat", f"(1, {length}, {heads * d_v})"),
+        (5.1, "#dddfef", *linear("out_proj")),
+    ):
+        right.annotate("", (0.5, y - 0.3), (0.5, y - 1), arrowprops=arrow)
+        box(right, 0.5, y, 0.4, colour, title, below)
+    right.annotate("", (0.5, 6.0), (0.5, 5.4), arrowprops=arrow)
+    right.text(0.5, 6.15, f"(1, {length}, {d_model})", ha="center", fontsize=9)
+    return figure

@@ -1,0 +1,74 @@
+"""Write the pictures of figures 1 to 5 and of the walk through attention, each with its row file."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vaswani_transformer import Translator
+from vaswani_transformer.atomic import atomic_file
+from vaswani_transformer.attention import attention_maps
+
+from ..json_files import write_json
+from . import architecture, heads
+from .rows import markdown, origin
+from .walk import walk, walk_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NUMBERS = (1, 2, 3, 4, 5)
+
+
+def draw(translator: Translator, number: int, source: str, output: Path, command: str) -> None:
+    """Write figureN.png and figureN.json."""
+    started = time.perf_counter()
+    if number <= 2:
+        model = translator.model
+        picture = (architecture.figure1, architecture.figure2)[number - 1](model)
+        found: dict[str, Any] = {"parameters": sum(each.numel() for each in model.parameters())}
+    else:
+        maps = heads.word_maps(attention_maps(translator.model, translator.tokenizer, source))
+        picture, found = (heads.figure3, heads.figure4, heads.figure5)[number - 3](maps)
+    save(picture, output / f"figure{number}.png")
+    write_json(output / f"figure{number}.json", found | origin(command, [], time.perf_counter() - started))
+
+
+def draw_walk(
+    translator: Translator,
+    source: str,
+    target: str | None,
+    kind: str,
+    layer: int,
+    head: int,
+    output: Path,
+    command: str,
+) -> None:
+    """Write walk.png and walk.json, which holds all numbers."""
+    started = time.perf_counter()
+    values, maps = walk(translator, source, target, kind, layer, head)
+    save(walk_figure(values, maps, kind, layer, head), output / "walk.png")
+    # JSON has no infinity: null where attending is not allowed.
+    numbers = {
+        name: [[round(x, 5) if x > -1e30 else None for x in row] for row in tensor.tolist()]
+        for name, tensor in values.items()
+    }
+    labels = {"source": maps.source, "target": maps.target, "kind": kind, "layer": layer, "head": head}
+    write_json(output / "walk.json", labels | numbers | origin(command, [], time.perf_counter() - started))
+
+
+def save(figure: "Figure", path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        figure.savefig(file, format="png")
+
+
+def report_heads(translator: Translator, sentences: list[str], output: Path, command: str) -> None:
+    """Write heads.json and heads.md."""
+    started = time.perf_counter()
+    rows = heads.head_report(translator, sentences)
+    output.mkdir(parents=True, exist_ok=True)
+    about = {"sentences": len(sentences), "heads": rows}
+    write_json(output / "heads.json", about | origin(command, [], time.perf_counter() - started))
+    names = ["kind", "layer", "head", "entropy", "distance", "fixed distance", "end", "agreement"]
+    with atomic_file(output / "heads.md") as file:
+        file.write(markdown(names, [[str(row.get(name, "")) for name in names] for row in rows]).encode())

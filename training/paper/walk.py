@@ -1,0 +1,92 @@
+"""The walk through attention: every intermediate value of one head for one sentence, as numbers and as a picture."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vaswani_transformer import Translator
+from vaswani_transformer.attention import AttentionMaps, attention_maps
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention, split_heads
+from vaswani_transformer.pictures import RESOLUTION, drawable, figure_class
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ATTENTION = {"encoder": "self_attn", "decoder": "self_attn", "cross": "cross_attn"}
+
+
+def walk(
+    translator: Translator, source: str, target: str | None, kind: str, layer: int, head: int
+) -> tuple[dict[str, Tensor], AttentionMaps]:
+    """Return the values of Equation (1) by name, each (query, ...), and the labels of the sentence.
+
+    kind: encoder, decoder (masked) or cross;  layer, head: counted from 1
+    """
+    model: Any = translator.model
+    stack = model.model.encoder if kind == "encoder" else model.model.decoder
+    check("layer", layer, len(stack.layers))
+    attention = getattr(stack.layers[layer - 1], ATTENTION[kind])
+    check("head", head, attention.q_proj.out_features // attention.d_k)
+    seen: dict[str, Tensor] = {}
+    handles = [
+        getattr(attention, f"{name}_proj").register_forward_hook(
+            lambda _module, _inputs, output, name=name: seen.__setitem__(name, output.detach())
+        )
+        for name in "qkv"
+    ]
+    try:  # the last forward pass is the one over the whole sentence
+        maps = attention_maps(model, translator.tokenizer, source, target, translator.target_tokenizer)
+    finally:
+        for handle in handles:
+            handle.remove()
+    sizes = {"q": attention.d_k, "k": attention.d_k, "v": attention.d_v}
+    query, key, value = (split_heads(seen[name], sizes[name])[0, head - 1].float().cpu() for name in "qkv")
+    allowed = torch.ones(len(query), len(key), dtype=torch.bool)
+    if kind == "decoder":
+        allowed = allowed.tril()
+    scores = query @ key.T
+    output, weights = scaled_dot_product_attention(query, key, value, allowed)
+    scaled = scores * attention.scaling
+    values = {
+        "Q": query, "K": key, "V": value, "Q K^T": scores, "Q K^T / sqrt(d_k)": scaled,
+        "mask": scaled.masked_fill(~allowed, -torch.inf), "softmax": weights, "softmax V": output,
+    }  # fmt: skip
+    return values, maps
+
+
+def check(name: str, choice: int, most: int) -> None:
+    if not 1 <= choice <= most:
+        raise InputError(f"--{name} {choice}: the model has {name}s 1 to {most} there")
+
+
+def walk_figure(values: dict[str, Tensor], maps: AttentionMaps, kind: str, layer: int, head: int) -> "Figure":
+    """Draw the values as heat maps in the order of Equation (1); red is positive, blue negative, grey masked."""
+    queries = drawable(maps.source if kind == "encoder" else maps.target)
+    keys = drawable(maps.target if kind == "decoder" else maps.source)
+    figure = figure_class()(
+        figsize=(16, 2.6 + 0.34 * max(len(queries), len(keys))), layout="constrained", dpi=RESOLUTION
+    )
+    axes = figure.subplots(2, 4).flat
+    for axis, (name, tensor) in zip(axes, values.items(), strict=True):
+        finite = tensor[tensor.isfinite()]
+        bound = float(finite.abs().max())
+        if name == "softmax":
+            image = axis.imshow(tensor.numpy(), cmap="Reds", vmin=0, vmax=1, aspect="auto")
+        else:
+            shown = tensor.masked_fill(~tensor.isfinite(), torch.nan)
+            image = axis.imshow(shown.numpy(), cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto")
+            axis.set_facecolor("lightgrey")
+        axis.set_title(f"{name}   {tuple(tensor.shape)}", fontsize=9, parse_math=False)
+        rows = keys if name in ("K", "V") else queries
+        axis.set_yticks(range(len(rows)), rows, fontsize=7, parse_math=False)
+        if name in ("Q", "K", "V", "softmax V"):
+            axis.set_xlabel("dimension", fontsize=7)
+        else:
+            axis.set_xticks(range(len(keys)), keys, fontsize=7, rotation=90, parse_math=False)
+        figure.colorbar(image, ax=axis, shrink=0.8)
+    figure.suptitle(
+        f"Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V: {kind}, layer {layer}, head {head}", parse_math=False
+    )
+    return figure
