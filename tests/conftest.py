@@ -1,10 +1,12 @@
 """Fixtures and helpers shared by test files: small models, waiting, one torch thread per worker."""
 
+import contextlib
 import math
 import os
+import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -130,6 +132,17 @@ def wait_until(condition: Callable[[], object], limit: float = 300) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Let no file grow beyond `size` bytes: writing then fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def padded(sentences: list[list[int]], pad: int = 1) -> dict[str, torch.Tensor]:

@@ -1,14 +1,22 @@
 """A file or folder appears under its name only when it is complete, however its writer ends."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import wait_until
+import torch
+from conftest import file_size_limit, wait_until
+from safetensors.numpy import save_file
 from saved_model import saved_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from vaswani_transformer.atomic import atomic_file, atomic_folder, remove_stale
 from vaswani_transformer.errors import InputError
@@ -161,25 +169,27 @@ def test_a_replaced_file_keeps_its_permissions(tmp_path: Path, mode: int) -> Non
     assert (tmp_path / "out").read_text() == "line\n" and (tmp_path / "out").stat().st_mode & 0o777 == mode
 
 
-# A file size limit fails as a full disk does.
-TOO_LARGE = {
-    "open": "(folder / 'file').write_bytes(bytes(10**6))",
-    "numpy": "import numpy; numpy.savez(folder / 'file.npz', a=numpy.zeros(10**6))",
-    "safetensors": "import safetensors.numpy as s, numpy; s.save_file({'a': numpy.zeros(10**6)}, folder / 'file')",
-    "tokenizers": "from tokenizers import Tokenizer, models as m; Tokenizer(m.WordLevel({str(i): i for i in "
-    "range(10**5)}, unk_token='0')).save(str(folder / 'file'))",
-    "shutil": "import shutil; shutil.copyfile(__import__('torch').__file__, folder / 'file')",
-    "torch.save": "import torch; torch.save(torch.zeros(10**6), (folder / 'file').open('wb'))",
+def save_with_torch(path: Path) -> None:
+    with path.open("wb") as stream:
+        torch.save(torch.zeros(10**6), stream)
+
+
+TOO_LARGE: dict[str, Callable[[Path], object]] = {
+    "open": lambda path: path.write_bytes(bytes(10**6)),
+    "numpy": lambda path: np.savez(path, a=np.zeros(10**6)),
+    "safetensors": lambda path: save_file({"a": np.zeros(10**6)}, path),
+    "tokenizers": lambda path: Tokenizer(WordLevel({str(i): i for i in range(10**5)}, unk_token="0")).save(str(path)),
+    "shutil": lambda path: shutil.copyfile(torch.__file__, path),
+    "torch.save": save_with_torch,
 }
 
 
 @pytest.mark.parametrize("writer", TOO_LARGE)
 def test_a_full_disk_is_reported_with_the_final_name(tmp_path: Path, writer: str) -> None:
-    program = f"{IMPORTS}import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))\n"
-    program += f"with atomic_folder(Path(sys.argv[1])) as folder:\n    {TOO_LARGE[writer]}\n"
-    command = [sys.executable, "-c", program, str(tmp_path / "out")]
-    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
-    assert result.stderr.splitlines()[-1] == f"OSError: [Errno 27] File too large: '{tmp_path / 'out'}'"
+    named = re.escape(f"[Errno 27] File too large: '{tmp_path / 'out'}'")
+    with pytest.raises(OSError, match=f"^{named}$"), file_size_limit(10**4):
+        with atomic_folder(tmp_path / "out") as folder:
+            TOO_LARGE[writer](folder / "file.npz")
     assert not list(tmp_path.iterdir())
 
 

@@ -2,15 +2,18 @@
 
 import errno
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 import typer
 from saved_model import saved_model
 
+from vaswani_transformer.cli import main
 from vaswani_transformer.errors import (
     EXTRAS,
     BrokenFileError,
@@ -178,6 +181,20 @@ def test_one_line_keeps_spaces_and_escapes_invisible_characters():
     assert one_line("a  b\r\n\tc\u202e\ud800") == r"a  b c\u202e\ud800"
 
 
+@pytest.fixture
+def programs_imported_again():
+    """Lets the test import the programs a second time, and restores the first ones."""
+
+    def take_out() -> dict[str, ModuleType]:
+        names = [n for n in sys.modules if n.startswith(("training", "hub.", "vaswani_transformer.pictures"))]
+        return {name: sys.modules.pop(name) for name in names}
+
+    before = take_out()
+    yield
+    take_out()
+    sys.modules.update(before)
+
+
 @pytest.mark.parametrize(
     "missing, command",
     [
@@ -185,29 +202,22 @@ def test_one_line_keeps_spaces_and_escapes_invisible_characters():
         ("accelerate", "plan --config demo --seconds 0"),
         ("accelerate", "-m training --config demo"),
         ("jinja2", "push {model} owner/name"),
+        ("matplotlib", "plot positions --output positions.png"),
     ],
 )
-def test_a_missing_package_is_named_with_its_extra(missing, command, tmp_path):
+def test_a_missing_package_is_named_with_its_extra(
+    programs_imported_again, missing, command, tmp_path, monkeypatch, capsys
+):
     saved_model(tmp_path / "model")
     (tmp_path / "text").write_text("a dog\n")
+    monkeypatch.setitem(sys.modules, missing, None)
     words = command.format(model=tmp_path / "model", text=tmp_path / "text").split()
-    program = f"import sys, runpy; sys.modules[{missing!r}] = None\n"
-    if words[:2] == ["-m", "training"]:  # `train` starts it in a process of its own
-        program += "runpy.run_module('training', run_name='__main__')"
-        words = words[2:]
-    else:
-        program += "sys.argv[0] = 'vaswani-transformer'; from vaswani_transformer.cli import main; main()"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
+    with pytest.raises(SystemExit) as stopped:
+        if words[0] == "-m":  # `train` starts it in a process of its own
+            monkeypatch.setattr(sys, "argv", words[1:])
+            runpy.run_module(words[1], run_name="__main__")
+        main(words)
+    assert stopped.value.code == 4
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f'error: {missing} is not installed: pip install "vaswani-transformer[{EXTRAS[missing]}]"'
     )
-    extra = EXTRAS[missing]
-    assert result.stderr.splitlines()[-1] == (
-        f'error: {missing} is not installed: pip install "vaswani-transformer[{extra}]"'
-    )
-    assert result.returncode == 4

@@ -1,8 +1,5 @@
 """Weights: saving and loading, tied matrices, resizing and initialisation."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import cast
 
@@ -10,6 +7,7 @@ import pytest
 import torch
 from conftest import TOLERANCE, ModelMaker, labelled_batch, tiny_config
 from safetensors.torch import load_file, save_file
+from training_child import in_new_process
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
@@ -70,22 +68,18 @@ def test_loading_does_not_depend_on_the_seed(tiny_model: ModelMaker, tmp_path: P
     assert torch.equal(*logits)
 
 
+def load_and_run(folder: Path, written: Path) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 6, 2]]), decoder_input_ids=torch.tensor([[0, 7]])).logits
+    torch.save((logits, model.generate(torch.tensor([[5, 6, 2]]))), written)
+
+
 def test_auto_classes_load_the_folder_in_another_process(tiny_model: ModelMaker, tmp_path: Path) -> None:
     model = tiny_model()
     model.save_pretrained(tmp_path)
-    code = """
-import sys, torch, vaswani_transformer
-from transformers import AutoModelForSeq2SeqLM
-model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1]).eval()
-with torch.no_grad():
-    logits = model(torch.tensor([[5, 6, 2]]), decoder_input_ids=torch.tensor([[0, 7]])).logits
-torch.save((logits, model.generate(torch.tensor([[5, 6, 2]]))), sys.argv[2])
-"""
-    written = tmp_path / "logits.pt"
-    root = Path(__file__).parent.parent
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, "-c", code, tmp_path, written], check=True, env=environment, timeout=120)
-    logits, translation = torch.load(written)
+    in_new_process(load_and_run, tmp_path, tmp_path / "logits.pt")
+    logits, translation = torch.load(tmp_path / "logits.pt")
     inputs = {"input_ids": torch.tensor([[5, 6, 2]])}
     with torch.no_grad():
         expected = model(**inputs, decoder_input_ids=torch.tensor([[0, 7]])).logits

@@ -2,9 +2,6 @@
 
 import io
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -154,18 +151,3 @@ def test_invalid_choices_are_refused_with_the_limit(maps):
     ]:
         with pytest.raises(InputError, match=named):
             refused()
-
-
-def test_missing_matplotlib_names_the_extra(tmp_path):
-    (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')")
-    program = "from vaswani_transformer.cli import main; main(['plot', 'positions', '--output', 'positions.png'])"
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 4
-    assert 'pip install "vaswani-transformer[viz]"' in result.stderr and result.stderr.count("\n") == 1
-    assert not (tmp_path / "positions.png").exists()

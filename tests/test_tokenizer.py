@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN
 from tokenizers import Tokenizer
+from training_child import in_new_process
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import BrokenFileError, InputError
@@ -163,16 +162,13 @@ def test_training_streams_texts_without_keeping_them():
     assert len(counts) == 20_000 and max(counts) <= 2
 
 
+def train_and_save(folder: Path) -> None:
+    train_tokenizer(TEXTS * 3, 300).save_pretrained(folder)
+
+
 def test_training_is_deterministic_across_processes(tmp_path):
-    program = (
-        "import sys; from vaswani_transformer.tokenization import lines_of_files, train_tokenizer;"
-        "train_tokenizer(lines_of_files([sys.argv[1]]), 300).save_pretrained(sys.argv[2])"
-    )
-    text = tmp_path / "text"
-    text.write_text("\n".join(TEXTS * 3), encoding="utf-8")
-    train_tokenizer(TEXTS * 3, 300).save_pretrained(tmp_path / "one")
-    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", program, text, tmp_path / "two"], check=True, env=environment)
+    train_and_save(tmp_path / "one")
+    in_new_process(train_and_save, tmp_path / "two")
     one, two = ((tmp_path / name / "tokenizer.json").read_bytes() for name in ("one", "two"))
     assert one == two
 

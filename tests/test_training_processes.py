@@ -129,6 +129,7 @@ def test_the_shipped_file_for_fsdp_runs_two_processes(text, tmp_path, uninterrup
     assert_bit_identical(uninterrupted(2, FSDP)[0], tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_accelerate_launch_runs_two_processes(text, tmp_path, uninterrupted):
     launcher = launch(text, tmp_path, "--multi_gpu")
     assert launcher.wait(200) == 0, (tmp_path / "log").read_text()

@@ -78,7 +78,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(uninterrupted):
 
 
 def test_repeating_a_finished_run_does_not_change_it(start, tmp_path, uninterrupted):
-    assert start().wait() == 0
+    shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
     before = weights(tmp_path / "run")
     process = start()
     assert process.wait() == 0

@@ -22,12 +22,9 @@ from training_runs import (
 )
 
 
-def test_five_kills_end_with_the_same_bits(start, tmp_path, uninterrupted):
-    kill_and_resume(start, tmp_path, *uninterrupted(1), kills=5, seed=0, processes=1)
-
-
-def test_two_killed_processes_end_with_the_same_bits(start, tmp_path, uninterrupted):
-    kill_and_resume(start, tmp_path, *uninterrupted(2), kills=2, seed=1, processes=2)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_two_kills_end_with_the_same_bits(start, tmp_path, uninterrupted, processes):
+    kill_and_resume(start, tmp_path, *uninterrupted(processes), kills=2, seed=1, processes=processes)
 
 
 @pytest.mark.slow
@@ -106,8 +103,8 @@ def test_a_corrupt_newest_checkpoint_is_named_and_skipped(start, tmp_path, unint
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
-def test_the_average_excludes_a_damaged_checkpoint(start, tmp_path):
-    assert start().wait() == 0
+def test_the_average_excludes_a_damaged_checkpoint(start, tmp_path, uninterrupted):
+    shutil.copytree(uninterrupted(1)[0], tmp_path / "run")
     (tmp_path / "run/model.safetensors").unlink()
     older = tmp_path / "run/checkpoints/step-20"
     (older / "config.json").write_text("{}")
@@ -167,7 +164,7 @@ def test_changes_of_recipe_text_and_processes_are_refused(start, text, tmp_path)
     assert process.wait() == 2 and "corpus sha256 was" in process.said()
     process = start(ranks=2)
     assert process.wait() == 2 and "processes was 1, is 2" in process.said()
-    process = start(ranks=2, allow_changed=True)
+    process = start(ranks=2, allow_changed=True, max_steps=6)
     assert process.wait() == 0 and "resuming a changed run: processes was 1, is 2" in process.said()
 
 

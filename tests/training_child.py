@@ -18,8 +18,17 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["training.train", "training.__main__", "training.translate", "training_child", "matplotlib.backends.backend_agg"]
+    ["training.train", "training.__main__", "training.translate", "training_child", "torch.profiler"]
+    + ["matplotlib.backends.backend_agg", "matplotlib.figure", "typer.testing"]
 )
+
+
+def in_new_process(function: Callable[..., object], *arguments: object) -> None:
+    """Run a function of a test module in a process with another hash seed, which has imported torch."""
+    process = _context.Process(target=function, args=arguments)
+    process.start()
+    process.join(200)
+    assert process.exitcode == 0
 
 
 def child(
@@ -28,8 +37,8 @@ def child(
     """Run a module of the training program. fault: ("kill", n): SIGKILL at the n-th call that changes the disk;
     ("term", n), ("int", n), ("term twice", n): SIGTERM or SIGINT before the n-th backward pass; ("nan", n): its loss is
     NaN; ("file size", n): no file may grow beyond n bytes; ("disk full", n): the n-th query of the free space
-    returns 0; ("read-only", folder): nothing can be written there; ("threads", 0): no fault, but the threads that
-    remain after the process group has ended are printed."""
+    returns 0; ("read-only", folder): nothing can be written there; ("stderr", "full" or "closed"): stderr cannot be
+    written; ("threads", 0): no fault, but the threads that remain after the process group has ended are printed."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -50,6 +59,9 @@ def child(
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault[1], fault[1]))
     if fault is not None and fault[0] == "disk full":
         _no_space_at_look(fault[1])
+    if fault is not None and fault[0] == "stderr":
+        os.dup2(os.open("/dev/full", os.O_WRONLY) if fault[1] == "full" else _pipe_without_reader(), 2)
+        sys.stderr = open(2, "w", buffering=1, closefd=False)
     if fault is not None and fault[0] == "threads":
         _name_threads_at_end()
     if fault is not None and fault[0] == "read-only":
@@ -113,6 +125,12 @@ def _no_space_at_look(number: int) -> None:
         return usage._replace(free=0) if calls == number else usage
 
     shutil.disk_usage = run
+
+
+def _pipe_without_reader() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
 
 
 def _name_threads_at_end() -> None:
