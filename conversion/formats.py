@@ -27,15 +27,13 @@ from .unpickle import is_pickled, load_checkpoint
 
 
 class Reader(Protocol):
-    """A module of toolkits/ that reads checkpoints."""
+    """A module of toolkits/ that reads checkpoints. FILES: patterns of their names"""
 
     @property
     def NAME(self) -> str: ...
 
     @property
-    def FILES(self) -> list[str]:
-        """Patterns of the names of checkpoints."""
-        ...
+    def FILES(self) -> list[str]: ...
 
     def recognise(self, path: Path, content: Any) -> bool:
         """Return whether a file is a checkpoint of this toolkit. content: what a pickle holds; None for other files"""

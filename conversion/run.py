@@ -61,10 +61,8 @@ def read(
 ) -> tuple[Description, Model]:
     """Read a checkpoint as a model. Raises InputError or BrokenFileError with all reasons why it cannot be one."""
     try:
-        if toolkit is torch_nn:
-            description = torch_nn.read(file, reasons, scale_embeddings)
-        else:
-            description = toolkit.read(file, reasons)
+        scale = (scale_embeddings,) if toolkit is torch_nn else ()
+        description = toolkit.read(file, reasons, *scale)
         description.toolkit, description.path = toolkit.NAME, file
         description.vocabulary.check(file)
         return description, build_model(description, reasons)

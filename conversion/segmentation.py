@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.lines import read_lines
 
 from .sentencepiece import SPACE, SentencePieceModel
-from .vocabulary import SIDES, Vocabulary, common_ids, find_file, read_codes
+from .vocabulary import SIDES, Vocabulary, common_ids, find_file, read_codes, required_file
 
 # The usual names of special tokens in a word list.
 SYMBOLS = {
@@ -72,15 +72,13 @@ def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> Senten
 
 def read_word_lists(folder: Path) -> Vocabulary:
     """vocab.src.txt and vocab.tgt.txt, or vocab.txt; the source has both symbols of a sentence around it."""
-    files: list[Path] = []
-    for side, other in (("src", "source"), ("tgt", "trg")):
-        file = find_file(folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt")
-        if file is None:
-            raise InputError(
-                f"{folder}: vocab.{side}.txt is missing beside the checkpoint; write one token per line in the order "
-                "of the ids, special tokens under their usual names"
-            )
-        files.append(file)
+    remedy = "; write one token per line in the order of the ids, special tokens under their usual names"
+    files = [
+        required_file(
+            folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt", remedy=remedy
+        )
+        for side, other in (("src", "source"), ("tgt", "trg"))
+    ]
     source, target = (list(read_lines(file)) for file in files)
     ids = common_ids(source, target, SYMBOLS, " and ".join(file.name for file in files))
     vocabulary = Vocabulary(source, target, start=ids["bos"], begins=True, files=files, **ids)

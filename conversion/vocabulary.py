@@ -264,8 +264,13 @@ def tokens_by_id(mapping: Mapping[str, int], path: Path) -> list[str]:
 
 def find_file(folder: Path, *patterns: str) -> Path | None:
     """Return the first file of the folder that matches; earlier patterns are preferred."""
-    for pattern in patterns:
-        found = sorted(file for file in folder.glob(pattern) if file.is_file())
-        if found:
-            return found[0]
-    return None
+    found = (file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file())
+    return next(found, None)
+
+
+def required_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
+    """Return what `find_file` finds. Raises InputError naming the first pattern if there is no such file."""
+    file = find_file(folder, *patterns)
+    if file is None:
+        raise InputError(f"{folder}: {patterns[0]} is missing beside the checkpoint{remedy}")
+    return file

@@ -11,7 +11,6 @@ import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer import sinusoidal_positional_encoding
-from vaswani_transformer.errors import UnavailableError
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
 from ..origin import Origin
@@ -34,10 +33,8 @@ ACTIVATIONS = {
 
 def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
     """Write a folder that ctranslate2.Translator loads. Raises all reasons why the model cannot be one."""
-    try:
-        from ctranslate2.specs import common_spec, transformer_spec
-    except ImportError:
-        raise UnavailableError("ctranslate2 is not installed: pip install ctranslate2") from None
+    from ctranslate2.specs import common_spec, transformer_spec
+
     config, pre = model.config, model.config.norm_position == "pre"
     fields = {
         "encoder_final_norm": (pre,),

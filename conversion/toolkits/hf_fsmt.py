@@ -12,7 +12,7 @@ from vaswani_transformer.model_folder import read_json_object
 from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
 from ..layout import POSITIONS, TENSOR2TENSOR
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, first_present, rules_of
+from ..rename import Rule, first_present, rules_of
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_codes, tokens_by_id
 from . import hugging_face
 
@@ -40,10 +40,9 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with an FSMT model."""
-    options, weights, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="relu")
+    options, tensors, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="relu")
     config["position_offset"] = OFFSET
 
-    tensors = checked_tensors(weights, reasons)
     # Tied matrices are saved under one name or more.
     tied = list(EMBEDDINGS) if options.get("tie_word_embeddings", False) else []
     rules = [Rule(first_present(tensors, theirs, *tied), ours) for theirs, ours in EMBEDDINGS.items()]

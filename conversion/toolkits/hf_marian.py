@@ -22,7 +22,7 @@ from ..layout import CONCATENATED
 from ..options import size_names
 from ..origin import Origin
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, expand, first_present, write
+from ..rename import Rule, expand, first_present, write
 from ..sentencepiece import SentencePieceModel
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, tokens_by_id
 from . import hugging_face
@@ -53,9 +53,8 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with a MarianMTModel."""
-    options, weights, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="gelu")
+    options, tensors, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="gelu")
 
-    tensors = checked_tensors(weights, reasons)
     rules = [
         Rule(first_present(tensors, ENCODER, SHARED), SOURCE),
         Rule(first_present(tensors, DECODER, SHARED), TARGET),

@@ -5,19 +5,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import read_json_object
 
 from ..description import penalty_note
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, stack_rules
+from ..rename import Rule, checked_tensors, stack_rules
 from ..unpickle import load_checkpoint
+from ..vocabulary import required_file
 from .fairseq import EPSILON, LAYER
 
 SIZES = ("d_model", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_dim")
@@ -38,19 +38,6 @@ def model_type_of(path: Path) -> str | None:
     return content.get("model_type") if isinstance(content, dict) else None
 
 
-def load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and the weights beside it."""
-    folder = path.parent
-    options = read_json_object(folder / "config.json")
-    file = next((folder / name for name in WEIGHTS if (folder / name).exists()), None)
-    if file is None:
-        raise InputError(f"{folder}: it has no weights ({' or '.join(WEIGHTS)})")
-    tensors = load_checkpoint(file) if file.suffix == ".bin" else load_safetensors(file)
-    if not isinstance(tensors, dict) or not all(torch.is_tensor(tensor) for tensor in tensors.values()):
-        raise BrokenFileError(f"{file} does not hold tensors alone")
-    return options, tensors
-
-
 def read_model(
     path: Path, reasons: Reasons, supported: dict[str, tuple], activation: str
 ) -> tuple[Options, dict[str, Tensor], dict[str, Any]]:
@@ -58,15 +45,16 @@ def read_model(
 
     activation: the default of the toolkit's `activation_function`.  Refuses options that are not `supported`.
     """
-    values, weights = load(path)
-    options = Options(values, reasons)
+    options = Options(read_json_object(path.with_name("config.json")), reasons)
+    file = required_file(path.parent, *WEIGHTS)
+    weights = load_checkpoint(file) if file.suffix == ".bin" else load_safetensors(file)
     options.require(supported)
     config: dict[str, Any] = dict(options.sizes(SIZES))
     reasons.refuse_if_any()
     config |= options.rates(RATES, default=0.0)
     name = options.get("activation_function", activation)
     config |= {"activation_function": "silu" if name == "swish" else name}
-    return options, weights, config | {"layer_norm_eps": EPSILON, "attention_bias": True}
+    return options, checked_tensors(weights, reasons), config | {"layer_norm_eps": EPSILON, "attention_bias": True}
 
 
 def load_safetensors(file: Path) -> dict[str, Tensor]:

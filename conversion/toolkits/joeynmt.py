@@ -13,7 +13,7 @@ from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, expand, first_present, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
-from ..vocabulary import Vocabulary, common_ids, find_file
+from ..vocabulary import Vocabulary, common_ids, required_file
 from ..yaml_files import read_yaml
 
 NAME = "joeynmt"
@@ -28,7 +28,13 @@ SUPPORTED: dict[str, tuple] = {
 }
 SIZES = ("encoder.hidden_size", "{stack}.num_layers", "{stack}.num_heads", "{stack}.ff_size")
 RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "encoder.dropout")
-SYMBOLS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+# Our name of an id -> the option with the token, and its default.
+SYMBOLS = {
+    "unknown": ("unk_token", "<unk>"),
+    "pad": ("pad_token", "<pad>"),
+    "bos": ("bos_token", "<s>"),
+    "eos": ("eos_token", "</s>"),
+}
 # JoeyNMT 2 means these where `layer_norm` is left out, without a final norm. Before 2.0 the option did not exist:
 # layers were pre-norm, with a final norm.
 DEFAULT_NORMS = {"encoder": "pre", "decoder": "post"}
@@ -63,16 +69,15 @@ def read(path: Path, reasons: Reasons) -> Description:
     checkpoint = load_checkpoint(path)
     if not recognise(path, checkpoint):
         raise InputError(f"{path} is not from JoeyNMT: it lacks `model_state`")
-    file = find_file(path.parent, "config.yaml", "*.yaml")
-    if file is None:
-        raise InputError(f"{path}: no config.yaml is beside it, so the number of heads is not known")
+    file = required_file(path.parent, "config.yaml", "*.yaml", remedy=", so the number of heads is not known")
     settings = read_yaml(file)
     model = settings.get("model")
     if not isinstance(model, dict):
         raise BrokenFileError(f"{file}: it has no `model`")
     tensors = checked_tensors(checkpoint["model_state"], reasons)
     final_norms = {stack: f"{stack}.layer_norm.weight" in tensors for stack in STACKS}
-    options = options_of(model, reasons)
+    values = {f"{stack}.{name}": value for stack in STACKS for name, value in (model.get(stack) or {}).items()}
+    options = Options(values, reasons, "{}: {}")
     norm_positions = DEFAULT_NORMS | ({"decoder": "pre"} if final_norms["decoder"] else {})
     for stack in STACKS:
         norm_positions[stack] = options.setdefault(f"{stack}.layer_norm", norm_positions[stack])
@@ -102,12 +107,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     return Description(tensors, rules, config, vocabulary, position_tables=tables, unscaled=unscaled, files=[file])
 
 
-def options_of(model: Mapping[str, Any], reasons: Reasons) -> Options:
-    """Return the options of both stacks as encoder.NAME and decoder.NAME."""
-    values = {f"{stack}.{name}": value for stack in STACKS for name, value in (model.get(stack) or {}).items()}
-    return Options(values, reasons, "{}: {}")
-
-
 def check_options(options: Options, reasons: Reasons) -> None:
     """Add to the reasons the options that the model cannot represent."""
     for stack in STACKS:
@@ -123,19 +122,15 @@ def check_options(options: Options, reasons: Reasons) -> None:
 def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
     """src_vocab.txt and trg_vocab.txt; the special symbols are in the configuration."""
     sides = {side: options_of_side(data, side) for side in ("src", "trg")}
-    files: list[Path] = []
-    for side, options in sides.items():
-        name = Path(str(options.get("voc_file", ""))).name
-        file = find_file(folder, *([name] if name else []), f"{side}_vocab.txt", "vocab.txt")
-        if file is None:
-            raise InputError(f"{folder}: {side}_vocab.txt is missing beside the checkpoint")
-        files.append(file)
+    names = [Path(str(options.get("voc_file") or f"{side}_vocab.txt")).name for side, options in sides.items()]
+    files = [
+        required_file(folder, name, f"{side}_vocab.txt", "vocab.txt") for side, name in zip(sides, names, strict=True)
+    ]
     source, target = (list(read_lines(file)) for file in files)
     special = data.get("special_symbols") or {}
-    symbols = {name: [special.get(f"{name}_token", token)] for name, token in SYMBOLS.items()}
+    symbols = {id: [special.get(name, token)] for id, (name, token) in SYMBOLS.items()}
     ids = common_ids(source, target, symbols, " and ".join(file.name for file in files))
-    unknown, pad, bos, eos = (ids[name] for name in SYMBOLS)
-    vocabulary = Vocabulary(source, target, eos=eos, unknown=unknown, bos=bos, pad=pad, start=bos, files=files)
+    vocabulary = Vocabulary(source, target, start=ids["bos"], files=files, **ids)
     if any(options.get("level") == "char" for options in sides.values()):
         vocabulary.notes.append("There is no tokenizer: the vocabulary consists of characters. Ids are JoeyNMT's.")
         return vocabulary

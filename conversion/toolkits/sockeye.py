@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note
@@ -21,7 +21,7 @@ from ..reasons import Reasons, shown
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import is_pickled, load_checkpoint
-from ..vocabulary import Vocabulary, find_file, tokens_by_id
+from ..vocabulary import Vocabulary, required_file, tokens_by_id
 from ..yaml_files import read_yaml
 
 NAME = "sockeye"
@@ -83,18 +83,13 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a params.* file and the `config` beside it."""
-    file = path.with_name("config")
-    if not file.is_file():
-        raise InputError(f"{path}: Sockeye's `config` is not beside it, so the number of heads is not known")
+    file = required_file(path.parent, "config", remedy=", so the number of heads is not known")
     options = options_of(read_yaml(file, ConfigLoader), reasons)
-    weights = load_checkpoint(path)
-    if not isinstance(weights, dict):
-        raise BrokenFileError(f"{path} does not hold tensors")
     config: dict[str, Any] = dict(options.sizes(SIZES))
     config["norm_position"] = check_options(options, reasons)
     reasons.refuse_if_any()
 
-    tensors = checked_tensors(weights, reasons, r"traced_.*")
+    tensors = checked_tensors(load_checkpoint(path), reasons, r"traced_.*")
     for stack in STACKS:
         split_projections(tensors, stack, config["d_model"], config[f"{stack}_attention_heads"])
     config |= options.rates(RATES, default=0.0) | {
@@ -187,9 +182,7 @@ def split_projections(tensors: dict[str, Tensor], stack: str, d_model: int, head
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """vocab.src.0.json and vocab.trg.0.json."""
-    files = [file for side in ("src", "trg") if (file := find_file(folder, f"vocab.{side}.0.json"))]
-    if len(files) < 2:
-        raise InputError(f"{folder}: vocab.src.0.json and vocab.trg.0.json must be beside the parameters")
+    files = [required_file(folder, f"vocab.{side}.0.json") for side in ("src", "trg")]
     source, target = (tokens_by_id(read_json_object(file), file) for file in files)
     for file, tokens in zip(files, (source, target), strict=True):
         if tokens[:4] != SYMBOLS:

@@ -22,7 +22,7 @@ from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..subwords import read_subwords, subword_tokenizer
 from ..tensorflow_bundle import TYPES, Bundle
-from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
+from ..vocabulary import SIDES, Vocabulary, numbered_tokens, required_file, unused_name
 
 NAME = "tensor2tensor"
 FILES = ["*.index"]
@@ -128,13 +128,11 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 def read_hparams(folder: Path) -> dict[str, Any]:
     """hparams.json. Raises InputError if it is missing, BrokenFileError if it is damaged."""
-    file = folder / "hparams.json"
+    file = required_file(folder, "hparams.json", remedy=", and the number of heads is in no variable")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, str):  # some versions save the JSON as a JSON string
             content = json.loads(content)
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file, and the number of heads is in no variable") from None
     except ValueError as error:
         raise BrokenFileError(f"{file} is not complete JSON ({error}); copy it again") from None
     if not isinstance(content, dict):
