@@ -306,7 +306,6 @@ def test_the_check_detects_weights_that_are_nan(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{model}", "{output}", "--precision", "int3"], "int3"),
         (["nowhere", "{output}"], "nowhere: there is no such folder"),
         (["{model}", "{model}"], "not empty"),
         (["{model}", "{output}/new/folder"], "does not exist"),

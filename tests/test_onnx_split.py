@@ -156,7 +156,6 @@ def test_decoders_for_transformers_js_repeat_the_end(tiny_model: ModelMaker) -> 
     [
         ("--for transformers.js --text", "--text needs the search"),
         ("--for transformers.js --attention", "export twice"),
-        ("--for deno", "--for 'deno' is not transformers.js"),
         ("--for transformers.js", "takes d_k and d_v to be d_model / heads"),
     ],
 )

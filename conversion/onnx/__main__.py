@@ -2,27 +2,27 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
-from vaswani_transformer.lines import check_new_folder, read_lines
+from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.lines import read_lines
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-PRECISIONS = ("fp32", "fp16", "int8", "int8-weights")
-LAYOUTS = ("single", "split")
+Precision = Literal["fp32", "fp16", "int8", "int8-weights"]
+Layout = Literal["single", "split"]
 
 
 @app.command(help="Write a model as one ONNX file that holds its search, and prove that it translates as torch does.")
 def export(
     model: Annotated[str, typer.Argument(help="A model's folder.")],
     output: Annotated[str, typer.Argument(help="The new folder.")],
-    precision: Annotated[str, typer.Option(help=", ".join(PRECISIONS) + ".")] = "fp32",
+    precision: Annotated[Precision, typer.Option(help="The numbers of weights and products.")] = "fp32",
     layout: Annotated[
-        str, typer.Option(help="single: the search is in the graph; split: encoder and decoders, Optimum's names.")
+        Layout, typer.Option(help="single: the search is in the graph; split: encoder and decoders, Optimum's names.")
     ] = "single",
     attention: Annotated[
         bool,
@@ -41,7 +41,7 @@ def export(
         typer.Option(help="A UTF-8 text file (.gz too), a few hundred lines: prove the file on these, and time it."),
     ] = None,
     runtime: Annotated[
-        str | None,
+        Literal["transformers.js"] | None,
         typer.Option("--for", help="transformers.js: the split layout in a folder that this library loads."),
     ] = None,
     no_defaults: Annotated[
@@ -49,55 +49,37 @@ def export(
         typer.Option("--no-defaults", help="Make beam size and the like required inputs, as onnxruntime-web needs."),
     ] = False,
 ) -> None:
-    if precision not in PRECISIONS:
-        raise InputError(f"--precision {precision!r} is not one of {', '.join(PRECISIONS)}")
-    if layout not in LAYOUTS:
-        raise InputError(f"--layout {layout!r} is not one of {', '.join(LAYOUTS)}")
-    if runtime not in (None, "transformers.js"):
-        raise InputError(f"--for {runtime!r} is not transformers.js")
     layout = "split" if runtime else layout
-    if runtime and attention:
-        raise InputError("--attention is an output that transformers.js does not read: export twice")
     for option, given in (("--sentences", sentences is not None), ("--text", text)):
         if given and layout != "single":
             raise InputError(f"{option} needs the search in the graph: --layout single")
-    if text and attention:
-        raise InputError("--attention is an output of the file with token ids, not of --text: export twice")
-    folder = check_new_folder(output)
+    if attention and (runtime or text):
+        other = "--for transformers.js" if runtime else "--text"
+        raise InputError(f"--attention is not an output of {other}: export twice")
     if not Path(model).is_dir():
         raise InputError(f"{model}: there is no such folder")
     lines = None if sentences is None else list(read_lines(sentences))
-    check_packages()
+    import onnxruntime  # noqa: F401  # a missing package is reported at once
+    import onnxscript  # noqa: F401
+
     from .export import export_folder
 
+    wanted = {"defaults": not no_defaults, "attention": attention, "text": text, "for_javascript": runtime is not None}
     console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     with console.status("reading the model") as status:  # shown on a terminal alone
         report = export_folder(
             Path(model),
-            folder,
+            Path(output),
             precision,
             layout,
-            defaults=not no_defaults,
-            attention=attention,
-            text=text,
             sentences=lines,
             name=sentences or "",
             tell=status.update,
-            for_javascript=runtime is not None,
+            **wanted,
         )
     typer.echo(report)
-    for path in sorted(path for kind in ("*.onnx", "*.onnx.data") for path in folder.rglob(kind)):
+    for path in sorted(path for kind in ("*.onnx", "*.onnx.data") for path in Path(output).rglob(kind)):
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {precision}")
-
-
-def check_packages() -> None:
-    """Raises UnavailableError naming a package that is not installed."""
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UnavailableError(f'{error.name} is not installed: pip install "vaswani-transformer[onnx]"') from None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from .byte_level_bpe import ByteLevelBPE
 from .graph_surgery import graphs_of
 from .javascript import arrange_for_javascript, check_javascript
 from .prove import prove, prove_attention, table
-from .prove_split import prove_split, split_table
+from .prove_split import prove_split
 from .quantize import quantized
 from .readme import readme
 from .sentences import encoded_sentences, race
@@ -64,34 +64,32 @@ def export_folder(
     Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, ProofError if the graph does not
     translate as torch does.
     """
-    model = load_model(source, device="cpu", dtype=torch.float32)
-    check_model(model, source, layout)
-    if for_javascript:
-        check_javascript(model, source)
-    tokenizer = load_tokenizers(source, model, required=sentences is not None)
-    encoded = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
-    bpe = readable_tokenizer(source, model) if text else None
     with new_model_folder(folder) as unfinished:
+        model = load_model(source, device="cpu", dtype=torch.float32)
+        check_model(model, source, layout)
+        if for_javascript:
+            check_javascript(model, source)
+        tokenizer = load_tokenizers(source, model, required=sentences is not None)
+        encoded = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
+        bpe = readable_tokenizer(source, model) if text else None
         # Attention scores, masks and the search stay float32 in float16 files, because the model's code casts them.
         exported = copy.deepcopy(model).half() if precision == "fp16" else model
+        settings: dict[str, np.ndarray] = {}
         tell("tracing the model")
         if layout == "single":
             graphs = {"model": export_single_graph(exported, attention)}
-            settings = {} if defaults else without_defaults(graphs["model"])
+            settings |= {} if defaults else without_defaults(graphs["model"])
         else:
             end = cast(int, model.config.eos_token_id) if for_javascript else None
-            graphs, settings = export_split(exported, attention, end), {}
+            graphs = export_split(exported, attention, end)
         tell("writing the graphs")
         write_graphs(graphs, model, precision, bpe, unfinished, folder)
         tell("comparing with torch")
         if layout == "single":
-            report = proof_of_single_graph(
-                unfinished, model, precision, attention, encoded, (sentences or []) if text else None, tokenizer
-            )
+            texts = (sentences or []) if text else None
+            report = reported(proofs(unfinished, model, precision, attention, encoded, texts, tokenizer))
         else:
-            differences, wrong = prove_split(unfinished, model, precision)
-            raise_if_any(wrong)
-            report = split_table(differences)
+            report = reported([prove_split(unfinished, model, precision)])
         write_files_beside(source, unfinished, model)
         if (source / "tokenizer.json").exists() and layout == "single":
             page = readme(model, precision, settings, unfinished, attention, text)
@@ -171,42 +169,39 @@ def save(graph: ModelProto, unfinished: Path, folder: Path, name: str) -> None:
         raise OSError(error.errno, error.strerror, str(folder / name)) from None
 
 
-def proof_of_single_graph(
-    unfinished: Path,
+def proofs(
+    folder: Path,
     model: Model,
     precision: str,
     attention: bool,
     encoded: list[list[int]] | None,
     texts: list[str] | None,
     tokenizer: Any,
-) -> str:
-    """Run the files beside torch; returns a report.
+) -> Iterator[tuple[str, list[str]]]:
+    """Run the files beside torch; yield the report of each comparison, and what is wrong.
 
     encoded: real sentences as token ids, or None;  texts: for model_text.onnx, or None without that file
     """
-    comparisons, wrong = prove(unfinished / "model.onnx", model, precision)
-    raise_if_any(wrong)
-    report = [table(comparisons)]
+    comparisons, wrong = prove(folder / "model.onnx", model, precision)
+    yield table(comparisons), wrong
     if attention:
-        largest, wrong = prove_attention(unfinished / "model.onnx", model, precision)
-        raise_if_any(wrong)
-        report.append(f"attention weights differ by at most {largest:.1e}")
+        largest, wrong = prove_attention(folder / "model.onnx", model, precision)
+        yield f"attention weights differ by at most {largest:.1e}", wrong
     if encoded is not None:
-        line, wrong = race(unfinished / "model.onnx", model, encoded, precision)
-        raise_if_any(wrong)
-        report.append(line)
+        yield race(folder / "model.onnx", model, encoded, precision)
     if texts is not None:
-        line, wrong = prove_text(unfinished, model, tokenizer, texts, precision)
-        raise_if_any(wrong)
-        report.append(line)
-    return "\n".join(report)
+        yield prove_text(folder, model, tokenizer, texts, precision)
 
 
-def raise_if_any(wrong: list[str]) -> None:
-    if wrong:
-        raise ProofError(
-            f"the exported graph does not translate as torch does ({'; '.join(wrong)}); nothing was written"
-        )
+def reported(comparisons: Iterable[tuple[str, list[str]]]) -> str:
+    """Return the reports. Raises ProofError at the first comparison in which something is wrong."""
+    lines = []
+    for line, wrong in comparisons:
+        if wrong:
+            found = "; ".join(wrong)
+            raise ProofError(f"the exported graph does not translate as torch does ({found}); nothing was written")
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def write_files_beside(source: Path, unfinished: Path, model: Model) -> None:

@@ -70,28 +70,14 @@ def prove(path: Path, model: Model, precision: str = "fp32") -> tuple[list[Compa
 
 
 def compare(
-    session: Any,
-    model: Model,
-    batch: dict[str, Tensor],
-    case: Case,
-    precision: str,
+    session: Any, model: Model, batch: dict[str, Tensor], case: Case, precision: str
 ) -> tuple[Comparison, list[str]]:
     """Translate a batch by the graph and by torch; returns what is wrong, too."""
     begun = time.perf_counter()
     found, found_scores = run(session, batch, case.search, case.max_length)
     middle = time.perf_counter()
-    results = beam_search(
-        model,
-        batch["input_ids"],
-        batch["attention_mask"],
-        num_beams=case.search.num_beams,
-        length_penalty=case.search.length_penalty,
-        early_stopping=case.search.early_stopping,
-        max_source_length_offset=source_length_offset(model),
-        max_length=case.max_length,
-    )
+    expected, expected_scores = search_in_torch(model, batch, case.search, max_length=case.max_length)
     ended = time.perf_counter()
-    expected, expected_scores = (tensor.numpy() for tensor in results)
     exists, found_exists = (scores > NO_HYPOTHESIS for scores in (expected_scores, found_scores))
     pad, wrong = cast(int, model.config.pad_token_id), []
     equal, near = same_or_equally_good(found, found_scores, expected, expected_scores, pad)
@@ -117,6 +103,15 @@ def compare(
     return Comparison(case, *counts, largest, middle - begun, ended - middle), wrong
 
 
+def search_in_torch(
+    model: Model, batch: dict[str, Tensor], search: SearchSettings, **settings: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences and scores of our search. settings: other arguments of `beam_search`"""
+    ids, mask, offset = batch["input_ids"], batch["attention_mask"], source_length_offset(model)
+    found = beam_search(model, ids, mask, max_source_length_offset=offset, **search._asdict(), **settings)
+    return found[0].numpy(), found[1].numpy()
+
+
 def differs_alone(
     session: Any, batch: dict[str, Tensor], together: np.ndarray, scores: np.ndarray, case: Case, pad: int
 ) -> bool:
@@ -128,31 +123,21 @@ def differs_alone(
     return not (equal | near).all()
 
 
-def difference_by_token(
-    model: Model,
-    batch: dict[str, Tensor],
-    found: np.ndarray,
-    scores: np.ndarray,
-    alpha: float,
-) -> np.ndarray:
-    """Return how far these translations' scores are from torch's, as log-probability per token, (batch, beams)."""
-    lengths = (found != model.config.pad_token_id).sum(axis=2).clip(min=1)
-    return np.abs(scores - forced_scores(model, batch, found, alpha)) * ((5 + lengths) / 6) ** alpha / lengths
-
-
 @torch.no_grad()
-def forced_scores(model: Model, batch: dict[str, Tensor], sequences: np.ndarray, alpha: float) -> np.ndarray:
-    """Return torch's scores of these very translations, (batch, beams)."""
-    beams = sequences.shape[1]
-    labels = torch.from_numpy(sequences).flatten(0, 1)
+def difference_by_token(
+    model: Model, batch: dict[str, Tensor], found: np.ndarray, scores: np.ndarray, alpha: float
+) -> np.ndarray:
+    """Return how far the scores are from torch's for these very translations, as log P per token, (batch, beams)."""
+    beams = found.shape[1]
+    labels = torch.from_numpy(found).flatten(0, 1)
     is_token = labels != model.config.pad_token_id
     repeated = {name: tensor.repeat_interleave(beams, dim=0) for name, tensor in batch.items()}
     decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels)
     logits = model(**repeated, decoder_input_ids=decoder_input_ids, use_cache=False).logits.float()
     log_probabilities = logits.log_softmax(dim=-1).gather(-1, labels[..., None])[..., 0]
     totals = (log_probabilities * is_token).sum(dim=1).unflatten(0, (-1, beams)).numpy()
-    lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).numpy()
-    return totals / ((5 + lengths) / 6) ** alpha
+    lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).numpy().clip(min=1)
+    return np.abs(scores * ((5 + lengths) / 6) ** alpha - totals) / lengths
 
 
 def prove_attention(path: Path, model: Model, precision: str = "fp32") -> tuple[float, list[str]]:

@@ -17,10 +17,8 @@ Arrays = dict[str, np.ndarray]
 
 
 @torch.no_grad()
-def prove_split(
-    folder: Path, model: Model, precision: str = "fp32", steps: int = 6
-) -> tuple[dict[str, float], list[str]]:
-    """Return the largest difference of a logit from torch's, by the way it was computed, and what is wrong.
+def prove_split(folder: Path, model: Model, precision: str = "fp32", steps: int = 6) -> tuple[str, list[str]]:
+    """Report the largest difference of a logit from torch's, by the way it was computed; returns what is wrong, too.
 
     A padded batch is decoded all tokens at once, one at a time by the two decoders in turn, and one at a time by the
     merged decoder. Where decoder_model returns attention weights, they are compared too.
@@ -55,7 +53,9 @@ def prove_split(
         differences[ATTENTION] = largest = max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs)
         if not largest <= TOLERANCES[precision]:
             wrong.append(f"{ATTENTION} differ by {largest:.2g}; the limit is {TOLERANCES[precision]}")
-    return differences, wrong
+    kinds = {way: "" if way == ATTENTION else "logits " for way in differences}
+    report = [f"{way:<48} {kinds[way]}differ by at most {largest:.1e}" for way, largest in differences.items()]
+    return "\n".join(report), wrong
 
 
 def by_two_decoders(first: Any, after: Any, source: Arrays, tokens: np.ndarray) -> np.ndarray:
@@ -94,10 +94,3 @@ def by_name(session: Any, inputs: Arrays) -> Arrays:
 def as_past(outputs: Arrays) -> Arrays:
     present = {name: value for name, value in outputs.items() if name.startswith("present")}
     return {name.replace("present", "past_key_values"): value for name, value in present.items()}
-
-
-def split_table(differences: dict[str, float]) -> str:
-    """Return a line for each way."""
-    return "\n".join(
-        f"{way:<48} {'' if way == ATTENTION else 'logits '}differ by at most {d:.1e}" for way, d in differences.items()
-    )

@@ -13,14 +13,12 @@ import numpy as np
 from torch import Tensor, get_num_threads
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import default_search
 from vaswani_transformer.text_translator import SearchSettings
 
-from .prove import difference_by_token
+from .prove import difference_by_token, search_in_torch
 from .running import TOLERANCES, open_session, padded, run, same_or_equally_good, score_difference, widened
-from .traced import source_length_offset
 
 BATCH = 8  # sentences
 
@@ -83,20 +81,14 @@ def race(path: Path, model: Model, sentences: list[list[int]], precision: str = 
 
 def racers(path: Path, model: Model, search: SearchSettings) -> list[Callable[[dict[str, Tensor]], Any]]:
     """Return `generate()`, the search in torch and the file, as functions of a batch."""
-    session, offset = open_session(path), source_length_offset(model)
-    settings = search._asdict()
+    session = open_session(path)
 
     def by_generate(batch: dict[str, Tensor]) -> np.ndarray:
-        ids, mask = batch["input_ids"], batch["attention_mask"]
-        found: Any = model.generate(ids, attention_mask=mask, **settings)
+        found: Any = model.generate(**cast(Any, batch), **search._asdict())
         return found[:, None, 1:].numpy()
 
-    def by_search(batch: dict[str, Tensor]) -> list[np.ndarray]:
-        ids, mask = batch["input_ids"], batch["attention_mask"]
-        found = beam_search(model, ids, mask, max_source_length_offset=offset, num_return_sequences=1, **settings)
-        return [tensor.numpy() for tensor in found]
-
-    def by_file(batch: dict[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        return run(session, batch, search, wanted=1)
-
-    return [by_generate, by_search, by_file]
+    return [
+        by_generate,
+        lambda batch: search_in_torch(model, batch, search, num_return_sequences=1),
+        lambda batch: run(session, batch, search, wanted=1),
+    ]

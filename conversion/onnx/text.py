@@ -91,11 +91,7 @@ def with_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelP
 
 
 def prove_text(
-    folder: Path,
-    model: Model,
-    tokenizer: Any,
-    lines: list[str],
-    precision: str = "fp32",
+    folder: Path, model: Model, tokenizer: Any, lines: list[str], precision: str = "fp32"
 ) -> tuple[str, list[str]]:
     """Compare model_text.onnx with model.onnx, and in fp32 also with torch; returns a report and what is wrong.
 

@@ -15,15 +15,7 @@ from onnx import TensorProto
 
 from .byte_level_bpe import SPELLING, ByteLevelBPE
 from .operators import Operators, tensor_type
-from .tables import (
-    ALONE,
-    BLOCK,
-    SPACE,
-    PairTable,
-    character_classes,
-    lower_case,
-    python_spaces,
-)
+from .tables import ALONE, BLOCK, SPACE, PairTable, character_classes, lower_case, python_spaces
 
 MARK = b"\n"  # after each text
 
