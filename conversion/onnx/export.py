@@ -190,7 +190,7 @@ def proofs(
     if encoded is not None:
         yield race(folder / "model.onnx", model, encoded, precision)
     if texts is not None:
-        yield prove_text(folder, model, tokenizer, texts, precision)
+        yield prove_text(folder, model, tokenizer, texts)
 
 
 def reported(comparisons: Iterable[tuple[str, list[str]]]) -> str:

@@ -6,18 +6,18 @@ It needs ONNX Runtime and no other file. Two of its operators are ONNX Runtime's
 `text_to_ids.py`; therefore it does not replace `model.onnx`.
 """
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from vaswani_transformer import Translator
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
-from vaswani_transformer.loading import target_vocabulary
+from vaswani_transformer.loading import default_search, target_vocabulary
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
-from vaswani_transformer.text_vaswani_transformer import MAX_SOURCE_LENGTH, TARGET_TOKENIZER
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .byte_level_bpe import ByteLevelBPE
 from .ids_to_text import texts_of
@@ -90,54 +90,31 @@ def with_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelP
     return graph
 
 
-def prove_text(
-    folder: Path, model: Model, tokenizer: Any, lines: list[str], precision: str = "fp32"
-) -> tuple[str, list[str]]:
-    """Compare model_text.onnx with model.onnx, and in fp32 also with torch; returns a report and what is wrong.
+def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> tuple[str, list[str]]:
+    """Compare model_text.onnx with model.onnx between its tokenizers; returns a report and what is wrong.
 
     lines: texts in addition to the awkward ones; those with more tokens than learned positions are left out
     Raises UnavailableError if this ONNX Runtime is too old for the file.
     """
     by_ids, by_text = open_session(folder / "model.onnx"), open_text_session(folder / "model_text.onnx")
-    translator = Translator(model, tokenizer)
-    most = model.config.max_position_embeddings
-    search = translator.default_search
+    search, pad = default_search(model), cast(int, model.config.pad_token_id)
+    most = model.config.max_position_embeddings or math.inf
     encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*AWKWARD, *lines]]
-    encoded = [(text, ids) for text, ids in encoded if most is None or len(ids) <= most]
-    different, with_torch = [], 0
+    encoded = [(text, ids) for text, ids in encoded if len(ids) <= most]
+    different = []
     for i in range(0, len(encoded), BATCH):
         texts, ids = zip(*encoded[i : i + BATCH], strict=True)
-        sequences, best = run(by_ids, padded(ids, translator.pad), search, wanted=1)
-        expected = []
-        for text, row, score in zip(texts, sequences[:, 0].tolist(), best[:, 0].tolist(), strict=True):
-            exists = bool(text) and not text.isspace() and score > NO_HYPOTHESIS
-            expected.append((tokenizer.decode(row, skip_special_tokens=True), score) if exists else ("", 0.0))
         inputs = inputs_of({}, search) | {"text": np.array(texts, object)}
         del inputs[WANTED]
-        translations, scores = (output.tolist() for output in by_text.run(["translations", "scores"], inputs))
-        found = list(zip(translations, scores, strict=True))
-        different += [
-            f"{text[:40]!r} becomes {ours[0][:40]!r}, with token ids {theirs[0][:40]!r}"
-            for text, ours, theirs in zip(texts, found, expected, strict=True)
-            if ours[0] != theirs[0] or score_difference(ours[1], theirs[1]) >= EQUALLY_GOOD
-        ]
-        if precision == "fp32":
-            # The Translator truncates longer texts.
-            short = [n for n, row in enumerate(ids) if len(row) <= MAX_SOURCE_LENGTH]
-            by_torch = translator.translate(
-                [texts[n] for n in short],
-                return_scores=True,
-                split_sentences=False,
-                max_source_length=MAX_SOURCE_LENGTH,
-            )
-            with_torch += len(short)
-            different += [
-                f"{texts[n][:40]!r} becomes {found[n][0][:40]!r}, with torch {best.text[:40]!r}"
-                for n, (best, *_) in zip(short, by_torch, strict=True)
-                if found[n][0] != best.text and score_difference(found[n][1], best.score) >= EQUALLY_GOOD
-            ]
-    beside = f", {with_torch} of them with torch's Translator" if with_torch else ""
-    report = f"{len(encoded)} texts by model_text.onnx: compared with model.onnx and tokenizers{beside}: the same"
+        found = zip(*(output.tolist() for output in by_text.run(["translations", "scores"], inputs)), strict=True)
+        sequences, scores = run(by_ids, padded(ids, pad), search, wanted=1)
+        for text, (ours, our_score), row, score in zip(texts, found, sequences[:, 0], scores[:, 0], strict=True):
+            expected = tokenizer.decode(row.tolist(), skip_special_tokens=True)
+            if not text or text.isspace() or score <= NO_HYPOTHESIS:
+                expected, score = "", 0.0
+            if ours != expected or score_difference(our_score, score) >= EQUALLY_GOOD:
+                different.append(f"{text[:40]!r} becomes {ours[:40]!r}, with token ids {expected[:40]!r}")
+    report = f"{len(encoded)} texts by model_text.onnx: compared with model.onnx and tokenizers: the same"
     wrong = [f"{len(different)} of {len(encoded)} texts differ, the first: {different[0]}"] if different else []
     return report, wrong
 
