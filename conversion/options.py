@@ -70,6 +70,15 @@ class Options(dict[str, Any]):
         return {f"{stack}_attention_heads": self.get(name, 0) for stack in ("encoder", "decoder")}
 
 
+def flattened(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
+    """Return nested options by their paths as well: {"encoder": {"dropout": 0.1}} has an item "encoder.dropout"."""
+    flat = dict(values)
+    for name, inside in values.items():
+        if depth and isinstance(inside, Mapping):
+            flat |= {f"{name}.{path}": value for path, value in flattened(inside, depth - 1).items()}
+    return flat
+
+
 def size_names(names: Sequence[str]) -> dict[str, str]:
     """Return our fields for sizes -> a toolkit's options.
 

@@ -79,8 +79,8 @@ class Vocabulary:
 
     def size(self, side: str) -> int:
         """Return the rows of the table of one side."""
-        sizes = {side: self.first_alias(side) + len(self.aliases.get(side, ())) for side in SIDES}
-        return max(sizes.values()) if self.is_joint else sizes[side]
+        sides = SIDES if self.is_joint else (side,)
+        return max(self.first_alias(side) + len(self.aliases.get(side, ())) for side in sides)
 
     def first_alias(self, side: str) -> int:
         return max(len(self.tokens(side)), self.rows_with_symbols())
@@ -146,10 +146,9 @@ class Vocabulary:
         special = self.special_tokens(side)
         ids: dict[str, int] = {}
         for token, id in self.ids(side).items():
-            if separator is None or token in special.values():
-                ids[token] = id
-            else:
-                ids[token.removesuffix(separator) if token.endswith(separator) else token + "</w>"] = id
+            if separator is not None and token not in special.values():
+                token = token.removesuffix(separator) if token.endswith(separator) else token + "</w>"
+            ids[token] = id
         merges = list(dict.fromkeys(merges))
         pieces = dict.fromkeys(piece for left, right in merges for piece in (left, right, left + right))
         ids |= self.add_aliases(side, (piece for piece in pieces if piece not in ids))
@@ -163,13 +162,11 @@ class Vocabulary:
     def with_template(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
         """Return the tokenizer with the symbols around a sentence: the target ends with `</s>`."""
         special, ids = self.special_tokens(side), self.ids(side)
-        around = [special["bos_token"]] if self.begins and side == "source" else []
-        around.append("$A")
-        if self.ends or side == "target":
-            around.append(special["eos_token"])
+        before = [special["bos_token"]] if self.begins and side == "source" else []
+        after = [special["eos_token"]] if self.ends or side == "target" else []
+        around = [*before, "$A", *after]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=" ".join(around) if not any(" " in token for token in around) else around,
-            special_tokens=[(token, ids[token]) for token in dict.fromkeys(around) if token != "$A"],
+            single=around, special_tokens=[(token, ids[token]) for token in dict.fromkeys([*before, *after])]
         )
         return tokenizer
 

@@ -8,7 +8,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
 from ..description import OUTPUT, SOURCE, TARGET, Description
-from ..options import Options
+from ..options import Options, flattened
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, expand, first_present, stack_rules
 from ..segmentation import set_tokenizers
@@ -76,13 +76,12 @@ def read(path: Path, reasons: Reasons) -> Description:
         raise BrokenFileError(f"{file}: it has no `model`")
     tensors = checked_tensors(checkpoint["model_state"], reasons)
     final_norms = {stack: f"{stack}.layer_norm.weight" in tensors for stack in STACKS}
-    values = {f"{stack}.{name}": value for stack in STACKS for name, value in (model.get(stack) or {}).items()}
-    options = Options(values, reasons, "{}: {}")
+    options = Options(flattened(model), reasons, "{}: {}")
     norm_positions = DEFAULT_NORMS | ({"decoder": "pre"} if final_norms["decoder"] else {})
     for stack in STACKS:
         norm_positions[stack] = options.setdefault(f"{stack}.layer_norm", norm_positions[stack])
     config: dict[str, Any] = dict(options.sizes(SIZES))
-    check_options(options, reasons)
+    check_options(options)
     reasons.refuse_if_any()
 
     config |= options.rates(RATES, default=0.1)
@@ -101,18 +100,16 @@ def read(path: Path, reasons: Reasons) -> Description:
         Rule(first_present(tensors, *outputs), OUTPUT),
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.layer_norm.{weight,bias}"),
     ]
-    scaled = [(options.get(f"{stack}.embeddings") or {}).get("scale", False) for stack in STACKS]
-    unscaled = tuple(name for name, is_scaled in zip((SOURCE, TARGET), scaled, strict=True) if not is_scaled)
+    embeddings = zip((SOURCE, TARGET), STACKS, strict=True)
+    unscaled = tuple(name for name, stack in embeddings if not options.get(f"{stack}.embeddings.scale", False))
     vocabulary, tables = read_vocabulary(path.parent, settings.get("data") or {}), expand("{encoder,decoder}.pe.pe")
     return Description(tensors, rules, config, vocabulary, position_tables=tables, unscaled=unscaled, files=[file])
 
 
-def check_options(options: Options, reasons: Reasons) -> None:
+def check_options(options: Options) -> None:
     """Add to the reasons the options that the model cannot represent."""
     for stack in STACKS:
         options.require({f"{stack}.{name}": values for name, values in SUPPORTED.items()})
-        embeddings = options.get(f"{stack}.embeddings") or {}
-        options[f"{stack}.embeddings.embedding_dim"] = embeddings.get("embedding_dim")
         size = options.get(f"{stack}.hidden_size")
         options.require_equal(f"{stack}.embeddings.embedding_dim", f"{stack}.hidden_size", missing=size)
     for name in ("hidden_size", "activation", "layer_norm"):

@@ -16,7 +16,7 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note
 from ..layout import CONCATENATED, POSITIONS
-from ..options import Options
+from ..options import Options, flattened
 from ..reasons import Reasons, shown
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import set_tokenizers
@@ -84,7 +84,7 @@ def recognise(path: Path, content: Any) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a params.* file and the `config` beside it."""
     file = required_file(path.parent, "config", remedy=", so the number of heads is not known")
-    options = options_of(read_yaml(file, ConfigLoader), reasons)
+    options = Options(flattened(read_yaml(file, ConfigLoader)), reasons, "{}: {}")
     config: dict[str, Any] = dict(options.sizes(SIZES))
     config["norm_position"] = check_options(options, reasons)
     reasons.refuse_if_any()
@@ -119,35 +119,18 @@ class ConfigLoader(yaml.SafeLoader):
     """Sockeye tags its mappings with the names of its classes; here they are mappings."""
 
 
-def _mapping(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> dict:
-    return loader.construct_mapping(node, deep=True) if isinstance(node, yaml.MappingNode) else {}
-
-
-def _sequence(loader: yaml.SafeLoader, node: yaml.Node) -> list:
-    return loader.construct_sequence(node, deep=True) if isinstance(node, yaml.SequenceNode) else []
-
-
-ConfigLoader.add_multi_constructor("!", _mapping)
-ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", _sequence)
-
-
-def options_of(settings: Mapping[str, Any], reasons: Reasons) -> Options:
-    """Return the options, those of the parts as config_encoder.NAME, config_embed_source.NAME, ..."""
-    values = dict(settings)
-    for part in ("config_encoder", "config_decoder", "config_embed_source", "config_embed_target"):
-        values |= {f"{part}.{name}": value for name, value in (values.pop(part, None) or {}).items()}
-    return Options(values, reasons, "{}: {}")
+ConfigLoader.add_multi_constructor("!", lambda loader, suffix, node: loader.construct_mapping(node, deep=True))
+ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", ConfigLoader.construct_sequence)
 
 
 def check_options(options: Options, reasons: Reasons) -> str | None:
     """Add to the reasons the options that the model cannot represent; return the position of the norm."""
     options.require(SUPPORTED)
     positions = []
-    for stack in STACKS:
-        part = f"config_{stack}"
+    for part in ("config_encoder", "config_decoder"):
         options.require({f"{part}.{name}": values for name, values in SUPPORTED_IN_STACK.items()})
-        names = (f"{part}.preprocess_sequence", f"{part}.postprocess_sequence")
-        positions.append(options.norm_position(*names, NORM_POSITIONS))
+        operations = (f"{part}.preprocess_sequence", f"{part}.postprocess_sequence")
+        positions.append(options.norm_position(*operations, NORM_POSITIONS))
     if positions[0] != positions[1]:
         reasons.unsupported("encoder and decoder have their norms in different places")
     for name in ("model_size", "act_type", "positional_embedding_type"):

@@ -19,7 +19,7 @@ from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
 from ..layout import POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, first_present, rules_of, stack_rules
+from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..subwords import read_subwords, subword_tokenizer
 from ..tensorflow_bundle import TYPES, Bundle
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, required_file, unused_name
@@ -85,7 +85,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     bundle = Bundle(path)
     options = Options(read_hparams(path.parent), reasons, "hparams.{} is {}")
     options.require(SUPPORTED)
-    for stack in ("encoder", "decoder"):
+    for stack in STACKS:
         options[f"num_{stack}_layers"] = options.get(f"num_{stack}_layers") or options.get("num_hidden_layers")
     config: dict[str, Any] = dict(options.sizes(SIZES))
     before, after = "layer_preprocess_sequence", "layer_postprocess_sequence"
@@ -135,8 +135,6 @@ def read_hparams(folder: Path) -> dict[str, Any]:
             content = json.loads(content)
     except ValueError as error:
         raise BrokenFileError(f"{file} is not complete JSON ({error}); copy it again") from None
-    if not isinstance(content, dict):
-        raise BrokenFileError(f"{file} holds no hparams")
     return content
 
 
@@ -149,10 +147,8 @@ def channels(options: Options) -> dict[str, int | None]:
 def join_embeddings(tensors: dict[str, Tensor], d_model: int, reasons: Reasons) -> None:
     """Put the pieces of each embedding together, (vocabulary, d_model), under its kind: `shared`, `input_emb`, ..."""
     pieces: dict[str, dict[int, Tensor]] = {}
-    for name in list(tensors):
-        found = EMBEDDING.fullmatch(name)
-        if found:
-            pieces.setdefault(found[1], {})[int(found[2])] = tensors.pop(name)
+    for found in filter(None, map(EMBEDDING.fullmatch, list(tensors))):
+        pieces.setdefault(found[1], {})[int(found[2])] = tensors.pop(found[0])
     for kind, by_number in pieces.items():
         if sorted(by_number) != list(range(len(by_number))) or any(t.shape[-1] != d_model for t in by_number.values()):
             reasons.broken(f"the pieces weights_0 to weights_{max(by_number)} of {kind} are not complete")
