@@ -12,12 +12,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET
 from .layout import Sinusoids, concatenate
-from .reasons import Reasons
 from .vocabulary import SIDES
 
 RECORD, ORIGINALS = "conversion.json", "original"
@@ -61,8 +60,6 @@ class Origin:
     def tokenizer(self, side: str) -> Tokenizer:
         separate = self.folder / TARGET_TOKENIZER / "tokenizer.json"
         path = separate if side == "target" and separate.exists() else self.folder / "tokenizer.json"
-        if not path.exists():
-            raise InputError(f"{path}: no such file; the vocabulary is written from it")
         return Tokenizer.from_file(str(path))
 
     def tokens(self) -> tuple[list[str], list[str]]:
@@ -75,19 +72,12 @@ class Origin:
             sides.append([by_id.get(id, f"unused{id}") for id in range(count)])
         return sides[0], sides[1]
 
-    def tensors(
-        self,
-        model: Model,
-        reasons: Reasons,
-        positions: Sinusoids | None,
-        output_bias: bool = True,
-        attention_bias: bool = True,
-    ) -> dict[str, Tensor]:
+    def tensors(self, model: Model, positions: Sinusoids | None) -> dict[str, Tensor]:
         """Return our tensors in the layout of a toolkit, with SOURCE, TARGET and OUTPUT, without the added rows.
 
+        Projections without biases get zeros.
+
         positions: the toolkit's sinusoids; None if the model's positions are learned
-        output_bias: whether the toolkit's output layer can have a bias
-        attention_bias: whether the toolkit's projections have biases, which are zeros if ours have none
         """
         tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         tensors.pop(SHARED, None)
@@ -96,11 +86,8 @@ class Origin:
         for name, count in rows.items():
             if name in tensors and count is not None:
                 tensors[name] = tensors[name][:count]
-        if not output_bias and tensors.pop(OUTPUT_BIAS, torch.zeros(1)).any():
-            reasons.unsupported("the output layer has a bias (output_bias)")
-        if attention_bias:
-            for name in [name for name in tensors if name.endswith("_proj.weight")]:
-                tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(len(tensors[name])))
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(len(tensors[name])))
         if positions is not None and positions.concatenated:
             tensors = concatenate(tensors, model.config.d_model)
         return tensors

@@ -15,6 +15,7 @@ from vaswani_transformer import sinusoidal_positional_encoding
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
 from ..origin import Origin
 from ..reasons import Reasons
+from ..rename import STACKS
 
 NAME = "ctranslate2"
 POSITIONS = 2048  # CTranslate2 needs a table; its converters write as many rows
@@ -56,15 +57,17 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
     )
     spec = transformer_spec.TransformerSpec(encoder, decoder)
     encoder.embeddings[0].weight, decoder.embeddings.weight = state[SOURCE].numpy(), state[TARGET].numpy()
-    for stack, part in (("encoder", encoder), ("decoder", decoder)):
+    for stack, part in zip(STACKS, (encoder, decoder), strict=True):
         part.scale_embeddings = True
-        part.position_encodings.encodings = positions(model, state, stack).numpy()
+        part.position_encodings.encodings = positions(config, state, stack).numpy()
         for n, layer in enumerate(part.layer):
             name = f"model.{stack}.layers.{n}"
-            set_self_attention(layer.self_attention, state, f"{name}.self_attn")
+            set_attention(layer.self_attention, state, f"{name}.self_attn", ["qkv"])
             if stack == "decoder":
-                set_cross_attention(layer.attention, state, f"{name}.cross_attn")
-            set_feed_forward(layer.ffn, state, name)
+                set_attention(layer.attention, state, f"{name}.cross_attn", ["q", "kv"])
+            set_linear(layer.ffn.linear_0, state, f"{name}.feed_forward.fc1")
+            set_linear(layer.ffn.linear_1, state, f"{name}.feed_forward.fc2")
+            set_norm(layer.ffn.layer_norm, state, f"{name}.feed_forward_norm")
         if pre:
             set_norm(part.layer_norm, state, f"model.{stack}.final_norm")
     decoder.projection.weight = state[OUTPUT].numpy()
@@ -91,34 +94,18 @@ def set_vocabularies(spec: Any, config: Any, origin: Origin) -> None:
     settings.add_source_bos = settings.add_source_eos = False
 
 
-def positions(model: Model, state: dict, stack: str) -> torch.Tensor:
-    config = model.config
+def positions(config: Any, state: dict, stack: str) -> torch.Tensor:
     if config.position_embedding_type == "learned":
         return state[f"model.{stack}.positional_encoding.table.weight"][config.position_offset :]
-    return sinusoidal_positional_encoding(
-        torch.arange(POSITIONS) + config.position_offset, config.d_model, config.position_base
-    )
+    places = torch.arange(POSITIONS) + config.position_offset
+    return sinusoidal_positional_encoding(places, config.d_model, config.position_base)
 
 
-def set_self_attention(spec: Any, state: dict, name: str) -> None:
-    """Store queries, keys and values as one matrix."""
-    set_linear(spec.linear[0], state, *(f"{name}.{part}_proj" for part in "qkv"))
-    set_linear(spec.linear[1], state, f"{name}.out_proj")
+def set_attention(spec: Any, state: dict, name: str, fused: list[str]) -> None:
+    """fused: the projections of each matrix, of q, k and v"""
+    for linear, parts in zip(spec.linear, [*fused, ["out"]], strict=True):
+        set_linear(linear, state, *(f"{name}.{part}_proj" for part in parts))
     set_norm(spec.layer_norm, state, f"{name}_norm")
-
-
-def set_cross_attention(spec: Any, state: dict, name: str) -> None:
-    """Store keys and values as one matrix."""
-    set_linear(spec.linear[0], state, f"{name}.q_proj")
-    set_linear(spec.linear[1], state, f"{name}.k_proj", f"{name}.v_proj")
-    set_linear(spec.linear[2], state, f"{name}.out_proj")
-    set_norm(spec.layer_norm, state, f"{name}_norm")
-
-
-def set_feed_forward(spec: Any, state: dict, name: str) -> None:
-    set_linear(spec.linear_0, state, f"{name}.feed_forward.fc1")
-    set_linear(spec.linear_1, state, f"{name}.feed_forward.fc2")
-    set_norm(spec.layer_norm, state, f"{name}.feed_forward_norm")
 
 
 def set_linear(spec: Any, state: dict, *names: str) -> None:

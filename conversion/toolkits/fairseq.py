@@ -16,7 +16,7 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 
-from ..description import OUTPUT, SOURCE, TARGET, Description, penalty_note, rows_of
+from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note, rows_of
 from ..layout import POSITIONS, TENSOR2TENSOR, split_in_proj
 from ..options import Options, size_names
 from ..origin import Origin, save_pickle
@@ -204,7 +204,9 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
     has_dictionaries = all(find_file(origin.originals, f"dict.{lang}.txt") for lang in origin.languages())
     if not has_dictionaries and not origin.has_tokenizer():
         reasons.unsupported("there is no tokenizer to write the dictionaries from")
-    ours = origin.tensors(model, reasons, None if learned else TENSOR2TENSOR, output_bias=False)
+    ours = origin.tensors(model, None if learned else TENSOR2TENSOR)
+    if OUTPUT_BIAS in ours and ours[OUTPUT_BIAS].any():
+        reasons.unsupported("the output layer has a bias (output_bias)")
     reasons.refuse_if_any()
 
     tensors = write(rules_for(config.to_dict(), learned), ours)

@@ -87,8 +87,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
         return numbered_tokens([], rows, "vocab.json is missing. Ids are the checkpoint's", **ids)
     files = [file, *([target_file] if target_file.exists() else [])]
     source, target = (tokens_by_id(read_json_object(file), file) for file in (files[0], files[-1]))
-    if "<unk>" in source:
-        ids["unknown"] = source.index("<unk>")
+    ids["unknown"] = source.index("<unk>") if "<unk>" in source else 1
     settings = folder / "tokenizer_config.json"
     vocabulary = Vocabulary(source, target, files=files + ([settings] if settings.exists() else []), **ids)
     for side in SIDES:
@@ -124,14 +123,12 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
     returns = origin.came_from(NAME)
     if returns and not origin.options.get("scale_embedding", True):
         reasons.unsupported("the embeddings were divided by sqrt(d_model) when they were converted")
-    ours = origin.tensors(model, reasons, CONCATENATED)
+    ours = origin.tensors(model, CONCATENATED)
     reasons.refuse_if_any()
 
     tensors = write(hugging_face.layers(config.to_dict()), ours)
-    if config.share_encoder_decoder_embeddings:
-        tensors[SHARED] = ours[SOURCE]
-    else:
-        tensors |= {ENCODER: ours[SOURCE], DECODER: ours[TARGET]}
+    separate = {ENCODER: ours[SOURCE], DECODER: ours[TARGET]}
+    tensors |= {SHARED: ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(origin.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
     write_json(generation_settings(config), out / "generation_config.json")

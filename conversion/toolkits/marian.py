@@ -245,7 +245,7 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
         reasons.unsupported("the decoder's first token has an embedding; Marian starts with a zero vector")
     if not origin.came_from(NAME):
         reasons.unsupported("the vocabulary is not Marian's: only a model that came from Marian can be written for it")
-    ours = origin.tensors(model, reasons, TENSOR2TENSOR)
+    ours = origin.tensors(model, TENSOR2TENSOR)
     reasons.refuse_if_any()
 
     text = origin.options.get("model_yml") or ""

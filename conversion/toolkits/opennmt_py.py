@@ -61,9 +61,9 @@ SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
 }
 # Options of SUPPORTED that a checkpoint needs; it gets the first value.
 WRITTEN = (
-    *("model_task", "model_type", "encoder_type", "decoder_type", "position_encoding", "self_attn_type"),
-    *("max_relative_positions", "layer_norm", "generator_function", "copy_attn", "lambda_align", "n_src_feats"),
+    "model_task model_type encoder_type decoder_type position_encoding self_attn_type max_relative_positions".split()
 )
+WRITTEN += "layer_norm generator_function copy_attn lambda_align n_src_feats".split()
 SIZES = ("hidden_size", "{stack:.3}_layers", "heads", "transformer_ff")
 # The names of sizes in older versions.
 OLD_NAMES = {"hidden_size": ("rnn_size", "enc_rnn_size"), "enc_layers": ("layers",), "dec_layers": ("layers",)}
@@ -231,7 +231,7 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
             reasons.unsupported("the vocabulary has no <unk>, which OpenNMT-py needs")
     encoding = "SinusoidalInterleaved" if config.position_base == 10000 else "SinusoidalConcat"
     positions = SINUSOIDS[encoding]
-    ours = origin.tensors(model, reasons, positions, attention_bias=config.attention_bias)
+    ours = origin.tensors(model, positions)
     reasons.refuse_if_any()
 
     feed_forward_bias = bool(origin.options.get("add_ffnbias", True)) or any(

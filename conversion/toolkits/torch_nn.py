@@ -32,6 +32,7 @@ SCALE_ASSUMED = (
     "Embeddings are assumed to be multiplied by sqrt(d_model), as in torch's translation tutorial; if they are not, "
     'convert with --no-scale-embeddings or with "scale_embeddings": false in config.json.'
 )
+POSITIONS_ASSUMED = "No table of positions is saved: the paper's sinusoids are assumed."
 POSITION_NAME = re.compile(r"pos|(^|[._])pe($|[._])")
 SUPPORTED: dict[str, tuple] = {
     "activation": ("relu", "gelu"),
@@ -133,29 +134,17 @@ def around_transformer(
         if POSITION_NAME.search(name.lower()) and tensor.dim() >= 2 and tensor.shape[-1] == d_model
     }
     more_rules = embeddings(around, reasons)
-    positions = sinusoids_of(tables)
-    assumed = [] if tables else ["No table of positions is saved: the paper's sinusoids are assumed."]
-    if positions is None:
-        tensors |= tables
-        more_rules += learned_positions(tables, reasons)
-    else:
-        for name in tables:
-            del tensors[name]
-    return more_rules, positions or PAPER, assumed
-
-
-def sinusoids_of(tables: Mapping[str, Tensor]) -> Sinusoids | None:
-    """Return the formula that fits all tables; None if none does."""
-    forms = (PAPER, CONCATENATED, TENSOR2TENSOR)
-    return next((form for form in forms if all(form.match(table) for table in tables.values())), None)
-
-
-def learned_positions(tables: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
-    """Return one table for both stacks, or one for the source and one for the target."""
+    for sinusoids in (PAPER, CONCATENATED, TENSOR2TENSOR):
+        if all(sinusoids.match(table) for table in tables.values()):
+            for name in tables:
+                del tensors[name]
+            return more_rules, sinusoids, [] if tables else [POSITIONS_ASSUMED]
+    # Learned: one table for both stacks, or one for the source and one for the target.
     if len(tables) > 2:
         reasons.unsupported(f"more than two tables of positions: {', '.join(tables)}")
+    tensors |= tables
     by_side = sorted(tables, key=lambda name: bool(TARGET_NAME.search(name.lower())))
-    return [Rule(by_side[0], ENCODER_POSITIONS), Rule(by_side[-1], DECODER_POSITIONS)]
+    return [*more_rules, Rule(by_side[0], ENCODER_POSITIONS), Rule(by_side[-1], DECODER_POSITIONS)], PAPER, []
 
 
 def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
