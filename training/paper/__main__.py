@@ -29,6 +29,24 @@ def paper() -> None:
     pass
 
 
+@app.command(help="Count operations, sequential steps and path lengths of four kinds of layers, and fit exponents.")
+def table1(output: Output) -> None:
+    from . import table1 as module
+
+    module.table1(output, "vaswani-transformer paper table1")
+
+
+@app.command(help="Set our trained models, with their training FLOPs, beside the rows that the paper prints.")
+def table2(
+    output: Output,
+    data: Annotated[str, typer.Option(help="The folder of Multi30k.")] = "data/multi30k",
+    results: Annotated[Path | None, typer.Option(help="A CSV file of `evaluate --record`; default: ours.")] = None,
+) -> None:
+    from . import table2 as module
+
+    module.table2(output, "vaswani-transformer paper table2", results or module.RESULTS, {"data": data})
+
+
 @app.command(
     context_settings=RECIPE_OPTIONS,
     help="Train the rows of Table 3 and judge its directions. Other options are keys of the recipe multi30k_table3: "

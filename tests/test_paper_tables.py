@@ -1,0 +1,91 @@
+"""`paper table1` and `table2`: counted complexities with the paper's exponents, and rows of the results."""
+
+import csv
+import json
+
+import pytest
+
+from training.cost import count_parameters
+from training.paper.rows import PAPER
+from training.paper.table1 import (
+    as_markdown,
+    convolutional,
+    count,
+    exponents,
+    path_length,
+    recurrent,
+    restricted_self_attention,
+    self_attention,
+    sequential_steps,
+)
+from vaswani_transformer import PRESETS, VaswaniTransformerConfig
+from vaswani_transformer.cli import main
+
+# torch imports scripted formulas when it first computes tangents.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+def test_counted_operations_have_the_exponents_of_the_paper():
+    counted = count(lengths=(16, 32, 64), widths=(64, 128))
+    expected = {"self-attention": [2, 1], "recurrent": [1, 2], "convolutional": [1, 2, 1]}
+    expected["restricted self-attention"] = [1, 1, 1]
+    for kind, powers in expected.items():
+        assert counted[kind]["flops_exponents"] == pytest.approx(powers, abs=0.01), kind
+    assert counted["recurrent"]["steps_exponent"] == pytest.approx(1) == counted["recurrent"]["path_exponents"][0]
+    assert counted["self-attention"]["steps_exponent"] == pytest.approx(0, abs=1e-9)
+    assert counted["restricted self-attention"]["path_exponents"] == pytest.approx([1, -1], abs=0.15)
+    table = as_markdown(counted)
+    assert "| recurrent | O(n d²) | n^1.00 d^2.00 | O(n) | n^1.00: 64 | O(n) | n^1.00: 64 |" in table
+    assert "(k = 3)" in table and "log_k n" in table
+
+
+def test_steps_and_paths_of_running_layers():
+    """By hand: attention needs two products and one of them on the path, windows of 8 reach 4 positions a layer."""
+    assert (sequential_steps(self_attention(8), 40, 8), path_length(self_attention(8), 40, 8)) == (2, 1)
+    assert (sequential_steps(recurrent(8), 40, 8), path_length(recurrent(8), 40, 8)) == (40, 40)
+    assert sequential_steps(convolutional(8, 3), 40, 8) == 1
+    assert path_length(convolutional(8, 3), 14, 8) == 3  # 1 + 3 + 9 = 13 positions
+    assert path_length(restricted_self_attention(8, 8), 41, 8) == 10
+    assert path_length(recurrent(64), 1024, 64) == 1024  # the signal does not vanish
+
+
+def test_exponents_are_fitted():
+    assert exponents([(n, d, 3 * n**2 * d**0.5) for n in (2, 4, 8) for d in (3, 5)]) == pytest.approx([2, 0.5])
+
+
+def test_our_rows_of_table_2_are_those_of_the_results(text, tmp_path):
+    columns = "command,hardware,cpu_hours,steps,parameters,test,bleu,bleu_signature,bleu_lowercase,bleu_compound_split"
+    command = "python -m training --config multi30k_en_de --output-dir runs/x --model.dropout 0.2 --max_length 40"
+    command += " --vocab_size 270 --tokens_per_step 1000"
+    with (tmp_path / "results.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns.split(","))
+        writer.writerow([command, "a CPU", 0.5, 100, 3_000_000, "test", 36.5, "nrefs:1", 37.0, 36.6])
+        writer.writerow(["python -m training --config mine.yaml", "a CPU", 1, 7, 1000, "test", 10, "nrefs:1", 11, 12])
+    words = ["--output", str(tmp_path), "--data", str(text), "--results", str(tmp_path / "results.csv")]
+    main(["paper", "table2", *words])
+    first, second = json.loads((tmp_path / "table2.json").read_text())["rows"]
+    assert first["bleu"] == 36.5 and first["changes"].startswith("--model.dropout=0.2")
+    assert first["flops_counted"] > 100 * 1000 * 6 * 1e6 and second["flops_counted"] is None
+    assert first["flops_by_formula"] == pytest.approx(second["flops_by_formula"] / 2)
+    table = (tmp_path / "table2.md").read_text()
+    assert "| Transformer (big) | 28.4 | 41.8 | 2.3e+19 | 2.3e+19 |" in table and "| mine | 10.00 | 12.00 |" in table
+
+
+def test_a_missing_results_file_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["paper", "table2", "--output", str(tmp_path), "--results", str(tmp_path / "absent.csv")])
+    assert stopped.value.code == 2 and "absent.csv: No such file" in capsys.readouterr().err
+
+
+def test_the_quoted_parameters_belong_to_the_presets():
+    """The paper rounds to millions and counts slightly differently; a mistyped number would be further off."""
+    base = PAPER["table3"]["base"]["parameters"]
+    for row, quoted in PAPER["table3"].items():
+        if "parameters" in quoted:
+            ratio = parameters(row) / parameters("base")
+            assert quoted["parameters"] / base == pytest.approx(ratio, rel=0.05), row
+
+
+def parameters(row: str) -> int:
+    return count_parameters(VaswaniTransformerConfig(**PRESETS[row])).total

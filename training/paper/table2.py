@@ -1,0 +1,95 @@
+"""Table 2: the paper's rows as quoted, and ours from the results of the package with their training cost.
+
+FLOPs are given twice: counted (products of the model times steps), and by the paper's formula, training time times
+sustained FLOP/s, for which this machine's rate of large float32 products stands.
+"""
+
+import csv
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vaswani_transformer.atomic import atomic_file
+from vaswani_transformer.errors import InputError
+
+from ..__main__ import parse_options
+from ..cost import product_rate
+from ..dry_run import make_plan
+from ..json_files import write_json
+from ..recipe import load_recipe, shipped_recipes
+from .rows import PAPER, markdown, origin
+
+RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
+
+
+def table2(output: Path, command: str, results: Path, where: Mapping[str, str]) -> None:
+    """Write table2.json and table2.md. where: options that say where a recipe's text is."""
+    started = time.perf_counter()
+    try:
+        with results.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise InputError(f"--results {results}: {error.strerror}") from error
+    rate = product_rate(torch.device("cpu"), torch.float32, 2)
+    plans: dict[str, float] = {}
+    ours = [our_row(row, rate, plans, where) for row in rows]
+    output.mkdir(parents=True, exist_ok=True)
+    about = {"quoted": PAPER["table2"], "sustained_flop_per_second": rate, "rows": ours}
+    write_json(output / "table2.json", about | origin(command, [1], time.perf_counter() - started))
+    with atomic_file(output / "table2.md") as file:
+        file.write(as_markdown(ours).encode())
+
+
+def our_row(row: dict[str, str], rate: float, plans: dict[str, float], where: Mapping[str, str]) -> dict[str, Any]:
+    """Return the scores of a row of results and its training FLOPs; counted ones only for recipes of the package."""
+    options = parse_options([word for word in shlex.split(row["command"])[3:]])
+    name = str(options.pop("config"))
+    if name in shipped_recipes() and row["command"] not in plans:
+        recipe = load_recipe(name, {**options, **where})
+        plans[row["command"]] = make_plan(recipe, seconds=0)["flop_per_step"]
+    per_step = plans.get(row["command"])
+    return {
+        "model": name.removesuffix(".yaml"),
+        "changes": shlex.join(f"--{key}={value}" for key, value in options.items() if key != "output-dir"),
+        "test": row["test"],
+        "bleu": float(row["bleu"]),
+        "bleu_signature": row["bleu_signature"],
+        "bleu_compound_split": float(row["bleu_compound_split"]),
+        "bleu_lowercase": float(row["bleu_lowercase"]),
+        "parameters": int(row["parameters"]),
+        "hardware": row["hardware"],
+        "cpu_hours": float(row["cpu_hours"]),
+        "flops_counted": None if per_step is None else per_step * int(row["steps"]),
+        "flops_by_formula": 3600 * float(row["cpu_hours"]) * rate,
+    }
+
+
+def as_markdown(ours: list[dict[str, Any]]) -> str:
+    def scientific(value: float | None) -> str:
+        return "" if value is None else f"{value:.1e}"
+
+    quoted = [
+        [
+            name,
+            *(str(row.get(f"en-{to}", "")) for to in ("de", "fr")),
+            *(scientific(row.get(f"en-{to} flops")) for to in ("de", "fr")),
+        ]
+        for name, row in PAPER["table2"].items()
+    ]
+    head = "model (quoted from the paper)|BLEU en-de|BLEU en-fr|FLOPs en-de|FLOPs en-fr".split("|")
+    lines = [
+        [
+            row["model"], f"{row['bleu']:.2f}", f"{row['bleu_compound_split']:.2f}", f"{row['bleu_lowercase']:.2f}",
+            f"{row['parameters'] / 1e6:.2f} M", f"{row['cpu_hours']:.2f}", scientific(row["flops_counted"]),
+            scientific(row["flops_by_formula"]),
+        ]
+        for row in ours
+    ]  # fmt: skip
+    ours_head = "model (ours, Multi30k)|sacreBLEU|compounds split|sacreBLEU, lower-cased|parameters|CPU hours"
+    return (
+        markdown(head, quoted) + "\n" + markdown([*ours_head.split("|"), "FLOPs, counted", "FLOPs, time × rate"], lines)
+    )
