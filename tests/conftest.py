@@ -94,36 +94,37 @@ def tiny_model() -> ModelMaker:
     return make
 
 
-@pytest.fixture
-def lively_model() -> ModelMaker:
-    """lively_model(seed, end_at=4.5, **config changes) -> a model whose beams switch and end at different lengths.
+def make_lively(seed: int = 0, end_at: float = 4.5, **changes: Any) -> Any:
+    """Return a model whose beams switch and end at different lengths.
 
     A random tied model repeats one token and its beams never switch. Here the output layer is untied, and its row for
     `</s>` is fitted so that the logit of `</s>` rises by about one per position and passes zero at position `end_at`,
     as in a trained model. The tests count that beams switch and hypotheses end.
     """
+    sizes: dict[str, Any] = {"vocab_size": 16, "encoder_layers": 1, "decoder_layers": 2}
+    changes = sizes | {"tie_word_embeddings": False, "output_bias": True} | changes
+    model: Any = VaswaniTransformerForConditionalGeneration(tiny_config(**changes)).eval()
+    randomise(model, seed)
+    vocabulary = model.config.vocab_size
+    generator = torch.Generator().manual_seed(seed + 1000)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2.0)
+        source = torch.randint(4, vocabulary, (64, 5), generator=generator)
+        target = torch.randint(3, model.config.decoder_vocab_size, (64, 12), generator=generator)
+        target[:, 0] = model.config.decoder_start_token_id
+        states = model.model(source, decoder_input_ids=target).last_hidden_state.flatten(0, 1)
+        wanted = torch.arange(12.0).repeat(64)[:, None] - end_at
+        # Ridge regression: large weights would amplify float32's rounding errors.
+        inputs = torch.cat((states, torch.ones(len(states), 1)), dim=1)
+        fitted = torch.linalg.solve(inputs.T @ inputs + 20 * torch.eye(17), inputs.T @ wanted)[:, 0]
+        model.lm_head.weight[2], model.lm_head.bias[2] = fitted[:-1], fitted[-1]
+    return model
 
-    def make(seed: int = 0, end_at: float = 4.5, **changes: Any) -> Any:
-        sizes: dict[str, Any] = {"vocab_size": 16, "encoder_layers": 1, "decoder_layers": 2}
-        changes = sizes | {"tie_word_embeddings": False, "output_bias": True} | changes
-        model: Any = VaswaniTransformerForConditionalGeneration(tiny_config(**changes)).eval()
-        randomise(model, seed)
-        vocabulary = model.config.vocab_size
-        generator = torch.Generator().manual_seed(seed + 1000)
-        with torch.no_grad():
-            model.lm_head.weight.mul_(2.0)
-            source = torch.randint(4, vocabulary, (64, 5), generator=generator)
-            target = torch.randint(3, vocabulary, (64, 12), generator=generator)
-            target[:, 0] = model.config.decoder_start_token_id
-            states = model.model(source, decoder_input_ids=target).last_hidden_state.flatten(0, 1)
-            wanted = torch.arange(12.0).repeat(64)[:, None] - end_at
-            # Ridge regression: large weights would amplify float32's rounding errors.
-            inputs = torch.cat((states, torch.ones(len(states), 1)), dim=1)
-            fitted = torch.linalg.solve(inputs.T @ inputs + 20 * torch.eye(17), inputs.T @ wanted)[:, 0]
-            model.lm_head.weight[2], model.lm_head.bias[2] = fitted[:-1], fitted[-1]
-        return model
 
-    return make
+@pytest.fixture
+def lively_model() -> ModelMaker:
+    """lively_model(seed=0, end_at=4.5, **config changes) -> a model as of `make_lively`"""
+    return make_lively
 
 
 def wait_until(condition: Callable[[], object], limit: float = 300) -> None:

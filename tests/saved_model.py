@@ -6,15 +6,18 @@ search do not always agree. No test depends on the translations themselves.
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import make_lively, tiny_config
 from filelock import FileLock
+from searches import MANY_AT_ONCE, OFFSET
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 GERMAN = [
@@ -72,19 +75,40 @@ def saved_model(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained model in the folder `model`, and in `onnx` its export, which is made once for all workers.
-
-    Tests must not modify them.
-    """
-    from conversion.onnx.__main__ import main
-
-    root = tmp_path_factory.getbasetemp()
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that `make` fills, once for all workers. Tests must not modify it."""
+    root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # of every worker's folder
-    folder = root / "exported"
-    with FileLock(root / "exported.lock"):
+    folder = root / name
+    with FileLock(root / f"{name}.lock"):
         if not (folder / "onnx").is_dir():
-            main([str(saved_model(folder / "model")), str(folder / "onnx")])
+            make(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model in the folder `model`, and its export in `onnx`."""
+    from conversion.onnx.export import export_folder
+
+    return made_once(
+        tmp_path_factory, "exported", lambda folder: export_folder(saved_model(folder / "model"), folder / "onnx")
+    )
+
+
+@pytest.fixture(scope="session")
+def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lively model with many switches and two tokenizers in `model`, and its export without defaults in `onnx`."""
+    from conversion.onnx.export import export_folder
+
+    def make(folder: Path) -> None:
+        sizes = {"vocab_size": 275, "decoder_vocab_size": 270, "max_position_embeddings": 120, "decoder_layers": 1}
+        model = make_lively(1, **MANY_AT_ONCE | sizes)
+        model.generation_config.update(num_beams=3, length_penalty=1.5, max_source_length_offset=OFFSET)
+        model.save_pretrained(folder / "model")
+        train_tokenizer(ENGLISH, 275).save_pretrained(folder / "model")
+        train_tokenizer(GERMAN, 270).save_pretrained(folder / "model" / TARGET_TOKENIZER)
+        export_folder(folder / "model", folder / "onnx", defaults=False)
+
+    return made_once(tmp_path_factory, "two_vocabularies", make)

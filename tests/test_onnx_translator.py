@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
-from saved_model import ENGLISH, GERMAN, trained_tokenizer, untrained_model
+from saved_model import ENGLISH, GERMAN, trained_tokenizer
 
 from conversion.onnx import export
 from conversion.onnx.export import export_folder
@@ -362,29 +362,10 @@ def test_options_of_another_backend_are_refused(folder: Path, arguments: dict[st
         Translator.from_pretrained(folder, backend="onnx", device="cpu").score(ENGLISH, GERMAN)
 
 
-@pytest.fixture(scope="module")
-def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with two tokenizers of different sizes, as conversion writes it, and its export."""
-    parent = tmp_path_factory.mktemp("two")
-    model = untrained_model(
-        vocab_size=275,
-        decoder_vocab_size=270,
-        share_encoder_decoder_embeddings=False,
-        tie_word_embeddings=False,
-        decoder_layers=1,
-    )
-    model.generation_config.update(max_source_length_offset=3)
-    model.save_pretrained(parent / "model")
-    train_tokenizer(ENGLISH, 275).save_pretrained(parent / "model")
-    train_tokenizer(GERMAN, 270).save_pretrained(parent / "model" / TARGET_TOKENIZER)
-    export_folder(parent / "model", parent / "onnx", defaults=False)
-    return parent
-
-
 def test_the_code_in_the_exported_readme_runs(two_vocabularies: Path) -> None:
     folder = two_vocabularies / "onnx"
     page = (folder / "README.md").read_text(encoding="utf-8")
-    assert "its source tokens + 3 |" in page and "scalar, optional | tokens" not in page
+    assert "its source tokens + 6 and at most 119 |" in page and "scalar, optional | tokens" not in page
     code = page.split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

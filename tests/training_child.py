@@ -1,6 +1,7 @@
 """Training runs in child processes, forked from a server that has imported torch, so that starting many is cheap."""
 
 import ctypes
+import gc
 import importlib
 import json
 import multiprocessing
@@ -45,6 +46,7 @@ def child(
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # nohup and background jobs ignore some of them
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.environ.update(environment)
+    gc.freeze()  # a collection would visit every object of the preloaded modules
     import torch
 
     torch.set_num_threads(1)
