@@ -1,7 +1,12 @@
 """A toolkit's options. What this model cannot represent is refused in the words of the toolkit's users."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+from vaswani_transformer.errors import BrokenFileError
 
 from .reasons import Reasons, shown
 from .rename import STACKS
@@ -49,7 +54,7 @@ class Options(dict[str, Any]):
             self.reasons.unsupported(f"{self.show(before)} with {self.show(after)} (supported: {choices})")
         return known.get(order)
 
-    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+    def sizes(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the sizes of our configuration, which must be numbers from 1. names: see `size_names`"""
         options = size_names(names)
         for name in options.values():
@@ -68,6 +73,20 @@ class Options(dict[str, Any]):
         if not isinstance(heads, int) or heads < 1 or d_model % heads:
             self.reasons.unsupported(f"{self.show(name)}; it must divide d_model {d_model}")
         return {f"{stack}_attention_heads": self.get(name, 0) for stack in ("encoder", "decoder")}
+
+
+def read_yaml(file: Path, loader: Any = yaml.SafeLoader, text: str | None = None) -> dict[str, Any]:
+    """Return the mapping in a file, or in a text from it. Raises BrokenFileError if it holds anything else.
+
+    loader: one that builds plain values alone
+    """
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8") if text is None else text, loader)
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BrokenFileError(f"{file} is not complete YAML ({error}); copy it again") from None
+    if not isinstance(content, dict):
+        raise BrokenFileError(f"{file} holds a {type(content).__name__}, not a mapping")
+    return content
 
 
 def flattened(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_folder
 from conversion.onnx.graph_surgery import graphs_of
 from conversion.onnx.running import score_difference
-from conversion.onnx.sentences import encoded_sentences, race
+from conversion.onnx.sentences import encoded_sentences, prove_sentences
 from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.traced import EXAMPLE_LENGTH, exported_graph
 from vaswani_transformer import PRESETS
@@ -319,16 +319,24 @@ def test_wrong_arguments_are_named(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("option", ["--precision int3", "--layout flat", "--for deno"])
+def test_unknown_choices_are_refused(tmp_path: Path, capsys: Any, option: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path), str(tmp_path / "out"), *option.split()])
+    name, value = option.split()
+    assert stop.value.code == 2 and re.match(f"error: .*{name}.*{value}.* is not one of ", capsys.readouterr().err)
+
+
 def test_all_three_backends_agree_and_are_timed(exported: Path) -> None:
     model, tokenizer = load_model(exported / "model"), load_tokenizer(exported / "model")
     sentences = encoded_sentences([*ENGLISH, " ", "", *GERMAN, "a"], tokenizer, model, "some.en")
     assert [len(ids) for ids in sentences] == sorted(len(ids) for ids in sentences) and len(sentences) == 9
-    report, wrong = race(exported / "onnx" / "model.onnx", model, sentences)
+    report, wrong = prove_sentences(exported / "onnx" / "model.onnx", model, sentences)
     assert not wrong
     assert re.fullmatch(r"9 sentences, .* times as fast as generate\(\); 9 of 9 translations are the same", report)
     with torch.no_grad():
         model.lm_head.weight[5] += 1
-    _, wrong = race(exported / "onnx" / "model.onnx", model, sentences)
+    _, wrong = prove_sentences(exported / "onnx" / "model.onnx", model, sentences)
     assert "another translation" in wrong[0] or "scores of sentences differ" in wrong[0]
 
 

@@ -25,7 +25,7 @@ from .prove import prove, prove_attention, table
 from .prove_split import prove_split
 from .quantize import quantized
 from .readme import readme
-from .sentences import encoded_sentences, race
+from .sentences import encoded_sentences, prove_sentences
 from .single_graph import SETTINGS, export_single_graph
 from .split import export_split
 from .text import prove_text, readable_tokenizer, with_tokenizer
@@ -188,7 +188,7 @@ def proofs(
         largest, wrong = prove_attention(folder / "model.onnx", model, precision)
         yield f"attention weights differ by at most {largest:.1e}", wrong
     if encoded is not None:
-        yield race(folder / "model.onnx", model, encoded, precision)
+        yield prove_sentences(folder / "model.onnx", model, encoded, precision)
     if texts is not None:
         yield prove_text(folder, model, tokenizer, texts)
 

@@ -39,21 +39,23 @@ def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str)
     return sorted(sentences, key=len)
 
 
-def race(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> tuple[str, list[str]]:
-    """Translate the sentences by each in turn; returns a report and what is wrong with the file's translations."""
+def prove_sentences(
+    path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32"
+) -> tuple[str, list[str]]:
+    """Translate by each search in turn; returns a report and what is wrong with the file's translations."""
     pad = cast(int, model.config.pad_token_id)
     search = default_search(model)
     batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
-    systems = racers(path, model, search)
-    for system in systems:  # to warm up
-        system(batches[0])
+    translators = searches(path, model, search)
+    for translate in translators:  # to warm up
+        translate(batches[0])
     seconds = [0.0, 0.0, 0.0]
     as_generate, different, largest = 0, 0, 0.0
     for batch in batches:  # in turn, so that other load on the machine slows all three
         results = []
-        for i, system in enumerate(systems):
+        for i, translate in enumerate(translators):
             begun = time.perf_counter()
-            results.append(system(batch))
+            results.append(translate(batch))
             seconds[i] += time.perf_counter() - begun
         generated, (expected, expected_scores), (found, scores) = results
         width = max(generated.shape[2], found.shape[2])
@@ -79,7 +81,7 @@ def race(path: Path, model: Model, sentences: list[list[int]], precision: str = 
     return report, wrong
 
 
-def racers(path: Path, model: Model, search: SearchSettings) -> list[Callable[[dict[str, Tensor]], Any]]:
+def searches(path: Path, model: Model, search: SearchSettings) -> list[Callable[[dict[str, Tensor]], Any]]:
     """Return `generate()`, the search in torch and the file, as functions of a batch."""
     session = open_session(path)
 

@@ -107,7 +107,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         raise InputError(f"{path} is not a Transformer of fairseq: it lacks `model` with `decoder.layers.0`, or `args`")
     options = Options(options_of(checkpoint), reasons, "--{} {}")
     options.require(SUPPORTED)
-    config: dict[str, Any] = dict(options.sizes(SIZES))
+    config = options.sizes(SIZES)
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         options.require_equal(name, "encoder_embed_dim", missing=config["d_model"])
     for name in ("learned_pos", "normalize_before"):

@@ -49,7 +49,7 @@ def read_model(
     file = required_file(path.parent, *WEIGHTS)
     weights = load_checkpoint(file) if file.suffix == ".bin" else load_safetensors(file)
     options.require(supported)
-    config: dict[str, Any] = dict(options.sizes(SIZES))
+    config = options.sizes(SIZES)
     reasons.refuse_if_any()
     config |= options.rates(RATES, default=0.0)
     name = options.get("activation_function", activation)

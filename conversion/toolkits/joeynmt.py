@@ -8,13 +8,12 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
 from ..description import OUTPUT, SOURCE, TARGET, Description
-from ..options import Options, flattened
+from ..options import Options, flattened, read_yaml
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, expand, first_present, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, required_file
-from ..yaml_files import read_yaml
 
 NAME = "joeynmt"
 FILES = ["*.ckpt"]
@@ -80,7 +79,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     norm_positions = DEFAULT_NORMS | ({"decoder": "pre"} if final_norms["decoder"] else {})
     for stack in STACKS:
         norm_positions[stack] = options.setdefault(f"{stack}.layer_norm", norm_positions[stack])
-    config: dict[str, Any] = dict(options.sizes(SIZES))
+    config = options.sizes(SIZES)
     check_options(options)
     reasons.refuse_if_any()
 

@@ -22,14 +22,13 @@ from vaswani_transformer.lines import read_lines
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note, rows_of
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
-from ..options import Options
+from ..options import Options, read_yaml
 from ..origin import Origin
 from ..reasons import Reasons, shown
 from ..rename import Rule, checked_tensors, first_present, stack_rules, write
 from ..sentencepiece import CONTROL, UNKNOWN, SentencePieceModel
 from ..unpickle import check_archive
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
-from ..yaml_files import parse_yaml, read_yaml
 
 NAME = "marian"
 FILES = ["*.npz"]
@@ -112,9 +111,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     beside = path.with_name(path.name + ".yml")
     if text is None and not beside.exists():
         raise InputError(f"{path} has no {CONFIG} in it and no {beside.name} beside it: the number of heads is unknown")
-    options = Options(parse_yaml(text, path) if text is not None else read_yaml(beside), reasons, "--{} {}")
+    options = Options(read_yaml(beside if text is None else path, text=text), reasons, "--{} {}")
     options.require(SUPPORTED)
-    config: dict[str, Any] = dict(options.sizes(SIZES))
+    config = options.sizes(SIZES)
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
     config |= options.rates(RATES, default=0.0) | {
         "decoder_ffn_dim": options.get("transformer-decoder-dim-ffn") or config["encoder_ffn_dim"],
@@ -254,7 +253,7 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
     if not config.tie_word_embeddings:
         tensors["decoder_ff_logit_out_W"] = ours[OUTPUT].T
     tensors |= write(layers(config.to_dict()), ours)
-    if not (text and parse_yaml(text, origin.folder).get("output-omit-bias")):
+    if not (text and read_yaml(origin.folder, text=text).get("output-omit-bias")):
         tensors["decoder_ff_logit_out_b"] = ours[OUTPUT_BIAS].reshape(1, -1)
     arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
     yml = text.encode("utf-8")

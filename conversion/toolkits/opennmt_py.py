@@ -118,7 +118,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     options.require(SUPPORTED)
     for name, old_names in OLD_NAMES.items():
         options.setdefault(name, next((options[old] for old in old_names if old in options), None))
-    config: dict[str, Any] = dict(options.sizes(SIZES))
+    config = options.sizes(SIZES)
     for name in ("src_word_vec_size", "tgt_word_vec_size", "enc_hid_size", "dec_hid_size"):
         options.require_equal(name, "hidden_size", missing=config["d_model"])
     reasons.refuse_if_any()

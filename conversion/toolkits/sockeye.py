@@ -16,13 +16,12 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note
 from ..layout import CONCATENATED, POSITIONS
-from ..options import Options, flattened
+from ..options import Options, flattened, read_yaml
 from ..reasons import Reasons, shown
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import is_pickled, load_checkpoint
 from ..vocabulary import Vocabulary, required_file, tokens_by_id
-from ..yaml_files import read_yaml
 
 NAME = "sockeye"
 FILES = ["params.*"]
@@ -85,7 +84,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     """Describe a params.* file and the `config` beside it."""
     file = required_file(path.parent, "config", remedy=", so the number of heads is not known")
     options = Options(flattened(read_yaml(file, ConfigLoader)), reasons, "{}: {}")
-    config: dict[str, Any] = dict(options.sizes(SIZES))
+    config = options.sizes(SIZES)
     config["norm_position"] = check_options(options, reasons)
     reasons.refuse_if_any()
 

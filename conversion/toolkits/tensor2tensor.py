@@ -87,7 +87,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     options.require(SUPPORTED)
     for stack in STACKS:
         options[f"num_{stack}_layers"] = options.get(f"num_{stack}_layers") or options.get("num_hidden_layers")
-    config: dict[str, Any] = dict(options.sizes(SIZES))
+    config = options.sizes(SIZES)
     before, after = "layer_preprocess_sequence", "layer_postprocess_sequence"
     options.setdefault(before, "none")
     options.setdefault(after, "dan")

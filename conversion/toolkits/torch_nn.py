@@ -22,6 +22,7 @@ from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, count_layers, stack_rules
 from ..segmentation import read_word_lists
 from ..unpickle import load_checkpoint
+from ..vocabulary import required_file
 
 NAME = "torch-nn-transformer"
 FILES = ["*.pt", "*.pth"]
@@ -81,11 +82,7 @@ def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> 
     checkpoint = load_checkpoint(path)
     if not recognise(path, checkpoint):
         raise InputError(f"{path} has no nn.Transformer: it lacks a tensor {FIRST_WEIGHT}")
-    file = path.with_name("config.json")
-    if not file.exists():
-        raise InputError(
-            f'{path}: no tensor tells the number of heads; put {{"nhead": ...}} into {file.name} beside it'
-        )
+    file = required_file(path.parent, "config.json", remedy='; put {"nhead": ...} into it, which no tensor tells')
     options = Options(read_json_object(file), reasons)
     if scale_embeddings is not None:
         options["scale_embeddings"] = scale_embeddings
