@@ -26,12 +26,12 @@ def best_of(model: Any, batch: dict[str, Any], **settings: Any) -> list[list[int
 
 @pytest.mark.parametrize("switches", SWITCHES)
 def test_every_hypothesis_equals_that_of_generate(lively_model: ModelMaker, switches: str) -> None:
-    """A padded batch of nine sentences, beams 1 to 8, three penalties, complete n-best lists."""
+    """A padded batch of nine sentences, complete n-best lists of 1 to 8 beams."""
     model = lively_model(len(switches), **SWITCHES[switches])
     batch = batch_for(model, len(switches))
-    count = sum(compared(model, batch, beams, alpha) for beams, alpha in ((1, 0.6), (3, 0.0), (4, 0.6), (8, 1.0)))
-    # 9 x (1 + 3 + 4 + 8) = 144 if all hypotheses finish.
-    assert count >= 72
+    count = sum(compared(model, batch, beams, alpha) for beams, alpha in ((1, 0.6), (4, 0.0), (8, 1.0)))
+    # 9 x (1 + 4 + 8) = 117 if all hypotheses finish.
+    assert count >= 50
 
 
 class Adapted(nn.Module):
@@ -129,7 +129,7 @@ def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, be
     """Tokens are the same alone and beside sentences that leave the batch earlier or later."""
     for seed, end_at in ((0, 3.0), (1, 4.5), (2, 8.0)):
         model = lively_model(seed, end_at)
-        sentences = random_sentences(seed, count=16, vocab_size=16, longest=12)
+        sentences = random_sentences(seed, count=8, vocab_size=16, longest=12)
         together = by_search(model, padded(sentences), beams, 0.6).tokens
         for sentence, rows in zip(sentences, together, strict=True):
             assert by_search(model, padded([sentence]), beams, 0.6).tokens == [rows]

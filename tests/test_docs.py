@@ -38,7 +38,7 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 LANGUAGES = {"python", "console", "yaml", "text", "js", "cpp"}
-FAST = {"docs/index.md", "docs/how-to/hub.md"}  # these take seconds; commands of other pages take minutes
+FAST = {"docs/index.md"}  # it takes seconds; commands of other pages take minutes
 # Added to the training commands of the documentation: they end after four steps of a tiny model.
 SHORT = {
     "max_steps": "4", "save_every": "2", "validate_every": "2", "bleu_every": "null", "tokens_per_step": "1000",

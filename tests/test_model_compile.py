@@ -35,7 +35,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(
 def test_the_forward_pass_compiles_into_one_graph(tiny_model: ModelMaker, implementation: str) -> None:
     """fullgraph=True makes a graph break an error. The backend "eager" tests the capture, not the kernels."""
     torch._dynamo.reset()
-    model = tiny_model(attn_implementation=implementation)
+    model = tiny_model(attn_implementation=implementation, encoder_layers=1, decoder_layers=1)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     batch = labelled_batch()
     torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits, **TOLERANCE)
@@ -76,7 +76,7 @@ def test_inductor_gives_the_same_numbers(tiny_model: ModelMaker) -> None:
 
 def test_the_forward_pass_exports_with_dynamic_shapes(tiny_model: ModelMaker) -> None:
     """torch.export with dynamic batch, source and target sizes gives one program for all sizes."""
-    model = tiny_model()
+    model = tiny_model(encoder_layers=1, decoder_layers=1)
     batch, source, target = (torch.export.Dim(name) for name in ("batch", "source", "target"))
     inputs = {
         "input_ids": torch.tensor([[5, 6, 7, 2], [8, 9, 2, 1]]),

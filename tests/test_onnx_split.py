@@ -8,7 +8,7 @@ import onnx
 import pytest
 import torch
 from conftest import ModelMaker, padded, random_sentences
-from saved_model import saved_model, trained_tokenizer, untrained_model
+from saved_model import saved_model, trained_model, trained_tokenizer, untrained_model
 
 from conversion.onnx import single_graph, split
 from conversion.onnx.__main__ import main
@@ -37,6 +37,7 @@ def inputs_and_outputs(path: Path) -> tuple[list[str], list[str]]:
     return [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
 
 
+@pytest.mark.slow
 def test_files_inputs_and_outputs_have_the_names_of_optimum(folders: tuple[Path, Path]) -> None:
     """The names are those of `ORTModelForSeq2SeqLM` for a decoder of two layers."""
     folder = folders[1]
@@ -76,6 +77,7 @@ def test_files_inputs_and_outputs_have_the_names_of_optimum(folders: tuple[Path,
         assert (set(found_inputs), set(found_outputs)) == (inputs, outputs), name
 
 
+@pytest.mark.slow
 def test_the_merged_decoder_has_every_weight_once(folders: tuple[Path, Path]) -> None:
     graph = onnx.load(folders[1] / "decoder_model_merged.onnx").graph
     arrays = [onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer if len(tensor.dims) == 2]
@@ -85,6 +87,7 @@ def test_the_merged_decoder_has_every_weight_once(folders: tuple[Path, Path]) ->
     assert len(branches) == 2 and not any(branch.initializer for branch in branches)
 
 
+@pytest.mark.slow
 def test_greedy_search_with_the_files_equals_generate(folders: tuple[Path, Path]) -> None:
     """Runs a simple decoding loop on a padded batch."""
     sessions = {path.stem: onnxruntime.InferenceSession(str(path)) for path in folders[1].glob("*.onnx")}
@@ -104,15 +107,33 @@ def test_greedy_search_with_the_files_equals_generate(folders: tuple[Path, Path]
         past = {n.replace("present", "past_key_values"): value for n, value in state.items() if n != "logits"}
         inputs = past | {"input_ids": tokens[:, -1:], "encoder_attention_mask": mask}
         state |= dict(zip(outputs_after, after.run(outputs_after, inputs), strict=True))
-    source = padded(random_sentences(0, 5, 300, 9))
-    expected = load_model(folders[0]).generate(
-        source["input_ids"], attention_mask=source["attention_mask"], num_beams=1, max_new_tokens=11
-    )
+    check_equals_generate(load_model(folders[0]), tokens)
+
+
+def check_equals_generate(model: Any, tokens: np.ndarray) -> None:
+    expected = model.generate(**padded(random_sentences(0, 5, 300, 9)), num_beams=1, max_new_tokens=11)
     for row, tokens_of_generate in zip(tokens.tolist(), expected.tolist(), strict=True):
         end = tokens_of_generate.index(2) + 1 if 2 in tokens_of_generate else len(tokens_of_generate)
         assert row[:end] == tokens_of_generate[:end]
 
 
+def test_greedy_search_with_the_decoders_equals_generate() -> None:
+    """Uses the modules that the files are exported from."""
+    model: Any = trained_model()
+    batch = padded(random_sentences(0, 5, 300, 9))
+    tokens = torch.zeros(5, 1, dtype=torch.long)
+    with torch.no_grad():
+        memory = model.model.encoder(**batch).last_hidden_state
+        logits, *past = FirstDecoder(model)(tokens, memory, batch["attention_mask"])
+        for _ in range(11):
+            logits[:, :, [0, 1]] = -torch.inf
+            tokens = torch.cat((tokens, logits[:, -1:].argmax(-1)), dim=1)
+            logits, *of_self = NextDecoder(model)(tokens[:, -1:], batch["attention_mask"], past)
+            past[::4], past[1::4] = of_self[::2], of_self[1::2]
+    check_equals_generate(model, tokens.numpy())
+
+
+@pytest.mark.slow
 def test_the_check_detects_slightly_wrong_logits(folders: tuple[Path, Path]) -> None:
     model = load_model(folders[0])
     assert not prove_split(folders[1], model)[1]
@@ -185,10 +206,9 @@ def test_the_check_restores_the_attention_implementation(tiny_model: ModelMaker)
 )
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_a_failed_export_restores_the_models_attention_implementation(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, part: Any, export: Any, implementation: str
+    tiny_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, part: Any, export: Any, implementation: str
 ) -> None:
-    model = load_model(folders[0])
-    model.set_attn_implementation(implementation)
+    model = tiny_model(1, attn_implementation=implementation)
     seen = []
 
     def failing(model: Any, *_: object) -> None:
