@@ -72,7 +72,7 @@ class Options(dict[str, Any]):
         heads = self.get(name)
         if not isinstance(heads, int) or heads < 1 or d_model % heads:
             self.reasons.unsupported(f"{self.show(name)}; it must divide d_model {d_model}")
-        return {f"{stack}_attention_heads": self.get(name, 0) for stack in ("encoder", "decoder")}
+        return {f"{stack}_attention_heads": self.get(name, 0) for stack in STACKS}
 
 
 def read_yaml(file: Path, loader: Any = yaml.SafeLoader, text: str | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from .description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
 from .layout import DECODER_POSITIONS, ENCODER_POSITIONS
+from .rename import STACKS
 from .toolkits import hf_fsmt, hf_marian, torch_nn
 from .unpickle import load_checkpoint
 
@@ -38,7 +39,7 @@ def torch_forward(description: Description) -> Forward:
             bias=config["attention_bias"],
             batch_first=True,
         )
-    for stack in ("encoder", "decoder"):
+    for stack in STACKS:
         if not config[f"{stack}_final_norm"]:
             getattr(module, stack).norm = None
     weights = torch_nn.without_prefix(torch_nn.state_dict_of(load_checkpoint(description.path)))

@@ -15,7 +15,7 @@ from vaswani_transformer.model_folder import read_json_object
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, count_layers, stack_rules
+from ..rename import STACKS, Rule, checked_tensors, count_layers, stack_rules
 from ..segmentation import read_word_lists
 from ..unpickle import load_checkpoint
 
@@ -56,7 +56,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     tensors = checked_tensors(weights, reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     config |= options.heads("h", config["d_model"])
-    for stack in ("encoder", "decoder"):
+    for stack in STACKS:
         config[f"{stack}_layers"] = count_layers(tensors, stack)
         config[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.feed_forward.w_1.bias"])
     reasons.refuse_if_any()

@@ -182,16 +182,10 @@ def read_vocabulary(folder: Path, found: Any, options: Mapping[str, Any], rows: 
     if missing:
         raise InputError(f"the tgt vocabulary lacks {', '.join(missing)}")
     bos, eos = target.index(start), target.index(EOS)
-    vocabulary = Vocabulary(
-        source,
-        target,
-        eos=eos,
-        bos=bos,
-        start=bos,
-        ends=False,
-        source_has_symbols=source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start],
-        **common_ids(source, target, {"unknown": [UNK], "pad": [BLANK]}, "the src and tgt vocabularies"),
-    )
+    ids = common_ids(source, target, {"unknown": [UNK], "pad": [BLANK]}, "the src and tgt vocabularies")
+    ids |= {"eos": eos, "bos": bos, "start": bos}
+    has_symbols = source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start]
+    vocabulary = Vocabulary(source, target, ends=False, source_has_symbols=has_symbols, **ids)
     set_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
     return vocabulary
 
