@@ -408,8 +408,10 @@ def test_a_part_is_held_out_without_validation_text(tmp_path):
     assert [number for number, _ in held_out] == [50, 100]
     assert sorted(train + held_out) == [(number, (f"{number} en", f"{number} de")) for number in range(1, 121)]
     assert len({text.fingerprint() for text in (*parts[0], *parts[1], *parallel_texts(recipe, ["train"]))}) == 3
-    for language in ("en", "de"):
-        (tmp_path / f"val.{language}").write_text("a\n")
+    (tmp_path / "val.en").write_text("a\n")
+    with pytest.raises(InputError, match="val.de: no such file"):
+        train_and_validation_texts(recipe)
+    (tmp_path / "val.de").write_text("a\n")
     assert train_and_validation_texts(recipe)[2] is False
 
 

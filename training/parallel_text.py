@@ -38,14 +38,14 @@ def parallel_texts(recipe: Recipe, names: list[str]) -> list[ParallelText]:
 def train_and_validation_texts(recipe: Recipe) -> tuple[list[ParallelText], list[ParallelText], bool]:
     """Return the texts to train on and to validate with, and whether the latter are a part of the former.
 
-    They are if the recipe has the default name for them and there are no such files.
+    They are if the recipe has the default name for them and neither language has such a file.
     """
     texts = parallel_texts(recipe, recipe.train)
     files = recipe.dataset is None and recipe.data != EMBEDDED
     if files and recipe.validation == Recipe.model_fields["validation"].default:
-        try:
-            return texts, parallel_texts(recipe, recipe.validation), False
-        except InputError:
+        languages = recipe.source_language, recipe.target_language
+        names = [f"{name}.{language}" for name in recipe.validation for language in languages]
+        if not any(_files_named(Path(recipe.data or ""), name) for name in names):
             return [_part(text, False) for text in texts], [_part(text, True) for text in texts], True
     return texts, parallel_texts(recipe, recipe.validation), False
 
@@ -130,12 +130,15 @@ def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
 
 
 def _existing(folder: Path, name: str) -> Path:
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.is_file():
-            return candidate
+    if found := _files_named(folder, name):
+        return found[0]
     raise InputError(
         f"{folder / name}: no such file (nor {name}.gz); --train, --validation and --test name texts: {FORMATS}"
     )
+
+
+def _files_named(folder: Path, name: str) -> list[Path]:
+    return [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
 
 
 def files_sha256(*paths: Path) -> str:
