@@ -109,13 +109,6 @@ def test_the_models_end_hypotheses_and_switch_beams(lively_model: ModelMaker) ->
     assert switched >= 0.3 * total
 
 
-@pytest.mark.parametrize("alpha", [-1.0, 2.0])
-def test_unusual_penalties_match_generate(lively_model: ModelMaker, alpha: float) -> None:
-    for seed in range(3):
-        model = lively_model(seed)
-        compared(model, batch_for(model, seed, count=7), 4, alpha)
-
-
 def test_greedy_search_stops_at_the_first_end_token(lively_model: ModelMaker) -> None:
     for seed in range(3):
         model = lively_model(seed, end_at=3.0)

@@ -222,16 +222,6 @@ def test_n_best_is_ordered_distinct_and_scored_by_the_model(lively_model: ModelM
     assert checked >= 20
 
 
-def test_fewer_returned_sequences_are_the_best_ones(lively_model: ModelMaker) -> None:
-    model = lively_model(2)
-    sentences = random_sentences(4, count=5, vocab_size=16, longest=8)
-    all_five = search(model, sentences, num_beams=5, num_return_sequences=5)
-    for returned in (1, 3):
-        assert search(model, sentences, num_beams=5, num_return_sequences=returned) == [
-            rows[:returned] for rows in all_five
-        ]
-
-
 def test_default_settings_are_those_of_the_paper(lively_model: ModelMaker) -> None:
     """Without arguments the result equals brute force with beam 4, alpha 0.6 and |source| + 50 tokens."""
     at_limit = ended = 0
