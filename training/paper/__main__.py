@@ -1,5 +1,6 @@
 """`vaswani-transformer paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -65,6 +66,29 @@ def table3(
     from . import table3 as module
 
     module.table3(output, rows.split(",") if rows else module.ROWS, numbers(seeds), jobs, options)
+
+
+@app.command(help="Measure claims about the model, each with a number, a plot and a verdict. The same command resumes.")
+def claims(
+    output: Output,
+    run: Annotated[Path, typer.Option(help="The folder of a finished training run.")],
+    data: Annotated[str | None, typer.Option(help="The folder of the run's text, if it has moved.")] = None,
+    only: Annotated[str | None, typer.Option(help="Claims, separated by commas; default: all.")] = None,
+    sentences: Annotated[int, typer.Option(min=2, help="Sentences of the validation text to translate.")] = 300,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to measure each speed.")] = 2,
+    seeds: Seeds = "1,2,3",
+) -> None:
+    if not run.is_dir():
+        raise InputError(f"--run {run}: no such folder")
+    from ..test_sets import recipe_of, test_set
+    from .claims import CLAIMS, Setting, measure_claims
+
+    recipe = recipe_of(run, None, {} if data is None else {"data": data})
+    whole = test_set(recipe.model_copy(update={"test": []}))
+    part = replace(whole, sources=whole.sources[:sentences], references=whole.references[:sentences])
+    setting = Setting(run, part, numbers(seeds), output, seconds)
+    command = f"vaswani-transformer paper claims --run {run.name} --sentences {sentences}"
+    measure_claims(setting, only.split(",") if only else list(CLAIMS), command, typer.echo)
 
 
 def add_figure(number: int, text: str) -> None:

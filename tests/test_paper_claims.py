@@ -1,0 +1,69 @@
+"""`paper claims`: measurements that are known otherwise, verdicts that follow from them, and resumed commands."""
+
+import json
+
+import pytest
+import torch
+from training_runs import SMALL
+
+from training.paper.claims import paired_bleu, saturation, saved_bytes
+from training.paper.rnn import AttentiveRnn, rnn_of_size
+from training.recipe import Recipe
+from training.train import train
+from vaswani_transformer.cli import main
+
+
+def test_the_softmax_saturates_without_the_factor():
+    assert saturation(512, scaled=True, seed=1) == pytest.approx(saturation(4, scaled=True, seed=1), rel=0.2)
+    entropy, gradient = saturation(512, scaled=False, seed=1)
+    assert entropy < 0.3 < 3 < saturation(512, scaled=True, seed=1)[0]
+    assert gradient < 0.6 * saturation(512, scaled=True, seed=1)[1]
+
+
+def test_eager_attention_keeps_the_weights_for_the_backward_pass():
+    """8 heads of 256 x 256 weights in float32 are 2 MiB; the fused kernel keeps only vectors."""
+    assert saved_bytes("eager", 256) > 8 * 256 * 256 * 4 > 2 * saved_bytes("sdpa", 256)
+    assert saved_bytes("sdpa", 512) == pytest.approx(2 * saved_bytes("sdpa", 256), rel=0.3)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_the_rnn_has_the_size_of_the_transformer_and_attends(cell):
+    model = rnn_of_size(1_000_000, 500, cell)
+    assert sum(each.numel() for each in model.parameters()) == pytest.approx(1_000_000, rel=0.1)
+    small = AttentiveRnn(20, 8, cell)
+    source, target = torch.randint(0, 20, (2, 5)), torch.randint(0, 20, (2, 4))
+    logits = small(source, target)
+    assert logits.shape == (2, 4, 20)
+    changed = small(source, torch.cat((target[:, :3], target[:, 3:] * 0), dim=1))
+    assert torch.equal(logits[:, :3], changed[:, :3])  # no look into the future
+    assert not torch.equal(logits[:, 0], small(source.flip(1), target)[:, 0])  # but at the source
+
+
+def test_paired_bleu_tells_different_systems_apart():
+    references = [f"the {word} is {other} today ." for word in "abcdefgh" for other in "klmnopqr"]
+    bleu = paired_bleu({"bad": ["the is ."] * len(references), "good": references}, references)
+    assert bleu["good"]["bleu"] == pytest.approx(100) and bleu["good"]["p"] < 0.05 and bleu["bad"]["p"] is None
+
+
+def test_claims_are_measured_once(text, tmp_path, capsys):
+    finished_run = tmp_path / "run"
+    train(Recipe(**SMALL, data=str(text), output_dir=str(finished_run)))
+    capsys.readouterr()
+    command = f"paper claims --run {finished_run} --data {text} --output {tmp_path} --sentences 5 --seeds 1,2".split()
+    main([*command, "--only", "square_root_of_d_k,averaging"])
+    first = capsys.readouterr().out
+    assert first.startswith("square_root_of_d_k: holds: from d_k = 4 to 512") and "nats per token" in first
+    found = json.loads((tmp_path / "claims" / "averaging.json").read_text())
+    assert found["claim"].startswith("The average of the last") and len(found["checkpoints"]) >= 2
+    assert found.keys() >= {"verdict", "number", "command", "commit", "hardware", "seeds", "seconds"}
+    assert (tmp_path / "claims" / "square_root_of_d_k.png").is_file()
+    main([*command, "--only", "averaging"])
+    assert capsys.readouterr().out == "averaging: measured before\n"
+    for words, said in (
+        (["--only", "nothing"], "--only nothing: not a claim"),
+        (["--only", "label_smoothing"], "has no rows base and D-ls0.0 of one seed"),
+        (["--run", "absent"], "--run absent: no such folder"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main([*command, *words])
+        assert stopped.value.code == 2 and said in capsys.readouterr().err
