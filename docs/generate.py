@@ -1,7 +1,8 @@
 """A MkDocs hook: the reference pages that are generated from the code when the site is built.
 
 commands.md lists every command with its options, recipe.md every key of a recipe, source.md every module with the
-first line of its docstring, and annotated.md is examples/annotated_transformer.py as a page.
+first line of its docstring, annotated.md is examples/annotated_transformer.py as a page, and paper.md is the page that
+`vaswani-transformer paper page` makes of the row files in training/results/paper.
 """
 
 import ast
@@ -70,6 +71,11 @@ def on_files(files, config):
         "explanation/annotated.md": notebook.as_markdown(ROOT / "examples" / "annotated_transformer.py"),
     }.items():
         files.append(File.generated(config, path, content=content))
+    paper = ROOT / "training" / "results" / "paper"
+    page = re.sub(r"\]\(([\w/]+\.png)\)", r"](paper/\1)", (paper / "README.md").read_text(encoding="utf-8"))
+    files.append(File.generated(config, "paper.md", content=page))
+    for path in paper.rglob("*.png"):
+        files.append(File.generated(config, f"paper/{path.relative_to(paper)}", abs_src_path=str(path)))
     picture = ROOT / "training" / "results" / "demo-attention.png"
     files.append(File.generated(config, "images/demo-attention.png", abs_src_path=str(picture)))
     return files

@@ -91,6 +91,13 @@ def claims(
     measure_claims(setting, only.split(",") if only else list(CLAIMS), command, typer.echo)
 
 
+@app.command(help="Write README.md beside the row files of a folder: all tables, figures and claims on one page.")
+def page(output: Output) -> None:
+    from .page import write_page
+
+    typer.echo(write_page(output))
+
+
 def add_figure(number: int, text: str) -> None:
     @app.command(f"figure{number}", help=text)
     def figure(model: Model, output: Output, source: Source = None) -> None:

@@ -103,7 +103,7 @@ def saturation(d_k: int, scaled: bool, seed: int) -> tuple[float, float]:
 
 
 def memory_of_attention(setting: Setting) -> Result:
-    """The memory of self-attention grows quadratically with the length; fused kernels avoid it."""
+    """The memory of self-attention grows quadratically with the length."""
     lengths = [128, 256, 512, 1024, 2048]
     series = {kernel: [(float(n), float(saved_bytes(kernel, n))) for n in lengths] for kernel in ("eager", "sdpa")}
     powers = {
@@ -112,7 +112,7 @@ def memory_of_attention(setting: Setting) -> Result:
     eager = HOLDS if powers["eager"] > 1.75 else FAILS
     fused = HOLDS if powers["sdpa"] > 1.75 else FAILS
     numbers = {
-        "bytes": series, "exponents": powers, "verdict": f"{eager} (eager), {fused} (fused)",
+        "bytes": series, "exponents": powers, "verdict": f"{eager} (eager), {fused} (fused kernel)",
         "number": f"bytes kept for the backward pass grow as n^{powers['eager']:.2f} (eager), "
         f"n^{powers['sdpa']:.2f} (sdpa)",
     }  # fmt: skip

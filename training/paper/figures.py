@@ -10,7 +10,7 @@ from vaswani_transformer.attention import attention_maps
 
 from ..json_files import write_json
 from . import architecture, heads
-from .rows import markdown, origin
+from .rows import origin
 from .walk import walk, walk_figure
 
 if TYPE_CHECKING:
@@ -69,6 +69,5 @@ def report_heads(translator: Translator, sentences: list[str], output: Path, com
     output.mkdir(parents=True, exist_ok=True)
     about = {"sentences": len(sentences), "heads": rows}
     write_json(output / "heads.json", about | origin(command, [], time.perf_counter() - started))
-    names = ["kind", "layer", "head", "entropy", "distance", "fixed distance", "end", "agreement"]
     with atomic_file(output / "heads.md") as file:
-        file.write(markdown(names, [[str(row.get(name, "")) for name in names] for row in rows]).encode())
+        file.write(heads.heads_table(rows).encode())

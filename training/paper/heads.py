@@ -12,6 +12,8 @@ from vaswani_transformer.attention import AttentionMaps, attention_maps
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.pictures import RESOLUTION, drawable, figure_class
 
+from .rows import markdown
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -243,7 +245,7 @@ def head_report(translator: Translator, sources: list[str]) -> list[dict[str, An
     names = ("entropy", "distance", "fixed distance", "end", "agreement")
     return [
         {"kind": kind, "layer": layer, "head": head}
-        | {name: round(float(value), 4) for name, value in zip(names, values, strict=True) if not value.isnan()}
+        | {name: round(float(value), 3) for name, value in zip(names, values, strict=True) if not value.isnan()}
         for (kind, layer, head), values in sums.items()
     ]
 
@@ -266,3 +268,8 @@ def measures(kind: str, weights: Tensor) -> Tensor:
     end = weights[..., -1].mean(-1) if kind != "decoder" else torch.full_like(entropy, torch.nan)
     columns = (entropy, (weights * distance).sum(-1).mean(-1), torch.stack(offsets).amax(0), end, agreement)
     return torch.stack(columns, dim=-1)
+
+
+def heads_table(rows: list[dict[str, Any]]) -> str:
+    names = ["kind", "layer", "head", "entropy", "distance", "fixed distance", "end", "agreement"]
+    return markdown(names, [[str(row.get(name, "")) for name in names] for row in rows])

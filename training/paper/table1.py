@@ -182,7 +182,7 @@ def table1(output: Path, command: str, lengths: tuple[int, ...] = LENGTHS, width
 
 
 def power(symbols: list[str], values: list[float]) -> str:
-    return " ".join(f"{symbol}^{value:.2f}" for symbol, value in zip(symbols, values, strict=True))
+    return " ".join(f"{symbol}^{round(value, 2) + 0.0:.2f}" for symbol, value in zip(symbols, values, strict=True))
 
 
 def as_markdown(counted: dict[str, Any]) -> str:
@@ -203,7 +203,7 @@ def as_markdown(counted: dict[str, Any]) -> str:
                 paper["operations"],
                 power(symbols, ours["flops_exponents"]),
                 paper["steps"],
-                f"n^{ours['steps_exponent']:.2f}: {steps}",
+                f"{power(['n'], [ours['steps_exponent']])}: {steps}",
                 paper["path"],
                 f"{growth}: {paths}",
             ]  # fmt: skip

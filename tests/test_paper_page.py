@@ -1,0 +1,40 @@
+"""training/results/paper: the page is made from its row files, and each of them says how it was made."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from training.paper.page import page
+from vaswani_transformer.cli import main
+
+FOLDER = Path(__file__).parents[1] / "training" / "results" / "paper"
+ROW_FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "table3.json")
+
+
+def test_the_page_is_made_from_the_row_files():
+    written = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert written == page(FOLDER), "run `vaswani-transformer paper page --output training/results/paper`"
+    pictures = re.findall(r"\]\(([^)]+\.png)\)", written)
+    assert len(pictures) > 5 and all((FOLDER / name).is_file() for name in pictures)
+
+
+@pytest.mark.parametrize("path", ROW_FILES, ids=lambda path: path.stem)
+def test_every_row_says_how_it_was_made(path):
+    about = json.loads(path.read_text(encoding="utf-8"))
+    assert about["command"].startswith("vaswani-transformer ") and "/" not in about["command"]
+    assert about["commit"] and about["hardware"] and about["seconds"] > 0 and isinstance(about["seeds"], list)
+
+
+def test_every_run_of_table_3_saw_the_same_tokens():
+    rows = json.loads((FOLDER / "table3.json").read_text(encoding="utf-8"))["rows"]
+    assert all(row["command"].startswith("vaswani-transformer train --config multi30k_table3") for row in rows)
+    for seed in {row["seed"] for row in rows}:
+        assert len({(row["tokens"], row["steps"], row["bleu_signature"]) for row in rows if row["seed"] == seed}) == 1
+
+
+def test_an_empty_folder_makes_no_page(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["paper", "page", "--output", str(tmp_path)])
+    assert stopped.value.code == 2 and "has no row files" in capsys.readouterr().err

@@ -1,0 +1,155 @@
+"""The page that shows every row file of a folder: README.md beside them, and paper.md of the documentation."""
+
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer.atomic import atomic_file
+from vaswani_transformer.errors import InputError
+
+from ..json_files import read_json
+from . import heads, table1, table2, table3
+from .rows import markdown
+
+INTRODUCTION = """# The paper, reproduced
+
+Each table, figure and claim of *Attention Is All You Need* that this package reproduces is a command. This page is
+made from the row files that the commands leave, and so is every number on it. Rows marked as quoted are the paper's
+(arXiv 1706.03762v7); all other numbers were measured with this package, at a scale that a CPU trains: Multi30k
+English-German captions, models of up to a few million parameters. They show whether the paper's directions hold at
+that scale, not its BLEU.
+
+A verdict is *holds* or *does not hold here* if the 95 % interval over the seeds (Student's t) lies on one side of
+zero, else *not sure*.
+"""
+TABLE1 = """## Table 1: complexity, counted
+
+Layers of each kind run on random input. Operations are counted by torch's FLOP counter and fitted by powers of the
+length n, the width d, the kernel k and the neighbourhood r. Sequential steps are the longest chain of matrix products
+in the autograd graph. A path is the number of products between the first input and the last output position, through
+as many stacked layers as the signal needs; dilated convolutions (1, k, k², ...) are the paper's logarithmic case.
+"""
+TABLE2 = """## Table 2: BLEU and training cost
+
+The paper gives 41.8 for the big English-French model in its abstract and in Table 2, and 41.0 in section 6.1. Its
+FLOPs are training time × number of GPUs × sustained FLOP/s of a GPU (P100: 9.5e12).
+
+Ours are trained on Multi30k, so their BLEU cannot be compared with the rows above. Models whose cased BLEU is far
+below the lower-cased one write lower case. Counted FLOPs are products of the model × steps, for recipes of the
+package; the paper's formula is training time × the rate of large float32 products of the machine that made this page.
+Runs in bfloat16 compute faster than that rate.
+"""
+TABLE3 = """## Table 3: variations of the architecture
+
+Each row has the paper's proportions (`training/recipes/multi30k_table3.yaml` is the base row), sees the same tokens
+and is trained with several seeds. As in the paper, perplexity per token and BLEU are those of the development set,
+without averaging. ± is the 95 % interval of the mean over seeds; *bootstrap ±* the largest one of a single run over
+sentences. With about one pass over 29,000 pairs nothing is overfitted yet: regularisation can hardly help.
+"""
+FIGURES = """## Figures 1 to 5
+
+Figures 1 and 2 are drawn from a running model: boxes are the modules and operations in the order in which they run.
+In figures 3 to 5, lines lead from a word to the words that its encoder self-attention reads, one colour for each
+head.
+"""
+CAPTIONS = {
+    "figure1": "Figure 1: the architecture of the model",
+    "figure2": "Figure 2: scaled dot-product attention and multi-head attention",
+    "figure3": "Figure 3: long-distance dependency",
+    "figure4": "Figure 4: the nearest thing to anaphora resolution",
+    "figure5": "Figure 5: two heads with different tasks",
+}
+WALK = """## A walk through attention
+
+All values of Equation (1) for one head and one sentence; `walk.json` has the numbers.
+"""
+HEADS = """## What each head does
+
+Means over sentences: entropy of the weights in nats, distance between query and key in tokens, the share of attention
+at the head's best fixed distance, the share on `</s>`, and for cross-attention the agreement with the alignment of
+the mean over all heads.
+"""
+CLAIMS = """## Claims
+"""
+
+
+def page(folder: Path) -> str:
+    """Return the page in Markdown for the row files that are there; pictures are linked by their names."""
+    files = {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
+    claims = {path.stem: read_json(path) for path in sorted((folder / "claims").glob("*.json"))}
+    if not files and not claims:
+        raise InputError(f"--output {folder} has no row files; `vaswani-transformer paper --help` lists the commands")
+    parts = [INTRODUCTION]
+    if "table1" in files:
+        parts += [TABLE1, table1.as_markdown(files["table1"]["layers"]), picture("table1.png", "Table 1 as curves")]
+    if "table2" in files:
+        parts += [TABLE2, table2.as_markdown(files["table2"]["rows"])]
+    if "table3" in files:
+        parts += [TABLE3, table3.as_markdown(files["table3"]["rows"])]
+    if drawn := [name for name in CAPTIONS if name in files]:
+        parts.append(FIGURES)
+        for name in drawn:
+            parts += [f"### {CAPTIONS[name]}\n", *findings(files[name]), picture(f"{name}.png", CAPTIONS[name])]
+    if "walk" in files:
+        parts += [WALK, picture("walk.png", "The walk through attention")]
+    if "heads" in files:
+        parts += [HEADS, heads.heads_table(files["heads"]["heads"])]
+    if claims:
+        parts.append(CLAIMS)
+    for name, about in claims.items():
+        parts.append(f"### {about['claim']}\n\nVerdict: **{about['verdict']}**. {sentence(about['number'])}\n")
+        if (folder / "claims" / f"{name}.png").is_file():
+            parts.append(picture(f"claims/{name}.png", about["claim"]))
+    return "\n".join([*parts, origins(files | claims)])
+
+
+def picture(name: str, text: str) -> str:
+    return f"![{text}]({name})\n"
+
+
+def sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def findings(about: dict[str, Any]) -> list[str]:
+    """Return sentences on the heads that a search found."""
+    lines = []
+    for each in about.get("found", []):
+        numbers = ", ".join(map(str, each["heads"]))
+        link = f", from “{each['query']}” most to “{each['key']}”" if each["query"] else ""
+        lines.append(f"Layer {each['layer']}, head{'s' if len(each['heads']) > 1 else ''} {numbers}{link}.\n")
+    return lines
+
+
+def origins(files: dict[str, dict[str, Any]]) -> str:
+    """Return the table of commands; those of table3.json are in its rows."""
+    made = {name: about for name, about in files.items() if "command" in about}
+    runs = files.get("table3", {}).get("rows", [])
+    lines = [
+        [
+            f"`{about['command']}`",
+            about["date"],
+            about["commit"],
+            about["hardware"],
+            ", ".join(map(str, about["seeds"])),
+            f"{about['seconds']:.0f}",
+        ]
+        for about in made.values()
+    ]
+    if runs:
+        seeds = sorted({each["seed"] for each in runs})
+        lines.append(
+            [
+                "`vaswani-transformer paper table3`", max(each["date"] for each in runs), runs[0]["commit"],
+                runs[0]["hardware"],
+                ", ".join(map(str, seeds)), f"{sum(each['cpu_seconds'] for each in runs):.0f} (CPU)",
+            ]
+        )  # fmt: skip
+    head = ["command", "date", "commit", "hardware", "seeds", "seconds"]
+    return "## How the numbers were made\n\n" + markdown(head, sorted(lines))
+
+
+def write_page(folder: Path) -> Path:
+    path = folder / "README.md"
+    with atomic_file(path) as file:
+        file.write(page(folder).encode())
+    return path
