@@ -55,7 +55,7 @@ def test_a_run_logs_speed_and_draws_a_curve(uninterrupted):
     folder, _ = uninterrupted(1)
     records = records_of(folder)
     speeds = [record["mfu"] for record in records if "mfu" in record]
-    assert len(speeds) == STEPS // SMALL["log_every"] and all(0 < mfu < 1 for mfu in speeds)
+    assert len(speeds) == STEPS // SMALL["log_every"] and all(mfu is None or 0 < mfu <= 1 for mfu in speeds)
     stalls = {r["step"]: r["stall_seconds"] for r in records if r.get("event") == "checkpoint"}
     validated = {record["step"] for record in records if record.get("event") == "validation"}
     assert {5, 10, 15, 20, 24} <= stalls.keys() <= {5, 10, 15, 20, 24} | validated

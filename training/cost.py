@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
@@ -63,20 +64,30 @@ def training_memory(config: VaswaniTransformerConfig, tokens: int, vocabulary_ro
 
 
 def product_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    """Measure the FLOP/s of large matrix products: 100 % of MFU."""
+    """Measure the FLOP/s of large matrix products, 100 % of MFU: the fastest product within these seconds."""
     size = 1024 if device.type == "cpu" else 8192
     generator = torch.Generator(device).manual_seed(0)  # does not disturb the training's generator
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-    return 2 * size**3 / seconds_of(lambda: left @ right, device, seconds)
+    return 2 * size**3 / min(seconds_of_calls(lambda: left @ right, device, seconds))
+
+
+def share_of_peak(rate: float, peak: float) -> float | None:
+    """Return rate / peak; None above 1: other work slowed this machine while the peak was measured."""
+    return rate / peak if rate <= peak else None
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Return the mean time of a call over at least this many seconds and two calls, after a warm-up call."""
-    work()
-    done, started = 0, time.perf_counter()
-    while time.perf_counter() - started < seconds or done < 2:
+    """Return the mean time of a call, measured for at least this many seconds."""
+    return fmean(seconds_of_calls(work, device, seconds))
+
+
+def seconds_of_calls(work: Callable[[], object], device: torch.device, seconds: float) -> list[float]:
+    """Return the time of every call in at least this many seconds and two calls, after a warm-up call."""
+    taken: list[float] = []
+    while len(taken) < 3 or sum(taken[1:]) < seconds:
+        started = time.perf_counter()
         work()
         if device.type != "cpu":
             torch.accelerator.synchronize()
-        done += 1
-    return (time.perf_counter() - started) / done
+        taken.append(time.perf_counter() - started)
+    return taken[1:]

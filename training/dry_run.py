@@ -12,7 +12,14 @@ from vaswani_transformer import VaswaniTransformerConfig
 from . import machine
 from .batches import plan_batches
 from .corpus import load_corpus
-from .cost import count_parameters, product_rate, seconds_of, training_flops, training_memory
+from .cost import (
+    count_parameters,
+    product_rate,
+    seconds_of,
+    share_of_peak,
+    training_flops,
+    training_memory,
+)
 from .loss import CHUNK_ELEMENTS, TrainingLoss
 from .model import (
     check_model_fields,
@@ -110,7 +117,7 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
             "tokens_per_second": speed,
             "flop_per_second": rate,
             "matmul_flop_per_second": peak,
-            "mfu": rate / peak,
+            "mfu": share_of_peak(rate, peak),
             "hours": result["steps"] * tokens / speed / 3600 if result["steps"] else None,
         }
     return result
@@ -131,10 +138,11 @@ def show(plan: dict[str, Any]) -> str:
         lines.append(f"steps             {plan['steps']:,}, {plan['flop']:.3g} FLOP in all")
     lines.append(f"memory            about {plan['memory_bytes'] / 2**30:.1f} GiB per process")
     if "tokens_per_second" in plan:
+        mfu = plan["mfu"]
         lines.append(
             f"speed             {plan['tokens_per_second']:,.0f} source + target tokens/s, "
-            f"{plan['flop_per_second'] / 1e9:,.0f} GFLOP/s, {plan['mfu']:.0%} of the matrix products' "
-            f"{plan['matmul_flop_per_second'] / 1e9:,.0f}"
+            f"{plan['flop_per_second'] / 1e9:,.0f} GFLOP/s"
+            + (f", {mfu:.0%} of the matrix products' {plan['matmul_flop_per_second'] / 1e9:,.0f}" if mfu else "")
         )
         if plan["hours"] is not None:
             lines.append(f"this recipe       {plan['hours']:,.2f} hours on this machine, one process")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from .cost import product_rate, training_flops
+from .cost import product_rate, share_of_peak, training_flops
 from .progress import Progress
 
 
@@ -40,10 +40,14 @@ class Meter:
     def __init__(self, accelerator: Accelerator, config: Any, mean_source: float, mean_target: float):
         """mean_source, mean_target: mean sentence lengths in tokens"""
         self.accelerator = accelerator
-        precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision, torch.float32)
-        self.peak_flop_per_second = product_rate(accelerator.device, precision, 0.05) * accelerator.num_processes
+        self.peak_flop_per_second = self.measure_peak()
         self.flop_per_source_token = training_flops(config, 1, 0, mean_source, mean_target)
         self.flop_per_target_token = training_flops(config, 0, 1, mean_source, mean_target)
+
+    def measure_peak(self) -> float:
+        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        dtype = dtypes.get(self.accelerator.mixed_precision, torch.float32)
+        return product_rate(self.accelerator.device, dtype, 0.05) * self.accelerator.num_processes
 
     def read(self, window: Window, progress: Progress) -> dict[str, Any]:
         """Return losses per token and speeds; all processes must call this together."""
@@ -51,12 +55,14 @@ class Meter:
         loss, negative_log_likelihood = (sums / window.target_tokens).tolist()
         seconds = time.perf_counter() - window.started
         flop = window.source_tokens * self.flop_per_source_token + window.target_tokens * self.flop_per_target_token
+        if flop / seconds > self.peak_flop_per_second:  # other work slowed the machine when the peak was measured
+            self.peak_flop_per_second = max(self.peak_flop_per_second, self.measure_peak())
         return {
             "loss": loss,
             "perplexity": math.exp(min(negative_log_likelihood, 700)),
             "tokens": progress.tokens,
             "tokens_per_second": (window.source_tokens + window.target_tokens) / seconds,
-            "mfu": flop / seconds / self.peak_flop_per_second,
+            "mfu": share_of_peak(flop / seconds, self.peak_flop_per_second),
             "seconds": progress.seconds,
             "cpu_seconds": progress.cpu_seconds,
             "skipped_steps": progress.skipped_steps,

@@ -92,7 +92,9 @@ class Reporter:
 
     def progress(self, record: dict[str, Any], seconds_left: float) -> None:
         self.write(record)
-        news = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s  MFU {record['mfu']:.0%}"
+        news = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s"
+        if record["mfu"] is not None:
+            news += f"  MFU {record['mfu']:.0%}"
         if self.bar is not None:
             self.bar.update(self.task, completed=record["step"], news=news)
         else:
