@@ -78,8 +78,9 @@ def test_attention_of_a_full_pass_equals_torch(lively_model: ModelMaker, switche
     best[1, length // 2 + 1 :] = PAD
     with torch.no_grad():
         memory, _, constants, _ = start(
-            model, **batch, offset=OFFSET, beams=2, alpha=torch.tensor(0.6), lookahead=torch.tensor(5)
-        )
+            model, **batch, offset=OFFSET, beams=2, alpha=torch.tensor(0.6), lookahead=torch.tensor(5),
+            min_length=torch.tensor(0),
+        )  # fmt: skip
         found = CrossAttentions(model)(memory, constants.positions, best[:, None]).numpy()
     expected = expected_of(model, batch, best.numpy())
     expected *= (best != PAD).numpy()[:, None, None, :, None]

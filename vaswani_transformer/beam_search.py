@@ -55,10 +55,10 @@ class Constants(NamedTuple):
     positions: Tensor  # (length, d_model), the positional encoding
     penalties: Tensor  # (length,), the length penalty by length
     bound_penalties: Tensor  # (length,), by length, the largest penalty that a live hypothesis may still reach
-    suppressed: Tensor  # (2 x V,), EMPTY at suppressed tokens; the second half, for short hypotheses, also at </s>
+    suppressed: Tensor  # (V,), EMPTY at tokens that are never chosen, 0 elsewhere
+    finish_above: Tensor  # (length, 2 x beams), by length and rank, the score above which a candidate may end in </s>
     beam_of: Tensor  # (beams x width,), the live hypothesis that each of the best continuations extends
     ranks: Tensor  # (width,), the ranks of the continuations that are considered per live hypothesis
-    may_finish: Tensor  # (1, 2 x beams), which candidates may finish: in greedy search, beam 1, the best one only
     stops_when_finished: Tensor  # (), whether a sentence is done as soon as enough hypotheses have finished
 
 
@@ -76,8 +76,7 @@ class SearchState(NamedTuple):
     live_scores: Tensor  # (batch, live), log-probabilities, best first
     finished_scores: Tensor  # (batch, beams), log-probability / length penalty, best first; EMPTY in a free slot
     length: Tensor  # (1,)
-    done: Tensor  # (batch, 1)
-    at_limit: Tensor  # (batch, 1); these sentences must leave the batch before the next step
+    done: Tensor  # (batch, 1), whether no later hypothesis can be among the results
 
 
 def start(
@@ -88,21 +87,23 @@ def start(
     beams: int,
     alpha: Tensor,
     lookahead: Tensor,
+    min_length: Tensor,
     max_length: Tensor | None = None,
     initial_live: int = 1,
 ) -> tuple[Memory, BatchConstants, Constants, SearchState]:
     """Encode the sentences and set up the search.
 
     input_ids, attention_mask: (batch, source)
-    offset: output tokens allowed beyond a sentence's source tokens;  max_length: (), the limit of every sentence
+    offset: output tokens allowed beyond a sentence's source tokens
     alpha: (), the exponent of the length penalty
     lookahead: (), see `lookahead_of`
+    min_length: (), tokens before </s>;  max_length: (), the limit of every sentence
     initial_live: live hypotheses of the first step, of which only the first counts, see `initial_hypotheses`
     """
     config = model.config
     batch, device = input_ids.shape[0], input_ids.device
     memory = encode(model, input_ids, attention_mask, offset, alpha, max_length)
-    constants = search_constants(model, input_ids.shape[1] + offset, beams, alpha, lookahead)
+    constants = search_constants(model, input_ids.shape[1] + offset, beams, alpha, lookahead, min_length)
     slots, first = torch.arange(beams, device=device), torch.arange(initial_live, device=device)
     batch_constants = BatchConstants(
         new_bias=sees_itself(slots).expand(batch, -1, -1),
@@ -122,7 +123,6 @@ def start(
         finished_scores=torch.full((batch, beams), EMPTY, device=device),
         length=torch.zeros(1, dtype=torch.long, device=device),
         done=torch.zeros(batch, 1, dtype=torch.bool, device=device),
-        at_limit=torch.zeros(batch, 1, dtype=torch.bool, device=device),
     )
     return memory, batch_constants, constants, state
 
@@ -153,30 +153,36 @@ def encode(
 
 
 def search_constants(
-    model: VaswaniTransformerForConditionalGeneration, longest: int, beams: int, alpha: Tensor, lookahead: Tensor
+    model: VaswaniTransformerForConditionalGeneration,
+    longest: int,
+    beams: int,
+    alpha: Tensor,
+    lookahead: Tensor,
+    min_length: Tensor,
 ) -> Constants:
-    """longest: the most output tokens of any sentence;  beams, alpha, lookahead as in `start`"""
+    """longest: the most output tokens of any sentence;  beams, alpha, lookahead, min_length as in `start`"""
     config, encoding, device = model.config, model.model.decoder.positional_encoding, alpha.device
     if encoding.learned:
         positions = encoding.table.weight[encoding.offset :]
     else:
         positions = encoding(0, longest + 1, device)
+    # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses, if tokens
+    # that are suppressed do not take up places.
     vocabulary = torch.arange(cast(int, config.decoder_vocab_size), device=device)
     suppressed: set[int] = set(model.generation_config.suppress_tokens or ())
-    suppressed_at_first = suppressed | {cast(int, config.eos_token_id)}
-    # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses, if those
-    # that are suppressed do not take up places.
-    width = torch.sym_min(2 * beams + len(suppressed_at_first), len(vocabulary))
+    width = torch.sym_min(2 * beams + len(suppressed), len(vocabulary))
+    candidates, lengths = torch.arange(2 * beams, device=device), torch.arange(longest + 2, device=device)
     is_greedy = torch.arange(beams, device=device)[-1] == 0
-    lengths = torch.arange(longest + 2, device=device)
+    # Of two candidates, greedy search considers the first alone.
+    may_finish = ((candidates == 0) | ~is_greedy) & (lengths > min_length)[:, None]
     return Constants(
         positions=positions,
         penalties=length_penalty_of(lengths, alpha),
         bound_penalties=length_penalty_of(lengths + torch.where(alpha > 0, lookahead.clamp(min=0), 0), alpha),
-        suppressed=torch.cat([is_one_of(vocabulary, ids) * EMPTY for ids in (suppressed, suppressed_at_first)]),
+        suppressed=is_one_of(vocabulary, suppressed) * EMPTY,
+        finish_above=torch.where(may_finish, NO_HYPOTHESIS, math.inf),
         beam_of=torch.arange(beams * width, device=device) // width,
         ranks=torch.arange(width, device=device),
-        may_finish=(torch.arange(2 * beams, device=device)[None] == 0) | ~is_greedy,
         stops_when_finished=is_greedy | (lookahead < 0),
     )
 
@@ -192,32 +198,29 @@ def step(
     batch_constants: BatchConstants,
     constants: Constants,
     state: SearchState,
-    min_length: Tensor,
     last_wanted: Tensor,
 ) -> SearchState:
     """Extend every live hypothesis by one token; tests/brute_force.py spells out the same search.
 
-    min_length: (), tokens before </s>
     last_wanted: (1,), the index of the last finished hypothesis that must be final before a sentence is done
     """
     position = constants.positions.index_select(0, state.length)
     logits, keys, values, _ = decoder(
         state.last_tokens, position, state.keys, state.values, state.bias, memory.keys, memory.values, memory.bias
     )
-    beams, vocabulary = batch_constants.padding.shape[1], logits.shape[-1]
+    beams = batch_constants.padding.shape[1]
     length = state.length + 1  # of the extended hypotheses, without the start token
     penalty = constants.penalties.index_select(0, length)
 
     best, best_tokens = logits.log_softmax(dim=-1).topk(constants.ranks.shape[0], dim=-1)  # (batch, live, width)
-    suppressed = constants.suppressed[best_tokens + (length <= min_length).long() * vocabulary]
-    scores = (best + state.live_scores[:, :, None] + suppressed).flatten(1)
+    scores = (best + state.live_scores[:, :, None] + constants.suppressed[best_tokens]).flatten(1)
     scores, chosen = scores.topk(2 * beams, dim=-1)  # (batch, candidates)
     backpointers = constants.beam_of[chosen]
     tokens = best_tokens.flatten(1).gather(1, chosen)
 
     # Every candidate that ends in </s> is finished; the best of these and of the finished ones so far are kept.
     is_end = tokens == decoder.end
-    finishes = is_end & constants.may_finish & (scores > NO_HYPOTHESIS) & ~state.done
+    finishes = is_end & (scores > constants.finish_above.index_select(0, length))
     finished_scores = torch.cat((state.finished_scores, torch.where(finishes, scores / penalty, EMPTY)), dim=1)
     finished_scores, kept = finished_scores.topk(beams, dim=-1)
     # The best `beams` of the other candidates live on.
@@ -231,20 +234,18 @@ def step(
     # Log-probabilities only fall, so a live hypothesis scores best at the largest penalty that it reaches.
     best_live = live_scores[:, :1]
     bound = best_live / torch.minimum(constants.bound_penalties.index_select(0, length), memory.limit_penalties)
-    worst = finished_scores.index_select(1, last_wanted)
-    at_limit = length >= memory.limits
-    is_final = (worst > NO_HYPOTHESIS) & ((worst >= bound) | constants.stops_when_finished)
+    settled = torch.where(constants.stops_when_finished, NO_HYPOTHESIS, bound)
+    done = state.done | (finished_scores.index_select(1, last_wanted) >= settled)
     return SearchState(
         keys=keys,
         values=values,
         bias=torch.cat((gather(state.bias, backpointers.gather(1, survivors)), batch_constants.new_bias), dim=2),
         tokens=torch.cat((gather(state.tokens, extended), added[:, :, None]), dim=2),
         last_tokens=added[:, :beams],
-        live_scores=live_scores,
+        live_scores=torch.where(done, EMPTY, live_scores),  # so that later candidates change nothing
         finished_scores=finished_scores,
         length=length,
-        done=state.done | is_final | at_limit | (best_live <= NO_HYPOTHESIS),
-        at_limit=at_limit,
+        done=done,
     )
 
 
@@ -299,20 +300,21 @@ def beam_search(
     last_wanted = torch.tensor([(num_beams if early_stopping is True else wanted) - 1], device=device)
     most = None if max_length is None else torch.tensor(max_length, device=device)
     initial_live = initial_hypotheses(num_beams, cast(int, model.config.decoder_vocab_size))
-    memory, batch_constants, constants, state = start(
-        model, input_ids, attention_mask, max_source_length_offset, num_beams, alpha, lookahead, most, initial_live
-    )
+    settings = max_source_length_offset, num_beams, alpha, lookahead, shortest, most, initial_live
+    memory, batch_constants, constants, state = start(model, input_ids, attention_mask, *settings)
     decoder = CachedDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)
     longest = int(memory.limits.max())
     sequences = torch.full((len(rows), num_beams, longest), pad, device=device)
     scores = torch.full((len(rows), num_beams), EMPTY, device=device)
     while len(rows):
-        state = step(decoder, memory, batch_constants, constants, state, shortest, last_wanted)
+        state = step(decoder, memory, batch_constants, constants, state, last_wanted)
+        at_limit = state.length >= memory.limits
         # Dropping sentences copies the remaining ones: wait until an eighth of the batch is done.
-        if (state.done.sum() * 8 >= len(rows)) | state.at_limit.any():
+        if (state.done.sum() * 8 >= len(rows)) | at_limit.any():
             # Indices and not masks: with a mask, a GPU synchronises at every field to count the rows.
-            finished, unfinished = (mask.nonzero()[:, 0] for mask in (state.done[:, 0], ~state.done[:, 0]))
+            leaves = (state.done | at_limit)[:, 0]
+            finished, unfinished = leaves.nonzero()[:, 0], (~leaves).nonzero()[:, 0]
             found, found_scores = results(state, constants)
             sequences[rows[finished], :, : found.shape[2]] = found[finished]
             scores[rows[finished]] = found_scores[finished]

@@ -1,4 +1,4 @@
-"""Edit ONNX graphs: rename values, store each tensor once, drop unused nodes, simplify shape computations."""
+"""Edit ONNX graphs: rename values, store each tensor once, drop unused nodes."""
 
 import hashlib
 from collections.abc import Iterator
@@ -93,6 +93,8 @@ class Tensors:
                 nodes.append(helper.make_node("Identity", [stored], [tensor.name]))
             elif stored:
                 replaced[tensor.name] = stored
+            elif array.size == 1 and tensor.name not in outputs:
+                replaced[tensor.name] = self.constant(array, "number.")
             elif transposed:
                 nodes.append(helper.make_node("Transpose", [transposed], [tensor.name], perm=[1, 0]))
             else:
@@ -100,6 +102,10 @@ class Tensors:
         for node in graph.node:
             node.input[:] = [replaced.get(value, value) for value in node.input]
         return [*nodes, *graph.node]
+
+    def names(self) -> set[str]:
+        """Return the names of these tensors and of those of the graphs around."""
+        return {tensor.name for tensor in self} | (self.outer.names() if self.outer else set())
 
     def __iter__(self) -> Iterator[TensorProto]:
         return iter(self.by_content.values())
@@ -136,61 +142,3 @@ def names_read_by(node: NodeProto) -> set[str]:
     bodies = [body for graph in inner for body in graphs_of(graph)]
     read = {name for body in bodies for other in body.node for name in other.input}
     return read | {value.name for body in bodies for value in body.output} | set(node.input)
-
-
-# ---- the exporter's shape computations -----------------------------------------------------------------------------
-
-
-def simplify(graph: GraphProto) -> None:
-    """Replace what the exporter writes for tensors of any shape by cheaper operators, in place.
-
-    * A Reshape whose sizes are computed at run time gets constant ones, where torch has the same symbol for a size of
-      input and output.
-    * GatherElements along the second axis, with one index for the whole last axis, becomes GatherND, which copies rows.
-
-    The graph's inputs, outputs and value_info must have torch's symbols for sizes.
-    """
-    shapes = {
-        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        for value in (*graph.input, *graph.output, *graph.value_info)
-    }
-    constants = {tensor.name for tensor in graph.initializer}
-    made_by = {name: node for node in graph.node for name in node.output}
-    for node in graph.node:
-        if node.op_type == "Reshape" and node.input[1] not in constants:
-            sizes = constant_shape(shapes.get(node.input[0]), shapes.get(node.output[0]))
-            if sizes is not None:
-                name = f"{node.output[0]}.shape"
-                graph.initializer.append(numpy_helper.from_array(np.array(sizes), name))
-                node.input[1] = name
-                del node.attribute[:]  # allowzero
-        elif node.op_type == "GatherElements":
-            index = row_index(node, made_by, shapes)
-            if index is not None:
-                node.op_type = "GatherND"
-                node.input[1] = index
-                del node.attribute[:]
-                node.attribute.append(helper.make_attribute("batch_dims", 1))
-    remove_unused(graph)
-
-
-def constant_shape(before: list | None, after: list | None) -> list[int] | None:
-    """Return the sizes that Reshape takes, 0 for the input's size and -1 for a remaining one; None if more remain."""
-    if not before or not after:
-        return None
-    sizes = [
-        0 if axis < len(before) and size == before[axis] and not isinstance(size, int) else size
-        for axis, size in enumerate(after)
-    ]
-    remaining = [size for size in sizes if not isinstance(size, int)]
-    return [size if isinstance(size, int) else -1 for size in sizes] if len(remaining) <= 1 else None
-
-
-def row_index(node: NodeProto, made_by: dict[str, NodeProto], shapes: dict[str, list]) -> str | None:
-    """Return the index (batch, rows, 1) that was expanded over the last of three axes, if it was."""
-    expand = made_by.get(node.input[1])
-    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-    if expand is None or expand.op_type != "Expand" or axis != 1:
-        return None
-    before, after = shapes.get(expand.input[0], []), shapes.get(node.input[1], [])
-    return expand.input[0] if len(before) == 3 and before[2] == 1 and before[:2] == after[:2] else None

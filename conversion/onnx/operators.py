@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
-from onnx import GraphProto, TensorProto, TypeProto, ValueInfoProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from .graph_surgery import Tensors, rename
 
@@ -44,6 +44,23 @@ class Operators:
         rename(graph, prefix, inputs, outputs)
         self.nodes += self.tensors.take(graph)
         return outputs
+
+    def take_loop_invariants(self, variables: Iterable[str]) -> list[NodeProto]:
+        """Remove and return the nodes of this loop body whose results are the same in every iteration.
+
+        Nodes that read stored tensors alone stay: the runtime computes them when it loads the file.
+        variables: the body's names of the loop's variables
+        """
+        stored, own = self.tensors.names(), {tensor.name for tensor in self.tensors}
+        changing, stays, taken = {*variables, *own}, [], []
+        for node in self.nodes:
+            if changing & set(node.input) or stored >= set(node.input):
+                changing |= set(node.output)
+                stays.append(node)
+            else:
+                taken.append(node)
+        self.nodes = stays
+        return taken
 
     def graph(self, outputs: dict[str, TypeProto], inputs: Iterable[ValueInfoProto] = ()) -> GraphProto:
         """Return the body of a loop or branch."""

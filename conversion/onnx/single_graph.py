@@ -92,7 +92,8 @@ def start(op: Operators, graphs: SearchGraphs, vocabulary: int) -> Values:
     beams = op.Range(0, "num_beams", 1)
     # `initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
     initial_live = op.Div(op.Add(op.Mul("num_beams", 2), vocabulary - 1), vocabulary)
-    inputs = [*IDS, beams, op.Range(0, initial_live, 1), "length_penalty", "early_stopping", "max_length"]
+    inputs = [*IDS, beams, op.Range(0, initial_live, 1), "length_penalty", "early_stopping"]
+    inputs += ["min_length", "max_length"]
     names = [name for part in graphs.names for name in part]
     outputs = op.inline(graphs.start, "start.", inputs, [f"first.{name}" for name in names])
     first = dict(zip(names, outputs, strict=True))
@@ -128,9 +129,10 @@ def inner_loop(op: Operators, graphs: SearchGraphs, now: Values, last_wanted: st
     steps, types, names = Operators("inner.", op), types_of(graphs), graphs.names
     here = {name: f"inner.{name}" for name in names.state}
     known = [now[name] for name in (*names.memory, *names.batch_constants, *names.constants)]
-    inputs = [*known, *here.values(), "min_length", last_wanted]
+    inputs = [*known, *here.values(), last_wanted]
     *after, go_on = steps.inline(graphs.step, "step.", inputs, [*(f"after.{name}" for name in here), "go_on"])
     variables = {here[name]: now[name] for name in here}
+    op.nodes += steps.take_loop_invariants(variables)
     final = op.loop(steps, variables, [types[name] for name in here], go_on, after)
     return dict(zip(here, final, strict=True))
 
@@ -160,7 +162,8 @@ def compact_batch(op: Operators, graphs: SearchGraphs, now: Values, state: Value
     """Drop the sentences that are done."""
     by_sentence = {name: now[name] for name in graphs.names.memory} | state | {"rows": now["rows"]}
     length = by_sentence.pop("length")
-    stays = op.Not(op.Squeeze(state["done"], [1]))
+    leaves = op.Or(state["done"], op.GreaterOrEqual(length, now["memory_limits"]))
+    stays = op.Not(op.Squeeze(leaves, [1]))
     after = {name: op.Compress(value, stays, axis=0) for name, value in by_sentence.items()}
     count = op.Shape(after["rows"])
     equal_rows = {name: op.Slice(now[name], [0], count, [0]) for name in graphs.names.batch_constants}

@@ -25,7 +25,8 @@ from vaswani_transformer.beam_search import (
 from vaswani_transformer.cached_decoder import CachedDecoder
 from vaswani_transformer.text_translator import LOOKAHEAD, NO_MAXIMUM
 
-from .graph_surgery import OPSET, simplify
+from .graph_surgery import OPSET
+from .simplify import simplify
 
 EXAMPLE_LENGTH = 7  # source tokens of the traced example: learned positions must be as many
 TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication")
@@ -47,7 +48,7 @@ class SearchGraphs(NamedTuple):
     """The exported functions.
 
     start: its outputs are `names`
-    step: its inputs are `names`, min_length and last_wanted; its outputs the new state and whether to take another
+    step: its inputs are `names` and last_wanted; its outputs the new state and whether to take another
         step before sentences leave the batch
     cross_attentions: its inputs are the memory, the positions and the sequences
     """
@@ -73,9 +74,10 @@ class Start(nn.Module):
         initial_live: Tensor,
         length_penalty: Tensor,
         lookahead: Tensor,
+        min_length: Tensor,
         max_length: Tensor,
     ):
-        settings = self.offset, beams.shape[0], length_penalty, lookahead, max_length
+        settings = self.offset, beams.shape[0], length_penalty, lookahead, min_length, max_length
         return start(self.model, input_ids, attention_mask, *settings, initial_live.shape[0])
 
 
@@ -92,13 +94,12 @@ class Step(nn.Module):
         batch_constants: BatchConstants,
         constants: Constants,
         state: SearchState,
-        min_length: Tensor,
         last_wanted: Tensor,
     ):
-        after = step(self.decoder, memory, batch_constants, constants, state, min_length, last_wanted)
+        after = step(self.decoder, memory, batch_constants, constants, state, last_wanted)
         # As in `beam_search`: sentences leave when an eighth of the batch is done or one is at its limit.
-        batch = state.done.shape[0]
-        return after, (after.done.long().sum() * 8 < batch) & (after.at_limit.long().sum() == 0)
+        an_eighth = (batch_constants.padding.shape[0] + 7) // 8
+        return after, (after.done.long().sum() < an_eighth) & (after.length < memory.limits.min())[0]
 
 
 class CrossAttentions(nn.Module):
@@ -133,20 +134,20 @@ def search_graphs(model: Model, attention: bool) -> SearchGraphs:
     batch, live, beams, length, source = 2, 3, 4, 5, EXAMPLE_LENGTH
     input_ids = torch.full((batch, source), 2)
     mask = torch.ones_like(input_ids)
-    alpha, most, min_length, last_wanted = (torch.tensor(number) for number in (0.6, NO_MAXIMUM, 0, [2]))
-    lookahead = torch.tensor(LOOKAHEAD)
+    numbers = 0.6, LOOKAHEAD, 0, NO_MAXIMUM, [2]
+    alpha, lookahead, min_length, most, last_wanted = (torch.tensor(number) for number in numbers)
     start_graph = exported_graph(
         Start(model, source_length_offset(model)),
-        (input_ids, mask, torch.arange(beams), torch.arange(live), alpha, lookahead, most),
-        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}, {}),
+        (input_ids, mask, torch.arange(beams), torch.arange(live), alpha, lookahead, min_length, most),
+        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}, {}, {}),
     )
     initial_live = initial_hypotheses(beams, model.lm_head.weight.shape[0])
     memory, batch_constants, constants, state = start(
-        model, input_ids, mask, 50, beams, alpha, lookahead, initial_live=initial_live
+        model, input_ids, mask, 50, beams, alpha, lookahead, min_length, initial_live=initial_live
     )
     decoder = CachedDecoder(model)
     for _ in range(length):
-        state = step(decoder, memory, batch_constants, constants, state, min_length, last_wanted)
+        state = step(decoder, memory, batch_constants, constants, state, last_wanted)
     # As in the first step, fewer live hypotheses than beams.
     slots = state.keys[0].shape[2]
     state = state._replace(
@@ -156,14 +157,14 @@ def search_graphs(model: Model, attention: bool) -> SearchGraphs:
     )
     parts = (described(part, model) for part in (memory, batch_constants, constants, state))
     names, example, shapes = zip(*parts, strict=True)
-    step_graph = exported_graph(Step(model), (*example, min_length, last_wanted), (*shapes, {}, {}))
+    step_graph = exported_graph(Step(model), (*example, last_wanted), (*shapes, {}))
     return SearchGraphs(start_graph, step_graph, Names(*names), cross_attention_graph(model) if attention else None)
 
 
 def cross_attention_graph(model: Model) -> GraphProto:
     input_ids, sequences = torch.full((2, EXAMPLE_LENGTH), 2), torch.full((2, 1, 5), 2)
-    alpha, lookahead = torch.tensor(0.6), torch.tensor(LOOKAHEAD)
-    memory, _, constants, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, alpha, lookahead)
+    alpha, lookahead, min_length = (torch.tensor(number) for number in (0.6, LOOKAHEAD, 0))
+    memory, _, constants, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, alpha, lookahead, min_length)
     _, known, memory_axes = described(memory, model)
     _, example, axes = described(constants, model)
     return exported_graph(
@@ -180,9 +181,8 @@ def described(part: T, model: Model) -> tuple[list[str], T, T]:
         "keys": (0, 2),
         "values": (0, 2),
         "bias": (0, 3) if is_memory else (0, 1, 2),
-        "positions": () if model.config.position_embedding_type == "learned" else (0,),
         "suppressed": (),
-        "may_finish": (1,),
+        "positions": () if model.config.position_embedding_type == "learned" else (0,),
     }
     names, examples, axes = [], [], []
     for field, value in zip(part._fields, part, strict=True):
