@@ -1,6 +1,7 @@
 """`paper claims`: measurements that are known otherwise, verdicts that follow from them, and resumed commands."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -67,3 +68,28 @@ def test_claims_are_measured_once(text, tmp_path, capsys):
         with pytest.raises(SystemExit) as stopped:
             main([*command, *words])
         assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_claims_that_train_models(tmp_path, capsys):
+    """Sentences of up to 18 letters for training, and up to 40 for validation: beyond the trained lengths."""
+    generator = random.Random(0)
+    for name, count, longest in (("train", 100, 18), ("val", 60, 40)):
+        lines = ["".join(generator.choices("abcdefgh", k=generator.randint(2, longest))) for _ in range(count)]
+        (tmp_path / f"{name}.en").write_text("".join(f"{line}\n" for line in lines))
+        (tmp_path / f"{name}.de").write_text("".join(f"{line.upper()}\n" for line in lines))
+    train(Recipe(**SMALL, data=str(tmp_path), output_dir=str(tmp_path / "run")))
+    words = f"paper claims --run {tmp_path / 'run'} --output {tmp_path} --seeds 1,2 --vocab_size 262 --max_steps 5"
+    words += " --validate_every 5 --model.d_model 16 --model.encoder_layers 1 --model.decoder_layers 1"
+    main([*words.split(), "--only", "warm_up,length_extrapolation"])
+    about = {
+        name: json.loads((tmp_path / "claims" / f"{name}.json").read_text())
+        for name in ("warm_up", "length_extrapolation")
+    }
+    assert [len(losses) for losses in about["warm_up"]["validation_loss"].values()] == [2, 2]
+    nats = about["length_extrapolation"]["nats_per_token"]
+    assert all(len(each) == 4 for values in nats.values() for each in values) and nats.keys() == {
+        "sinusoidal",
+        "learned",
+    }
+    assert (tmp_path / "claims" / "length_extrapolation.png").is_file()

@@ -68,8 +68,13 @@ def table3(
     module.table3(output, rows.split(",") if rows else module.ROWS, numbers(seeds), jobs, options)
 
 
-@app.command(help="Measure claims about the model, each with a number, a plot and a verdict. The same command resumes.")
+@app.command(
+    context_settings=RECIPE_OPTIONS,
+    help="Measure claims about the model, each with a number, a plot and a verdict. The same command resumes. Other "
+    "options are keys of the recipe multi30k_table3, for the claims that train models.",
+)
 def claims(
+    context: typer.Context,
     output: Output,
     run: Annotated[Path, typer.Option(help="The folder of a finished training run.")],
     data: Annotated[str | None, typer.Option(help="The folder of the run's text, if it has moved.")] = None,
@@ -78,6 +83,7 @@ def claims(
     seconds: Annotated[float, typer.Option(min=0, help="How long to measure each speed.")] = 2,
     seeds: Seeds = "1,2,3",
 ) -> None:
+    options = parse_options(context.args)
     if not run.is_dir():
         raise InputError(f"--run {run}: no such folder")
     from ..test_sets import recipe_of, test_set
@@ -86,7 +92,7 @@ def claims(
     recipe = recipe_of(run, None, {} if data is None else {"data": data})
     whole = test_set(recipe.model_copy(update={"test": []}))
     part = replace(whole, sources=whole.sources[:sentences], references=whole.references[:sentences])
-    setting = Setting(run, part, numbers(seeds), output, seconds)
+    setting = Setting(run, part, numbers(seeds), output, seconds, {"data": recipe.data, **options})
     command = f"vaswani-transformer paper claims --run {run.name} --sentences {sentences}"
     measure_claims(setting, only.split(",") if only else list(CLAIMS), command, typer.echo)
 

@@ -5,6 +5,7 @@ A claim whose row file is there is not measured again, so an interrupted command
 
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +19,19 @@ from vaswani_transformer import Translator, VaswaniTransformerConfig, VaswaniTra
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
-from vaswani_transformer.pictures import RESOLUTION, figure_class
+from vaswani_transformer.pictures import RESOLUTION, curves_of, figure_class
 
 from ..average import average_weights
 from ..checkpoint import checkpoints
-from ..cost import seconds_of
 from ..json_files import read_json, write_json
+from ..recipe import load_recipe
+from ..scores import corpus_bleu
 from ..test_sets import TestSet
+from ..train import train
 from .rnn import rnn_of_size
-from .rows import FAILS, HOLDS, UNSURE, mean_interval, origin, verdict
+from .rows import FAILS, HOLDS, UNSURE, mean_interval, origin, verdict, with_interval
 from .table1 import slope
-from .table3 import claims_of
+from .table3 import RECIPE, claims_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +46,7 @@ class Setting:
     seeds: list[int]
     output: Path
     seconds: float  # to measure one speed
+    options: Mapping[str, str | None]  # of training, for the claims that train models
 
 
 Result = tuple[dict[str, Any], "Figure | None"]
@@ -251,7 +255,7 @@ def throughput(setting: Setting) -> Result:
         def step(ids: Tensor = ids, model: Callable[[Tensor, Tensor], Tensor] = model) -> None:
             torch.nn.functional.cross_entropy(model(ids, ids).flatten(0, 1), ids.flatten()).backward()
 
-        series.setdefault(name, []).append((length, 2 * ids.numel() / seconds_of(step, device, setting.seconds)))
+        series.setdefault(name, []).append((length, 2 * ids.numel() / median_seconds(step, device, setting.seconds)))
     speed = {name: dict(points) for name, points in series.items()}
     ratios = {cell: [speed["Transformer"][n] / speed[cell][n] for n in lengths] for cell in ("gru", "lstm")}
     every = [ratio for values in ratios.values() for ratio in values]
@@ -263,7 +267,91 @@ def throughput(setting: Setting) -> Result:
             for cell, values in ratios.items()
         ),
     }  # fmt: skip
-    return numbers, curves(series, "sentence length", "training tokens per second")
+    unit = "CPU second" if device.type == "cpu" else "second"
+    return numbers, curves(series, "sentence length", f"training tokens per {unit}")
+
+
+def median_seconds(step: Callable[[], None], device: torch.device, seconds: float) -> float:
+    """Return the median time of a step: CPU time on a CPU, so that other programs do not count."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    times: list[float] = []
+    step()
+    while sum(times) < seconds or len(times) < 3:
+        started = clock()
+        step()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        times.append(clock() - started)
+    return statistics.median(times)
+
+
+# ---- claims that train models of the recipe of Table 3 -------------------------------------------------------------
+
+
+def trained(setting: Setting, name: str, options: dict[str, str]) -> Path:
+    """Train a model, or resume its training, and return its folder."""
+    folder = setting.output / "claims" / "runs" / name
+    if not (folder / "model.safetensors").is_file():
+        train(load_recipe(RECIPE, {**options, **setting.options, "output_dir": str(folder)}))
+    return folder
+
+
+def warm_up(setting: Setting) -> Result:
+    """Training without warm-up of the learning rate is worse."""
+    losses: dict[str, list[float]] = {}
+    for warmup, seed in itertools.product((1, 100), setting.seeds):
+        options = {"warmup_steps": str(warmup), "seed": str(seed), "decay_share": "0"}
+        options |= {"max_steps": "300", "validate_every": "300"}
+        found = curves_of(trained(setting, f"warmup{warmup}-seed{seed}", options) / "metrics.jsonl")["validation_loss"]
+        losses.setdefault(f"{warmup} steps", []).append(found[max(found)])
+    none, some = losses.values()
+    numbers = {
+        "validation_loss": losses,
+        "verdict": verdict([a - b for a, b in zip(none, some, strict=True)], +1, 0),
+        "number": f"validation loss after 300 steps {with_interval(none)} without, {with_interval(some)} with "
+        "100 steps of warm-up",
+    }
+    return numbers, None
+
+
+BUCKETS = ((1, 10), (11, 20), (21, 30), (31, 256))  # source tokens; models are trained on the first two
+
+
+def length_extrapolation(setting: Setting) -> Result:
+    """Sinusoids extrapolate to sentences longer than those of the training, learned positions do not."""
+    nats: dict[str, list[list[float]]] = {}
+    bleu: dict[str, list[list[float]]] = {}
+    for kind, seed in itertools.product(("sinusoidal", "learned"), setting.seeds):
+        options = {"model.position_embedding_type": kind, "seed": str(seed), "max_length": str(BUCKETS[1][1])}
+        model = trained(setting, f"{kind}-seed{seed}", options)
+        measured = [by_length(Translator.from_pretrained(model), setting.development, *bucket) for bucket in BUCKETS]
+        nats.setdefault(kind, []).append([each[0] for each in measured])
+        bleu.setdefault(kind, []).append([each[1] for each in measured])
+    # The loss of the unseen lengths over that of the longest seen ones.
+    rise = {kind: [statistics.mean(each[2:]) - each[1] for each in values] for kind, values in nats.items()}
+    better = [a - b for a, b in zip(rise["sinusoidal"], rise["learned"], strict=True)]
+    numbers = {
+        "buckets": BUCKETS, "nats_per_token": nats, "bleu": bleu, "verdict": verdict(better, -1, 0),
+        "number": f"beyond {BUCKETS[1][1]} tokens, the loss rises by {with_interval(rise['sinusoidal'])} nats per "
+        f"token with sinusoids and by {with_interval(rise['learned'])} with learned positions",
+    }  # fmt: skip
+    series = {
+        kind: [(low, mean_interval([each[n] for each in values])[0]) for n, (low, _) in enumerate(BUCKETS)]
+        for kind, values in bleu.items()
+    }
+    return numbers, curves(series, "source tokens, from", "BLEU", log=("linear", "linear"))
+
+
+def by_length(translator: Translator, text: TestSet, low: int, high: int) -> tuple[float, float]:
+    """Return nats per token and BLEU of the sentences with that many source tokens."""
+    counts = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]
+    chosen = [n for n, count in enumerate(counts) if low <= count <= high]
+    if not chosen:
+        raise InputError(f"the development text has no sentence of {low} to {high} tokens; give more --sentences")
+    sources, references = ([side[n] for n in chosen] for side in (text.sources, text.references))
+    forced = translator.score(sources, references)
+    nats = -math.fsum(each.total for each in forced) / sum(len(each.tokens) for each in forced)
+    return nats, corpus_bleu(translator.translate(sources, split_sentences=False, max_source_length=256), references)
 
 
 CLAIMS: dict[str, Callable[[Setting], Result]] = {
@@ -273,6 +361,8 @@ CLAIMS: dict[str, Callable[[Setting], Result]] = {
     "averaging": averaging,
     "beam_and_alpha": beam_and_alpha,
     "label_smoothing": label_smoothing,
+    "warm_up": warm_up,
+    "length_extrapolation": length_extrapolation,
 }
 
 
