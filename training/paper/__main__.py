@@ -97,6 +97,34 @@ def claims(
     measure_claims(setting, only.split(",") if only else list(CLAIMS), command, typer.echo)
 
 
+@app.command(
+    "all",
+    context_settings=RECIPE_OPTIONS,
+    help="Run all of them for one trained model, and write the page. The same command resumes Table 3 and the claims.",
+)
+def everything(
+    context: typer.Context,
+    output: Output,
+    run: Annotated[Path, typer.Option(help="The folder of a finished training run.")],
+    data: Annotated[str, typer.Option(help="The folder of Multi30k.")] = "data/multi30k",
+    rows: Annotated[str | None, typer.Option(help="Rows of Table 3; default: all.")] = None,
+    seeds: Seeds = "1,2,3",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs of Table 3 at a time.")] = 1,
+) -> None:
+    where, chosen = ["--output", str(output)], [] if rows is None else ["--rows", rows]
+    trained = ["--data", data, "--seeds", seeds, *context.args]
+    for words in (
+        ["table1"],
+        ["table2", "--data", data],
+        ["table3", "--jobs", str(jobs), *chosen, *trained],
+        ["figures", "--model", str(run)],
+        ["walk", "--model", str(run)],
+        ["claims", "--run", str(run), *trained],
+        ["page"],
+    ):
+        app([*words, *where], standalone_mode=False)
+
+
 @app.command(help="Write README.md beside the row files of a folder: all tables, figures and claims on one page.")
 def page(output: Output) -> None:
     from .page import write_page

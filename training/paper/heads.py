@@ -81,7 +81,10 @@ def word_maps(maps: AttentionMaps) -> WordMaps:
 
 @dataclass(frozen=True)
 class Found:
-    """The heads that a figure shows: one layer (from 1), its heads (from 1), a query word or None for all words."""
+    """The heads that a figure shows: one layer (from 1), its heads (from 1), a query word or None for all words.
+
+    score: the weights on which the search decided; higher is clearer
+    """
 
     layer: int
     heads: list[int]

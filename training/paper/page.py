@@ -116,7 +116,8 @@ def findings(about: dict[str, Any]) -> list[str]:
     for each in about.get("found", []):
         numbers = ", ".join(map(str, each["heads"]))
         link = f", from “{each['query']}” most to “{each['key']}”" if each["query"] else ""
-        lines.append(f"Layer {each['layer']}, head{'s' if len(each['heads']) > 1 else ''} {numbers}{link}.\n")
+        heads_word = "heads" if len(each["heads"]) > 1 else "head"
+        lines.append(f"Layer {each['layer']}, {heads_word} {numbers}{link} (score {each['score']:.2f}).\n")
     return lines
 
 
