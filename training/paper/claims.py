@@ -159,7 +159,8 @@ def beam_and_alpha(setting: Setting) -> Result:
     better = four["bleu"] > bleu["beam 1, alpha 0.6"]["bleu"]
     numbers = {
         "bleu": bleu, "verdict": (HOLDS if better else FAILS) if four["p"] < 0.05 else UNSURE,
-        "number": ", ".join(f"{name}: {each['bleu']:.2f}" for name, each in bleu.items()),
+        "number": f"BLEU {bleu['beam 1, alpha 0.6']['bleu']:.2f} with beam 1, {four['bleu']:.2f} with beam 4 and "
+        f"alpha 0.6 (p = {four['p']:.3f})",
     }  # fmt: skip
     points = {
         "beam size (alpha 0.6)": [(beam, bleu[f"beam {beam}, alpha {alpha}"]["bleu"]) for beam, alpha in settings[:5]]

@@ -20,6 +20,13 @@ that scale, not its BLEU.
 
 A verdict is *holds* or *does not hold here* if the 95 % interval over the seeds (Student's t) lies on one side of
 zero, else *not sure*.
+
+The same commands run for any model of this package; `paper --help` lists them one by one:
+
+```console
+$ vaswani-transformer train --config multi30k_en_de --data data/multi30k
+$ vaswani-transformer paper all --run runs/multi30k_en_de --data data/multi30k --output paper --jobs 2
+```
 """
 TABLE1 = """## Table 1: complexity, counted
 
@@ -97,6 +104,8 @@ def page(folder: Path) -> str:
         parts.append(CLAIMS)
     for name, about in claims.items():
         parts.append(f"### {about['claim']}\n\nVerdict: **{about['verdict']}**. {sentence(about['number'])}\n")
+        if name == "beam_and_alpha":
+            parts.append(systems_table(about["bleu"]))
         if (folder / "claims" / f"{name}.png").is_file():
             parts.append(picture(f"claims/{name}.png", about["claim"]))
     return "\n".join([*parts, origins(files | claims)])
@@ -119,6 +128,14 @@ def findings(about: dict[str, Any]) -> list[str]:
         heads_word = "heads" if len(each["heads"]) > 1 else "head"
         lines.append(f"Layer {each['layer']}, {heads_word} {numbers}{link} (score {each['score']:.2f}).\n")
     return lines
+
+
+def systems_table(systems: dict[str, dict[str, Any]]) -> str:
+    rows = [
+        [name, f"{each['bleu']:.2f} ± {each['interval']:.2f}", "" if each["p"] is None else f"{each['p']:.3f}"]
+        for name, each in systems.items()
+    ]
+    return markdown(["search", "BLEU", "p, against the first"], rows)
 
 
 def origins(files: dict[str, dict[str, Any]]) -> str:
