@@ -86,8 +86,8 @@ def square_root_of_d_k(setting: Setting) -> Result:
     factor = math.exp(mean_interval(shrinks)[0])
     numbers = {
         "d_k": sizes, "entropy": entropies, "gradient_norm": gradients, "verdict": judged,
-        "number": f"from d_k = 4 to 512, the softmax's gradient falls to {factor:.3f} of its size without the factor, "
-        f"and to {math.exp(mean_interval(steady)[0]):.3f} with it",
+        "number": f"from d_k = 4 to 512, the softmax's gradient becomes {factor:.3f} times as large without it, "
+        f"and {math.exp(mean_interval(steady)[0]):.3f} times with the factor",
     }  # fmt: skip
     return numbers, curves(series, "d_k", "norm of the softmax's gradient")
 
