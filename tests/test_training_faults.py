@@ -138,8 +138,9 @@ def test_a_folder_without_a_run_is_not_touched(start, tmp_path):
 
 def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
     assert start(vocab_size=100_000).wait() == 2
-    process = start(max_steps=6)  # nothing has been trained there, so the recipe may change
+    process = start(max_steps=6, test=["nowhere"])  # nothing has been trained there, so the recipe may change
     assert process.wait() == 0, process.said()
+    assert "nowhere.en: no such file" in process.said() and "training continues" in process.said()
     trained = weights(tmp_path / "run")
     for keys, message in (
         ({"data": "nowhere"}, "there is no folder nowhere"),

@@ -15,7 +15,7 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .json_files import read_json, write_json
 from .model import model_config
-from .parallel_text import parallel_texts, train_and_validation_texts
+from .parallel_text import train_and_validation_texts
 from .recipe import Recipe
 from .report import Reporter
 
@@ -113,7 +113,6 @@ def _check_before_removal(recipe: Recipe, output: Path) -> None:
         if recipe.data is not None and Path(recipe.data).resolve().is_relative_to((output / name).resolve()):
             raise InputError(f"data {recipe.data} is inside {output / name}, which a new run removes; move it")
     train_and_validation_texts(recipe)
-    parallel_texts(recipe, recipe.test)
     model_config(recipe, recipe.vocab_size if recipe.initial_weights is None else 0)
 
 

@@ -177,7 +177,11 @@ def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> tuple[Any, An
             f"no validation text {' + '.join(recipe.validation)}: every {HELD_OUT_EVERY}th training pair is held out, "
             f"at most {HELD_OUT_MOST:,} (--validation NAME names a text, --validation '[]' does without)"
         )
-    test = parallel_texts(recipe, recipe.test)
+    try:
+        test = parallel_texts(recipe, recipe.test)
+    except InputError as error:  # a shipped recipe's test set, but one's own text: training does not need it
+        reporter.say(f"warning: {error}; training continues without looking for test pairs in the training text")
+        test = []
     tokenizer = load_or_train_tokenizer(recipe, output, texts, reporter.say)
     target_tokenizer = load_target_tokenizer(recipe, output)
     cache = Path(recipe.cache) if recipe.cache else output / "corpus"
