@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
@@ -159,7 +160,7 @@ def model_config(
             config = VaswaniTransformerConfig.from_dict(before | recipe.model)
         else:
             config = VaswaniTransformerConfig.from_preset(recipe.preset, **(sizes | recipe.model))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, StrictDataclassError) as error:
         raise InputError(f"model: {' '.join(str(error).split())}") from error
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
