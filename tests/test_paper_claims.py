@@ -49,7 +49,7 @@ def test_paired_bleu_tells_different_systems_apart():
 
 def test_claims_are_measured_once(text, tmp_path, capsys):
     finished_run = tmp_path / "run"
-    train(Recipe(**SMALL | {"max_steps": 10}, data=str(text), output_dir=str(finished_run)))
+    train(Recipe.model_validate(SMALL | {"max_steps": 10, "data": str(text), "output_dir": str(finished_run)}))
     capsys.readouterr()
     command = f"paper claims --run {finished_run} --data {text} --output {tmp_path} --sentences 2 --seeds 1,2".split()
     main([*command, "--only", "square_root_of_d_k,averaging"])
