@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
 
 import torch
 
@@ -76,18 +75,18 @@ def share_of_peak(rate: float, peak: float) -> float | None:
     return rate / peak if rate <= peak else None
 
 
-def seconds_of(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Return the mean time of a call, measured for at least this many seconds."""
-    return fmean(seconds_of_calls(work, device, seconds))
-
-
-def seconds_of_calls(work: Callable[[], object], device: torch.device, seconds: float) -> list[float]:
+def seconds_of_calls(
+    work: Callable[[], object],
+    device: torch.device,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
     """Return the time of every call in at least this many seconds and two calls, after a warm-up call."""
     taken: list[float] = []
     while len(taken) < 3 or sum(taken[1:]) < seconds:
-        started = time.perf_counter()
+        started = clock()
         work()
         if device.type != "cpu":
             torch.accelerator.synchronize()
-        taken.append(time.perf_counter() - started)
+        taken.append(clock() - started)
     return taken[1:]

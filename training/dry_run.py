@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from statistics import fmean
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from .corpus import load_corpus
 from .cost import (
     count_parameters,
     product_rate,
-    seconds_of,
+    seconds_of_calls,
     share_of_peak,
     training_flops,
     training_memory,
@@ -62,7 +63,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    took = seconds_of(step, device, seconds)
+    took = fmean(seconds_of_calls(step, device, seconds))
     return 2 * rows * 25 / took, product_rate(device, dtype or torch.float32, min(seconds / 4, 2))
 
 

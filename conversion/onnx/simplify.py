@@ -73,7 +73,8 @@ def constant_shape(before: list | None, after: list | None) -> list[int] | None:
 
 
 def is_index_of_first_axis(node: NodeProto, index: NodeProto, shapes: Shapes) -> bool:
-    return not settings(node).get("batch_dims") and index.op_type == "Unsqueeze" and shapes[node.input[1]][-1] == 1
+    one = shapes.get(node.input[1], [0])[-1] == 1
+    return one and index.op_type == "Unsqueeze" and not settings(node).get("batch_dims")
 
 
 def one_size(node: NodeProto, shapes: Shapes) -> int | str | None:

@@ -92,8 +92,8 @@ def start(op: Operators, graphs: SearchGraphs, vocabulary: int) -> Values:
     beams = op.Range(0, "num_beams", 1)
     # `initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
     initial_live = op.Div(op.Add(op.Mul("num_beams", 2), vocabulary - 1), vocabulary)
-    inputs = [*IDS, beams, op.Range(0, initial_live, 1), "length_penalty", "early_stopping"]
-    inputs += ["min_length", "max_length"]
+    settings = ["length_penalty", "early_stopping", "min_length", "max_length"]
+    inputs = [*IDS, beams, op.Range(0, initial_live, 1), *settings]
     names = [name for part in graphs.names for name in part]
     outputs = op.inline(graphs.start, "start.", inputs, [f"first.{name}" for name in names])
     first = dict(zip(names, outputs, strict=True))

@@ -1,5 +1,6 @@
 """`vaswani-transformer paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
 
+import shlex
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,11 +24,6 @@ Output = Annotated[Path, typer.Option(help="A folder for the row files, pictures
 Model = Annotated[str, typer.Option(help="A model folder.")]
 Source = Annotated[str | None, typer.Option(help="The sentence; default: a caption with pronouns.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
-
-
-@app.callback()
-def paper() -> None:
-    pass
 
 
 @app.command(help="Count operations, sequential steps and path lengths of four kinds of layers, and fit exponents.")
@@ -88,12 +84,15 @@ def claims(
         raise InputError(f"--run {run}: no such folder")
     from ..test_sets import recipe_of, test_set
     from .claims import CLAIMS, Setting, measure_claims
+    from .table3 import for_others
 
     recipe = recipe_of(run, None, {} if data is None else {"data": data})
     whole = test_set(recipe.model_copy(update={"test": []}))
     part = replace(whole, sources=whole.sources[:sentences], references=whole.references[:sentences])
     setting = Setting(run, part, numbers(seeds), output, seconds, {"data": recipe.data, **options})
-    command = f"vaswani-transformer paper claims --run {run.name} --sentences {sentences}"
+    words = ["--run", run.name, "--sentences", str(sentences), "--seconds", f"{seconds:g}", "--seeds", seeds]
+    words += [f"--{key}={value}" for key, value in for_others(options).items()]
+    command = shlex.join(["vaswani-transformer", "paper", "claims", *words])
     measure_claims(setting, only.split(",") if only else list(CLAIMS), command, typer.echo)
 
 
@@ -156,7 +155,7 @@ def draw_figures(numbers: list[int], model: str, source: str | None, output: Pat
 
     translator = load_translator(model, "cpu", "float32", download=False)
     for number in numbers:
-        command = f"vaswani-transformer paper figure{number} --model {Path(model).name}"
+        command = f"vaswani-transformer paper figure{number} --model {Path(model).name}" + given(source=source)
         draw(translator, number, source or SENTENCE, output, command)
         typer.echo(output / f"figure{number}.png")
 
@@ -177,6 +176,7 @@ def walk(
 
     translator = load_translator(model, "cpu", "float32", download=False)
     command = f"vaswani-transformer paper walk --model {Path(model).name} --kind {kind} --layer {layer} --head {head}"
+    command += given(source=source, target=target)
     draw_walk(translator, source or "A man is throwing a ball to his dog .", target, kind, layer, head, output, command)
 
 
@@ -195,6 +195,11 @@ def heads(
     translator = load_translator(model, "cpu", "float32", download=False)
     command = f"vaswani-transformer paper heads --model {Path(model).name} --text {text.name} --lines {lines}"
     report_heads(translator, sentences, output, command)
+
+
+def given(**texts: str | None) -> str:
+    """Return the options that were given, as a shell takes them."""
+    return "".join(f" --{name} {shlex.quote(text)}" for name, text in texts.items() if text is not None)
 
 
 def numbers(seeds: str) -> list[int]:

@@ -23,6 +23,7 @@ from vaswani_transformer.pictures import RESOLUTION, curves_of, figure_class
 
 from ..average import average_weights
 from ..checkpoint import checkpoints
+from ..cost import seconds_of_calls
 from ..json_files import read_json, write_json
 from ..recipe import load_recipe
 from ..scores import corpus_bleu
@@ -31,7 +32,7 @@ from ..train import train
 from .rnn import rnn_of_size
 from .rows import FAILS, HOLDS, UNSURE, mean_interval, origin, verdict, with_interval
 from .table1 import slope
-from .table3 import RECIPE, claims_of
+from .table3 import RECIPE, claims_of, nats_per_token
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -245,6 +246,8 @@ def throughput(setting: Setting) -> Result:
     transformer = VaswaniTransformerForConditionalGeneration(config).train()
     cast(torch.nn.Module, transformer).to(device)
     parameters = sum(each.numel() for each in transformer.parameters())
+    # CPU time on a CPU, so that other programs do not count
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     lengths, series = [10, 25, 50, 100, 200, 400], dict[str, list[tuple[float, float]]]()
     models: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "Transformer": lambda source, target: transformer(input_ids=source, decoder_input_ids=target).logits,
@@ -256,7 +259,8 @@ def throughput(setting: Setting) -> Result:
         def step(ids: Tensor = ids, model: Callable[[Tensor, Tensor], Tensor] = model) -> None:
             torch.nn.functional.cross_entropy(model(ids, ids).flatten(0, 1), ids.flatten()).backward()
 
-        series.setdefault(name, []).append((length, 2 * ids.numel() / median_seconds(step, device, setting.seconds)))
+        took = statistics.median(seconds_of_calls(step, device, setting.seconds, clock))
+        series.setdefault(name, []).append((length, 2 * ids.numel() / took))
     speed = {name: dict(points) for name, points in series.items()}
     ratios = {cell: [speed["Transformer"][n] / speed[cell][n] for n in lengths] for cell in ("gru", "lstm")}
     every = [ratio for values in ratios.values() for ratio in values]
@@ -270,20 +274,6 @@ def throughput(setting: Setting) -> Result:
     }  # fmt: skip
     unit = "CPU second" if device.type == "cpu" else "second"
     return numbers, curves(series, "sentence length", f"training tokens per {unit}")
-
-
-def median_seconds(step: Callable[[], None], device: torch.device, seconds: float) -> float:
-    """Return the median time of a step: CPU time on a CPU, so that other programs do not count."""
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    times: list[float] = []
-    step()
-    while sum(times) < seconds or len(times) < 3:
-        started = clock()
-        step()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        times.append(clock() - started)
-    return statistics.median(times)
 
 
 # ---- claims that train models of the recipe of Table 3 -------------------------------------------------------------
@@ -350,9 +340,8 @@ def by_length(translator: Translator, text: TestSet, low: int, high: int) -> tup
     if not chosen:
         raise InputError(f"the development text has no sentence of {low} to {high} tokens; give more --sentences")
     sources, references = ([side[n] for n in chosen] for side in (text.sources, text.references))
-    forced = translator.score(sources, references)
-    nats = -math.fsum(each.total for each in forced) / sum(len(each.tokens) for each in forced)
-    return nats, corpus_bleu(translator.translate(sources, split_sentences=False, max_source_length=256), references)
+    translations = translator.translate(sources, split_sentences=False, max_source_length=256)
+    return nats_per_token(translator, sources, references), corpus_bleu(translations, references)
 
 
 CLAIMS: dict[str, Callable[[Setting], Result]] = {

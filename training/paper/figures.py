@@ -16,8 +16,6 @@ from .walk import walk, walk_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NUMBERS = (1, 2, 3, 4, 5)
-
 
 def draw(translator: Translator, number: int, source: str, output: Path, command: str) -> None:
     """Write figureN.png and figureN.json."""

@@ -157,8 +157,9 @@ def origins(files: dict[str, dict[str, Any]]) -> str:
         seeds = sorted({each["seed"] for each in runs})
         lines.append(
             [
-                "`vaswani-transformer paper table3`", max(each["date"] for each in runs), runs[0]["commit"],
-                runs[0]["hardware"],
+                "`vaswani-transformer paper table3`", max(each["date"] for each in runs),
+                ", ".join(sorted({each["commit"] for each in runs})),
+                ", ".join(sorted({each["hardware"] for each in runs})),
                 ", ".join(map(str, seeds)), f"{sum(each['cpu_seconds'] for each in runs):.0f} (CPU)",
             ]
         )  # fmt: skip

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer import PRESETS, VaswaniTransformerConfig
+from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError, UnavailableError, tell
 from vaswani_transformer.programs import program_name, safe_environment
@@ -173,14 +173,11 @@ def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     """Return perplexity per token and BLEU on the development set, as in the paper's table."""
     from sacrebleu.metrics.bleu import BLEU
 
-    from vaswani_transformer.translator import Translator
-
     from ..test_sets import test_set
 
     development = test_set(recipe)  # its validation text: the recipe names no test corpus
     translator = Translator.from_pretrained(model)
-    forced = translator.score(development.sources, development.references)
-    nats = -math.fsum(each.total for each in forced) / sum(len(each.tokens) for each in forced)
+    nats = nats_per_token(translator, development.sources, development.references)
     metric = BLEU(force=True)
     translations = translator.translate(development.sources, split_sentences=False)
     score = metric.corpus_score(translations, [development.references], n_bootstrap=1000)
@@ -193,6 +190,12 @@ def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
         "bleu_interval": found.get("confidence_var"),
         "bleu_signature": signature,
     }
+
+
+def nats_per_token(translator: Translator, sources: list[str], references: list[str]) -> float:
+    """Return the mean negative log-likelihood of the references' tokens, `</s>` included."""
+    forced = translator.score(sources, references)
+    return -math.fsum(each.total for each in forced) / sum(len(each.tokens) for each in forced)
 
 
 def in_symbols(options: dict[str, str]) -> str:
