@@ -38,7 +38,7 @@ class Origin:
         if path.exists():
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
-                self.toolkit, self.options = str(record["toolkit"]), dict(record["options"])
+                self.toolkit, self.options = str(record["toolkit"]), {**record["options"]}
             except (ValueError, KeyError, TypeError) as error:
                 raise BrokenFileError(f"{path} is not a record of a conversion ({error})") from None
 

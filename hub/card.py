@@ -6,7 +6,7 @@ environment. The card says so if something is not known.
 
 import json
 import re
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,17 @@ def write_card(
         onnx_file=f"{ONNX}/{graph_name()}",
         no_maximum=NO_MAXIMUM,
         version=__version__,
+        homepage=homepage(),
         versions={package: version(package) for package in ("torch", "transformers", "huggingface_hub")},
     )
     # The template's conditions leave empty lines. ModelCard raises if it cannot read the metadata.
     return ModelCard(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
+
+
+def homepage() -> str | None:
+    """Return the project's address, if pyproject.toml records one under [project.urls]."""
+    urls = metadata("vaswani-transformer").get_all("Project-URL") or []
+    return next((url.partition(", ")[2] for url in urls), None)
 
 
 def card_data(

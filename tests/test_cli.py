@@ -345,6 +345,8 @@ def test_tokenizer_trains_a_folder_that_autotokenizer_loads(tmp_path, capsys):
     assert code == 2 and "is a file" in line
     code, line = refused(capsys, "tokenizer", *files, "--vocab-size", "9000", "--output", tmp_path / "big")
     assert code == 2 and "vocab_size 9000 is larger" in line and not (tmp_path / "big").exists()
+    code, line = refused(capsys, "tokenizer", *files, "--vocab-size", "1000000001", "--output", tmp_path / "big")
+    assert code == 2 and "--vocab-size" in line and "1000000" in line
     code, line = refused(capsys, "tokenizer", "nowhere", "--output", tmp_path / "big")
     assert code == 2 and "nowhere: no such file" in line
 

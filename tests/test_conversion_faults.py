@@ -20,6 +20,7 @@ from golden import FIXTURES, refusal
 from safetensors.torch import load_file, save_file
 
 from conversion.__main__ import main
+from conversion.origin import Origin
 from conversion.unpickle import load_checkpoint
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_config
@@ -286,3 +287,10 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, capsys):
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     assert "not empty" in refusal(capsys, FIXTURES / "fairseq", tmp_path / "out")
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("record", ["{}", '{"toolkit": "marian", "options": []}', "[]", "{"])
+def test_a_broken_record_of_a_conversion_is_named(record: str, tmp_path: Path) -> None:
+    (tmp_path / "conversion.json").write_text(record)
+    with pytest.raises(BrokenFileError, match=r"conversion\.json is not a record of a conversion"):
+        Origin(tmp_path)

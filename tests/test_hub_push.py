@@ -529,6 +529,16 @@ def test_the_card_of_a_converted_model_names_its_source(folder, tmp_path):
     assert data.language == ["fr", "en"]
 
 
+def test_the_card_links_to_the_project(folder, tmp_path, monkeypatch):
+    record = tmp_path / "site" / "vaswani_transformer-9.dist-info" / "METADATA"
+    record.parent.mkdir(parents=True)
+    address = "https://example.org/vaswani"
+    record.write_text(f"Metadata-Version: 2.4\nName: vaswani-transformer\nVersion: 9\nProject-URL: Source, {address}\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    push(folder, REPO, "--to-folder", tmp_path / "out", "--no-pictures")
+    assert f"[`vaswani-transformer`]({address})" in card_of(tmp_path / "out").text
+
+
 def test_an_existing_card_can_be_kept(hub, folder):
     hub.create(REPO, **{"README.md": b"---\nlicense: mit\n---\n\nMine.\n"})
     push(folder, REPO, "--yes", "--keep-card", "--no-pictures")

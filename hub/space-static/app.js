@@ -1,6 +1,5 @@
 // The page: its form, its worker, and its status line.
 import { containedWorker } from "./contained-worker.js";
-import { splitSentences } from "./sentences.js";
 
 const element = (id) => document.getElementById(id);
 const names = ["form", "source", "beams", "translate", "retry", "copy", "status", "progress", "results"];
@@ -174,10 +173,10 @@ async function translateLine(line, run) {
   }
   let hypotheses;
   const attentions = [];
-  const parts = splitSentences(line);
+  const parts = await send({ request: "split", text: line });
   for (const [index, { sentence, separator }] of parts.entries()) {
     if (parts.length > 1) showStatus(`Translating … sentence ${index + 1} of ${parts.length}`);
-    const found = await send({ request: "translate", sentence, beams: Number(beams.value) });
+    const found = await send({ request: "translate", text: sentence, beams: Number(beams.value) });
     if (run !== latestRun) return;
     if (found[0]?.attention) attentions.push(found[0].attention);
     hypotheses =

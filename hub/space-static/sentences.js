@@ -11,6 +11,10 @@ const BOUNDARY = new RegExp(
   "dgu",
 );
 const LINE_BREAK = new RegExp(BREAK, "u");
+const PUNCTUATION = new RegExp(`[.!?…]+["'”’»)\\]]*(?=${WHITE}|$)|[。！？]+[」』）]*`, "gu");
+const SPACE = new RegExp(`(?:${WHITE})+`, "gu");
+const FIRST_SPACE = new RegExp(`^(?:${WHITE})*`, "u");
+const CHARACTERS_PER_TOKEN = [6, 32]; // to look for a cut: at first, and at most
 const OPENING = new Set("\"'“‘„«»‹›([{¿¡*-–— ");
 const LAST_WORDS = new RegExp(
   `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+)(?:(?!${WORD})(?!${WHITE}).)*(?:${WHITE})+)?["'“‘„«‹([]*(?<word>(?:(?!${WHITE}).)+)$`,
@@ -45,8 +49,66 @@ const isLower = (letter) => /^\p{Lowercase}$/u.test(letter);
 const isUpper = (text) => /\p{Uppercase}/u.test(text) && !/\p{Lowercase}|\p{Lt}/u.test(text);
 const at = (text, place) => String.fromCodePoint(text.codePointAt(place));
 
+/**
+ * [{sentence, separator}]: the sentences, cut where they are longer than `limit` tokens, each with the white space
+ * before it. countTokens(text): the number of tokens of a text.
+ */
+export function splitText(text, limit, countTokens) {
+  const parts = splitSentences(text).flatMap(({ sentence, separator }) => {
+    const [first, ...others] = cutToLimit(sentence, limit, countTokens);
+    return first ? [{ ...first, separator: separator + first.separator }, ...others] : [];
+  });
+  if (parts.length) parts[0].separator = "";
+  return parts;
+}
+
+function cutToLimit(sentence, limit, countTokens) {
+  const longest = limit * CHARACTERS_PER_TOKEN.at(-1);
+  const fits = (text) => text.length <= longest && countTokens(text) <= limit;
+  const parts = [];
+  let separator = "";
+  for (let rest = sentence; !isBlank(rest); ) {
+    if (fits(rest)) return [...parts, { sentence: rest, separator }];
+    const [white] = rest.match(FIRST_SPACE);
+    const cut = white.length || bestCut(rest, longestPrefix(rest, limit, fits));
+    const head = white ? "" : trimEnd(rest.slice(0, cut));
+    if (head) parts.push({ sentence: head, separator });
+    separator = (head ? "" : separator) + rest.slice(head.length).match(FIRST_SPACE)[0];
+    rest = rest.slice(head.length).replace(FIRST_SPACE, "");
+  }
+  return parts;
+}
+
+/** The length of the longest beginning that fits, and at least one character. */
+function longestPrefix(text, limit, fits) {
+  const whole = (length) => (text.codePointAt(length - 1) > 0xffff ? length - 1 : length); // not half a character
+  let [low, high] = [1, limit * CHARACTERS_PER_TOKEN[0]];
+  if (fits(text.slice(0, whole(high)))) [low, high] = [high, limit * CHARACTERS_PER_TOKEN[1]];
+  high = Math.min(high, text.length);
+  while (low < high) {
+    const middle = Math.ceil((low + high) / 2);
+    if (fits(text.slice(0, whole(middle)))) low = middle;
+    else high = middle - 1;
+  }
+  return whole(low) || String.fromCodePoint(text.codePointAt(0)).length;
+}
+
+/** Where to cut within the first `reach` letters: after the last punctuation, or else at the last space. */
+function bestCut(text, reach) {
+  const window = text.slice(0, reach + 1); // one letter more shows whether a space follows punctuation
+  for (const boundary of [PUNCTUATION, SPACE]) {
+    const ends = [...window.matchAll(boundary)].filter(({ index }) => index > 0).map(({ 0: found, index }) => index + found.length);
+    const cut = ends.findLast((end) => end <= reach);
+    if (cut) return cut;
+  }
+  return reach;
+}
+
+const isBlank = (text) => text.match(FIRST_SPACE)[0].length === text.length;
+const trimEnd = (text) => text.replace(new RegExp(`(?:${WHITE})+$`, "u"), "");
+
 /** [{sentence, separator}]: the sentences, each with the white space between it and the one before. */
-export function splitSentences(text) {
+function splitSentences(text) {
   const found = [];
   let start = 0;
   let end = 0;

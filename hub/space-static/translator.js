@@ -1,9 +1,9 @@
 // Translates sentences with model.onnx, which holds encoder, decoder and beam search.
 import * as ort from "./vendor/ort.wasm.min.mjs";
+import { splitText } from "./sentences.js";
 import { ByteLevelBPE } from "./tokenizer.js";
 
 export const MAX_SOURCE_LENGTH = 256; // in tokens, where the model does not say how long its training sentences were
-const CHARACTERS_PER_TOKEN = 32;
 const NO_MAXIMUM = 1_000_000;
 const NO_HYPOTHESIS = -1e8; // scores below this mark empty slots of the search
 
@@ -44,17 +44,18 @@ export class Translator {
     return new Translator(session, tokenizer, config, generationConfig, about);
   }
 
+  /** Return the sentences of a text, and the white space before each; those beyond the model's limit are cut. */
+  split(text) {
+    return splitText(text, this.limit, (part) => this.tokenizer.encode(part).length);
+  }
+
   /**
    * Return the translations of a sentence, best first: [{text, score, tokens}], score = log-probability / penalty. The
    * best also has its attention, if the model returns it: {source, target, weights}, labels and a row per target token.
-   * beams: beam size; ignored by a model with fixed settings.  Throws an Error if the sentence is too long.
+   * beams: beam size; ignored by a model with fixed settings.
    */
   async translate(sentence, beams) {
-    const tooLong = (length) =>
-      new Error(`the sentence has ${length}, and the limit is ${this.limit} tokens; split it`);
-    if (sentence.length > this.limit * CHARACTERS_PER_TOKEN) throw tooLong(`${sentence.length} characters`);
     const ids = this.tokenizer.encode(sentence);
-    if (ids.length > this.limit) throw tooLong(`${ids.length} tokens`);
     const row = (values) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), [1, values.length]);
     const integer = (value) => new ort.Tensor("int64", BigInt64Array.of(BigInt(value)), []);
     const settings = {

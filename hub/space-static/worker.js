@@ -16,15 +16,17 @@ onmessage = ({ data }) => {
   queue = queue.then(() => answer(data));
 };
 
-async function answer({ id, request, sentence, beams }) {
+async function answer({ id, request, text, beams }) {
   try {
     if (request === "load") {
       translator = await Translator.load(modelFolder, (progress) => postMessage({ id, progress }));
       await translator.translate("a", 1); // the first call allocates memory
       const { hasSettings, beams, about } = translator;
       postMessage({ id, result: { hasSettings, beams, about } });
+    } else if (request === "split") {
+      postMessage({ id, result: translator.split(text) });
     } else {
-      postMessage({ id, result: await translator.translate(sentence, beams) });
+      postMessage({ id, result: await translator.translate(text, beams) });
     }
   } catch (error) {
     postMessage({ id, error: String(error?.message ?? error) });
