@@ -130,6 +130,13 @@ def test_fine_tuning_with_another_tokenizer_warns(folder: Path) -> None:
     assert "differs from the one that" in warning
 
 
+def test_the_length_penalty_of_the_recipe_is_the_default_of_the_model(folder: Path) -> None:
+    for alpha, expected in ((None, 0.6), (1.2, 1.2)):
+        train(recipe_of(folder, length_penalty=alpha, overwrite=True))
+        translator = Translator.from_pretrained(folder / "run")
+        assert translator.default_search.length_penalty == expected
+
+
 def test_the_plan_accepts_a_smaller_target_vocabulary(folder: Path) -> None:
     train_tokenizer(GERMAN, 270).save_pretrained(folder / "tokenizer" / TARGET_TOKENIZER)
     plan = make_plan(recipe_of(folder), seconds=0.01)

@@ -196,6 +196,8 @@ def make_model(
         if (folder / "generation_config.json").is_file():
             check_generation_config(folder, config)
             model.generation_config = GenerationConfig.from_pretrained(folder)
+    if recipe.length_penalty is not None:
+        model.generation_config.length_penalty = recipe.length_penalty
     if recipe.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model

@@ -51,7 +51,7 @@ Precision = Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_yaml_text)
 MAY_CHANGE = {
     "tokenizer", "data", "dataset", "dataset_config", "streaming", "train", "validation", "test", "encoding_errors",
     "cache", "max_hours", "max_cpu_seconds", "max_tokens", "bleu_every", "keep", "output_dir", "overwrite",
-    "allow_changed", "keep_going", "max_bad_steps", "log_every", "trackers", "processes",
+    "length_penalty", "allow_changed", "keep_going", "max_bad_steps", "log_every", "trackers", "processes",
 }  # fmt: skip
 
 
@@ -132,6 +132,9 @@ class Recipe(BaseModel):
     save_every: Whole = Field(1500, ge=1, description="Steps between checkpoints.")
     keep: Whole = Field(5, ge=1, description="Checkpoints to keep, besides the newest and the best.")
     average_last: Whole = Field(5, ge=1, description="Checkpoints averaged into the final model.")
+    length_penalty: Number | None = Field(
+        None, ge=-1, le=5, description="Default alpha of the finished model's search; null: the paper's 0.6."
+    )
 
     # --- run ---
     output_dir: Text = Field("runs/base", description="Folder of the run; the same command resumes it.")
