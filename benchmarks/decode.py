@@ -7,8 +7,9 @@ All systems take turns at the same batches of token ids, sorted by length; the b
 busy with other work compare CPU seconds: --clock cpu --threads 1. results/README.md says how to make the folders of the
 other systems from MODEL.
 
-Peak memory is that of a separate process that loads one system, without the libraries of the others, and translates the
-batch with the longest sentences.
+Time to load, time for a first sentence and peak memory are those of a separate process that loads one system, without
+the libraries of the others, and translates the batch with the longest sentences. --record also draws BLEU against
+speed.
 """
 
 import json
@@ -23,14 +24,15 @@ import typer
 from vaswani_transformer.errors import InputError, exit_cleanly
 from vaswani_transformer.lines import read_lines
 
+from .decode_picture import draw
 from .decode_systems import SYSTEMS, Sources, System
 from .harness import BatchSizes, ClockName, Record, Rounds, Threads, clock, program, report, take_turns, timed
 
 app = program()
 COLUMNS = (
     "date", "commit", "command", "hardware", "sentences", "num_beams", "threads", "clock", "batch", "system", "seconds",
-    "tokens_per_second", "times_generate", "times_marian", "times_ctranslate2", "bleu", "peak_megabytes",
-    "file_megabytes",
+    "tokens_per_second", "times_generate", "times_marian", "times_ctranslate2", "bleu", "load_seconds",
+    "first_seconds", "peak_megabytes", "file_megabytes",
 )  # fmt: skip
 
 
@@ -45,7 +47,7 @@ def compare(
     batch_size: BatchSizes = None,
     batch_tokens: Annotated[int | None, typer.Option(min=1, help="Then also batches of this many tokens.")] = None,
     bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Also our torch search in bfloat16.")] = False,
-    peak: Annotated[bool, typer.Option(help="Measure each system's memory.")] = True,
+    alone: Annotated[bool, typer.Option(help="Measure each system's loading and memory, too.")] = True,
     sentences: Annotated[int, typer.Option(min=1, help="Use this many lines of the source.")] = 200,
     num_beams: int = 4,
     threads: Threads = 1,
@@ -71,16 +73,21 @@ def compare(
     for name, batches in batchings(encoded, batch_size or [1, 16, 64], batch_tokens).items():
         order = [i for batch in batches for i in batch]
         work = [[encoded[i] for i in batch] for batch in batches]
-        peaks = [round(peak_megabytes(system, work[-1], num_beams, threads)) if peak else "" for system in systems]
+        separate = [needs(system, work[-1], num_beams, threads) if alone else {} for system in systems]
         measured = measure(systems, work, num_beams, rounds, now)
         best = {system: min(seconds for seconds, _ in turns) for system, turns in measured.items()}
-        for system, megabytes in zip(systems, peaks, strict=True):
+        for system, needed in zip(systems, separate, strict=True):
             translations = measured[system.name][-1][1]
             row = {"batch": name, "system": system.name, **speeds(system.name, best, sum(map(len, translations)))}
             row["bleu"] = bleu(translations, references, order, tokenizer) if references else "-"
-            rows.append(row | {"peak_megabytes": megabytes, "file_megabytes": round(system.megabytes, 1)})
+            rows.append(row | needed | {"file_megabytes": round(system.megabytes, 1)})
     about = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
-    report([about | row for row in rows], record, "decode", COLUMNS)
+    rows = [about | row for row in rows]
+    report(rows, record, "decode", COLUMNS)
+    if record and references:
+        unit = "CPU" if clock_name == "cpu" else "wall-clock"
+        title = f"{Path(model).name}: {len(lines)} sentences, beam {num_beams}, {threads} thread(s), {unit} time"
+        draw(rows, title, record.with_name(f"{record.stem}-{Path(model).name}-{threads}.png"))
 
 
 def read_pairs(source: str, reference: str | None, sentences: int) -> tuple[list[str], list[str] | None]:
@@ -135,12 +142,17 @@ def bleu(translations: Sources, references: list[str], order: list[int], tokeniz
     return f"{sacrebleu.corpus_bleu([texts[i] for i in range(len(texts))], [references]).score:.1f}"
 
 
-def peak_megabytes(system: System, sources: Sources, beams: int, threads: int) -> float:
-    """Return the peak memory of a process that loads only this system and translates one batch."""
-    command = [sys.executable, "-m", "benchmarks.decode_memory", system.kind, str(system.folder), str(threads)]
+def needs(system: System, sources: Sources, beams: int, threads: int) -> dict[str, Any]:
+    """Return what a process needs that loads only this system and translates one batch."""
+    command = [sys.executable, "-m", "benchmarks.decode_alone", system.kind, str(system.folder), str(threads)]
     command.append(str(beams))
     done = subprocess.run(command, input=json.dumps(sources), stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout.split()[-1]) / 1e6
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "load_seconds": round(found["load_seconds"], 2),
+        "first_seconds": round(found["first_seconds"], 4),
+        "peak_megabytes": round(found["peak_bytes"] / 1e6),
+    }
 
 
 if __name__ == "__main__":

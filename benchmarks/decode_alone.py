@@ -1,0 +1,41 @@
+"""What does one system need by itself: time to load, time for a first sentence, memory? Started by `decode.py`.
+
+    python -m benchmarks.decode_alone KIND FOLDER THREADS BEAMS < SOURCES
+
+SOURCES is a JSON list of token ids. The output is a JSON object: load_seconds, with the import of the libraries;
+first_seconds, for the first source alone; peak_bytes, resident memory after the whole batch.
+"""
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    kind, folder, threads, beams = sys.argv[1:]
+    if kind.startswith(("onnx", "ctranslate2")):
+        for package in ("torch", "transformers"):  # imported where they are installed, but not needed
+            sys.modules[package] = None  # pyright: ignore[reportArgumentType]  # the documented way to block an import
+    sources = json.load(sys.stdin)
+    begun = time.perf_counter()
+    from .decode_systems import SYSTEMS
+
+    system = SYSTEMS[kind](Path(folder), int(threads))
+    loaded = time.perf_counter()
+    system.translate(sources[:1], int(beams))
+    first = time.perf_counter()
+    system.translate(sources, int(beams))
+    # Not getrusage: its maximum includes that of the parent process.
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    assert found is not None
+    print(
+        json.dumps(
+            {"load_seconds": loaded - begun, "first_seconds": first - loaded, "peak_bytes": int(found[1]) * 1024}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
