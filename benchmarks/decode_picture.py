@@ -23,6 +23,10 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
             axis.annotate(label, (speed, score), (3, 4), textcoords="offset points", fontsize=7, color=line.get_color())
     axis.set(xscale="log", xlabel="sentences per second (numbers: sentences or tokens per batch)", ylabel="BLEU")
     axis.set_title(title, fontsize=10)
+    axis.xaxis.set_major_formatter("{x:.0f}")
+    axis.xaxis.set_minor_formatter("{x:.0f}")
+    low, high = axis.get_ylim()
+    axis.set_ylim((low + high - max(high - low, 3)) / 2, (low + high + max(high - low, 3)) / 2)  # 0.1 BLEU is noise
     axis.grid(alpha=0.3, which="both")
     axis.legend(fontsize=8)
     with atomic_file(path) as file:
