@@ -28,10 +28,10 @@ def test_the_first_limit_ends_the_run(options, progress, reached):
 def test_only_consecutive_bad_gradients_end_the_run():
     progress = Progress()
     for finite in (False, True, False, True, False):
-        progress.count_gradient(finite, limit=2)
+        progress.count_gradient(1, finite, limit=2)
     assert progress.skipped_steps == 3
     with pytest.raises(InputError, match="2 steps in a row"):
-        progress.count_gradient(False, limit=2)
+        progress.count_gradient(4, False, limit=2)
 
 
 def test_a_nan_loss_is_never_the_best():

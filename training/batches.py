@@ -122,13 +122,14 @@ class Order:
 
     def __init__(self, plan: Plan, seed: int):
         self.plan, self.seed = plan, seed
-        self._number, self._epoch = 0, Epoch(plan, seed, 0)
+        self._last = 0, Epoch(plan, seed, 0)  # one assignment replaces it: two threads may ask
 
     def step(self, step: int) -> list[np.ndarray]:
         number, index = divmod(step, self.plan.steps_per_epoch)
-        if self._number != number:
-            self._number, self._epoch = number, Epoch(self.plan, self.seed, number)
-        return self._epoch.step(index)
+        last = self._last
+        if last[0] != number:
+            last = self._last = number, Epoch(self.plan, self.seed, number)
+        return last[1].step(index)
 
 
 def shares(micro_batches: list[np.ndarray], rank: int, processes: int) -> list[tuple[int, np.ndarray]]:

@@ -32,8 +32,11 @@ class Progress:
     validated_step: int = 0
     validations_since_best: int = 0
 
-    def count_gradient(self, finite: bool, limit: int) -> None:
-        """Count a step whose gradient is not finite. Raises InputError after `limit` such steps in a row."""
+    def count_gradient(self, step: int, finite: bool, limit: int) -> None:
+        """Count a step whose gradient is not finite. Raises InputError after `limit` such steps in a row.
+
+        step: counted from 1
+        """
         if finite:
             self.skipped_in_a_row = 0
             return
@@ -42,7 +45,7 @@ class Progress:
         if self.skipped_in_a_row >= limit:
             raise InputError(
                 f"{self.skipped_in_a_row} steps in a row had a loss or gradient that is not finite, up to step "
-                f"{self.step + 1}; try a lower learning rate or a longer warm-up. The last checkpoint is intact"
+                f"{step}; try a lower learning rate or a longer warm-up. The last checkpoint is intact"
             )
 
     def record_validation(self, loss: float) -> None:

@@ -3,35 +3,16 @@
 import math
 import time
 from contextlib import nullcontext
-from typing import Any, cast
 
 import numpy as np
 import torch
 
 from . import fsdp, machine
-from .batches import shares
-from .corpus import Corpus
+from .input_pipeline import InputPipeline, StepBatches, make_batch, on_device
 from .metrics import Window
 from .prepare import Prepared
 from .progress import Progress, Signals
 from .schedule import learning_rate
-
-
-def make_batch(corpus: Corpus, pairs: np.ndarray, config: Any, device: torch.device) -> tuple[torch.Tensor | None, ...]:
-    """Return the arguments of TrainingLoss.forward for some pairs of a corpus."""
-    pad = cast(int, config.pad_token_id)
-    source, source_real = corpus.sources(pairs, pad)
-    target, target_real = corpus.targets(pairs, pad)
-    shifted = np.empty_like(target)
-    shifted[:, 0] = config.decoder_start_token_id
-    shifted[:, 1:] = target[:, :-1]
-    positions = np.flatnonzero(target_real)
-    mask = None if source_real.all() else source_real.astype(np.int64)
-    arrays = (source, mask, shifted, positions, target.reshape(-1)[positions])
-    tensors = [None if a is None else torch.from_numpy(a) for a in arrays]
-    if device.type == "cuda":  # copies are asynchronous only from pinned memory
-        tensors = [t if t is None else t.pin_memory() for t in tensors]
-    return tuple(t if t is None else t.to(device, non_blocking=True) for t in tensors)
 
 
 class Stepper:
@@ -39,8 +20,22 @@ class Stepper:
 
     def __init__(self, prepared: Prepared, progress: Progress, window: Window, signals: Signals):
         self.prepared, self.progress, self.window, self.signals = prepared, progress, window, signals
+        accelerator = prepared.accelerator
+        self.device = accelerator.device
+        self.input = InputPipeline(
+            prepared.corpus,
+            prepared.order,
+            prepared.config,
+            self.device,
+            accelerator.process_index,
+            accelerator.num_processes,
+        )
         self.rate = 0.0
         self.gradient_norm = 0.0
+        # On a GPU, fused Adam itself skips a step whose gradient is not finite, and the host reads the norms later.
+        precise = accelerator.mixed_precision != "fp16"
+        self.skips_on_device = self.device.type == "cuda" and precise and not fsdp.is_sharded(prepared.module)
+        self.unread_norms: list[tuple[int, torch.Tensor]] = []  # step and norm
 
     def settle_buckets(self) -> None:
         """Run a dummy backward pass so that DDP fixes its bucket order; otherwise resumed runs differ in the last bits.
@@ -53,7 +48,8 @@ class Stepper:
             return
         prepared.module.train()
         # The same pair twice: torch.compile specialises on batches of one.
-        loss, _ = prepared.module(*self._batch(np.array([0, 0])))
+        batch = make_batch(prepared.corpus, np.array([0, 0]), prepared.config, self.device)
+        loss, _ = prepared.module(*on_device(batch, self.device))
         accelerator.backward(loss * 0)
         prepared.optimizer.zero_grad(set_to_none=True)
 
@@ -61,42 +57,36 @@ class Stepper:
         """Take one step. Returns False if a signal arrived before its last micro-batch."""
         prepared, progress = self.prepared, self.progress
         started, cpu_started = time.perf_counter(), time.process_time()
-        micro_batches = prepared.order.step(progress.step)
-        pairs = np.concatenate(micro_batches)
-        target_tokens = int(prepared.corpus.target_lengths[pairs].sum(dtype=np.int64))
-        source_tokens = int(prepared.corpus.source_lengths[pairs].sum(dtype=np.int64))
-        if not self._compute_gradients(micro_batches, pairs, target_tokens):
+        batches = self.input.take(progress.step)
+        if not self._compute_gradients(batches):
             return False
         self._update_weights()
         progress.step += 1
-        progress.tokens += source_tokens + target_tokens
+        progress.tokens += batches.source_tokens + batches.target_tokens
         progress.seconds += time.perf_counter() - started
         progress.cpu_seconds += (time.process_time() - cpu_started) * prepared.accelerator.num_processes
-        self.window.add_tokens(source_tokens, target_tokens)
+        self.window.add_tokens(batches.source_tokens, batches.target_tokens)
         return True
 
-    def _compute_gradients(self, micro_batches: list[np.ndarray], pairs: np.ndarray, target_tokens: int) -> bool:
+    def _compute_gradients(self, batches: StepBatches) -> bool:
         """Accumulate the gradient of the mean loss over all target tokens of the step."""
         prepared, accelerator = self.prepared, self.prepared.accelerator
         processes = accelerator.num_processes
-        mine = shares(micro_batches, accelerator.process_index, processes)
         prepared.module.train()
         prepared.optimizer.zero_grad(set_to_none=True)
-        for number, part in mine:
+        for each in batches.micro_batches:
             if self.signals.received and processes == 1:
                 return False
             # Randomness depends on the position alone: there is no generator state to save, and it is the same for any
             # number of processes as long as no micro-batch is divided between them.
-            machine.seed_everything(prepared.recipe.seed, self.progress.step, number)
-            last = number == mine[-1][0]
-            # All processes must compute together: one without a sentence computes any pair with weight 0.
-            batch, weight = (part, 1.0) if len(part) else (pairs[:1], 0.0)
+            machine.seed_everything(prepared.recipe.seed, self.progress.step, each.number)
+            last = each is batches.micro_batches[-1]
             fsdp.synchronise_gradients(prepared.module, last)
             with nullcontext() if last else accelerator.no_sync(prepared.module):
-                loss, negative_log_likelihood = prepared.module(*self._batch(batch))
-                loss, negative_log_likelihood = loss * weight, negative_log_likelihood * weight
+                loss, negative_log_likelihood = prepared.module(*on_device(each.batch, self.device))
+                loss, negative_log_likelihood = loss * each.weight, negative_log_likelihood * each.weight
                 # DDP averages over processes; a sum is needed here.
-                accelerator.backward(loss * (processes / target_tokens))
+                accelerator.backward(loss * (processes / batches.target_tokens))
             self.window.add_losses(loss.detach(), negative_log_likelihood)
         return True
 
@@ -108,7 +98,6 @@ class Stepper:
             prepared.accelerator.unscale_gradients()
         gradients = [p.grad for p in prepared.model.parameters() if p.grad is not None]
         norm = fsdp.unsharded(torch.nn.utils.get_total_norm(gradients))
-        self.gradient_norm = float(norm)
         self.rate = learning_rate(
             progress.step + 1,
             d_model=prepared.config.d_model,
@@ -118,18 +107,31 @@ class Stepper:
             total_steps=prepared.total_steps,
             decay_share=recipe.decay_share,
         )
-        finite = math.isfinite(self.gradient_norm)
-        if finite or fp16:
+        if self.skips_on_device:
+            prepared.optimizer.optimizer.found_inf = norm.isfinite().logical_not().float()
+        if self.skips_on_device or fp16 or math.isfinite(norm):
             if recipe.max_gradient_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(prepared.model.parameters(), recipe.max_gradient_norm, norm)
             for group in prepared.optimizer.param_groups:
                 group["lr"] = self.rate
             prepared.optimizer.step()  # with fp16 the gradient scaler skips the step itself and lowers its scale
-        # The first few steps with fp16 are expected to overflow, until its scale has settled.
-        if not finite and (not fp16 or progress.skipped_in_a_row >= 5):
-            prepared.reporter.say(f"step {progress.step + 1}: the gradient is not finite, step skipped")
-        progress.count_gradient(finite, recipe.max_bad_steps)
+        self.unread_norms.append((progress.step + 1, norm))
+        if not self.skips_on_device or len(self.unread_norms) >= recipe.log_every:
+            self.read_norms()
 
-    def _batch(self, pairs: np.ndarray) -> tuple[torch.Tensor | None, ...]:
-        prepared = self.prepared
-        return make_batch(prepared.corpus, pairs, prepared.config, prepared.accelerator.device)
+    def read_norms(self) -> None:
+        """Count the steps whose gradient was not finite. The host waits for a GPU here, before a log line or a save.
+
+        Raises InputError after max_bad_steps such steps in a row.
+        """
+        prepared, progress = self.prepared, self.progress
+        if not self.unread_norms:
+            return
+        steps, norms = zip(*self.unread_norms, strict=True)
+        self.unread_norms = []
+        for step, norm in zip(steps, torch.stack(norms).tolist(), strict=True):
+            self.gradient_norm, finite = norm, math.isfinite(norm)
+            # The first few steps with fp16 are expected to overflow, until its scale has settled.
+            if not finite and (prepared.accelerator.mixed_precision != "fp16" or progress.skipped_in_a_row >= 5):
+                prepared.reporter.say(f"step {step}: the gradient is not finite, step skipped")
+            progress.count_gradient(step, finite, prepared.recipe.max_bad_steps)

@@ -52,7 +52,9 @@ def train(recipe: Recipe) -> None:
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
         stack.callback(release_model, prepared)
-        Run(prepared, output, signals, began).train()
+        run = Run(prepared, output, signals, began)
+        stack.callback(run.stepper.input.close)
+        run.train()
     if signals.received:
         raise SystemExit(128 + signals.received)  # as shells report a signal
 
@@ -139,6 +141,7 @@ class Run:
         return max(reason, self._stop_reason())
 
     def _save(self) -> None:
+        self.stepper.read_norms()
         self.checkpointer.save(self.progress)
         self.window.start()
 
@@ -159,6 +162,7 @@ class Run:
         progress, prepared = self.progress, self.prepared
         step, total = progress.step, prepared.total_steps
         if step % prepared.recipe.log_every == 0 or step == total:
+            self.stepper.read_norms()
             record: dict[str, Any] = {
                 "step": step,
                 "total_steps": total,

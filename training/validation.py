@@ -12,11 +12,11 @@ from vaswani_transformer.translator import Translator
 from . import fsdp, tensors
 from .batches import plan_batches, shares
 from .corpus import Corpus
+from .input_pipeline import make_batch, on_device
 from .parallel_text import train_and_validation_texts
 from .prepare import Prepared
 from .progress import Progress
 from .recipe import Recipe
-from .step import make_batch
 
 
 @torch.no_grad()
@@ -56,7 +56,8 @@ def validation_loss(prepared: Prepared, corpus: Corpus) -> float:
     batches = [plan.order[start:end] for start, end in itertools.pairwise(plan.starts)]
     for _, part in shares(batches, accelerator.process_index, accelerator.num_processes):
         batch, weight = (part, 1.0) if len(part) else (plan.order[:1], 0.0)
-        total += module(*make_batch(corpus, batch, prepared.config, accelerator.device))[1] * weight
+        arguments = make_batch(corpus, batch, prepared.config, accelerator.device)
+        total += module(*on_device(arguments, accelerator.device))[1] * weight
     fsdp.reshard(module)
     summed: Any = accelerator.reduce(total, "sum")
     return float(summed) / int(corpus.target_lengths.sum(dtype="int64"))

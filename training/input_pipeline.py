@@ -1,0 +1,91 @@
+"""The batches of a step, built by a thread while the step before it is computed.
+
+Which pairs a step has is a function of seed and step alone (batches.py), so building them ahead changes no result.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from .batches import Order, shares
+from .corpus import Corpus
+
+Batch = tuple[torch.Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    number: int  # within the step
+    batch: Batch
+    weight: float  # 0 for a process that has no pair in this micro-batch and computes another one
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    micro_batches: list[MicroBatch]  # of this process
+    source_tokens: int  # of all processes
+    target_tokens: int
+
+
+def make_batch(corpus: Corpus, pairs: np.ndarray, config: Any, device: torch.device) -> Batch:
+    """Return the arguments of TrainingLoss.forward for some pairs of a corpus.
+
+    They lie on the CPU; for a GPU in pinned memory, from which alone copies are asynchronous.
+    """
+    pad = cast(int, config.pad_token_id)
+    source, source_real = corpus.sources(pairs, pad)
+    target, target_real = corpus.targets(pairs, pad)
+    shifted = np.empty_like(target)
+    shifted[:, 0] = config.decoder_start_token_id
+    shifted[:, 1:] = target[:, :-1]
+    positions = np.flatnonzero(target_real)
+    mask = None if source_real.all() else source_real.astype(np.int64)
+    arrays = (source, mask, shifted, positions, target.reshape(-1)[positions])
+    tensors = [None if a is None else torch.from_numpy(a) for a in arrays]
+    return tuple(t if t is None or device.type != "cuda" else t.pin_memory() for t in tensors)
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    return tuple(t if t is None else t.to(device, non_blocking=True) for t in batch)
+
+
+class InputPipeline:
+    """Builds the batches of one step ahead. `waited`: seconds that steps have waited for their batches."""
+
+    def __init__(self, corpus: Corpus, order: Order, config: Any, device: torch.device, rank: int, processes: int):
+        self.corpus, self.order, self.config, self.device = corpus, order, config, device
+        self.rank, self.processes = rank, processes
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="input")
+        self.ahead: tuple[int, Future[StepBatches]] | None = None
+        self.waited = 0.0
+
+    def take(self, step: int) -> StepBatches:
+        """Return the batches of a step (from 0), and begin to build those of the next one."""
+        started = time.perf_counter()
+        if self.ahead is None or self.ahead[0] != step:
+            self.ahead = step, self.thread.submit(self.build, step)
+        batches = self.ahead[1].result()
+        self.waited += time.perf_counter() - started
+        self.ahead = step + 1, self.thread.submit(self.build, step + 1)
+        return batches
+
+    def close(self) -> None:
+        self.thread.shutdown(cancel_futures=True)
+
+    def build(self, step: int) -> StepBatches:
+        parts = self.order.step(step)
+        pairs = np.concatenate(parts)
+        micro_batches = []
+        for number, part in shares(parts, self.rank, self.processes):
+            # All processes must compute together: one without a sentence computes any pair with weight 0.
+            chosen, weight = (part, 1.0) if len(part) else (pairs[:1], 0.0)
+            micro_batches.append(MicroBatch(number, make_batch(self.corpus, chosen, self.config, self.device), weight))
+        return StepBatches(
+            micro_batches,
+            source_tokens=int(self.corpus.source_lengths[pairs].sum(dtype=np.int64)),
+            target_tokens=int(self.corpus.target_lengths[pairs].sum(dtype=np.int64)),
+        )
