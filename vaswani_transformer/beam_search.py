@@ -331,11 +331,13 @@ def beam_search(
     while len(rows):
         state = step(decoder, memory, batch_constants, constants, state, last_wanted)
         at_limit = state.length >= memory.limits
+        leaves = (state.done | at_limit)[:, 0]
+        # The one time in a step that the host waits for a GPU.
+        leaving, limited = torch.stack((leaves.sum(), at_limit.sum())).tolist()
         # Dropping sentences copies the remaining ones: wait until an eighth of the batch is done.
-        if (state.done.sum() * 8 >= len(rows)) | at_limit.any():
+        if leaving * 8 >= len(rows) or limited:
             # Indices and not masks: with a mask, a GPU synchronises at every field to count the rows.
-            leaves = (state.done | at_limit)[:, 0]
-            finished, unfinished = leaves.nonzero()[:, 0], (~leaves).nonzero()[:, 0]
+            unfinished, finished = leaves.int().argsort(stable=True).split([len(rows) - leaving, leaving])
             found, found_scores = results(state, constants)
             sequences[rows[finished], :, : found.shape[2]] = found[finished]
             scores[rows[finished]] = found_scores[finished]

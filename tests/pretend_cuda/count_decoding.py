@@ -1,0 +1,36 @@
+"""Translate on the pretended GPU and on the CPU: `count_decoding.py MODEL < SENTENCES`. Prints a search's waits."""
+
+import json
+import sys
+from typing import Any
+
+import pretend_cuda
+
+from vaswani_transformer import Translator, beam_search
+
+sentences = sys.stdin.read().splitlines()
+gpu, cpu = (Translator.from_pretrained(sys.argv[1], device=device) for device in ("cuda", "cpu"))
+steps, real_step = 0, beam_search.step
+
+
+def counted_step(*arguments):
+    global steps
+    steps += 1
+    return real_step(*arguments)
+
+
+gpu.translate(sentences[:1])
+beam_search.step = counted_step
+with pretend_cuda.where_it_waits() as found:
+    translations = gpu.translate(sentences)
+beam_search.step = real_step
+assert translations == cpu.translate(sentences)
+results = []
+for translator in (gpu, cpu):
+    batch = translator.tokenizer(sentences, return_tensors="pt", padding=True, return_token_type_ids=False)
+    model: Any = translator.model
+    ids = model.generate(**batch.to(model.device))
+    scores = [[round(token, 3) for token in each.log_probabilities] for each in translator.score(sentences, sentences)]
+    results.append((ids.tolist(), scores))
+assert results[0] == results[1]
+print(json.dumps({"device": str(gpu.model.device), "steps": steps, "waits": found}))

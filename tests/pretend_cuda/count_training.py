@@ -1,0 +1,35 @@
+"""Train on the pretended GPU: `count_training.py KEYS`, a JSON object of recipe keys. Prints the waits of each step.
+
+The key broken_step is the number of a step whose gradient is not a number.
+"""
+
+import json
+import sys
+
+import pretend_cuda
+
+from training import metrics
+from training.recipe import load_recipe
+from training.step import Stepper
+from training.train import train
+
+keys = json.loads(sys.argv[1])
+broken_step = keys.pop("broken_step", None)
+waits: list[dict[str, int]] = []
+real_step = Stepper.step
+
+
+def counted_step(self: Stepper) -> bool:
+    weight = self.prepared.model.model.shared.weight
+    hook = weight.register_hook(lambda gradient: gradient * float("nan" if len(waits) + 1 == broken_step else 1))
+    with pretend_cuda.where_it_waits() as found:
+        done = real_step(self)
+    hook.remove()
+    waits.append(dict(found))
+    return done
+
+
+Stepper.step = counted_step
+metrics.product_rate = lambda *_: 1e12  # large products on a CPU take seconds
+train(load_recipe("demo", {key: json.dumps(value) for key, value in keys.items()}))
+print(json.dumps(waits))

@@ -1,0 +1,83 @@
+"""A CPU-only torch with a device "cuda" whose memory the CPU may not touch: import this before torch.
+
+The extension (pretend.cpp, built by tests/test_pretend_gpu.py) lies where the environment variable PRETEND_CUDA says.
+Mixing devices raises, as on a GPU; `where_it_waits` counts the times that the host waits for the device, by line.
+"""
+
+import contextlib
+import ctypes
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+assert "torch" not in sys.modules, "import pretend_cuda before torch: torch asks for CUDA's hooks once"
+library = os.environ["PRETEND_CUDA"]
+sys.path.insert(0, os.path.dirname(library))
+ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+import torch  # noqa: E402, I001
+import _pretend  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+PROJECT = ("/vaswani_transformer/", "/training/", "transformers/", "accelerate/", "torch/optim", "torch/amp")
+
+
+class Properties:
+    name, major, minor, total_memory, multi_processor_count = "pretended GPU", 9, 0, 139 << 30, 132
+    max_threads_per_multi_processor, warp_size, gcnArchName, uuid, L2_cache_size = 2048, 32, "", "0", 60 << 20
+
+
+class NoDevice:
+    def __init__(self, *_: object): ...
+    def __enter__(self) -> "NoDevice":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def always(value: Any) -> Any:
+    """Return a new function: torch.compile tells functions apart by their identity."""
+    return lambda *_, **__: value
+
+
+cuda: Any = torch.cuda
+for name, value in {
+    "is_available": True, "is_initialized": True, "_is_compiled": True, "device_count": 1, "_device_count_nvml": 1,
+    "current_device": 0, "get_device_name": Properties.name, "get_device_capability": (9, 0),
+    "get_device_properties": Properties(), "is_bf16_supported": True, "is_current_stream_capturing": False,
+    "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
+}.items():  # fmt: skip
+    setattr(cuda, name, always(value))
+for name in ("set_device", "_lazy_init", "init", "synchronize", "empty_cache", "reset_peak_memory_stats"):
+    setattr(cuda, name, always(None))
+for module in (cuda, cuda.random):
+    for name in ("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"):
+        setattr(module, name, always(None))
+    module.get_rng_state = lambda *_: torch.get_rng_state()
+    module.get_rng_state_all = lambda: [torch.get_rng_state()]
+internal: Any = torch._C
+internal._cuda_getDevice = always(0)
+internal._cuda_getDeviceCount = always(1)
+internal._cuda_getCurrentRawStream = always(0)
+torch.backends.cuda.is_built = always(True)
+cuda.device = cuda._DeviceGuard = NoDevice
+assert _pretend.hooks_ok(), "torch asked for CUDA's hooks before"
+
+
+@contextlib.contextmanager
+def where_it_waits() -> Iterator[Counter[str]]:
+    """Count the waits inside by "file:line code" of the innermost frame of the project, transformers or Accelerate."""
+    found: Counter[str] = Counter()
+
+    def note(_: str) -> None:
+        frames = [each for each in traceback.extract_stack() if any(part in each.filename for part in PROJECT)]
+        frames = [each for each in frames if "pretend" not in each.filename]
+        where = frames[-1] if frames else traceback.extract_stack()[0]
+        found[f"{'/'.join(where.filename.split('/')[-2:])}:{where.lineno} {where.line}"] += 1
+
+    _pretend.on_sync(note)
+    try:
+        yield found
+    finally:
+        _pretend.on_sync(None)

@@ -1,0 +1,93 @@
+"""Training, resuming and decoding on a pretended GPU, where mixing devices raises and waits are counted.
+
+torch gets a device "cuda" from a C++ extension (tests/pretend_cuda). It shows neither speed nor the rounding of CUDA's
+kernels.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from saved_model import ENGLISH, saved_model
+
+HERE = Path(__file__).parent / "pretend_cuda"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(torch.version.cuda is not None or shutil.which("g++") is None, reason="CPU-only torch and g++"),
+]
+SMALL = {
+    "max_steps": 8, "save_every": 4, "log_every": 4, "validate_every": 4, "bleu_every": 8, "average_last": 1,
+    "vocab_size": 400, "model.d_model": 32, "max_cpu_seconds": None, "max_epochs": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the extension."""
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    path = tmp_path_factory.mktemp("pretend") / "_pretend.so"
+    includes = [f"-I{folder}" for folder in (*include_paths(), sysconfig.get_paths()["include"])]
+    options = "-O1 -std=c++20 -shared -fPIC -DTORCH_EXTENSION_NAME=_pretend -DTORCH_API_INCLUDE_EXTENSION_H".split()
+    libraries = [f"-L{folder}" for folder in library_paths()] + "-ltorch -ltorch_cpu -lc10 -ltorch_python".split()
+    rpath = [f"-Wl,-rpath,{folder}" for folder in library_paths()]
+    subprocess.run(
+        ["g++", *options, *includes, str(HERE / "pretend.cpp"), "-o", str(path), *libraries, *rpath], check=True
+    )
+    return path
+
+
+def run(library: Path, program: str, argument: str, text: str = "") -> tuple[Any, str]:
+    """Return the JSON object that the program printed, and its stderr."""
+    environment = os.environ | {"PRETEND_CUDA": str(library), "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(HERE / program), argument], input=text, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def trained(library: Path, output: Path, **keys: Any) -> tuple[list[dict[str, int]], str]:
+    """Train; return the waits of each step, and stderr."""
+    waits, said = run(library, "count_training.py", json.dumps({**SMALL, "output_dir": str(output), **keys}))
+    assert "on pretended GPU" in said and "validation loss" in said
+    return waits, said
+
+
+@pytest.mark.parametrize("keys", [{}, {"mixed_precision": "bf16", "max_gradient_norm": 0.5}])
+def test_training_never_waits_between_log_lines(library: Path, tmp_path: Path, keys: dict[str, Any]) -> None:
+    waits, _ = trained(library, tmp_path / "run", **keys)
+    assert len(waits) == 8 and [waits[n] for n in (1, 2, 5, 6)] == [{}] * 4  # log lines and saves are outside of steps
+
+
+def test_a_step_without_a_finite_gradient_is_skipped_on_the_device(library: Path, tmp_path: Path) -> None:
+    waits, said = trained(library, tmp_path / "run", broken_step=3)
+    assert waits[2] == {} and "step 3: the gradient is not finite, step skipped" in said
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [each["skipped_steps"] for each in records if "skipped_steps" in each] == [1, 1]
+    assert all(tensor.isfinite().all() for tensor in load_file(tmp_path / "run/model.safetensors").values())
+
+
+def test_a_resumed_run_has_the_same_weights(library: Path, tmp_path: Path) -> None:
+    trained(library, tmp_path / "whole")
+    assert len(trained(library, tmp_path / "run", max_tokens=5000)[0]) < 8
+    assert trained(library, tmp_path / "run")[0]
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+
+
+def test_decoding_waits_once_a_step_and_equals_the_cpu(library: Path, tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    found, _ = run(library, "count_decoding.py", str(tmp_path / "model"), "\n".join(ENGLISH))
+    in_steps = {where: count for where, count in found["waits"].items() if count > 4}
+    assert found["device"] == "cuda:0" and found["steps"] > 4
+    assert list(in_steps.values()) == [found["steps"]], in_steps
