@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser test-hf lint docs format clean
+.PHONY: help install demo test test-slow test-browser test-hf lint docs gpu format clean
 
 help:
 	@echo "make demo          train a small English-German model (minutes), translate, show its attention"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-hf       transformers' own tests of models and tokenizers, run on this model"
 	@echo "make lint          formatting, lint and types"
 	@echo "make docs          the documentation, as HTML in site/"
+	@echo "make gpu           all that is measured on a GPU (DATA=data/multi30k OUTPUT=gpu); repeat it to go on"
 
 # A virtual environment in .venv with the library, its programs and the tools, at the versions of constraints.txt.
 install: .venv/installed
@@ -61,6 +62,11 @@ lint: install
 # The notebook is built from the script beside it; everything else that is generated lives in site/ alone.
 docs: install examples/annotated_transformer.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+DATA := data/multi30k
+OUTPUT := gpu
+gpu: install
+	$(BIN)/python -m benchmarks.gpu --data $(DATA) --output $(OUTPUT)
 
 examples/annotated_transformer.ipynb: examples/annotated_transformer.py docs/notebook.py | install
 	$(BIN)/python docs/notebook.py $<

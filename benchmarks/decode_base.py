@@ -80,27 +80,35 @@ def measure(systems: list[System], size: int, threads: int, rounds: int) -> list
 
 def write_models(folder: Path) -> None:
     """Write random weights of the base model as our folder, two ONNX files and a CTranslate2 model."""
+    from conversion.onnx.export import export_folder
+    from conversion.run import convert_out
+
+    random_model(folder / "model", vocab_size=VOCABULARY)
+    convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
+    for kind in PEERS:
+        export_folder(folder / "model", folder / kind, kind.removeprefix("onnx-"))
+
+
+def random_model(folder: Path, vocab_size: int, **sizes: int) -> Any:
+    """Write a model with random weights and a tokenizer of made-up words; sizes: what differs from the base model."""
     import torch
     from tokenizers import Tokenizer, models, processors
     from transformers import PreTrainedTokenizerFast
 
-    from conversion.onnx.export import export_folder
-    from conversion.run import convert_out
     from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
     from vaswani_transformer.tokenization import SPECIAL_TOKENS
 
     torch.manual_seed(0)
-    config = VaswaniTransformerConfig.from_preset("base", vocab_size=VOCABULARY)
-    VaswaniTransformerForConditionalGeneration(config).save_pretrained(folder / "model")
-    tokens = [*SPECIAL_TOKENS.values(), *(f"token{i}" for i in range(len(SPECIAL_TOKENS), VOCABULARY))]
+    config = VaswaniTransformerConfig.from_preset("base", vocab_size=vocab_size, **sizes)
+    model: Any = VaswaniTransformerForConditionalGeneration(config).eval()
+    model.save_pretrained(folder)
+    tokens = [*SPECIAL_TOKENS.values(), *(f"token{i}" for i in range(len(SPECIAL_TOKENS), vocab_size))]
     words = models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=SPECIAL_TOKENS["unk_token"])
     backend: Any = Tokenizer(words)
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
     tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
-    tokenizer.save_pretrained(folder / "model")
-    convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
-    for kind in PEERS:
-        export_folder(folder / "model", folder / kind, kind.removeprefix("onnx-"))
+    tokenizer.save_pretrained(folder)
+    return model
 
 
 @functools.cache

@@ -44,6 +44,7 @@ app = program()
 SIZES = {
     "tiny": (4, 128, 256, 4, 8000, 8000, 1, 8192),
     "base": (6, 512, 2048, 8, 37000, 8000, 2, 3000),
+    "big": (6, 1024, 4096, 16, 37000, 8000, 2, 3000),
 }
 COLUMNS = (
     "date", "commit", "command", "hardware", "torch", "transformers", "size", "tokens_per_step", "threads", "clock",
@@ -56,7 +57,7 @@ DEFAULT = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "traine
 @app.command(help="Compare the speed of training.")
 def compare(
     data: DataFolder,
-    size: Annotated[str, typer.Option(help="tiny or base.")] = "tiny",
+    size: Annotated[str, typer.Option(help="tiny, base or big.")] = "tiny",
     system: Annotated[list[str] | None, typer.Option(help="Repeatable; the first one is the baseline.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Source + target tokens per step, padded.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the tokenizer, and of the output layer.")] = None,

@@ -1,0 +1,121 @@
+"""Everything that is measured on a GPU, in one command that can be repeated: `make gpu`.
+
+    python -m benchmarks.gpu --data data/multi30k --output gpu
+    python -m benchmarks.gpu --data data/multi30k --output trial --device cpu --small    # minutes, to try it
+
+Each piece is a process of at most nine minutes that leaves OUTPUT/PIECE.log and rows in OUTPUT/*.csv. Pieces that have
+finished are skipped, so the same command goes on after an interruption. The most important pieces come first.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
+
+from .harness import program
+
+app = program()
+SECONDS = 540  # of a piece
+
+
+@dataclass(frozen=True)
+class Setting:
+    data: Path
+    output: Path
+    device: str
+    small: bool
+
+    def record(self, name: str) -> list[str]:
+        return ["--record", str(self.output / f"{name}.csv")]
+
+
+def pieces(setting: Setting) -> dict[str, list[list[str]]]:
+    """Return the commands of each piece, as arguments of Python, in their order."""
+    on_device = ["--device", setting.device]
+    clock = ["--clock", "cpu" if setting.device == "cpu" else "wall"]
+    found = {"checks": [["-m", "benchmarks.gpu_checks", *on_device, *setting.record("gpu_checks")]]}
+    for size in ["tiny"] if setting.small else ["base", "big"]:
+        systems = ["marian", "ours"] if setting.small else ["marian+bf16", "ours+bf16", "ours+bf16+compile", "ours"]
+        words = ["-m", "benchmarks.train_throughput", str(setting.data), "--size", size, *on_device, *clock]
+        words += [word for system in systems for word in ("--system", system)]
+        words += (
+            ["--tokens", "2000", "--vocab-size", "500", "--rounds", "1"] if setting.small else ["--tokens", "50000"]
+        )
+        found[f"train-{size}"] = [[*words, *setting.record("train_throughput")]]
+    for seed in [1] if setting.small else [1, 2, 3, 4, 5]:
+        found[f"multi30k-{seed}"] = multi30k(setting, seed)
+    words = ["-m", "benchmarks.gpu_decode", *on_device, *setting.record("gpu_decode")]
+    found["decode"] = [[*words, *(["--small", "--batch-size", "2", "--rounds", "1"] if setting.small else [])]]
+    run = str(setting.output / "multi30k-1")
+    words = ["-m", "training.paper", "claims", "--run", run, "--data", str(setting.data), "--seconds", "0.2"]
+    found["claims"] = [[*words, "--only", "throughput", "--output", str(setting.output / "paper")]]
+    return found
+
+
+def multi30k(setting: Setting, seed: int) -> list[list[str]]:
+    """Train Transformer-Tiny on lower-cased Multi30k (40 BLEU on CPUs), and evaluate it."""
+    model, data = str(setting.output / f"multi30k-{seed}"), ["--data", str(setting.data)]
+    train = ["-m", "training", "--config", "multi30k_tiny_en_de", *data, "--seed", str(seed), "--output_dir", model]
+    train += ["--mixed_precision", "bf16"]
+    if setting.small:
+        train += ["--max_steps", "8", "--save_every", "4", "--validate_every", "8", "--bleu_every", "null"]
+        train += ["--average_last", "2", "--warmup_steps", "2"]
+    evaluate = ["-m", "training.evaluate", model, *data, "--device", setting.device, *setting.record("multi30k")]
+    return [train, evaluate]
+
+
+@app.command(help="Measure everything on a GPU; the same command goes on after an interruption.")
+def measure(
+    data: Annotated[Path, typer.Option(help="The folder of Multi30k.")],
+    output: Annotated[Path, typer.Option(help="A folder for rows, logs and models.")],
+    device: Annotated[str, typer.Option(help="cuda, or cpu with --small.")] = "cuda",
+    small: Annotated[bool, typer.Option("--small", help="Tiny models and few steps, to try the command.")] = False,
+    only: Annotated[str | None, typer.Option(help="Pieces, separated by commas; default: all.")] = None,
+) -> None:
+    if device not in ("cuda", "cpu"):
+        raise InputError(f"--device {device}: must be cuda or cpu")
+    all_pieces = pieces(Setting(data.resolve(), output.resolve(), device, small))
+    names = only.split(",") if only else list(all_pieces)
+    if unknown := [name for name in names if name not in all_pieces]:
+        raise InputError(f"--only {unknown[0]}: not a piece; pieces: {', '.join(all_pieces)}")
+    output.mkdir(parents=True, exist_ok=True)
+    failed = [name for name in names if not finished(output, name, all_pieces[name], device)]
+    if failed:
+        raise UnavailableError(f"pieces that failed: {', '.join(failed)}; see {output}/PIECE.log, and run it again")
+
+
+def finished(output: Path, name: str, commands: list[list[str]], device: str) -> bool:
+    """Run a piece unless it has finished before; return whether it has."""
+    mark = output / f"{name}.finished"
+    if mark.exists():
+        typer.echo(f"{name}: finished before")
+        return True
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
+    started = time.perf_counter()
+    with (output / f"{name}.log").open("ab") as log:
+        for words in commands:
+            left = SECONDS - (time.perf_counter() - started)
+            command = [sys.executable, *words]
+            try:
+                subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=left, check=True)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                reason = (
+                    f"exit code {error.returncode}" if isinstance(error, subprocess.CalledProcessError) else "too long"
+                )
+                typer.echo(f"{name}: {reason} after {time.perf_counter() - started:.0f} s, see {log.name}")
+                return False
+    mark.touch()
+    typer.echo(f"{name}: {time.perf_counter() - started:.0f} s")
+    return True
+
+
+if __name__ == "__main__":
+    exit_cleanly(app, name="python -m benchmarks.gpu")

@@ -1,0 +1,157 @@
+"""Is it right on a GPU? The model, its loss, its searches and its training against float64 or float32 on the CPU.
+
+    python -m benchmarks.gpu_checks --device cuda --record checks.csv
+
+Each row has a measured difference and its limit; the exit code is 1 if one is exceeded. Two rows only report: whether a
+repeated and a resumed training have the same weights, which torch's fused attention does not promise on a GPU.
+"""
+
+import copy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from safetensors.torch import load_file
+
+from training.loss import linear_cross_entropy
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.errors import exit_cleanly
+
+from .harness import Record, program, report
+
+app = program()
+COLUMNS = ("date", "commit", "command", "hardware", "torch", "device", "check", "difference", "limit")
+VOCABULARY = 900
+
+
+@app.command(help="Check training and decoding on a device.")
+def check(
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    record: Record = None,
+) -> None:
+    torch.manual_seed(0)
+    config = VaswaniTransformerConfig(
+        vocab_size=VOCABULARY, d_model=256, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=512,
+        decoder_ffn_dim=512, dropout=0.0,
+    )  # fmt: skip
+    model: Any = VaswaniTransformerForConditionalGeneration(config).eval()
+    found = [*forward_passes(model, device), *losses(device), *searches(model, device), *trainings()]
+    rows = [
+        {"device": device, "check": name, "difference": f"{value:.1e}", "limit": "" if limit is None else limit}
+        for name, value, limit in found
+    ]
+    report(rows, record, "gpu_checks", COLUMNS)
+    if any(limit is not None and not value <= limit for _, value, limit in found):
+        raise typer.Exit(1)
+
+
+Found = list[tuple[str, float, float | None]]
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the norm of the difference relative to the norm of the other."""
+    other = other.detach().double().cpu()
+    return float((one.detach().double().cpu() - other).norm() / other.norm())
+
+
+def batch(device: str) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(4, VOCABULARY, (12, 23), generator=generator)
+    mask = torch.ones_like(ids)
+    for row, length in enumerate(torch.randint(3, 24, (12,), generator=generator).tolist()):
+        ids[row, length - 1], ids[row, length:], mask[row, length:] = 2, 1, 0
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def forward_passes(model: Any, device: str) -> Found:
+    labels = torch.randint(4, VOCABULARY, (12, 17))
+    exact = copy.deepcopy(model).double().train()
+    expected = exact(**batch("cpu"), labels=labels)
+    expected.loss.backward()
+    found: Found = []
+    limits = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}
+    for kernel in ("eager", "sdpa"):
+        for dtype, limit in limits.items():
+            ours = copy.deepcopy(model).to(device, dtype).train()
+            ours.set_attn_implementation(kernel)
+            output = ours(**batch(device), labels=labels.to(device))
+            name = f"{kernel} {str(dtype).removeprefix('torch.')}"
+            found.append((f"logits, {name}", difference(output.logits, expected.logits), limit))
+            if dtype == torch.float32:
+                output.loss.backward()
+                pairs = zip(ours.parameters(), exact.parameters(), strict=True)
+                # A single ReLU that rounds to the other side of zero changes a matrix's gradient by 4e-3.
+                found.append((f"gradients, {name}", max(difference(a.grad, b.grad) for a, b in pairs), 1e-2))
+    return found
+
+
+def losses(device: str) -> Found:
+    hidden, weight, target = torch.randn(700, 256), torch.randn(5000, 256) / 16, torch.randint(5000, (700,))
+
+    def results(where: str, dtype: torch.dtype, autocast: torch.dtype | None = None) -> list[torch.Tensor]:
+        x, y = (tensor.to(where, dtype).requires_grad_() for tensor in (hidden.clone(), weight.clone()))
+        with torch.autocast(torch.device(where).type, dtype=autocast, enabled=autocast is not None):
+            loss, nll = linear_cross_entropy(x, y, None, target.to(where), 0.1, rows=256)
+        loss.backward()
+        assert x.grad is not None and y.grad is not None
+        return [loss, nll, x.grad, y.grad]
+
+    exact = results("cpu", torch.float64)
+    found: Found = []
+    for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        ours = results(device, torch.float32, None if dtype == torch.float32 else dtype)
+        worst = max(difference(a, b) for a, b in zip(ours, exact, strict=True))
+        found.append((f"training loss and gradients, {str(dtype).removeprefix('torch.')}", worst, limit))
+    return found
+
+
+def searches(model: Any, device: str) -> Found:
+    """Compare the scores of the best hypotheses: near ties may change the tokens."""
+    there = copy.deepcopy(model).to(device)
+    found: Found = []
+    for beams in (1, 4, 8):
+        ours = beam_search(there, **batch(device), num_beams=beams)
+        expected = beam_search(model, **batch("cpu"), num_beams=beams)
+        gap = float((ours[1][:, 0].cpu() - expected[1][:, 0]).abs().max())
+        generated = there.generate(**batch(device), num_beams=beams)[:, 1:]
+        length = min(generated.shape[1], ours[0].shape[2])
+        same = (generated[:, :length] == ours[0][:, 0, :length]).all(1).float().mean()
+        found += [(f"scores, beam {beams}", gap, 1e-3), (f"unlike generate(), beam {beams}", 1 - float(same), 0.1)]
+    return found
+
+
+def trainings() -> Found:
+    """Train twice, and once with an interruption, on the device that Accelerate chooses."""
+    found: Found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for precision in ("no", "bf16"):
+            weights = []
+            for name, limits in (("once", [None]), ("twice", [None]), ("resumed", [30_000, None])):
+                output = Path(folder) / f"{precision}-{name}"
+                for most in limits:
+                    words = [f"--{key}={value}" for key, value in options(output, precision, most).items()]
+                    # A process each: Accelerate keeps one precision for the life of a process.
+                    subprocess.run([sys.executable, "-m", "training", "--config", "demo", *words], check=True)
+                weights.append(load_file(output / "model.safetensors"))
+            for name, other in zip(("repeated", "resumed"), weights[1:], strict=True):
+                worst = max(difference(other[key], tensor) for key, tensor in weights[0].items())
+                found += [(f"{name} training, {precision}", worst, 0.05)]
+                found += [(f"{name} training has other bits, {precision}", float(worst > 0), None)]
+    return found
+
+
+def options(output: Path, precision: str, most_tokens: int | None) -> dict[str, str]:
+    numbers = {"max_steps": 40, "save_every": 10, "validate_every": 40, "log_every": 40, "tokens_per_step": 1400}
+    texts = {"bleu_every": "null", "max_epochs": "null", "max_cpu_seconds": "null", "average_last": "1"}
+    texts |= {"mixed_precision": precision, "output_dir": str(output), "cache": str(output.parent / "cache")}
+    texts |= {"max_tokens": "null" if most_tokens is None else str(most_tokens), "vocab_size": "800"}
+    return texts | {key: str(value) for key, value in numbers.items()}
+
+
+if __name__ == "__main__":
+    exit_cleanly(app, name="python -m benchmarks.gpu_checks")

@@ -1,0 +1,130 @@
+"""How fast is translating on a GPU? Our searches, our ONNX files and transformers' Marian, with equal work.
+
+    python -m benchmarks.gpu_decode --device cuda --record gpu_decode.csv
+
+The paper's base model (--small: a tiny one) with random weights, sources of 25 tokens, exactly 28 output tokens, beam
+4.
+ONNX files run where this installation of onnxruntime has a provider for the device.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.errors import exit_cleanly
+
+from .decode_base import random_model
+from .harness import BatchSizes, Record, Rounds, clock, program, report, timed
+
+app = program()
+COLUMNS = (
+    "date", "commit", "command", "hardware", "torch", "transformers", "device", "system", "batch", "tokens_per_second",
+    "ms_per_step", "times_marian",
+)  # fmt: skip
+SOURCE, TARGET, BEAMS = 25, 28, 4
+Search = Callable[[torch.Tensor, torch.Tensor], object]
+
+
+@app.command(help="Compare the speed of translating on a device.")
+def compare(
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    small: Annotated[bool, typer.Option("--small", help="A tiny model, to try the program.")] = False,
+    batch_size: BatchSizes = None,
+    rounds: Rounds = 3,
+    record: Record = None,
+) -> None:
+    sizes = {"vocab_size": 500, "d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    now = clock("wall", device)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        ours = random_model(Path(folder) / "model", **(sizes if small else {"vocab_size": 37000}))
+        peer = marian(ours.config)
+        files = onnx_files(Path(folder), device)
+        for batch in batch_size or [1, 64, 512]:
+            ids = torch.randint(4, ours.config.vocab_size, (batch, SOURCE), device=device)
+            ids[:, -1] = ours.config.eos_token_id
+            best = {}
+            systems = torch_systems(ours, peer, device) | files
+            for name, search in systems.items():
+                with torch.inference_mode():
+                    search(ids, torch.ones_like(ids))  # warm up
+                    turns = [timed(partial(search, ids, torch.ones_like(ids)), now)[0] for _ in range(rounds)]
+                best[name] = min(turns)
+            for name, seconds in best.items():
+                dtype = name.split()[-1]
+                times = best.get(f"marian {dtype}", best["marian float32"]) / seconds
+                rows.append(
+                    {
+                        "device": device, "system": name, "batch": batch,
+                        "tokens_per_second": round(batch * TARGET / seconds),
+                        "ms_per_step": round(1e3 * seconds / TARGET, 2), "times_marian": round(times, 2),
+                    }
+                )  # fmt: skip
+    report(rows, record, "gpu_decode", COLUMNS)
+
+
+def marian(config: Any) -> Any:
+    """Return transformers' Marian with the same sizes."""
+    from transformers import MarianConfig, MarianMTModel
+
+    names = ["vocab_size", "d_model", "pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"]
+    names += [f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")]
+    sizes = {name: getattr(config, name) for name in names}
+    return MarianMTModel(MarianConfig(**sizes, forced_eos_token_id=None, max_position_embeddings=256)).eval()
+
+
+def torch_systems(ours: Any, peer: Any, device: str) -> dict[str, Search]:
+    """Return our search and generate(), and Marian's, in float32 and bfloat16, by name."""
+    limits = {"num_beams": BEAMS, "min_new_tokens": TARGET, "max_new_tokens": TARGET, "do_sample": False}
+
+    def generate(model: Any, dtype: torch.dtype, ids: torch.Tensor, mask: torch.Tensor) -> object:
+        return model.to(device, dtype).generate(input_ids=ids, attention_mask=mask, **limits)
+
+    def search(dtype: torch.dtype, ids: torch.Tensor, mask: torch.Tensor) -> object:
+        model = ours.to(device, dtype)
+        return beam_search(model, ids, mask, BEAMS, min_length=TARGET - 1, max_length=TARGET, num_return_sequences=1)
+
+    systems: dict[str, Search] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        systems |= {
+            f"marian {name}": partial(generate, peer, dtype),
+            f"generate() {name}": partial(generate, ours, dtype),
+        }
+        systems[f"search {name}"] = partial(search, dtype)
+    return systems
+
+
+def onnx_files(folder: Path, device: str) -> dict[str, Search]:
+    """Export the folder's model in float32 and fp16; {} without a provider for the device."""
+    import onnxruntime
+
+    provider = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}[device]
+    if provider not in onnxruntime.get_available_providers():
+        typer.echo(f"onnxruntime has no {provider}: no ONNX rows", err=True)
+        return {}
+    from conversion.onnx.export import export_folder
+    from vaswani_transformer.onnx_translator import OnnxTranslator
+
+    systems: dict[str, Search] = {}
+    for precision, name in (("fp32", "float32"), ("fp16", "float16")):
+        export_folder(folder / "model", folder / precision, precision=precision)
+        translator = OnnxTranslator.from_pretrained(folder / precision, device=device)
+
+        def search(ids: torch.Tensor, mask: torch.Tensor, translator: OnnxTranslator = translator) -> object:
+            arrays = ids.cpu().numpy(), mask.cpu().numpy()
+            limits = {"min_length": TARGET - 1, "max_length": TARGET, "num_return_sequences": 1}
+            return translator.generate(*arrays, num_beams=BEAMS, **limits)
+
+        systems[f"onnx {name}"] = search
+    return systems
+
+
+if __name__ == "__main__":
+    exit_cleanly(app, name="python -m benchmarks.gpu_decode")
