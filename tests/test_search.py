@@ -24,7 +24,6 @@ from searches import by_search
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.beam_search import largest
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
 
 # Decisions that differ by less are equal in float32: the accumulated log-probabilities of a sentence differ by up to
@@ -466,13 +465,3 @@ def test_transition_scores_add_up_to_the_sequence_score(lively_model: ModelMaker
     for row, step_scores, score in zip(output.sequences, steps, output.sequences_scores, strict=True):
         penalty = length_penalty(len(tokens_of(row)), 0.6)
         assert step_scores.sum().item() / penalty == close_to(score.item())
-
-
-@pytest.mark.parametrize("vocabulary", [5, 129, 300, 4015])
-def test_the_largest_scores_of_long_rows_are_those_of_topk(vocabulary: int) -> None:
-    scores = torch.randn(2, 3, vocabulary, generator=torch.Generator().manual_seed(1))
-    for count in (1, 5, 8):
-        if count <= vocabulary:
-            expected = scores.topk(count)
-            values, indices = largest(scores, count)
-            assert torch.equal(values, expected.values) and torch.equal(indices, expected.indices)

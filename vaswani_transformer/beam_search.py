@@ -28,7 +28,6 @@ from .modeling_vaswani_transformer import (
 from .text_translator import lookahead_of
 
 EMPTY = 10 * NO_HYPOTHESIS  # the score of a slot without a hypothesis
-GROUPS = 16  # into which `largest` divides a row
 MASKED = torch.finfo(torch.float32).min  # the bias of positions that may not be attended to
 
 
@@ -213,14 +212,14 @@ def step(
     length = state.length + 1  # of the extended hypotheses, without the start token
     penalty = constants.penalties.index_select(0, length)
 
-    best, best_tokens = largest(logits.log_softmax(dim=-1), constants.ranks.shape[0])  # (batch, live, width)
+    best, best_tokens = logits.log_softmax(dim=-1).topk(constants.ranks.shape[0], dim=-1)  # (batch, live, width)
     scores = (best + state.live_scores[:, :, None] + constants.suppressed[best_tokens]).flatten(1)
     scores, chosen = scores.topk(2 * beams, dim=-1)  # (batch, candidates)
     backpointers = constants.beam_of[chosen]
     tokens = best_tokens.flatten(1).gather(1, chosen)
 
     # Every candidate that ends in </s> is finished; the best of these and of the finished ones so far are kept.
-    is_end = tokens.eq(cast(int, decoder.end))
+    is_end = tokens == decoder.end
     finishes = is_end & (scores > constants.finish_above.index_select(0, length))
     finished_scores = torch.cat((state.finished_scores, torch.where(finishes, scores / penalty, EMPTY)), dim=1)
     finished_scores, kept = finished_scores.topk(beams, dim=-1)
@@ -248,26 +247,6 @@ def step(
         length=length,
         done=done,
     )
-
-
-def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest scores of each row and their indices, like `topk`, which is slow on long rows.
-
-    scores: (batch, live, V). The largest are in the `count` columns with the largest maxima if a row is read as GROUPS
-    lines of the same length. ONNX Runtime's TopK needs no help.
-    """
-    columns = scores.shape[-1] // GROUPS
-    if torch.compiler.is_exporting() or scores.device.type != "cpu" or columns <= count:
-        values, indices = scores.topk(count, dim=-1)
-        return values, indices
-    rest = scores[:, :, columns * GROUPS :]
-    lines = scores[:, :, : columns * GROUPS].unflatten(-1, (GROUPS, columns))
-    chosen = lines.amax(dim=2).topk(count, dim=-1, sorted=False).indices
-    candidates = lines.gather(3, chosen[:, :, None].expand(-1, -1, GROUPS, -1)).flatten(2)
-    best, places = torch.cat((candidates, rest), dim=2).topk(count, dim=-1)
-    inside = places < candidates.shape[2]
-    column = chosen.gather(2, torch.where(inside, places % count, 0))
-    return best, torch.where(inside, places // count * columns + column, places + GROUPS * (columns - count))
 
 
 def length_penalty_of(lengths: Tensor, alpha: Tensor) -> Tensor:
