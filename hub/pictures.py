@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 
 def attention_picture(translator: Translator, example: str) -> bytes:
-    """Draw the cross-attention of the last decoder layer for a sentence and its translation."""
+    """Draw the cross-attention of the last decoder layer for a sentence and its translation.
+
+    The mean of the heads: the Hub shows a card 760 pixels wide, where the labels of a panel per head cannot be read.
+    """
     maps = attention_maps(translator.model, translator.tokenizer, example, target_tokenizer=translator.target_tokenizer)
-    return png(attention_figure(maps))
+    return png(attention_figure(maps, head=0))
 
 
 def training_curve(folder: Path) -> bytes | None:

@@ -448,6 +448,8 @@ def test_the_card_shows_the_provenance(hub, trained, tmp_path):
     assert "```bash\npython -m training --config demo --data news --output-dir=one\n```" in card.text
     assert "/private" not in card.content
     assert {"attention.png", "training_curve.png"} <= written(tmp_path / "out")
+    width = int.from_bytes((tmp_path / "out/attention.png").read_bytes()[16:20], "big")
+    assert 8 / 72 * 150 * 760 / width >= 9, "labels of 8 points, at 150 to the inch, on a card 760 pixels wide"
     assert "](attention.png)" in card.text and "](training_curve.png)" in card.text
 
 
