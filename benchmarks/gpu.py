@@ -7,13 +7,15 @@ Each piece is a process of at most nine minutes that leaves OUTPUT/PIECE.log and
 finished are skipped, so the same command goes on after an interruption. The most important pieces come first.
 """
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -92,9 +94,9 @@ def measure(
 
 
 def finished(output: Path, name: str, commands: list[list[str]], device: str) -> bool:
-    """Run a piece unless it has finished before; return whether it has."""
-    mark = output / f"{name}.finished"
-    if mark.exists():
+    """Run a piece unless the same commands have finished before; return whether they have."""
+    mark, what = output / f"{name}.finished", json.dumps(commands)
+    if mark.exists() and mark.read_text(encoding="utf-8") == what:
         typer.echo(f"{name}: finished before")
         return True
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
@@ -102,19 +104,27 @@ def finished(output: Path, name: str, commands: list[list[str]], device: str) ->
     started = time.perf_counter()
     with (output / f"{name}.log").open("ab") as log:
         for words in commands:
-            left = SECONDS - (time.perf_counter() - started)
-            command = [sys.executable, *words]
-            try:
-                subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=left, check=True)
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-                reason = (
-                    f"exit code {error.returncode}" if isinstance(error, subprocess.CalledProcessError) else "too long"
-                )
-                typer.echo(f"{name}: {reason} after {time.perf_counter() - started:.0f} s, see {log.name}")
+            problem = run([sys.executable, *words], log, environment, SECONDS - (time.perf_counter() - started))
+            if problem:
+                typer.echo(f"{name}: {problem} after {time.perf_counter() - started:.0f} s, see {log.name}")
                 return False
-    mark.touch()
+    mark.write_text(what, encoding="utf-8")
     typer.echo(f"{name}: {time.perf_counter() - started:.0f} s")
     return True
+
+
+def run(command: list[str], log: IO[bytes], environment: dict[str, str], seconds: float) -> str:
+    """Run a command; returns "" or what went wrong. When it takes too long, its own processes end with it."""
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    try:
+        code = process.wait(seconds)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            return "too long"
+        raise
+    return f"exit code {code}" if code else ""
 
 
 if __name__ == "__main__":

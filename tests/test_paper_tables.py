@@ -18,6 +18,7 @@ from training.paper.table1 import (
     self_attention,
     sequential_steps,
 )
+from training.result_row import hardware
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig
 from vaswani_transformer.cli import main
 
@@ -60,14 +61,14 @@ def test_our_rows_of_table_2_are_those_of_the_results(text, tmp_path):
     with (tmp_path / "results.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns.split(","))
-        writer.writerow([command, "a CPU", 0.5, 100, 3_000_000, "test", 36.5, "nrefs:1", 37.0, 36.6])
+        writer.writerow([command, hardware(), 0.5, 100, 3_000_000, "test", 36.5, "nrefs:1", 37.0, 36.6])
         writer.writerow(["python -m training --config mine.yaml", "a CPU", 1, 7, 1000, "test", 10, "nrefs:1", 11, 12])
     words = ["--output", str(tmp_path), "--data", str(text), "--results", str(tmp_path / "results.csv")]
     main(["paper", "table2", *words])
     first, second = json.loads((tmp_path / "table2.json").read_text())["rows"]
     assert first["bleu"] == 36.5 and first["changes"].startswith("--model.dropout=0.2")
     assert first["flops_counted"] > 100 * 1000 * 6 * 1e6 and second["flops_counted"] is None
-    assert first["flops_by_formula"] == pytest.approx(second["flops_by_formula"] / 2)
+    assert first["flops_by_formula"] > 1e12 and second["flops_by_formula"] is None  # another machine has another rate
     table = (tmp_path / "table2.md").read_text()
     assert "| Transformer (big) | 28.4 | 41.8 | 2.3e+19 | 2.3e+19 |" in table and "| mine | 10.00 | 12.00 |" in table
 

@@ -34,7 +34,7 @@ class StepBatches:
 def make_batch(corpus: Corpus, pairs: np.ndarray, config: Any, device: torch.device) -> Batch:
     """Return the arguments of TrainingLoss.forward for some pairs of a corpus.
 
-    They lie on the CPU; for a GPU in pinned memory, from which alone copies are asynchronous.
+    The tensors stay on the CPU, pinned if the device is a GPU: only pinned memory can be copied asynchronously.
     """
     pad = cast(int, config.pad_token_id)
     source, source_real = corpus.sources(pairs, pad)
@@ -56,8 +56,11 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 class InputPipeline:
     """Builds the batches of one step ahead. `waited`: seconds that steps have waited for their batches."""
 
-    def __init__(self, corpus: Corpus, order: Order, config: Any, device: torch.device, rank: int, processes: int):
-        self.corpus, self.order, self.config, self.device = corpus, order, config, device
+    def __init__(
+        self, corpus: Corpus, order: Order, steps: int, config: Any, device: torch.device, rank: int, processes: int
+    ):
+        """steps: of the whole run; nothing is built beyond them"""
+        self.corpus, self.order, self.steps, self.config, self.device = corpus, order, steps, config, device
         self.rank, self.processes = rank, processes
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="input")
         self.ahead: tuple[int, Future[StepBatches]] | None = None
@@ -70,7 +73,9 @@ class InputPipeline:
             self.ahead = step, self.thread.submit(self.build, step)
         batches = self.ahead[1].result()
         self.waited += time.perf_counter() - started
-        self.ahead = step + 1, self.thread.submit(self.build, step + 1)
+        self.ahead = None
+        if step + 1 < self.steps:
+            self.ahead = step + 1, self.thread.submit(self.build, step + 1)
         return batches
 
     def close(self) -> None:

@@ -133,7 +133,10 @@ class Recipe(BaseModel):
     keep: Whole = Field(5, ge=1, description="Checkpoints to keep, besides the newest and the best.")
     average_last: Whole = Field(5, ge=1, description="Checkpoints averaged into the final model.")
     length_penalty: Number | None = Field(
-        None, ge=-1, le=5, description="Default alpha of the finished model's search; null: the paper's 0.6."
+        None,
+        ge=-1,
+        le=5,
+        description="Alpha of the finished model's search; null: that of initial_weights, or 0.6.",
     )
 
     # --- run ---

@@ -25,6 +25,7 @@ class Stepper:
         self.input = InputPipeline(
             prepared.corpus,
             prepared.order,
+            prepared.total_steps,
             prepared.config,
             self.device,
             accelerator.process_index,
@@ -117,16 +118,21 @@ class Stepper:
             prepared.optimizer.step()  # with fp16 the gradient scaler skips the step itself and lowers its scale
         self.unread_norms.append((progress.step + 1, norm))
         if not self.skips_on_device or len(self.unread_norms) >= recipe.log_every:
-            self.read_norms()
+            self._count_gradients()
 
     def read_norms(self) -> None:
-        """Count the steps whose gradient was not finite. The host waits for a GPU here, before a log line or a save.
+        """Count the steps since the last call whose gradient was not finite, before a log line or a save.
 
-        Raises InputError after max_bad_steps such steps in a row.
+        The host waits for a GPU here; the time is that of the steps. Raises InputError after max_bad_steps such steps
+        in a row.
         """
+        started = time.perf_counter()
+        if self.unread_norms:
+            self._count_gradients()
+        self.progress.seconds += time.perf_counter() - started
+
+    def _count_gradients(self) -> None:
         prepared, progress = self.prepared, self.progress
-        if not self.unread_norms:
-            return
         steps, norms = zip(*self.unread_norms, strict=True)
         self.unread_norms = []
         for step, norm in zip(steps, torch.stack(norms).tolist(), strict=True):

@@ -174,6 +174,7 @@ async function translateLine(line, run) {
   let hypotheses;
   const attentions = [];
   const parts = await send({ request: "split", text: line });
+  if (run !== latestRun) return;
   for (const [index, { sentence, separator }] of parts.entries()) {
     if (parts.length > 1) showStatus(`Translating … sentence ${index + 1} of ${parts.length}`);
     const found = await send({ request: "translate", text: sentence, beams: Number(beams.value) });

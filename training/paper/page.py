@@ -43,7 +43,7 @@ FLOPs are training time × number of GPUs × sustained FLOP/s of a GPU (P100: 9.
 Ours are trained on Multi30k, so their BLEU cannot be compared with the rows above. Models whose cased BLEU is far
 below the lower-cased one write lower case. Counted FLOPs are products of the model × steps, for recipes of the
 package; the paper's formula is training time × the rate of large float32 products of the machine that made this page.
-Runs in bfloat16 compute faster than that rate.
+It is empty for runs on another machine, and counts the time beside the products too.
 """
 TABLE3 = """## Table 3: variations of the architecture
 

@@ -21,6 +21,7 @@ from ..cost import product_rate
 from ..dry_run import make_plan
 from ..json_files import write_json
 from ..recipe import load_recipe, shipped_recipes
+from ..result_row import hardware
 from .rows import PAPER, markdown, origin
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
@@ -64,7 +65,8 @@ def our_row(row: dict[str, str], rate: float, plans: dict[str, float], where: Ma
         "hardware": row["hardware"],
         "cpu_hours": float(row["cpu_hours"]),
         "flops_counted": None if per_step is None else per_step * int(row["steps"]),
-        "flops_by_formula": 3600 * float(row["cpu_hours"]) * rate,
+        # The rate is this machine's.
+        "flops_by_formula": 3600 * float(row["cpu_hours"]) * rate if row["hardware"] == hardware() else None,
     }
 
 
