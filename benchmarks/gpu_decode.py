@@ -7,6 +7,7 @@ of 4. ONNX files run where this installation of onnxruntime has a provider for t
 Marian in the same precision, and is empty for fp16.
 """
 
+import copy
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,7 @@ from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import exit_cleanly
 
 from .decode_base import random_model
-from .harness import BatchSizes, Record, Rounds, clock, program, report, timed
+from .harness import BatchSizes, Record, Rounds, clock, program, report, take_turns, timed
 
 app = program()
 COLUMNS = (
@@ -44,18 +45,16 @@ def compare(
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         ours = random_model(Path(folder) / "model", **(sizes if small else {"vocab_size": 37000}))
-        peer = marian(ours.config)
-        files = onnx_files(Path(folder), device)
+        systems = torch_systems(ours, device) | onnx_files(Path(folder), device)
         for batch in batch_size or [1, 64, 512]:
             ids = torch.randint(4, ours.config.vocab_size, (batch, SOURCE), device=device)
             ids[:, -1] = ours.config.eos_token_id
-            best = {}
-            systems = torch_systems(ours, peer, device) | files
-            for name, search in systems.items():
-                with torch.inference_mode():
-                    search(ids, torch.ones_like(ids))  # warm up
-                    turns = [timed(partial(search, ids, torch.ones_like(ids)), now)[0] for _ in range(rounds)]
-                best[name] = min(turns)
+            inputs = ids, torch.ones_like(ids)
+            works = {name: partial(timed, partial(search, *inputs), now) for name, search in systems.items()}
+            with torch.inference_mode():
+                take_turns(works, 1)  # warm up
+                turns = take_turns(works, rounds)
+            best = {name: min(seconds for seconds, _ in measured) for name, measured in turns.items()}
             for name, seconds in best.items():
                 dtype = name.split()[-1]
                 peer_seconds = best.get(f"marian {dtype}")
@@ -80,25 +79,25 @@ def marian(config: Any) -> Any:
     return MarianMTModel(MarianConfig(**sizes, forced_eos_token_id=None, max_position_embeddings=256)).eval()
 
 
-def torch_systems(ours: Any, peer: Any, device: str) -> dict[str, Search]:
+def torch_systems(ours: Any, device: str) -> dict[str, Search]:
     """Return our search and generate(), and Marian's, in float32 and bfloat16, by name."""
     limits = {"num_beams": BEAMS, "min_new_tokens": TARGET, "max_new_tokens": TARGET, "do_sample": False}
+    exact = {"min_length": TARGET - 1, "max_length": TARGET, "num_return_sequences": 1}  # min: before </s>
+    peer = marian(ours.config)
 
-    def generate(model: Any, dtype: torch.dtype, ids: torch.Tensor, mask: torch.Tensor) -> object:
-        return model.to(device, dtype).generate(input_ids=ids, attention_mask=mask, **limits)
+    def generate(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> object:
+        return model.generate(input_ids=ids, attention_mask=mask, **limits)
 
-    def search(dtype: torch.dtype, ids: torch.Tensor, mask: torch.Tensor) -> object:
-        model = ours.to(device, dtype)
-        return beam_search(model, ids, mask, BEAMS, min_length=TARGET - 1, max_length=TARGET, num_return_sequences=1)
+    def search(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> object:
+        return beam_search(model, ids, mask, BEAMS, **exact)
 
     systems: dict[str, Search] = {}
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
-        systems |= {
-            f"marian {name}": partial(generate, peer, dtype),
-            f"generate() {name}": partial(generate, ours, dtype),
-        }
-        systems[f"search {name}"] = partial(search, dtype)
+        model, theirs = (copy.deepcopy(each).to(device, dtype) for each in (ours, peer))
+        systems[f"marian {name}"] = partial(generate, theirs)
+        systems[f"generate() {name}"] = partial(generate, model)
+        systems[f"search {name}"] = partial(search, model)
     return systems
 
 

@@ -6,7 +6,7 @@ environment. The card says so if something is not known.
 
 import json
 import re
-from importlib.metadata import metadata, version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,11 @@ def write_card(
 
 
 def homepage() -> str | None:
-    """Return the project's address, if pyproject.toml records one under [project.urls]."""
-    urls = metadata("vaswani-transformer").get_all("Project-URL") or []
+    """Return the project's address, if the package is installed and its pyproject.toml has one in [project.urls]."""
+    try:
+        urls = metadata("vaswani-transformer").get_all("Project-URL") or []
+    except PackageNotFoundError:  # used from a source tree
+        return None
     return next((url.partition(", ")[2] for url in urls), None)
 
 

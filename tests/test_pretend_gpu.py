@@ -66,7 +66,7 @@ def trained(library: Path, output: Path, **keys: Any) -> tuple[list[dict[str, in
 @pytest.mark.parametrize("keys", [{}, {"mixed_precision": "bf16", "max_gradient_norm": 0.5}])
 def test_training_never_waits_between_log_lines(library: Path, tmp_path: Path, keys: dict[str, Any]) -> None:
     waits, _ = trained(library, tmp_path / "run", **keys)
-    assert len(waits) == 8 and [waits[n] for n in (1, 2, 5, 6)] == [{}] * 4  # log lines and saves are outside of steps
+    assert waits[1:] == [{}] * 7  # log lines and saves are outside of steps; the first step warms up
 
 
 def test_a_step_without_a_finite_gradient_is_skipped_on_the_device(library: Path, tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from .batches import Order, shares
+from .batches import shares
 from .corpus import Corpus
+from .prepare import Prepared
 
 Batch = tuple[torch.Tensor | None, ...]
 
@@ -56,12 +57,8 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 class InputPipeline:
     """Builds the batches of one step ahead. `waited`: seconds that steps have waited for their batches."""
 
-    def __init__(
-        self, corpus: Corpus, order: Order, steps: int, config: Any, device: torch.device, rank: int, processes: int
-    ):
-        """steps: of the whole run; nothing is built beyond them"""
-        self.corpus, self.order, self.steps, self.config, self.device = corpus, order, steps, config, device
-        self.rank, self.processes = rank, processes
+    def __init__(self, prepared: Prepared):
+        self.prepared = prepared
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="input")
         self.ahead: tuple[int, Future[StepBatches]] | None = None
         self.waited = 0.0
@@ -74,7 +71,7 @@ class InputPipeline:
         batches = self.ahead[1].result()
         self.waited += time.perf_counter() - started
         self.ahead = None
-        if step + 1 < self.steps:
+        if step + 1 < self.prepared.total_steps:
             self.ahead = step + 1, self.thread.submit(self.build, step + 1)
         return batches
 
@@ -82,15 +79,16 @@ class InputPipeline:
         self.thread.shutdown(cancel_futures=True)
 
     def build(self, step: int) -> StepBatches:
-        parts = self.order.step(step)
+        corpus, config, accelerator = self.prepared.corpus, self.prepared.config, self.prepared.accelerator
+        parts = self.prepared.order.step(step)
         pairs = np.concatenate(parts)
         micro_batches = []
-        for number, part in shares(parts, self.rank, self.processes):
+        for number, part in shares(parts, accelerator.process_index, accelerator.num_processes):
             # All processes must compute together: one without a sentence computes any pair with weight 0.
             chosen, weight = (part, 1.0) if len(part) else (pairs[:1], 0.0)
-            micro_batches.append(MicroBatch(number, make_batch(self.corpus, chosen, self.config, self.device), weight))
+            micro_batches.append(MicroBatch(number, make_batch(corpus, chosen, config, accelerator.device), weight))
         return StepBatches(
             micro_batches,
-            source_tokens=int(self.corpus.source_lengths[pairs].sum(dtype=np.int64)),
-            target_tokens=int(self.corpus.target_lengths[pairs].sum(dtype=np.int64)),
+            source_tokens=int(corpus.source_lengths[pairs].sum(dtype=np.int64)),
+            target_tokens=int(corpus.target_lengths[pairs].sum(dtype=np.int64)),
         )

@@ -22,21 +22,16 @@ class Stepper:
         self.prepared, self.progress, self.window, self.signals = prepared, progress, window, signals
         accelerator = prepared.accelerator
         self.device = accelerator.device
-        self.input = InputPipeline(
-            prepared.corpus,
-            prepared.order,
-            prepared.total_steps,
-            prepared.config,
-            self.device,
-            accelerator.process_index,
-            accelerator.num_processes,
-        )
+        self.input = InputPipeline(prepared)
         self.rate = 0.0
         self.gradient_norm = 0.0
         # On a GPU, fused Adam itself skips a step whose gradient is not finite, and the host reads the norms later.
-        precise = accelerator.mixed_precision != "fp16"
-        self.skips_on_device = self.device.type == "cuda" and precise and not fsdp.is_sharded(prepared.module)
-        self.unread_norms: list[tuple[int, torch.Tensor]] = []  # step and norm
+        self.skips_on_device = (
+            self.device.type == "cuda"
+            and accelerator.mixed_precision != "fp16"
+            and not fsdp.is_sharded(prepared.module)
+        )
+        self.unread_norms: list[tuple[int, torch.Tensor]] = []  # step and norm, since the last log line or save
 
     def settle_buckets(self) -> None:
         """Run a dummy backward pass so that DDP fixes its bucket order; otherwise resumed runs differ in the last bits.
@@ -117,7 +112,7 @@ class Stepper:
                 group["lr"] = self.rate
             prepared.optimizer.step()  # with fp16 the gradient scaler skips the step itself and lowers its scale
         self.unread_norms.append((progress.step + 1, norm))
-        if not self.skips_on_device or len(self.unread_norms) >= recipe.log_every:
+        if not self.skips_on_device:
             self._count_gradients()
 
     def read_norms(self) -> None:
