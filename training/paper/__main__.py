@@ -66,6 +66,27 @@ def table3(
 
 @app.command(
     context_settings=RECIPE_OPTIONS,
+    help="Train parsers on a treebank and measure labelled F1 (section 6.3). Other options are keys of the recipe "
+    "treebank_parsing: --max_steps 5000. The same command resumes.",
+)
+def table4(
+    context: typer.Context,
+    output: Output,
+    treebank: Annotated[Path, typer.Option(help="A folder or .zip file with wsj_0001.mrg, ...: NLTK's treebank.zip.")],
+    unlabelled: Annotated[
+        Path | None, typer.Option(help="Sentences for the semi-supervised row, one a line (.gz too); default: no row.")
+    ] = None,
+    vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer of the words.")] = 4000,
+    seeds: Seeds = "1",
+) -> None:
+    options = parse_options(context.args)
+    from . import table4 as module
+
+    module.table4(output, treebank, unlabelled, vocabulary, numbers(seeds), options)
+
+
+@app.command(
+    context_settings=RECIPE_OPTIONS,
     help="Measure claims about the model, each with a number, a plot and a verdict. The same command resumes. Other "
     "options are keys of the recipe multi30k_table3, for the claims that train models.",
 )

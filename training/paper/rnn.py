@@ -1,13 +1,46 @@
-"""An RNN with Bahdanau's attention, for the claim on throughput: a bidirectional encoder, additive attention."""
+"""An RNN with Bahdanau's attention, beside which the paper's model is set: bidirectional encoder, additive attention.
+
+It trains on the batches of a recipe (`train_rnn`) and searches as section 6.1 does (`search`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from vaswani_transformer import gnmt_length_penalty
+
+from ..input_pipeline import InputPipeline, on_device
+from ..loss import smoothing_weights
+from ..prepare import Prepared, make_accelerator, prepare
+from ..recipe import Recipe
+from ..report import Reporter
+
+# Usual for LSTMs of this size; tried on the treebank with 5e-4 and 2e-3 as well.
+LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0
+State = Tensor | tuple[Tensor, Tensor]
+
+
+class Encoded(NamedTuple):
+    memory: Tensor  # (batch, source, width)
+    keys: Tensor  # (batch, source, width)
+    padding: Tensor | None  # bool, (batch, source, 1)
+
+    def repeated(self, times: int) -> "Encoded":
+        """Return the same for `times` hypotheses of one sentence."""
+        parts = (None if each is None else each.expand(times, -1, -1) for each in self)
+        return Encoded(*cast(tuple[Tensor, Tensor, Tensor], tuple(parts)))
 
 
 class AttentiveRnn(nn.Module):
-    """One layer each for encoder and decoder; returns the states from which the output layer predicts."""
+    """One layer each for encoder and decoder; predicts from the decoder's state and what it attends to."""
 
-    def __init__(self, vocabulary: int, width: int, cell: str):
+    def __init__(self, vocabulary: int, width: int, cell: str, dropout: float = 0.0):
         """cell: "gru" or "lstm"; width: even, of embeddings and states"""
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
@@ -17,27 +50,157 @@ class AttentiveRnn(nn.Module):
         self.key, self.query = nn.Linear(width, width), nn.Linear(width, width, bias=False)
         self.score = nn.Linear(width, 1, bias=False)
         self.output = nn.Linear(2 * width, vocabulary, bias=False)
+        self.dropout = nn.Dropout(dropout)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """source: (batch, source), target: (batch, target) -> logits (batch, target, vocabulary)"""
-        memory, _ = self.encoder(self.embedding(source))
-        keys, inputs = self.key(memory), self.embedding(target)
-        context = memory.new_zeros(len(source), memory.shape[-1])
+    def forward(self, source: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """source, mask: (batch, source), target: (batch, target) -> logits (batch, target, vocabulary)"""
+        encoded = self.encode(source, mask)
+        context = encoded.memory.new_zeros(len(source), encoded.memory.shape[-1])
         state, outputs = None, []
-        for step in inputs.unbind(1):
-            state = self.cell(torch.cat((step, context), dim=-1), state)
-            hidden = state[0] if isinstance(state, tuple) else state
-            scores = self.score(torch.tanh(keys + self.query(hidden)[:, None]))  # (batch, source, 1)
-            context = (scores.softmax(1) * memory).sum(1)
-            outputs.append(torch.cat((hidden, context), dim=-1))
-        return self.output(torch.stack(outputs, dim=1))
+        for inputs in self.dropout(self.embedding(target)).unbind(1):
+            output, state, context = self.step(inputs, state, context, encoded)
+            outputs.append(output)
+        return self.output(self.dropout(torch.stack(outputs, dim=1)))
+
+    def encode(self, source: Tensor, mask: Tensor | None = None) -> Encoded:
+        inputs = self.dropout(self.embedding(source))
+        if mask is None:
+            memory, padding = self.encoder(inputs)[0], None
+        else:  # packed, so that the backward direction does not read the padding first
+            packed = pack_padded_sequence(inputs, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+            memory, _ = pad_packed_sequence(self.encoder(packed)[0], batch_first=True, total_length=source.shape[1])
+            padding = mask[:, :, None] == 0
+        memory = self.dropout(memory)
+        return Encoded(memory, self.key(memory), padding)
+
+    def step(
+        self, inputs: Tensor, state: State | None, context: Tensor, encoded: Encoded
+    ) -> tuple[Tensor, State, Tensor]:
+        """inputs, context: (batch, width) -> what the output layer reads (batch, 2 x width), new state and context"""
+        state = cast(State, self.cell(torch.cat((inputs, context), dim=-1), state))
+        hidden = state[0] if isinstance(state, tuple) else state
+        scores = self.score(torch.tanh(encoded.keys + self.query(hidden)[:, None]))  # (batch, source, 1)
+        if encoded.padding is not None:
+            scores = scores.masked_fill(encoded.padding, -torch.inf)
+        context = (scores.softmax(1) * encoded.memory).sum(1)
+        return torch.cat((hidden, context), dim=-1), state, context
 
 
-def rnn_of_size(parameters: int, vocabulary: int, cell: str) -> AttentiveRnn:
+def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.0) -> AttentiveRnn:
     """Return the RNN whose number of parameters is closest to that of the Transformer it is compared with."""
+
+    def make(width: int) -> AttentiveRnn:
+        return AttentiveRnn(vocabulary, width, cell, dropout)
 
     def distance(width: int) -> int:
         with torch.device("meta"):
-            return abs(sum(each.numel() for each in AttentiveRnn(vocabulary, width, cell).parameters()) - parameters)
+            return abs(sum(each.numel() for each in make(width).parameters()) - parameters)
 
-    return AttentiveRnn(vocabulary, min(range(32, 1025, 16), key=distance), cell)
+    return make(min(range(32, 1025, 16), key=distance))
+
+
+# ---- training ------------------------------------------------------------------------------------------------------
+
+
+def train_rnn(recipe: Recipe, cell: str = "lstm") -> tuple[AttentiveRnn, Prepared]:
+    """Train on the recipe's batches and steps an RNN of the size of its model, with the recipe's dropout.
+
+    A finished RNN in recipe.output_dir is loaded instead.
+    """
+    folder = Path(recipe.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    prepared = prepare(recipe, folder, make_accelerator(recipe, folder), Reporter(True))
+    parameters = sum(each.numel() for each in prepared.model.parameters())
+    torch.manual_seed(recipe.seed)
+    model = rnn_of_size(parameters, len(prepared.tokenizer), cell, prepared.config.dropout)
+    model.to(prepared.accelerator.device)
+    file = folder / "rnn.safetensors"
+    if file.is_file():
+        load_model(model, file)
+        return model.eval(), prepared
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    pipeline = InputPipeline(prepared)
+    for step in range(prepared.total_steps):
+        for group in optimizer.param_groups:  # constant, and from the middle on a line down to 0
+            group["lr"] = LEARNING_RATE * min(1.0, 2 * (1 - step / prepared.total_steps))
+        batches = pipeline.take(step)
+        total = 0.0
+        for each in batches.micro_batches:
+            loss = smoothed_loss(model, on_device(each.batch, prepared.accelerator.device), recipe.label_smoothing)
+            (loss / batches.target_tokens).backward()
+            total += loss.item()
+        nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % recipe.log_every == 0:
+            prepared.reporter.say(
+                f"{cell.upper()}: step {step + 1}/{prepared.total_steps}  loss {total / batches.target_tokens:.3f}"
+            )
+    pipeline.close()
+    save_model(model, str(file))
+    return model.eval(), prepared
+
+
+def smoothed_loss(model: AttentiveRnn, batch: Sequence[Any], smoothing: float) -> Tensor:
+    """Return the label-smoothed cross-entropy, summed over the target's tokens."""
+    source, mask, target, positions, labels = batch
+    log_probabilities = model(source, target, mask).flatten(0, 1)[positions].log_softmax(-1)
+    peak, other = smoothing_weights(smoothing, log_probabilities.shape[-1], "others")
+    chosen = log_probabilities.gather(1, labels[:, None]).sum()
+    return -(peak - other) * chosen - other * log_probabilities.sum()
+
+
+# ---- search --------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def search(
+    model: AttentiveRnn,
+    source: Sequence[int],
+    *,
+    beams: int,
+    alpha: float,
+    limit: int,
+    lookahead: int,
+    start: int,
+    end: int,
+    allowed: Callable[[list[int]], list[int]] | None = None,
+) -> list[int]:
+    """Return the best hypothesis of section 6.1's beam search for one sentence, without its </s>.
+
+    limit: output tokens, counting </s>;  lookahead: assume that no live hypothesis grows by more tokens
+    start, end: ids of <s> and </s>
+    allowed: tells from a hypothesis which tokens may follow; None for all
+    """
+    encoded = model.encode(torch.tensor([source]))
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    best: tuple[float, list[int]] = (-math.inf, [])
+    state: State | None = None
+    context = encoded.memory.new_zeros(1, encoded.memory.shape[-1])
+    for length in range(1, limit + 1):
+        last = torch.tensor([tokens[-1] if tokens else start for _, tokens in live])
+        output, state, context = model.step(model.embedding(last), state, context, encoded.repeated(len(live)))
+        scores = model.output(output).log_softmax(-1) + torch.tensor([score for score, _ in live])[:, None]
+        if allowed is not None:
+            banned = torch.ones_like(scores, dtype=torch.bool)
+            for row, (_, tokens) in enumerate(live):
+                banned[row, allowed(tokens)] = False
+            scores = scores.masked_fill(banned, -torch.inf)
+        values, indices = scores.flatten().topk(min(2 * beams, scores.numel()))
+        penalty = cast(float, gnmt_length_penalty(length, alpha))
+        extended: list[tuple[float, int, int]] = []
+        for score, index in zip(values.tolist(), indices.tolist(), strict=True):
+            row, token = divmod(index, scores.shape[1])
+            if token == end:
+                best = max(best, (score / penalty, live[row][1]))
+            elif score > -math.inf and len(extended) < beams:
+                extended.append((score, row, token))
+        # Log-probabilities only fall, so a live hypothesis scores best at the largest penalty that it reaches.
+        largest = cast(float, gnmt_length_penalty(min(limit, length + lookahead), max(alpha, 0)))
+        if not extended or best[0] >= extended[0][0] / largest:
+            break
+        rows = torch.tensor([row for _, row, _ in extended])
+        state = (state[0][rows], state[1][rows]) if isinstance(state, tuple) else state[rows]
+        context = context[rows]
+        live = [(score, [*live[row][1], token]) for score, row, token in extended]
+    return best[1] if best[0] > -math.inf else live[0][1]

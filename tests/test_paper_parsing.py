@@ -1,0 +1,326 @@
+"""Section 6.3: trees as sequences, the constraint on the search, labelled F1, and the command of Table 4."""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ModelMaker
+from nltk.tree import Tree
+from transformers import PreTrainedTokenizerFast
+
+from training.paper.labelled_f1 import labelled_f1
+from training.paper.parse import tokens_of
+from training.paper.rnn import AttentiveRnn, search
+from training.paper.table4 import parsing_tokenizer
+from training.paper.trees import (
+    linearise,
+    read_treebank,
+    recombined,
+    tree_from,
+    trees_of,
+    without_traces,
+    word_splitter,
+)
+from training.paper.well_formed import WellFormedTrees
+from vaswani_transformer import gnmt_length_penalty
+from vaswani_transformer.cli import main
+from vaswani_transformer.errors import InputError
+
+SENTENCE = """( (S
+    (NP-SBJ-1 (NNP John) )
+    (VP (VBZ seems)
+      (S
+        (NP-SBJ (-NONE- *-1) )
+        (VP (TO to) (VP (VB sleep) ))))
+    (. .) ))
+"""
+
+
+def random_tree(generator: random.Random, labels: str = "NP VP S PRT ADVP", depth: int = 4) -> Tree:
+    """Return a tree with ambiguous labels, unary chains and punctuation."""
+    children: list[Any] = []
+    for _ in range(generator.choice([1, 1, 2, 3])):
+        if depth and generator.random() < 0.6:
+            children.append(random_tree(generator, labels, depth - 1))
+        else:
+            tag = generator.choice(["NN", "VB", ",", "."])
+            children.append(Tree(tag, [f"w{generator.randrange(100)}"]))
+    return Tree(generator.choice(labels.split()), children)
+
+
+def relabelled(tree: Tree, generator: random.Random, labels: str = "NP VP S PRT ADVP") -> Tree:
+    """Return a tree over the same words with other constituents: some merged into their parent, some renamed."""
+    children: list[Any] = []
+    for child in tree:
+        if isinstance(child[0], str):
+            children.append(child)
+            continue
+        changed = relabelled(child, generator, labels)
+        children += list(changed) if generator.random() < 0.3 else [changed]
+    label = generator.choice(labels.split()) if generator.random() < 0.3 else tree.label()
+    return Tree(label, children)
+
+
+# --- trees as sequences ----------------------------------------------------------------------------------------
+
+
+def test_a_tree_is_written_as_vinyals_et_al_do() -> None:
+    (tree,) = trees_of(SENTENCE)
+    written = "(S (NP John )NP (VP seems (S (VP to (VP sleep )VP )VP )S )VP . )S"
+    assert " ".join(linearise(tree)) == written
+    assert tree.leaves() == ["John", "seems", "to", "sleep", "."]
+    assert tree_from(written.split(), tree.pos()) == tree
+
+
+def test_every_tree_comes_back_from_its_tokens() -> None:
+    generator = random.Random(1)
+    for _ in range(200):
+        tree = random_tree(generator)
+        assert tree_from(linearise(tree), tree.pos()) == tree
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    ["", "a b", "(S a )S", "(S b a )S", "(S a b", "(S a b )NP", "(S a b )S )S", "(S a )S (S b )S", "(S (NP )NP a b )S"],
+)
+def test_tokens_that_are_no_tree_over_the_words_are_refused(tokens: str) -> None:
+    with pytest.raises(ValueError, match="2 words"):
+        tree_from(tokens.split(), [("a", "NN"), ("b", "NN")])
+
+
+def test_an_empty_sentence_is_dropped() -> None:
+    assert without_traces(Tree.fromstring("(S (NP (-NONE- *)))")) is None
+
+
+def test_recombined_trees_consist_of_the_treebank_s_constituents() -> None:
+    generator = random.Random(2)
+    trees = [random_tree(generator) for _ in range(20)]
+    before = [str(tree) for tree in trees]
+    new = recombined(trees, copies=3, seed=1)
+    assert [str(tree) for tree in trees] == before and new == recombined(trees, copies=3, seed=1)
+    assert sum(tree not in trees for tree in new) > 20
+    known = {(node.label(), child.label()) for tree in trees for node in tree.subtrees() for child in node if len(child)
+             and not isinstance(child, str)}  # fmt: skip
+    for tree in new:
+        assert all((node.label(), child.label()) in known for node in tree.subtrees() for child in node
+                   if isinstance(child, Tree))  # fmt: skip
+
+
+def test_sections_are_those_that_everybody_uses(tmp_path: Path) -> None:
+    for number in (1, 201, 2199, 2201, 2301, 2454):
+        (tmp_path / f"wsj_{number:04}.mrg").write_text(SENTENCE.replace("John", f"J{number}"))
+    first = {part: [tree.leaves()[0] for tree in trees] for part, trees in read_treebank(tmp_path).items()}
+    assert first == {"train": ["J201", "J2199"], "val": ["J2201"], "test": ["J2301"]}
+
+
+def test_a_treebank_without_files_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no tree for train"):
+        read_treebank(tmp_path)
+
+
+def test_words_are_split_as_in_the_treebank() -> None:
+    assert word_splitter()("Don't (ever) pay $5.") == ["Do", "n't", "-LRB-", "ever", "-RRB-", "pay", "$", "5", "."]
+
+
+# --- labelled F1 -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gold", "parsed", "recall", "precision"),
+    [
+        # By hand, with EVALB's rules: the number of constituents that match, in the reference, in the parse.
+        ("(S (NP (NN a)) (VP (VB b)))", "(S (NP (NN a)) (VP (VB b)))", 3 / 3, 3 / 3),
+        ("(S (NP (NN a)) (VP (VB b)))", "(S (NN a) (NP (VB b)))", 1 / 3, 1 / 2),
+        ("(S (PRT (RP a)) (VP (VB b)))", "(S (ADVP (RP a)) (VP (VB b)))", 3 / 3, 3 / 3),
+        # Punctuation counts for no span, and a constituent of punctuation alone for nothing.
+        ("(S (NP (NN a) (, ,)) (VP (VB b)) (. .))", "(S (NP (NN a)) (PRN (, ,)) (VP (VB b) (. .)))", 3 / 3, 3 / 3),
+        # A constituent matches once, however often the parse repeats it; TOP counts for nothing.
+        ("(TOP (NP (NN a)))", "(NP (NP (NP (NN a))))", 1 / 1, 1 / 3),
+    ],
+)
+def test_f1_follows_evalb(gold: str, parsed: str, recall: float, precision: float) -> None:
+    found = labelled_f1([Tree.fromstring(gold)], [Tree.fromstring(parsed)])
+    assert found["recall"] == pytest.approx(100 * recall) and found["precision"] == pytest.approx(100 * precision)
+    assert found["f1"] == pytest.approx(200 * recall * precision / (recall + precision))
+
+
+def test_f1_equals_an_independent_scorer_on_200_trees() -> None:
+    """PYEVALB knows neither punctuation nor PRT nor repeated constituents, so these trees have none."""
+    from PYEVALB.parser import create_from_bracket_string
+    from PYEVALB.scorer import Scorer
+
+    generator, gold, parsed = random.Random(3), [], []
+    while len(gold) < 200:
+        tree = random_tree(generator, "NP VP S ADJP")
+        pair = [tree, relabelled(tree, generator, "NP VP S ADJP")]
+        pair = [Tree.fromstring(re.sub(r"\((,|\.) ", "(NN ", str(each))) for each in pair]
+        if all(is_without_repetition(each) for each in pair):
+            gold.append(pair[0])
+            parsed.append(pair[1])
+    results = [
+        Scorer().score_trees(*(create_from_bracket_string(each.pformat(margin=10**6)) for each in pair))
+        for pair in zip(gold, parsed, strict=True)
+    ]
+    matched, in_gold, in_parsed = (
+        sum(getattr(each, name) for each in results) for name in ("matched_brackets", "gold_brackets", "test_brackets")
+    )
+    found = labelled_f1(gold, parsed)
+    assert 20 < found["f1"] < 95
+    assert found["f1"] == pytest.approx(200 * matched / (in_gold + in_parsed), abs=1e-9)
+
+
+def is_without_repetition(tree: Tree) -> bool:
+    """Return whether no constituent has a descendant with its label over the same words."""
+    inner = [node for node in tree.subtrees() if node.height() > 2]
+    return all(
+        node.label() != below.label() or len(node.leaves()) > len(below.leaves())
+        for node in inner
+        for below in list(node.subtrees())[1:]
+        if below.height() > 2
+    )
+
+
+def test_f1_of_short_sentences_counts_punctuation_as_words() -> None:
+    trees = [Tree("S", [Tree("NN", ["a"])] * 40), Tree("S", [*[Tree("NN", ["a"])] * 40, Tree(".", ["."])])]
+    assert labelled_f1(trees, trees, longest=40)["sentences"] == 1
+
+
+# --- the constraint --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """The brackets are (NP, (S, )NP and )S; `a` and `b` are words of one token, `ab` is one of two."""
+    tree = Tree.fromstring("(S (NP (NN a)) (NN b) (NN a) (NN b))")
+    return parsing_tokenizer([tree] * 5, 262)
+
+
+@pytest.mark.parametrize(("sentence", "limit"), [("a", 4), ("a", 6), ("a b", 7), ("a b a", 9), ("ab a", 9)])
+def test_the_constraint_allows_every_tree_within_the_limit_and_nothing_else(
+    tokenizer: PreTrainedTokenizerFast, sentence: str, limit: int
+) -> None:
+    """Every sequence of tokens up to the limit, against the reader of trees."""
+    source, end = tokenizer(sentence)["input_ids"][:-1], tokenizer.eos_token_id
+    constraint = WellFormedTrees(tokenizer, [source], [limit])
+    signs = [*constraint.closing, *constraint.closing.values()]
+    tagged = [(word, "NN") for word in sentence.split()]
+
+    def outputs(beginning: list[int]) -> Iterator[tuple[int, ...]]:
+        for token in constraint.allowed(beginning, source, limit):
+            yield from [tuple(beginning)] if token == end else outputs([*beginning, token])
+
+    def trees(beginning: list[int]) -> Iterator[tuple[int, ...]]:
+        opened = [token in constraint.closing for token in beginning if token in signs]
+        depth = 2 * sum(opened) - len(opened)
+        if beginning and depth == 0:
+            try:
+                tree_from(tokens_of(beginning, tokenizer), tagged)
+            except ValueError:
+                return
+            yield tuple(beginning)
+        elif len(beginning) < limit - 1 and depth >= 0 and len(beginning) - len(opened) <= len(source):
+            for token in {*signs, *source}:
+                yield from trees([*beginning, token])
+
+    assert set(outputs([])) == set(trees([])) != set()
+
+
+def test_generate_returns_trees_from_a_model_that_knows_none(
+    tokenizer: PreTrainedTokenizerFast, tiny_model: ModelMaker
+) -> None:
+    model = tiny_model(vocab_size=len(tokenizer))
+    sentences, limits = ["ab a b b a", "a bab"], [40, 14]
+    source: Any = tokenizer(sentences, padding=True, return_tensors="pt")
+    words = [ids[:-1] for ids in tokenizer(sentences)["input_ids"]]
+    found = model.generate(
+        **source,
+        num_beams=6,
+        max_new_tokens=40,
+        num_return_sequences=3,
+        prefix_allowed_tokens_fn=WellFormedTrees(tokenizer, words, limits),
+    )
+    for row, ids in enumerate(found.tolist()):
+        # Raises if it is none.
+        tree_from(tokens_of(ids, tokenizer), [(word, "NN") for word in sentences[row // 3].split()])
+
+
+# --- the RNN beside it ------------------------------------------------------------------------------------------
+
+
+def test_the_rnn_reads_a_padded_sentence_as_an_unpadded_one() -> None:
+    torch.manual_seed(0)
+    model = AttentiveRnn(11, 16, "lstm").eval()
+    source, target = torch.tensor([[4, 5, 6, 2], [7, 2, 1, 1]]), torch.tensor([[0, 4, 5], [0, 6, 7]])
+    padded = model(source, target, (source != 1).long())
+    torch.testing.assert_close(padded[1:], model(source[1:, :2], target[1:]))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_the_search_of_the_rnn_finds_the_best_of_all_outputs(cell: str) -> None:
+    """Brute force over every output of up to 4 tokens; the beam is as wide as there are outputs."""
+    torch.manual_seed(1)
+    model, limit, alpha = AttentiveRnn(6, 8, cell).eval(), 4, 0.6
+    source = [3, 4, 2]
+
+    def score(tokens: list[int]) -> float:
+        given = torch.tensor([[0, *tokens[:-1]]])
+        chosen = model(torch.tensor([source]), given).log_softmax(-1)[0].gather(1, torch.tensor(tokens)[:, None])
+        return float(chosen.sum()) / float(gnmt_length_penalty(len(tokens), alpha))
+
+    others = [token for token in range(6) if token != 2]
+    finished = [[2]]
+    level: list[list[int]] = [[]]
+    for _ in range(limit - 1):
+        level = [[*tokens, token] for tokens in level for token in others]
+        finished += [[*tokens, 2] for tokens in level]
+    with torch.no_grad():
+        best = max(finished, key=score)
+    found = search(model, source, beams=200, alpha=alpha, limit=limit, lookahead=limit, start=0, end=2)
+    assert [*found, 2] == best
+
+
+# --- the command -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A treebank whose sentences are `the NOUN VERB` and `the NOUN VERB the NOUN`, in files as the sample's."""
+    folder, generator = tmp_path_factory.mktemp("treebank"), random.Random(4)
+    nouns, verbs = "dog cat bird man woman child horse".split(), "sees likes hears finds follows".split()
+
+    def noun_phrase() -> str:
+        return f"(NP (DT the) (NN {generator.choice(nouns)}))"
+
+    for number in (*range(1, 9), 160, 180):
+        lines = []
+        for _ in range(30):
+            rest = f" {noun_phrase()}" if generator.random() < 0.5 else ""
+            lines.append(f"( (S {noun_phrase()} (VP (VBZ {generator.choice(verbs)}){rest}) (. .)))")
+        (folder / f"wsj_{number:04}.mrg").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_command_trains_parsers_and_writes_the_table(treebank: Path, tmp_path: Path) -> None:
+    captions = tmp_path / "captions.txt"
+    captions.write_text("the dog sees the cat .\nthe bird likes the man .\n" * 10)
+    model = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    words = ["--treebank", str(treebank), "--unlabelled", str(captions), "--max_steps", "200", "--warmup_steps", "10"]
+    words += ["--learning_rate", "1e-2", "--tokens_per_step", "1000", "--max_length", "64", "--vocabulary", "280"]
+    words += [word for key, value in model.items() for word in (f"--model.{key}", str(value))]
+    words += ["--validate_every", "200", "--save_every", "100", "--average_last", "1"]
+    main(["paper", "table4", "--output", str(tmp_path / "paper"), *words])
+    rows = json.loads((tmp_path / "paper" / "table4.json").read_text())["rows"]
+    assert [row["system"] for row in rows] == [
+        "Transformer, sample alone", "Transformer", "LSTM with attention", "Transformer, semi-supervised",
+    ]  # fmt: skip
+    # A grammar of four rules: a parser that learns anything is nearly perfect, one that does not is far from it.
+    assert all(row["scores"]["test"]["all"]["f1"] > 60 for row in rows)
+    assert max(row["scores"]["test"]["all"]["f1"] for row in rows) > 95
+    page = (tmp_path / "paper" / "table4.md").read_text()
+    assert "Transformer (4 layers)" in page and "semi-supervised" in page

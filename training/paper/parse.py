@@ -1,0 +1,99 @@
+"""Parses sentences with a trained model: beam 21, alpha 0.3 and up to 300 tokens more than the source (section 6.3)."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import PreTrainedTokenizerFast
+
+from vaswani_transformer import Translator
+
+from .rnn import AttentiveRnn, search
+from .well_formed import WellFormedTrees, brackets
+
+BEAMS, ALPHA, OFFSET = 21, 0.3, 300
+LOOKAHEAD = 20  # see `early_stopping` of generate()
+BATCH = 8  # sentences
+
+
+@dataclass(frozen=True)
+class Parse:
+    """The tokens of a tree and the score of its hypothesis: log-probability over length penalty."""
+
+    tokens: list[str]
+    score: float
+
+
+def parse(
+    folder: Path, sentences: Sequence[str], beams: int = BEAMS, batch: int = BATCH, constrained: bool = True
+) -> list[Parse]:
+    """Parse sentences with `generate()` and a model folder of table 4.
+
+    sentences: words separated by spaces
+    """
+    translator = Translator.from_pretrained(folder)
+    tokenizer, found = translator.tokenizer, dict[int, Parse]()
+    for indices in batches_by_length(sentences, batch):
+        texts = [sentences[index] for index in indices]
+        source: Any = tokenizer(texts, padding=True, return_tensors="pt").to(translator.model.device)
+        words = [tokens[:-1] for tokens in tokenizer(texts)["input_ids"]]
+        allowed = WellFormedTrees(tokenizer, words, [len(tokens) + 1 + OFFSET for tokens in words])
+        output = translator.model.generate(
+            **source,
+            num_beams=beams,
+            length_penalty=ALPHA,
+            max_source_length_offset=OFFSET,
+            early_stopping=LOOKAHEAD,
+            prefix_allowed_tokens_fn=allowed if constrained else None,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        for index, ids, score in zip(indices, output.sequences.tolist(), output.sequences_scores.tolist(), strict=True):
+            found[index] = Parse(tokens_of(ids, tokenizer), score)
+    return [found[index] for index in range(len(sentences))]
+
+
+def tokens_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """Return the words and brackets of an output."""
+    pairs = brackets(tokenizer.get_vocab())
+    signs = {*pairs, *pairs.values()}
+    tokens: list[str] = []
+    for are_brackets, run in itertools.groupby(ids, signs.__contains__):
+        part = list(run)
+        if are_brackets:
+            tokens += cast(list[str], tokenizer.convert_ids_to_tokens(part))
+        else:
+            tokens += cast(str, tokenizer.decode(part, skip_special_tokens=True)).split()
+    return tokens
+
+
+def batches_by_length(sentences: Sequence[str], size: int) -> Iterator[list[int]]:
+    order = sorted(range(len(sentences)), key=lambda index: len(sentences[index].split()))
+    yield from (order[start : start + size] for start in range(0, len(order), size))
+
+
+def parse_with_rnn(
+    model: AttentiveRnn, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str], beams: int = BEAMS
+) -> list[list[str]]:
+    """Return the tokens of each sentence's tree, by the same search under the same constraint."""
+    parsed = []
+    for sentence in sentences:
+        source = cast(list[int], tokenizer(sentence)["input_ids"])
+        limit = len(source) + OFFSET
+        constraint = WellFormedTrees(tokenizer, [source[:-1]], [limit])
+        ids = search(
+            model,
+            source,
+            beams=beams,
+            alpha=ALPHA,
+            limit=limit,
+            lookahead=LOOKAHEAD,
+            start=cast(int, tokenizer.bos_token_id),
+            end=cast(int, tokenizer.eos_token_id),
+            allowed=partial(constraint.allowed, source=source[:-1], limit=limit),
+        )
+        parsed.append(tokens_of(ids, tokenizer))
+    return parsed

@@ -1,0 +1,153 @@
+"""Constituency trees as the sequences of section 6.3: `(S (NP John )NP (VP sleeps )VP )S`.
+
+The form is that of Vinyals et al. 2015 (arXiv 1412.7449), but for the words. They write XX for each; a decoder that has
+seen 3,000 trees instead of 40,000 does not learn to count them (F1 14). Trees are nltk's; a leaf's parent is its tag.
+"""
+
+import random
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vaswani_transformer.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from nltk.tree import Tree
+
+# The sample of NLTK has sections 0 and 1 only; its last files replace the sections that everybody tests on.
+DEVELOPMENT_FILES, TEST_FILES = range(160, 180), range(180, 200)
+
+
+def tree_class() -> "type[Tree]":
+    try:
+        from nltk.tree import Tree
+    except ImportError as error:
+        raise UnavailableError("parsing needs nltk: pip install nltk") from error
+    return Tree
+
+
+def read_treebank(path: Path) -> dict[str, list["Tree"]]:
+    """Return the trees of training, development and test: sections 2 to 21, 22 and 23, or parts of NLTK's sample.
+
+    path: a folder or a .zip file with the treebank's .mrg files, wsj_0001.mrg to wsj_2454.mrg
+    """
+    parts: dict[str, list[Tree]] = {"train": [], "val": [], "test": []}
+    files = sorted(mrg_files(path))
+    is_whole = any(number // 100 == 23 for number, _ in files)
+    for number, text in files:
+        section = number // 100
+        if is_whole:
+            part = {22: "val", 23: "test"}.get(section, "train" if 2 <= section <= 21 else None)
+        else:
+            part = "val" if number in DEVELOPMENT_FILES else "test" if number in TEST_FILES else "train"
+        if part is not None:
+            parts[part] += trees_of(text)
+    for part, trees in parts.items():
+        if not trees:
+            raise InputError(f"--treebank {path}: no tree for {part}; it needs files such as wsj_0001.mrg")
+    return parts
+
+
+def mrg_files(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each wsj_NNNN.mrg."""
+    if path.is_dir():
+        found = [(each.name, each) for each in path.rglob("wsj_*.mrg")]
+        for name, file in found:
+            yield int(re.sub(r"\D", "", name)), file.read_text(encoding="latin-1")
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if match := re.search(r"wsj_(\d{4})\.mrg$", name):
+                    yield int(match[1]), archive.read(name).decode("latin-1")
+    else:
+        raise InputError(f"--treebank {path}: neither a folder nor a .zip file")
+
+
+def trees_of(text: str) -> list["Tree"]:
+    """Return the trees of a .mrg file, which start in the first column, without traces and function tags."""
+    bracketed = [each for each in re.split(r"^(?=\()", text, flags=re.MULTILINE) if each.strip()]
+    read = [tree_class().fromstring(each, remove_empty_top_bracketing=True) for each in bracketed]
+    return [tree for each in read if (tree := without_traces(each)) is not None]
+
+
+def without_traces(tree: "Tree") -> "Tree | None":
+    """Return the tree with NP-SBJ as NP, and without -NONE- and what is empty then; None if nothing is left."""
+    if isinstance(tree[0], str):
+        return None if tree.label() == "-NONE-" else tree
+    children = [kept for child in tree if (kept := without_traces(child)) is not None]
+    label = re.split("[-=|]", tree.label() or "TOP")[0]
+    return tree_class()(label, children) if children else None
+
+
+def linearise(tree: Any) -> list[str]:
+    """Return the words and brackets of a tree."""
+    if isinstance(tree[0], str):
+        return [tree[0]]
+    return [f"({tree.label()}", *(token for child in tree for token in linearise(child)), f"){tree.label()}"]
+
+
+def tree_from(tokens: Sequence[str], tagged: Sequence[tuple[str, str]]) -> "Tree":
+    """Return the tree of tokens over words with their parts of speech: the inverse of `linearise`.
+
+    Raises ValueError if the brackets do not balance, a constituent is empty, or the words are others.
+    """
+    make, rest = tree_class(), list(reversed(tagged))
+    root: Any = make("", [])
+    open_trees = [root]
+    for number, token in enumerate(tokens, start=1):
+        top = open_trees[-1]
+        if token.startswith("("):
+            open_trees.append(make(token[1:], []))
+        elif token == f"){top.label()}" and len(top) and len(open_trees) > 1:
+            open_trees.pop()
+            open_trees[-1].append(top)
+        elif rest and token == rest[-1][0]:
+            word, tag = rest.pop()
+            top.append(make(tag, [word]))
+        else:
+            raise ValueError(f"token {number}, {token!r}, does not continue a tree over {len(tagged)} words")
+    if rest or len(open_trees) > 1 or len(root) != 1 or root[0].height() < 3:
+        raise ValueError(f"the {len(tokens)} tokens are not one tree over {len(tagged)} words")
+    return root[0]
+
+
+def word_splitter() -> Callable[[str], list[str]]:
+    """Return a function that splits a sentence as the treebank does: `do n't`, `$ 5`, -LRB- for a bracket."""
+    tree_class()
+    from nltk.tokenize import NLTKWordTokenizer
+
+    tokenizer = NLTKWordTokenizer()
+    return lambda text: tokenizer.tokenize(text, convert_parentheses=True)
+
+
+def recombined(trees: Sequence[Any], copies: int, seed: int) -> list["Tree"]:
+    """Return new trees in which constituents were replaced by others with the same label under the same parent's.
+
+    A treebank of 3,000 sentences shows few of the sentences that its phrases can form; this is the data recombination
+    of Jia and Liang 2016 (arXiv 1606.03622) with the treebank's own constituents.
+    copies: per tree, each with one to three replacements
+    """
+    generator = random.Random(seed)
+    places = [[(tree[at[:-1]].label(), tree[at].label(), at) for at in inner_positions(tree)] for tree in trees]
+    stock: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for tree, found in zip(trees, places, strict=True):
+        for parent, label, at in found:
+            stock[parent, label].append(tree[at])
+    new = []
+    for tree, found in zip(trees, places, strict=True):
+        for _ in range(copies if found else 0):
+            changed = tree.copy(deep=True)
+            # From right to left, so that a replacement leaves the positions of those still to come as they are.
+            chosen = sorted(generator.sample(found, min(len(found), generator.randint(1, 3))), key=lambda each: each[2])
+            for parent, label, at in reversed(chosen):
+                changed[at] = generator.choice(stock[parent, label])
+            new.append(changed)
+    return new
+
+
+def inner_positions(tree: Any) -> list[tuple[int, ...]]:
+    """Return the positions of all constituents below the root."""
+    return [at for at in tree.treepositions() if at and isinstance(tree[at], tree_class()) and tree[at].height() > 2]

@@ -1,0 +1,67 @@
+"""Constrains a search to well-formed trees over the words of its sentence (section 6.3)."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+# Constituents in a row that begin at the same word. The longest chain in the treebank's sample has 6.
+LONGEST_CHAIN = 12
+
+
+class WellFormedTrees:
+    """Tells which tokens may follow a beginning, so that brackets balance and every word comes once and in order.
+
+    An instance is a `prefix_allowed_tokens_fn` of `generate()`. What it allows can always be completed within the
+    sentence's limit.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, sources: Sequence[Sequence[int]], limits: Sequence[int]):
+        """sources: the tokens of each sentence, without </s>;  limits: output tokens, counting </s>"""
+        self.sources, self.limits = sources, limits
+        vocabulary = tokenizer.get_vocab()
+        self.end = vocabulary[str(tokenizer.eos_token)]
+        self.closing = brackets(vocabulary)
+        self.opening = sorted(self.closing)
+        self.starts = {id for token, id in vocabulary.items() if token.startswith("Ġ")}  # of words, in byte-level BPE
+
+    def __call__(self, sentence: int, prefix: Tensor) -> list[int]:
+        """prefix: (length,), the start token and what follows it"""
+        return self.allowed(prefix.tolist()[1:], self.sources[sentence], self.limits[sentence])
+
+    def allowed(self, tokens: Sequence[int], source: Sequence[int], limit: int) -> list[int]:
+        """Return the tokens that may follow; only </s> after what is no beginning of a tree."""
+        open_brackets: list[int] = []
+        read = chain = 0  # tokens of the source that are in the tree; brackets since the last of them
+        for token in tokens:
+            if token in self.closing:
+                open_brackets.append(token)
+                chain += 1
+            elif open_brackets and token == self.closing[open_brackets[-1]]:
+                open_brackets.pop()
+                chain = 0
+            elif open_brackets and read < len(source) and token == source[read]:
+                read += 1
+                chain = 0
+            else:
+                return [self.end]
+        left = len(source) - read
+        if tokens and not open_brackets:
+            return [self.end]
+        if left and open_brackets and source[read] not in self.starts:  # in the middle of a word
+            return [source[read]]
+        choices: list[int] = []
+        # A bracket costs two tokens; the words, the brackets that are open and </s> must still fit.
+        if left and chain < LONGEST_CHAIN and len(tokens) + 2 + left + len(open_brackets) + 1 <= limit:
+            choices += self.opening
+        if left and open_brackets:
+            choices.append(source[read])
+        if open_brackets and not chain and (len(open_brackets) > 1 or not left):
+            choices.append(self.closing[open_brackets[-1]])
+        return choices or [self.end]
+
+
+def brackets(vocabulary: dict[str, int]) -> dict[int, int]:
+    """Return the closing bracket of every opening one, by id: `)NP` for `(NP`."""
+    labels = {token[1:] for token in vocabulary if len(token) > 1 and token.startswith("(")}
+    return {vocabulary[f"({label}"]: vocabulary[f"){label}"] for label in labels if f"){label}" in vocabulary}
