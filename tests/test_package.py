@@ -1,6 +1,7 @@
 """The wheel, built from this clone and installed in a clean environment outside it."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -53,6 +54,14 @@ def test_the_wheel_contains_the_programs_and_their_data(wheel):
     assert corpus == {"__init__.py", "__main__.py", "README.md", "en-de.tsv.gz"}  # and not its generator
     results = {Path(name).suffix for name in names if name.startswith(f"{inside}/results/")}
     assert results == {".csv"}  # model cards quote the tables; logs and pictures are as large as all the rest
+
+
+def test_the_page_of_a_package_index_has_no_link_into_the_clone(wheel):
+    (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA"))
+    text = zipfile.ZipFile(wheel).read(metadata).decode()
+    assert "# Vaswani Transformer" in text and "make demo" in text
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert links and all(link.startswith("https://") for link in links)
 
 
 def test_the_console_script_runs_in_an_empty_folder(installed, tmp_path):
