@@ -116,6 +116,17 @@ def seed_everything(*numbers: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+def use_deterministic_algorithms() -> None:
+    """Let torch choose kernels that add up in a fixed order, and raise where a GPU has none.
+
+    To be called before the first kernel; process-wide, until torch.use_deterministic_algorithms(False).
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Otherwise torch fills every new tensor with NaN, to expose programs that read what they did not write.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def refuse_too_few_processes(wanted: int | None, running: int) -> None:
     """Raise UnavailableError if fewer processes run than the recipe or the launcher asked for.
 

@@ -148,6 +148,8 @@ def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[
     compiler = accelerator.state.dynamo_plugin
     if compiler is not None and compiler.backend != DynamoBackend.NO:
         environment["compiler"] = compiler.backend.value.lower()
+    if torch.are_deterministic_algorithms_enabled():
+        environment["algorithms"] = "deterministic"
     if shard_weights:
         environment["weights"] = "split by FSDP"
     return environment

@@ -52,6 +52,7 @@ MAY_CHANGE = {
     "tokenizer", "data", "dataset", "dataset_config", "streaming", "train", "validation", "test", "encoding_errors",
     "cache", "max_hours", "max_cpu_seconds", "max_tokens", "bleu_every", "keep", "output_dir", "overwrite",
     "length_penalty", "allow_changed", "keep_going", "max_bad_steps", "log_every", "trackers", "processes",
+    "deterministic",
 }  # fmt: skip
 
 
@@ -156,6 +157,9 @@ class Recipe(BaseModel):
     matmul_precision: Literal["auto", "highest", "medium"] = Field("auto", description="float32 products on a CPU.")
     fast_dropout: Annotated[Literal["auto", "no"], BeforeValidator(_yaml_text)] = Field(
         "auto", description="Byte-wise dropout masks on a CPU."
+    )
+    deterministic: bool = Field(
+        False, description="Same bits after resuming on a GPU as well, at some cost in speed; a CPU's always are."
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
 

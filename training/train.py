@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer.atomic import atomic_file
@@ -37,10 +38,13 @@ def train(recipe: Recipe) -> None:
     transformers_logging.disable_progress_bar()  # the reporter shows one
     machine.refuse_deepspeed()
     shard_weights = fsdp.take_request()
-    accelerator = make_accelerator(recipe, output)
-    reporter = Reporter(accelerator.is_main_process, recipe.keep_going)
     signals = Signals()
     with ExitStack() as stack:
+        if recipe.deterministic:
+            machine.use_deterministic_algorithms()
+            stack.callback(torch.use_deterministic_algorithms, False)
+        accelerator = make_accelerator(recipe, output)
+        reporter = Reporter(accelerator.is_main_process, recipe.keep_going)
         machine.refuse_too_few_processes(recipe.processes, accelerator.num_processes)
         if accelerator.is_main_process:
             stack.enter_context(lock_run(output))
