@@ -123,6 +123,12 @@ def test_a_treebank_without_files_is_named(tmp_path: Path) -> None:
         read_treebank(tmp_path)
 
 
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    (tmp_path / "wsj_0001.mrg").write_text(SENTENCE.rstrip()[:-2])
+    with pytest.raises(InputError, match=r"wsj_0001\.mrg is not a file of trees: .*end-of-string"):
+        read_treebank(tmp_path)
+
+
 def test_words_are_split_as_in_the_treebank() -> None:
     assert word_splitter()("Don't (ever) pay $5.") == ["Do", "n't", "-LRB-", "ever", "-RRB-", "pay", "$", "5", "."]
 

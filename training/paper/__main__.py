@@ -130,6 +130,7 @@ def everything(
     rows: Annotated[str | None, typer.Option(help="Rows of Table 3; default: all.")] = None,
     seeds: Seeds = "1,2,3",
     jobs: Annotated[int, typer.Option(min=1, help="Runs of Table 3 at a time.")] = 1,
+    treebank: Annotated[Path | None, typer.Option(help="A treebank for Table 4; default: no Table 4.")] = None,
 ) -> None:
     where, chosen = ["--output", str(output)], [] if rows is None else ["--rows", rows]
     trained = ["--data", data, "--seeds", seeds, *context.args]
@@ -137,6 +138,7 @@ def everything(
         ["table1"],
         ["table2", "--data", data],
         ["table3", "--jobs", str(jobs), *chosen, *trained],
+        *([] if treebank is None else [["table4", "--treebank", str(treebank), "--seeds", seeds]]),
         ["figures", "--model", str(run)],
         ["walk", "--model", str(run)],
         ["claims", "--run", str(run), *trained],

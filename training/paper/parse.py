@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerFast
 
-from vaswani_transformer import Translator
+from vaswani_transformer import Translator, gnmt_length_penalty
 
 from .rnn import AttentiveRnn, search
 from .well_formed import WellFormedTrees, brackets
@@ -21,10 +21,10 @@ BATCH = 8  # sentences
 
 @dataclass(frozen=True)
 class Parse:
-    """The tokens of a tree and the score of its hypothesis: log-probability over length penalty."""
+    """The words and brackets of a tree, and the mean log-probability of the output tokens."""
 
     tokens: list[str]
-    score: float
+    confidence: float
 
 
 def parse(
@@ -52,7 +52,8 @@ def parse(
             output_scores=True,
         )
         for index, ids, score in zip(indices, output.sequences.tolist(), output.sequences_scores.tolist(), strict=True):
-            found[index] = Parse(tokens_of(ids, tokenizer), score)
+            length = sum(id != tokenizer.pad_token_id for id in ids) - 1  # without <s>
+            found[index] = Parse(tokens_of(ids, tokenizer), score * gnmt_length_penalty(length, ALPHA) / length)
     return [found[index] for index in range(len(sentences))]
 
 
@@ -79,11 +80,11 @@ def parse_with_rnn(
     model: AttentiveRnn, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str], beams: int = BEAMS
 ) -> list[list[str]]:
     """Return the tokens of each sentence's tree, by the same search under the same constraint."""
+    sources = [cast(list[int], tokenizer(sentence)["input_ids"]) for sentence in sentences]
+    words, limits = [source[:-1] for source in sources], [len(source) + OFFSET for source in sources]
+    constraint = WellFormedTrees(tokenizer, words, limits)
     parsed = []
-    for sentence in sentences:
-        source = cast(list[int], tokenizer(sentence)["input_ids"])
-        limit = len(source) + OFFSET
-        constraint = WellFormedTrees(tokenizer, [source[:-1]], [limit])
+    for source, own_words, limit in zip(sources, words, limits, strict=True):
         ids = search(
             model,
             source,
@@ -93,7 +94,7 @@ def parse_with_rnn(
             lookahead=LOOKAHEAD,
             start=cast(int, tokenizer.bos_token_id),
             end=cast(int, tokenizer.eos_token_id),
-            allowed=partial(constraint.allowed, source=source[:-1], limit=limit),
+            allowed=partial(constraint.allowed, source=own_words, limit=limit),
         )
         parsed.append(tokens_of(ids, tokenizer))
     return parsed

@@ -46,8 +46,7 @@ CORPORA = {
     "parsed": "captions that the supervised model parsed",
 }
 CAPTIONS, CONFIDENT = 6000, 0.5  # captions to parse, and the share of them to train on
-TEACHER_BEAMS = 4
-
+FEW_BEAMS = 4  # for the captions, and for the share of well-formed trees without the constraint
 COPIES = 20  # recombined trees per tree of the sample
 
 
@@ -106,8 +105,12 @@ def table4(
 
     unlabelled: text for the semi-supervised row, a sentence a line; None to leave the row out
     vocabulary: size of the tokenizer of the words;  options: keys of the recipe treebank_parsing
+    An interrupted Transformer resumes at its last checkpoint, an interrupted LSTM at its first step.
     """
     folder = output / "table4"
+    words = ["--treebank", treebank.name, *([] if unlabelled is None else ["--unlabelled", unlabelled.name])]
+    words += ["--vocabulary", str(vocabulary), *(f"--{key}={value}" for key, value in options.items())]
+    command = shlex.join(["vaswani-transformer", "paper", "table4", *words])
     where = {"data": str(folder / "data"), "tokenizer": str(folder / "data" / "tokenizer")}
     gold = prepare_data(treebank, folder / "data", vocabulary)
     for seed in seeds:
@@ -116,11 +119,13 @@ def table4(
             if path.is_file() or (name == SEMI_SUPERVISED and unlabelled is None):
                 continue
             model = folder / file_name(name) / f"seed{seed}"
-            own = {"train": f"[{', '.join(corpora)}]", "seed": str(seed), "output_dir": str(model)}
+            parsed = f"parsed-seed{seed}"
+            names = [parsed if corpus == "parsed" else corpus for corpus in corpora]
+            own = {"train": f"[{', '.join(names)}]", "seed": str(seed), "output_dir": str(model)}
             recipe = load_recipe(RECIPE, {**options, **where, **own})
             if name == SEMI_SUPERVISED and unlabelled is not None:
-                parse_captions(unlabelled, folder / file_name(SUPERVISED) / f"seed{seed}", folder / "data" / "parsed")
-            write_json(path, row_of(name, recipe, gold, options))
+                parse_captions(unlabelled, folder / file_name(SUPERVISED) / f"seed{seed}", folder / "data" / parsed)
+            write_json(path, row_of(name, recipe, gold, f"{command} --seeds {seed}"))
     write_table(output)
 
 
@@ -128,9 +133,7 @@ def file_name(system: str) -> str:
     return system.lower().replace(",", "").replace(" ", "-")
 
 
-def row_of(
-    name: str, recipe: Recipe, gold: dict[str, list["Tree"]], options: Mapping[str, str | None]
-) -> dict[str, Any]:
+def row_of(name: str, recipe: Recipe, gold: dict[str, list["Tree"]], command: str) -> dict[str, Any]:
     """Train a system and return its row file."""
     started, model = time.perf_counter(), Path(recipe.output_dir)
     sentences = {part: [words_of(tree) for tree in trees] for part, trees in gold.items()}
@@ -146,8 +149,6 @@ def row_of(
         parsed = {part: [each.tokens for each in parse(model, texts)] for part, texts in sentences.items()}
         unconstrained = share_without_constraint(model, gold["test"])
     scores = {part: scores_of(trees, parsed[part]) for part, trees in gold.items()}
-    words = ["vaswani-transformer", "paper", "table4", "--seeds", str(recipe.seed)]
-    command = shlex.join([*words, *(f"--{key}={value}" for key, value in options.items())])
     return {
         "system": name,
         "seed": recipe.seed,
@@ -168,7 +169,7 @@ def scores_of(gold: Sequence["Tree"], parsed: Sequence[Sequence[str]]) -> dict[s
 
 def share_without_constraint(model: Path, gold: Sequence["Tree"]) -> float:
     """Return how many of the trees are well formed when nothing constrains the search (beam 4)."""
-    parsed = parse(model, [words_of(tree) for tree in gold], beams=TEACHER_BEAMS, constrained=False)
+    parsed = parse(model, [words_of(tree) for tree in gold], beams=FEW_BEAMS, constrained=False)
     return sum(is_tree(each.tokens, tree) for each, tree in zip(parsed, gold, strict=True)) / len(gold)
 
 
@@ -188,8 +189,8 @@ def parse_captions(text: Path, teacher: Path, target: Path) -> None:
     sentences = [" ".join(split(line.strip())) for line in islice(read_lines(existing_file(str(text))), CAPTIONS)]
     sentences = [sentence for sentence in sentences if sentence]
     tell(f"parsing {len(sentences):,} sentences of {text.name}")
-    parsed = parse(teacher, sentences, beams=TEACHER_BEAMS, batch=64)
-    order = sorted(range(len(sentences)), key=lambda index: parsed[index].score / len(parsed[index].tokens))
+    parsed = parse(teacher, sentences, beams=FEW_BEAMS, batch=64)
+    order = sorted(range(len(sentences)), key=lambda index: parsed[index].confidence)
     chosen = sorted(order[round(len(order) * (1 - CONFIDENT)) :])
     write_pairs(target, [sentences[index] for index in chosen], [" ".join(parsed[index].tokens) for index in chosen])
 

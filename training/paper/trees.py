@@ -44,7 +44,11 @@ def read_treebank(path: Path) -> dict[str, list["Tree"]]:
         else:
             part = "val" if number in DEVELOPMENT_FILES else "test" if number in TEST_FILES else "train"
         if part is not None:
-            parts[part] += trees_of(text)
+            try:
+                parts[part] += trees_of(text)
+            except ValueError as error:
+                problem = " ".join(str(error).split())
+                raise InputError(f"--treebank {path}: wsj_{number:04}.mrg is not a file of trees: {problem}") from error
     for part, trees in parts.items():
         if not trees:
             raise InputError(f"--treebank {path}: no tree for {part}; it needs files such as wsj_0001.mrg")
@@ -54,9 +58,8 @@ def read_treebank(path: Path) -> dict[str, list["Tree"]]:
 def mrg_files(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the number and the text of each wsj_NNNN.mrg."""
     if path.is_dir():
-        found = [(each.name, each) for each in path.rglob("wsj_*.mrg")]
-        for name, file in found:
-            yield int(re.sub(r"\D", "", name)), file.read_text(encoding="latin-1")
+        for file in path.rglob("wsj_[0-9][0-9][0-9][0-9].mrg"):
+            yield int(file.stem[4:]), file.read_text(encoding="latin-1")
     elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
