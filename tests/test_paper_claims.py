@@ -8,7 +8,7 @@ import pytest
 import torch
 from training_runs import SMALL
 
-from training.paper.claims import paired_bleu, saturation, saved_bytes
+from training.paper.measured_claims import paired_bleu, saturation, saved_bytes
 from training.paper.rnn import AttentiveRnn, rnn_of_size
 from training.recipe import Recipe
 from training.train import train

@@ -104,7 +104,8 @@ def claims(
     if not run.is_dir():
         raise InputError(f"--run {run}: no such folder")
     from ..test_sets import recipe_of, test_set
-    from .claims import CLAIMS, Setting, measure_claims
+    from .claim import Setting
+    from .claims import CLAIMS, measure_claims
     from .table3 import for_others
 
     recipe = recipe_of(run, None, {} if data is None else {"data": data})

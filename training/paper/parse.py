@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import PreTrainedTokenizerFast
+from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from vaswani_transformer import Translator, gnmt_length_penalty
 
@@ -47,7 +47,7 @@ def parse(
             length_penalty=ALPHA,
             max_source_length_offset=OFFSET,
             early_stopping=LOOKAHEAD,
-            prefix_allowed_tokens_fn=allowed if constrained else None,
+            logits_processor=LogitsProcessorList([allowed] if constrained else []),
             return_dict_in_generate=True,
             output_scores=True,
         )
@@ -79,7 +79,10 @@ def batches_by_length(sentences: Sequence[str], size: int) -> Iterator[list[int]
 def parse_with_rnn(
     model: AttentiveRnn, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str], beams: int = BEAMS
 ) -> list[list[str]]:
-    """Return the tokens of each sentence's tree, by the same search under the same constraint."""
+    """Return the tokens of each sentence's tree, by the same search under the same constraint.
+
+    A word keeps its own probability: an LSTM, which copies 96 % of the words right, parses worse with that of all.
+    """
     sources = [cast(list[int], tokenizer(sentence)["input_ids"]) for sentence in sentences]
     words, limits = [source[:-1] for source in sources], [len(source) + OFFSET for source in sources]
     constraint = WellFormedTrees(tokenizer, words, limits)

@@ -5,21 +5,18 @@ It trains on the batches of a recipe (`train_rnn`) and searches as section 6.1 d
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
-from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vaswani_transformer import gnmt_length_penalty
 
-from ..input_pipeline import InputPipeline, on_device
-from ..loss import smoothing_weights
-from ..prepare import Prepared, make_accelerator, prepare
+from ..prepare import Prepared
 from ..recipe import Recipe
-from ..report import Reporter
+from ..schedule import linear_decay
+from .fit import fit, prepared
 
 # Usual for LSTMs of this size.
 LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0
@@ -107,47 +104,16 @@ def train_rnn(recipe: Recipe, cell: str = "lstm") -> tuple[AttentiveRnn, Prepare
 
     A finished RNN in recipe.output_dir is loaded instead.
     """
-    folder = Path(recipe.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    prepared = prepare(recipe, folder, make_accelerator(recipe, folder), Reporter(True))
-    parameters = sum(each.numel() for each in prepared.model.parameters())
+    text = prepared(recipe)
+    parameters = sum(each.numel() for each in text.model.parameters())
     torch.manual_seed(recipe.seed)
-    model = rnn_of_size(parameters, len(prepared.tokenizer), cell, prepared.config.dropout)
-    model.to(prepared.accelerator.device)
-    file = folder / "rnn.safetensors"
-    if file.is_file():
-        load_model(model, file)
-        return model.eval(), prepared
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    pipeline = InputPipeline(prepared)
-    for step in range(prepared.total_steps):
-        for group in optimizer.param_groups:  # constant, and from the middle on a line down to 0
-            group["lr"] = LEARNING_RATE * min(1.0, 2 * (1 - step / prepared.total_steps))
-        batches = pipeline.take(step)
-        total = 0.0
-        for each in batches.micro_batches:
-            loss = smoothed_loss(model, on_device(each.batch, prepared.accelerator.device), recipe.label_smoothing)
-            (loss / batches.target_tokens).backward()
-            total += loss.item()
-        nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
-        optimizer.step()
-        optimizer.zero_grad()
-        if (step + 1) % recipe.log_every == 0:
-            prepared.reporter.say(
-                f"{cell.upper()}: step {step + 1}/{prepared.total_steps}  loss {total / batches.target_tokens:.3f}"
-            )
-    pipeline.close()
-    save_model(model, str(file))
-    return model.eval(), prepared
+    model = rnn_of_size(parameters, len(text.tokenizer), cell, text.config.dropout).to(text.accelerator.device)
 
+    def rate(step: int) -> float:  # constant, and from the middle on a line down to 0
+        return LEARNING_RATE * linear_decay(step, text.total_steps, 0.5)
 
-def smoothed_loss(model: AttentiveRnn, batch: Sequence[Any], smoothing: float) -> Tensor:
-    """Return the label-smoothed cross-entropy, summed over the target's tokens."""
-    source, mask, target, positions, labels = batch
-    log_probabilities = model(source, target, mask).flatten(0, 1)[positions].log_softmax(-1)
-    peak, other = smoothing_weights(smoothing, log_probabilities.shape[-1], "others")
-    chosen = log_probabilities.gather(1, labels[:, None]).sum()
-    return -(peak - other) * chosen - other * log_probabilities.sum()
+    fit(model, model, text, rate, largest_gradient=LARGEST_GRADIENT)
+    return model, text
 
 
 # ---- search --------------------------------------------------------------------------------------------------------
@@ -172,15 +138,16 @@ def search(
     start, end: ids of <s> and </s>
     allowed: tells from a hypothesis which tokens may follow; None for all
     """
-    encoded = model.encode(torch.tensor([source]))
+    device = model.embedding.weight.device
+    encoded = model.encode(torch.tensor([source], device=device))
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     best: tuple[float, list[int]] = (-math.inf, [])
     state: State | None = None
     context = encoded.memory.new_zeros(1, encoded.memory.shape[-1])
     for length in range(1, limit + 1):
-        last = torch.tensor([tokens[-1] if tokens else start for _, tokens in live])
+        last = torch.tensor([tokens[-1] if tokens else start for _, tokens in live], device=device)
         output, state, context = model.step(model.embedding(last), state, context, encoded.repeated(len(live)))
-        scores = model.output(output).log_softmax(-1) + torch.tensor([score for score, _ in live])[:, None]
+        scores = model.output(output).log_softmax(-1).cpu() + torch.tensor([score for score, _ in live])[:, None]
         if allowed is not None:
             banned = torch.ones_like(scores, dtype=torch.bool)
             for row, (_, tokens) in enumerate(live):
@@ -199,7 +166,7 @@ def search(
         largest = cast(float, gnmt_length_penalty(min(limit, length + lookahead), max(alpha, 0)))
         if not extended or best[0] >= extended[0][0] / largest:
             break
-        rows = torch.tensor([row for _, row, _ in extended])
+        rows = torch.tensor([row for _, row, _ in extended], device=device)
         state = (state[0][rows], state[1][rows]) if isinstance(state, tuple) else state[rows]
         context = context[rows]
         live = [(score, [*live[row][1], token]) for score, row, token in extended]

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
 # Constituents in a row that begin at the same word. The longest chain in the treebank's sample has 6.
 LONGEST_CHAIN = 12
 
 
-class WellFormedTrees:
+class WellFormedTrees(LogitsProcessor):
     """Tells which tokens may follow a beginning, so that brackets balance and every word comes once and in order.
 
-    An instance is a `prefix_allowed_tokens_fn` of `generate()`. What it allows can always be completed within the
-    sentence's limit.
+    An instance is a `logits_processor` of `generate()`. What it allows can always be completed within the sentence's
+    limit. Only one word is possible at a time, so it gets the probability of all words: the model says whether a word
+    comes, the sentence says which.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, sources: Sequence[Sequence[int]], limits: Sequence[int]):
@@ -25,9 +27,17 @@ class WellFormedTrees:
         self.opening = sorted(self.closing)
         self.starts = {id for token, id in vocabulary.items() if token.startswith("Ġ")}  # of words, in byte-level BPE
 
-    def __call__(self, sentence: int, prefix: Tensor) -> list[int]:
-        """prefix: (length,), the start token and what follows it"""
-        return self.allowed(prefix.tolist()[1:], self.sources[sentence], self.limits[sentence])
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """input_ids: (sentences x beams, length), start token first;  scores: (sentences x beams, vocabulary)"""
+        signs = {*self.closing, *self.closing.values(), self.end}
+        word = scores.index_fill(1, torch.tensor([*signs], device=scores.device), -torch.inf).logsumexp(1)
+        chosen, beams = torch.full_like(scores, -torch.inf), len(scores) // len(self.sources)
+        for row, (_, *tokens) in enumerate(input_ids.tolist()):
+            sentence = row // beams
+            allowed = self.allowed(tokens, self.sources[sentence], self.limits[sentence])
+            chosen[row, allowed] = scores[row, allowed]
+            chosen[row, [id for id in allowed if id not in signs]] = word[row]
+        return chosen
 
     def allowed(self, tokens: Sequence[int], source: Sequence[int], limit: int) -> list[int]:
         """Return the tokens that may follow; only </s> after what is no beginning of a tree."""

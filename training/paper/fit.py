@@ -1,0 +1,83 @@
+"""Trains what `train` cannot build on the batches of a recipe: an RNN, or a Transformer with a part of it changed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+from ..input_pipeline import InputPipeline, on_device
+from ..json_files import read_json, write_json
+from ..loss import smoothing_weights
+from ..prepare import Prepared, make_accelerator, prepare
+from ..recipe import Recipe
+from ..report import Reporter
+
+Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Curve = list[tuple[int, float]]
+
+
+def prepared(recipe: Recipe) -> Prepared:
+    """Return the text, the batches and the model of a recipe."""
+    folder = Path(recipe.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return prepare(recipe, folder, make_accelerator(recipe, folder), Reporter(True))
+
+
+def fit(
+    model: nn.Module,
+    forward: Forward,
+    text: Prepared,
+    rate: Callable[[int], float],
+    betas: tuple[float, float] = (0.9, 0.999),
+    largest_gradient: float = torch.inf,
+) -> Curve:
+    """Train a model with Adam for the recipe's steps and return (step, loss per target token) at every log line.
+
+    forward: source (batch, source), target (batch, target), mask like source or None
+        -> logits (batch, target, vocabulary)
+    rate: learning rate of a step, counted from 1
+    A model that was trained before is loaded from the recipe's output_dir. An interrupted training starts again.
+    """
+    recipe, folder = text.recipe, Path(text.recipe.output_dir)
+    weights, losses = folder / "fitted.safetensors", folder / "losses.json"
+    if losses.is_file():
+        load_model(model, weights)
+        model.eval()
+        return [(step, loss) for step, loss in read_json(losses)["losses"]]
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), betas=betas)
+    pipeline, curve = InputPipeline(text), Curve()
+    total, tokens = 0.0, 0
+    for step in range(1, text.total_steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        batches = pipeline.take(step - 1)
+        for each in batches.micro_batches:
+            loss = smoothed_loss(forward, on_device(each.batch, text.accelerator.device), recipe.label_smoothing)
+            (loss / batches.target_tokens).backward()
+            total += loss.item()
+        tokens += batches.target_tokens
+        nn.utils.clip_grad_norm_(model.parameters(), largest_gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % recipe.log_every == 0 or step == text.total_steps:
+            curve.append((step, total / tokens))
+            text.reporter.say(f"{folder.name}: step {step}/{text.total_steps}  loss {total / tokens:.3f}")
+            total, tokens = 0.0, 0
+    pipeline.close()
+    save_model(model, str(weights))
+    write_json(losses, {"losses": curve})
+    model.eval()
+    return curve
+
+
+def smoothed_loss(forward: Forward, batch: Sequence[Any], smoothing: float) -> Tensor:
+    """Return the label-smoothed cross-entropy, summed over the target's tokens."""
+    source, mask, target, positions, labels = batch
+    log_probabilities = forward(source, target, mask).flatten(0, 1)[positions].log_softmax(-1)
+    peak, other = smoothing_weights(smoothing, log_probabilities.shape[-1], "others")
+    chosen = log_probabilities.gather(1, labels[:, None]).sum()
+    return -(peak - other) * chosen - other * log_probabilities.sum()
