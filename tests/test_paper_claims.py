@@ -9,10 +9,13 @@ import torch
 from training_runs import SMALL
 
 from training.paper.measured_claims import paired_bleu, saturation, saved_bytes
-from training.paper.rnn import AttentiveRnn, rnn_of_size
+from training.paper.rnn import AttentiveRnn, rnn_of_size, train_rnn
+from training.paper.speed_claims import greedy
+from training.paper.trained_claims import without_positions, without_the_factor
 from training.recipe import Recipe
 from training.train import train
 from vaswani_transformer.cli import main
+from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
 
 def test_the_softmax_saturates_without_the_factor():
@@ -39,6 +42,52 @@ def test_the_rnn_has_the_size_of_the_transformer_and_attends(cell):
     changed = small(source, torch.cat((target[:, :3], target[:, 3:] * 0), dim=1))
     assert torch.equal(logits[:, :3], changed[:, :3])  # no look into the future
     assert not torch.equal(logits[:, 0], small(source.flip(1), target)[:, 0])  # but at the source
+
+
+def test_a_model_without_positions_ignores_the_order_of_its_source(tiny_model):
+    model, ids = tiny_model(), torch.tensor([[5, 6, 7, 8, 2]])
+    before = model.get_encoder()(ids).last_hidden_state
+    for module in model.modules():
+        without_positions(module)
+    order = [3, 1, 0, 2, 4]
+    after = model.get_encoder()(ids).last_hidden_state
+    torch.testing.assert_close(model.get_encoder()(ids[:, order]).last_hidden_state, after[:, order])
+    assert not torch.allclose(before, after)
+
+
+def test_without_the_factor_queries_are_longer_by_the_root_of_d_k(tiny_model):
+    changed, same = tiny_model(), tiny_model()
+    for module in changed.modules():
+        without_the_factor(module)
+    for module in same.modules():
+        if isinstance(module, MultiHeadAttention):
+            for parameter in module.q_proj.parameters():
+                parameter.data *= module.d_k**0.5
+    ids = torch.tensor([[5, 6, 7, 2]])
+    found, expected = (model(input_ids=ids, decoder_input_ids=ids).logits for model in (changed, same))
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, tiny_model()(input_ids=ids, decoder_input_ids=ids).logits)
+
+
+def test_a_finished_training_is_loaded(text, tmp_path):
+    recipe = Recipe.model_validate(SMALL | {"data": str(text), "output_dir": str(tmp_path), "log_every": 6})
+    trained, prepared = train_rnn(recipe)
+    losses = [loss for _, loss in json.loads((tmp_path / "losses.json").read_text())["losses"]]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    loaded, _ = train_rnn(recipe)
+    assert not loaded.training
+    for name, weights in loaded.state_dict().items():
+        assert torch.equal(weights, trained.state_dict()[name])
+    untrained = rnn_of_size(sum(each.numel() for each in prepared.model.parameters()), len(prepared.tokenizer), "lstm")
+    assert not torch.equal(untrained.embedding.weight, loaded.embedding.weight)
+
+
+def test_greedy_decoding_of_the_rnn_takes_the_likeliest_token_of_the_whole_prefix():
+    torch.manual_seed(0)
+    model, source = AttentiveRnn(9, 8, "gru").eval(), torch.tensor([[4, 5, 6], [7, 8, 4]])
+    found = greedy(model, source, 5)
+    given = torch.cat((source[:, :1], found[:, :-1]), dim=1)
+    assert torch.equal(model(source, given).argmax(-1), found)
 
 
 def test_paired_bleu_tells_different_systems_apart():
@@ -93,6 +142,12 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
         assert re.search(rf"^##+ {heading}", written, re.MULTILINE), heading
     about = json.loads((output / "claims" / "length_extrapolation.json").read_text())
     nats = about["nats_per_token"]
-    assert nats.keys() == {"sinusoidal", "learned"} and all(len(each) == 4 for kind in nats.values() for each in kind)
+    assert nats.keys() == {"sinusoidal", "learned", "none"} and all(
+        len(each) == 4 for kind in nats.values() for each in kind
+    )
     losses = json.loads((output / "claims" / "warm_up.json").read_text())["validation_loss"]
     assert [len(each) for each in losses.values()] == [2, 2]
+    about = json.loads((output / "claims" / "small_data.json").read_text())
+    assert about["pairs"] == [100] and {len(each) for each in about["bleu"].values()} == {2}
+    about = json.loads((output / "claims" / "decoding_throughput.json").read_text())
+    assert about["tokens_per_second"].keys() == {"Transformer", "gru", "lstm"}
