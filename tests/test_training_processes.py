@@ -204,6 +204,12 @@ def test_the_end_of_several_processes_is_one_line(text, tmp_path, number, rank, 
 
 
 @pytest.mark.slow
+def test_processes_wait_for_the_text_longer_than_for_each_other(start):
+    process = start(ranks=2, fault=("slow text", 30), max_steps=6)
+    assert process.wait() == 0, process.said()
+
+
+@pytest.mark.slow
 def test_the_model_is_released_before_the_process_group(start):
     """If DDP freed the group, Python could deadlock with one of its threads."""
     process = start(ranks=2, fault=("threads", 0), max_steps=6)

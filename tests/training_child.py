@@ -12,8 +12,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ def child(
     ("term", n), ("int", n), ("term twice", n): SIGTERM or SIGINT before the n-th backward pass; ("nan", n): its loss is
     NaN; ("file size", n): no file may grow beyond n bytes; ("disk full", n): the n-th query of the free space
     returns 0; ("read-only", folder): nothing can be written there; ("stderr", "full" or "closed"): stderr cannot be
-    written; ("threads", 0): no fault, but the threads that remain after the process group has ended are printed."""
+    written; ("slow text", n): the main process takes n seconds to read its text, and collectives may take n / 2;
+    ("threads", 0): no fault, but the threads that remain after the process group has ended are printed."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -66,6 +69,8 @@ def child(
         sys.stderr = open(2, "w", buffering=1, closefd=False)
     if fault is not None and fault[0] == "threads":
         _name_threads_at_end()
+    if fault is not None and fault[0] == "slow text":
+        _read_text_slowly(int(fault[1]))
     if fault is not None and fault[0] == "read-only":
         _make_read_only(fault[1])
     main = importlib.import_module(f"training.{program}").main
@@ -145,6 +150,20 @@ def _name_threads_at_end() -> None:
         print("threads:", *(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")), flush=True)
 
     Accelerator.end_training = run  # type: ignore[method-assign]
+
+
+def _read_text_slowly(seconds: int) -> None:
+    from training import prepare
+
+    read_text = prepare.read_text
+
+    def run(*arguments: Any) -> Any:
+        if os.environ["RANK"] == "0":
+            time.sleep(seconds)
+        return read_text(*arguments)
+
+    prepare.read_text = run
+    prepare.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds / 2)
 
 
 def _make_read_only(folder: str) -> None:

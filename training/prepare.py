@@ -18,6 +18,7 @@ from accelerate.utils import (
     LoggerType,
     TorchDynamoPlugin,
 )
+from torch import distributed
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError, UnavailableError
@@ -33,6 +34,7 @@ from .recipe import HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
 from .report import Reporter
 
 T = TypeVar("T")
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Prepared:
 
     recipe: Recipe
     accelerator: Accelerator
+    host_group: distributed.ProcessGroup | None  # of all processes, for CPU tensors; None for a single process
     reporter: Reporter
     tokenizer: Any
     target_tokenizer: Any  # None if the languages share a tokenizer
@@ -72,13 +75,19 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
             # Used with --dynamo_backend: compile once for all sentence lengths.
             dynamo_plugin=TorchDynamoPlugin(dynamic=True),
             kwargs_handlers=[
-                # The main process tokenises the corpus while the others wait.
-                InitProcessGroupKwargs(timeout=timedelta(hours=12)),
+                InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
                 DistributedDataParallelKwargs(gradient_as_bucket_view=True),
             ],
         )
     except ValueError as error:
         raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
+
+
+def host_group(accelerator: Accelerator, timeout: timedelta) -> distributed.ProcessGroup | None:
+    """Return a group of all processes for CPU tensors; None for a single process."""
+    if accelerator.num_processes == 1:
+        return None
+    return cast(distributed.ProcessGroup, distributed.new_group(timeout=timeout, backend="gloo"))
 
 
 def prepare(
@@ -123,6 +132,7 @@ def prepare(
     return Prepared(
         recipe=recipe,
         accelerator=accelerator,
+        host_group=host_group(accelerator, COLLECTIVE_TIMEOUT),
         reporter=reporter,
         tokenizer=tokenizer,
         target_tokenizer=target_tokenizer,
@@ -165,9 +175,15 @@ def store_trained_length(settings: Any, corpus: Corpus) -> None:
 
 
 def _main_process_first(accelerator: Accelerator, function: Callable[[], T]) -> T:
-    """Call the function on the main process, which fills the cache, and then on the others."""
+    """Call the function on the main process, which fills the cache, and then on the others.
+
+    They wait in a group of their own, which allows hours: in training, a process that hangs shall be noticed sooner.
+    """
+    patient = host_group(accelerator, timedelta(hours=12))
     result = function() if accelerator.is_main_process else None
-    accelerator.wait_for_everyone()
+    if patient is not None:
+        distributed.barrier(patient)
+        distributed.destroy_process_group(patient)
     return function() if result is None else result
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
-from accelerate import Accelerator
+from torch import distributed
 
 from vaswani_transformer.errors import InputError
 
@@ -117,10 +117,13 @@ def limit_reached(recipe: Recipe, total_steps: int, progress: Progress) -> bool:
     return any(limit is not None and value >= limit for value, limit in limits)
 
 
-def agree(reason: StopReason, accelerator: Accelerator) -> StopReason:
-    """Return the reason that counts for all processes."""
-    if accelerator.num_processes == 1:
+def agree(reason: StopReason, group: distributed.ProcessGroup | None) -> StopReason:
+    """Return the reason that counts for all processes.
+
+    group: for CPU tensors, so that no step waits for the GPU; None for a single process
+    """
+    if group is None:
         return reason
-    reasons = torch.tensor([reason], device=accelerator.device)
-    torch.distributed.all_reduce(reasons, op=torch.distributed.ReduceOp.MAX)
+    reasons = torch.tensor([reason])
+    distributed.all_reduce(reasons, op=distributed.ReduceOp.MAX, group=group)
     return StopReason(int(reasons.item()))
