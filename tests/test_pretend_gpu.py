@@ -92,3 +92,10 @@ def test_decoding_waits_once_a_step_and_equals_the_cpu(library: Path, tmp_path: 
     in_steps = {where: count for where, count in found["waits"].items() if count > 4}
     assert found["device"] == "cuda:0" and found["steps"] > 4
     assert list(in_steps.values()) == [found["steps"]], in_steps
+
+
+def test_evaluation_equals_the_cpu(library: Path, tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    (gpu, cpu), _ = run(library, "evaluate_twice.py", str(tmp_path / "model"), "\n".join(ENGLISH))
+    assert gpu.pop("waits") > cpu.pop("waits") == 0
+    assert gpu == cpu and cpu["beam"] == 4
