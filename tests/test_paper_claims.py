@@ -121,7 +121,7 @@ def test_claims_are_measured_once(text, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     """Sentences of up to 18 letters for training, and up to 40 for validation: beyond the trained lengths."""
@@ -135,7 +135,7 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     monkeypatch.setattr("training.paper.table2.RESULTS", tmp_path / "results.csv")
     output = tmp_path / "paper"
     words = f"paper all --run {tmp_path / 'run'} --output {output} --data {tmp_path} --rows base,D-ls0.0 --seeds 1,2"
-    words += " --jobs 2 --vocab_size 262 --max_steps 5 --validate_every 5 --model.d_model 16 --model.encoder_layers 1"
+    words += " --seconds 0.1 --jobs 2 --vocab_size 262 --max_steps 5 --validate_every 5 --model.d_model 16 --model.encoder_layers 1"
     main([*words.split(), "--model.decoder_layers", "1"])
     written = (output / "README.md").read_text()
     for heading in ("Table 1", "Table 2", "Table 3", "Figure 1", "Figure 4", "A walk", "Label smoothing", "Sinusoids"):

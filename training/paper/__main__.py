@@ -132,6 +132,7 @@ def everything(
     seeds: Seeds = "1,2,3",
     jobs: Annotated[int, typer.Option(min=1, help="Runs of Table 3 at a time.")] = 1,
     treebank: Annotated[Path | None, typer.Option(help="A treebank for Table 4; default: no Table 4.")] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to measure each speed.")] = 2,
 ) -> None:
     where, chosen = ["--output", str(output)], [] if rows is None else ["--rows", rows]
     trained = ["--data", data, "--seeds", seeds, *context.args]
@@ -142,7 +143,7 @@ def everything(
         *([] if treebank is None else [["table4", "--treebank", str(treebank), "--seeds", seeds]]),
         ["figures", "--model", str(run)],
         ["walk", "--model", str(run)],
-        ["claims", "--run", str(run), *trained],
+        ["claims", "--run", str(run), "--seconds", str(seconds), *trained],
         ["page"],
     ):
         app([*words, *where], standalone_mode=False)

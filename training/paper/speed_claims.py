@@ -106,8 +106,9 @@ def compared(
     numbers: dict[str, Any] = {
         "lengths": LENGTHS, "tokens_per_second": series, "ratios": ratios,
         "verdict": judge([ratio for values in ratios.values() for ratio in values]),
-        "number": "; ".join(
-            f"the Transformer is {min(values):.2f} to {max(values):.2f} times as fast as the {cell.upper()}"
+        "number": "the Transformer is "
+        + " and ".join(
+            f"{min(values):.2f} to {max(values):.2f} times as fast as the {cell.upper()}"
             for cell, values in ratios.items()
         ),
     }  # fmt: skip
