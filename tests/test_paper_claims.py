@@ -135,8 +135,8 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     monkeypatch.setattr("training.paper.table2.RESULTS", tmp_path / "results.csv")
     output = tmp_path / "paper"
     words = f"paper all --run {tmp_path / 'run'} --output {output} --data {tmp_path} --rows base,D-ls0.0 --seeds 1,2"
-    words += " --seconds 0.1 --jobs 2 --vocab_size 262 --max_steps 5 --validate_every 5 --model.d_model 16 --model.encoder_layers 1"
-    main([*words.split(), "--model.decoder_layers", "1"])
+    words += " --seconds 0.1 --jobs 2 --vocab_size 262 --max_steps 5 --validate_every 5 --model.d_model 16"
+    main([*words.split(), "--model.encoder_layers", "1", "--model.decoder_layers", "1"])
     written = (output / "README.md").read_text()
     for heading in ("Table 1", "Table 2", "Table 3", "Figure 1", "Figure 4", "A walk", "Label smoothing", "Sinusoids"):
         assert re.search(rf"^##+ {heading}", written, re.MULTILINE), heading
