@@ -1,6 +1,7 @@
 """Section 6.3: trees as sequences, the constraint on the search, labelled F1, and the command of Table 4."""
 
 import json
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from training.paper.trees import (
     without_traces,
     word_splitter,
 )
-from training.paper.well_formed import WellFormedTrees
+from training.paper.well_formed import SHARE_OF_ALL_WORDS, WellFormedTrees
 from vaswani_transformer import gnmt_length_penalty
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
@@ -236,7 +237,7 @@ def test_the_constraint_allows_every_tree_within_the_limit_and_nothing_else(
     assert set(outputs([])) == set(trees([])) != set()
 
 
-def test_the_only_possible_word_gets_the_probability_of_all_words(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_only_possible_word_gets_most_of_the_probability_of_all_words(tokenizer: PreTrainedTokenizerFast) -> None:
     vocabulary = tokenizer.get_vocab()
     source = tokenizer("ab a")["input_ids"][:-1]
     constraint = WellFormedTrees(tokenizer, [source], [40])
@@ -245,7 +246,9 @@ def test_the_only_possible_word_gets_the_probability_of_all_words(tokenizer: Pre
     found = constraint(torch.tensor([[start, opening]]), scores)[0]
     signs = {*constraint.closing, *constraint.closing.values(), constraint.end}
     words = [id for id in range(len(vocabulary)) if id not in signs]
-    assert found[source[0]].exp() == pytest.approx(float(scores[0, words].exp().sum()), rel=1e-5)
+    own, all_words = float(scores[0, source[0]]), math.log(scores[0, words].exp().sum())
+    assert float(found[source[0]]) == pytest.approx(own + SHARE_OF_ALL_WORDS * (all_words - own), rel=1e-5)
+    assert own < float(found[source[0]]) < all_words < 0
     assert found[opening] == scores[0, opening]
     others = set(range(len(vocabulary))) - {source[0], *constraint.opening}
     assert others and all(found[id] == -torch.inf for id in others)

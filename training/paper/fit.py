@@ -1,5 +1,6 @@
 """Trains what `train` cannot build on the batches of a recipe: an RNN, or a Transformer with a part of it changed."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ..prepare import Prepared, make_accelerator, prepare
 from ..recipe import Recipe
 from ..report import Reporter
 
+LOSSES = "losses.json"
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Curve = list[tuple[int, float]]
 
@@ -42,11 +44,12 @@ def fit(
     A model that was trained before is loaded from the recipe's output_dir. An interrupted training starts again.
     """
     recipe, folder = text.recipe, Path(text.recipe.output_dir)
-    weights, losses = folder / "fitted.safetensors", folder / "losses.json"
+    weights, losses = folder / "fitted.safetensors", folder / LOSSES
     if losses.is_file():
         load_model(model, weights)
         model.eval()
         return [(step, loss) for step, loss in read_json(losses)["losses"]]
+    began = time.process_time()
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), betas=betas)
     pipeline, curve = InputPipeline(text), Curve()
@@ -69,9 +72,14 @@ def fit(
             total, tokens = 0.0, 0
     pipeline.close()
     save_model(model, str(weights))
-    write_json(losses, {"losses": curve})
+    write_json(losses, {"losses": curve, "cpu_seconds": time.process_time() - began})
     model.eval()
     return curve
+
+
+def seconds_of_fit(folder: Path) -> float:
+    """Return the CPU seconds that the training in this folder took."""
+    return read_json(folder / LOSSES)["cpu_seconds"]
 
 
 def smoothed_loss(forward: Forward, batch: Sequence[Any], smoothing: float) -> Tensor:

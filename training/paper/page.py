@@ -59,8 +59,8 @@ The paper's parsers learn from 40,000 trees of the Wall Street Journal and are t
 3,396 trees of NLTK's sample that lie before file 160 and are tested on the 245 from file 180 on: their F1 shows what a
 twelfth of the data allows, not how good the parser is. The model has 2 layers where the paper's has 4, and the search
 is the paper's (beam 21, alpha 0.3, up to 300 tokens more than the source). It is constrained to well-formed trees over
-the given words, and the only possible word gets the probability of all words (not in the LSTM, which that makes worse);
-the last column is the share of well-formed trees without the constraint and with beam 4. F1 is EVALB's with the
+the given words, and the only possible word gets most of the probability of all words (not in the LSTM, which that makes
+worse); the last column is the share of well-formed trees without the constraint and with beam 4. F1 is EVALB's with the
 parameters of Collins. Recombined trees are trees of the sample in which constituents were replaced by others of the
 same kind. All of our systems see the same number of tokens.
 """

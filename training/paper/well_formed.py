@@ -8,14 +8,17 @@ from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
 # Constituents in a row that begin at the same word. The longest chain in the treebank's sample has 6.
 LONGEST_CHAIN = 12
+# How much the log-probability of all words counts for the only possible one; the rest is its own. Chosen on 80
+# sentences of the development part: F1 48.0 (0), 62.4 (0.5), 64.4 (0.75), 63.5 (0.9), 60.1 (1).
+SHARE_OF_ALL_WORDS = 0.75
 
 
 class WellFormedTrees(LogitsProcessor):
     """Tells which tokens may follow a beginning, so that brackets balance and every word comes once and in order.
 
     An instance is a `logits_processor` of `generate()`. What it allows can always be completed within the sentence's
-    limit. Only one word is possible at a time, so it gets the probability of all words: the model says whether a word
-    comes, the sentence says which.
+    limit. Only one word is possible at a time, so it gets most of the probability of all words: the model says whether
+    a word comes, the sentence says which. Without that, a model that copies badly opens a bracket instead.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, sources: Sequence[Sequence[int]], limits: Sequence[int]):
@@ -30,13 +33,14 @@ class WellFormedTrees(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """input_ids: (sentences x beams, length), start token first;  scores: (sentences x beams, vocabulary)"""
         signs = {*self.closing, *self.closing.values(), self.end}
-        word = scores.index_fill(1, torch.tensor([*signs], device=scores.device), -torch.inf).logsumexp(1)
+        words = scores.index_fill(1, torch.tensor([*signs], device=scores.device), -torch.inf).logsumexp(1)
         chosen, beams = torch.full_like(scores, -torch.inf), len(scores) // len(self.sources)
         for row, (_, *tokens) in enumerate(input_ids.tolist()):
             sentence = row // beams
             allowed = self.allowed(tokens, self.sources[sentence], self.limits[sentence])
             chosen[row, allowed] = scores[row, allowed]
-            chosen[row, [id for id in allowed if id not in signs]] = word[row]
+            for word in set(allowed) - signs:
+                chosen[row, word] = torch.lerp(scores[row, word], words[row], SHARE_OF_ALL_WORDS)
         return chosen
 
     def allowed(self, tokens: Sequence[int], source: Sequence[int], limit: int) -> list[int]:
