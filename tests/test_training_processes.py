@@ -210,6 +210,14 @@ def test_processes_wait_for_the_text_longer_than_for_each_other(start):
 
 
 @pytest.mark.slow
+def test_a_process_that_hangs_ends_the_run(start):
+    process = start(ranks=2, fault=("hang", 15), max_steps=6)
+    assert process.wait() not in (0, -signal.SIGKILL)
+    (error,) = [line for line in process.said().splitlines() if "error:" in line]
+    assert "15000ms" in error
+
+
+@pytest.mark.slow
 def test_the_model_is_released_before_the_process_group(start):
     """If DDP freed the group, Python could deadlock with one of its threads."""
     process = start(ranks=2, fault=("threads", 0), max_steps=6)

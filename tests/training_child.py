@@ -26,6 +26,9 @@ _context.set_forkserver_preload(
 )
 
 
+OF_ALL_RANKS = ("slow text", "hang")  # faults that concern several processes; the others happen to the first
+
+
 def in_new_process(function: Callable[..., object], *arguments: object) -> None:
     """Run a function of a test module in a process with another hash seed, which has imported torch."""
     process = _context.Process(target=function, args=arguments)
@@ -42,6 +45,7 @@ def child(
     NaN; ("file size", n): no file may grow beyond n bytes; ("disk full", n): the n-th query of the free space
     returns 0; ("read-only", folder): nothing can be written there; ("stderr", "full" or "closed"): stderr cannot be
     written; ("slow text", n): the main process takes n seconds to read its text, and collectives may take n / 2;
+    ("hang", n): the other processes stop in their third backward pass, and collectives may take n seconds;
     ("threads", 0): no fault, but the threads that remain after the process group has ended are printed."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -71,6 +75,11 @@ def child(
         _name_threads_at_end()
     if fault is not None and fault[0] == "slow text":
         _read_text_slowly(int(fault[1]))
+        _allow_collectives(int(fault[1]) / 2)
+    if fault is not None and fault[0] == "hang":
+        _allow_collectives(int(fault[1]))
+        if environment["RANK"] != "0":
+            _at_backward(3, lambda _: time.sleep(1000))
     if fault is not None and fault[0] == "read-only":
         _make_read_only(fault[1])
     main = importlib.import_module(f"training.{program}").main
@@ -163,7 +172,12 @@ def _read_text_slowly(seconds: int) -> None:
         return read_text(*arguments)
 
     prepare.read_text = run
-    prepare.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds / 2)
+
+
+def _allow_collectives(seconds: float) -> None:
+    from training import prepare
+
+    prepare.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds)
 
 
 def _make_read_only(folder: str) -> None:
@@ -205,9 +219,8 @@ class TrainingProcess:
                 environment = {key: str(value) for key, value in environment.items()}
                 environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environment |= variables or {}
-            target = _context.Process(
-                target=child, args=(arguments, str(log), environment, fault if rank == 0 else None, program)
-            )
+            own = fault if rank == 0 or (fault is not None and fault[0] in OF_ALL_RANKS) else None
+            target = _context.Process(target=child, args=(arguments, str(log), environment, own, program))
             target.start()
             self.ranks.append(target)
 

@@ -34,7 +34,9 @@ from .recipe import HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
 from .report import Reporter
 
 T = TypeVar("T")
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+# A process that hangs in a step ends the run after the first; while one reads the text or measures BLEU, the others
+# wait for hours.
+COLLECTIVE_TIMEOUT, PATIENCE = timedelta(minutes=30), timedelta(hours=12)
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Prepared:
 
     recipe: Recipe
     accelerator: Accelerator
-    host_group: distributed.ProcessGroup | None  # of all processes, for CPU tensors; None for a single process
+    cpu_group: distributed.ProcessGroup | None  # of all processes, to wait for each other; None for a single one
     reporter: Reporter
     tokenizer: Any
     target_tokenizer: Any  # None if the languages share a tokenizer
@@ -83,19 +85,16 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
         raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
 
 
-def host_group(accelerator: Accelerator, timeout: timedelta) -> distributed.ProcessGroup | None:
-    """Return a group of all processes for CPU tensors; None for a single process."""
-    if accelerator.num_processes == 1:
-        return None
-    return cast(distributed.ProcessGroup, distributed.new_group(timeout=timeout, backend="gloo"))
-
-
 def prepare(
     recipe: Recipe, output: Path, accelerator: Accelerator, reporter: Reporter, shard_weights: bool = False
 ) -> Prepared:
     """Read the text and build the model. shard_weights: use FSDP instead of DDP if there are several processes."""
+    cpu_group = None
+    if accelerator.num_processes > 1:
+        group = distributed.new_group(timeout=PATIENCE, backend="gloo")
+        cpu_group = cast(distributed.ProcessGroup, group)
     tokenizer, target_tokenizer, corpus, validation = _main_process_first(
-        accelerator, lambda: read_text(recipe, output, reporter)
+        accelerator, cpu_group, lambda: read_text(recipe, output, reporter)
     )
     vocabulary = len(target_tokenizer) if target_tokenizer is not None else None
     config = model_config(recipe, len(tokenizer), vocabulary, control_ids(tokenizer, target_tokenizer))
@@ -132,7 +131,7 @@ def prepare(
     return Prepared(
         recipe=recipe,
         accelerator=accelerator,
-        host_group=host_group(accelerator, COLLECTIVE_TIMEOUT),
+        cpu_group=cpu_group,
         reporter=reporter,
         tokenizer=tokenizer,
         target_tokenizer=target_tokenizer,
@@ -174,17 +173,18 @@ def store_trained_length(settings: Any, corpus: Corpus) -> None:
     settings.max_source_length = max(before, int(corpus.source_lengths.max()))
 
 
-def _main_process_first(accelerator: Accelerator, function: Callable[[], T]) -> T:
-    """Call the function on the main process, which fills the cache, and then on the others.
-
-    They wait in a group of their own, which allows hours: in training, a process that hangs shall be noticed sooner.
-    """
-    patient = host_group(accelerator, timedelta(hours=12))
+def _main_process_first(
+    accelerator: Accelerator, group: distributed.ProcessGroup | None, function: Callable[[], T]
+) -> T:
+    """Call the function on the main process, which fills the cache, and then on the others."""
     result = function() if accelerator.is_main_process else None
-    if patient is not None:
-        distributed.barrier(patient)
-        distributed.destroy_process_group(patient)
-    return function() if result is None else result
+    if group is not None:
+        distributed.barrier(group)
+    if result is None:
+        result = function()
+    if group is not None:
+        distributed.barrier(group)
+    return result
 
 
 def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> tuple[Any, Any, Corpus, Corpus | None]:

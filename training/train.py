@@ -70,7 +70,7 @@ def release_model(prepared: Prepared) -> None:
     wait forever for a gloo thread that needs it.
     """
     prepared.accelerator.free_memory()
-    del prepared.module, prepared.optimizer, prepared.host_group
+    del prepared.module, prepared.optimizer, prepared.cpu_group
     gc.collect()
 
 
@@ -160,7 +160,7 @@ class Run:
         self.progress.wall_seconds = time.perf_counter() - self.began
         reached = limit_reached(prepared.recipe, prepared.total_steps, self.progress)
         reason = self.signals.received or (StopReason.LIMIT if reached else StopReason.NONE)
-        return agree(reason, prepared.host_group)
+        return agree(reason, prepared.cpu_group)
 
     def _report(self) -> None:
         progress, prepared = self.progress, self.prepared

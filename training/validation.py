@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import torch
+from torch import distributed
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.translator import Translator
@@ -42,7 +43,8 @@ def validate(prepared: Prepared, progress: Progress, last: bool) -> None:
                 recipe, Translator(model, prepared.tokenizer, prepared.target_tokenizer)
             )
             news += f", BLEU {record['validation_bleu']:.1f}"
-        accelerator.wait_for_everyone()
+        if prepared.cpu_group is not None:
+            distributed.barrier(prepared.cpu_group)
     reporter.write(record)
     reporter.say(news)
 
