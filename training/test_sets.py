@@ -12,6 +12,12 @@ from .json_files import read_json
 from .parallel_text import parallel_texts
 from .recipe import EMBEDDED, Recipe, load_recipe
 
+# Keys of a recipe that locate its text.
+TEXT_KEYS = (
+    "data", "dataset", "dataset_config", "streaming", "source_language", "target_language",
+    "train", "validation", "test",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TestSet:
@@ -71,9 +77,6 @@ def recipe_of(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
     if not (model / "run.json").is_file():
         raise InputError(f"{model} has no run.json; name a recipe (--config), or --source and --reference files")
     saved = read_json(model / "run.json", "recipe").get("recipe", {})
-    # Only the keys that locate the text: another version may have written the recipe.
-    where = (
-        "data", "dataset", "dataset_config", "streaming", "source_language", "target_language", "validation", "test",
-    )  # fmt: skip
-    texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in where if key in saved}
+    # Another version may have written the other keys of the recipe.
+    texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in TEXT_KEYS if key in saved}
     return load_recipe(None, texts | flags)

@@ -1,5 +1,6 @@
 """`vaswani-transformer paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
 
+import json
 import shlex
 from dataclasses import replace
 from itertools import islice
@@ -103,7 +104,7 @@ def claims(
     options = parse_options(context.args)
     if not run.is_dir():
         raise InputError(f"--run {run}: no such folder")
-    from ..test_sets import recipe_of, test_set
+    from ..test_sets import TEXT_KEYS, recipe_of, test_set
     from .claim import Setting
     from .claims import CLAIMS, measure_claims
     from .table3 import for_others
@@ -111,7 +112,9 @@ def claims(
     recipe = recipe_of(run, None, {} if data is None else {"data": data})
     whole = test_set(recipe.model_copy(update={"test": []}))
     part = replace(whole, sources=whole.sources[:sentences], references=whole.references[:sentences])
-    setting = Setting(run, part, numbers(seeds), output, seconds, {"data": recipe.data, **options})
+    text = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
+    where = {key: json.dumps(value, ensure_ascii=False) for key, value in text.items()}
+    setting = Setting(run, part, numbers(seeds), output, seconds, where | options)
     words = ["--run", run.name, "--sentences", str(sentences), "--seconds", f"{seconds:g}", "--seeds", seeds]
     words += [f"--{key}={value}" for key, value in for_others(options).items()]
     command = shlex.join(["vaswani-transformer", "paper", "claims", *words])
@@ -136,6 +139,7 @@ def everything(
 ) -> None:
     where, chosen = ["--output", str(output)], [] if rows is None else ["--rows", rows]
     trained = ["--data", data, "--seeds", seeds, *context.args]
+    problem: InputError | None = None  # of single claims; the page shows the others
     for words in (
         ["table1"],
         ["table2", "--data", data],
@@ -146,7 +150,14 @@ def everything(
         ["claims", "--run", str(run), "--seconds", str(seconds), *trained],
         ["page"],
     ):
-        app([*words, *where], standalone_mode=False)
+        try:
+            app([*words, *where], standalone_mode=False)
+        except InputError as error:
+            if words[0] != "claims":
+                raise
+            problem = error
+    if problem is not None:
+        raise problem
 
 
 @app.command(help="Write README.md beside the row files of a folder: all tables, figures and claims on one page.")

@@ -34,18 +34,27 @@ CLAIMS: dict[str, Callable[[Setting], Result]] = {
 
 
 def measure_claims(setting: Setting, names: list[str], command: str, say: Callable[[str], None]) -> None:
-    """Write claims/NAME.json and, with a plot, claims/NAME.png for every claim that has no row file yet."""
+    """Write claims/NAME.json and, with a plot, claims/NAME.png for every claim that has no row file yet.
+
+    Raises InputError at the end if some claims could not be measured.
+    """
     folder = setting.output / "claims"
     folder.mkdir(parents=True, exist_ok=True)
+    if unknown := [name for name in names if name not in CLAIMS]:
+        raise InputError(f"--only {unknown[0]}: not a claim; claims: {', '.join(CLAIMS)}")
+    problems: list[str] = []
     for name in names:
-        if name not in CLAIMS:
-            raise InputError(f"--only {name}: not a claim; claims: {', '.join(CLAIMS)}")
         if (folder / f"{name}.json").is_file():
             say(f"{name}: measured before")
             continue
         torch.manual_seed(setting.seeds[0])
         started = time.perf_counter()
-        numbers, figure = CLAIMS[name](setting)
+        try:
+            numbers, figure = CLAIMS[name](setting)
+        except InputError as error:
+            problems.append(f"{name}: {error}")
+            say(f"{name}: not measured")
+            continue
         if figure is not None:
             with atomic_file(folder / f"{name}.png") as file:
                 figure.savefig(file, format="png")
@@ -53,3 +62,5 @@ def measure_claims(setting: Setting, names: list[str], command: str, say: Callab
         made = origin(f"{command} --only {name}", setting.seeds, time.perf_counter() - started)
         write_json(folder / f"{name}.json", about | made)
         say(f"{name}: {numbers['verdict']}: {numbers['number']}")
+    if problems:
+        raise InputError("; ".join(problems))

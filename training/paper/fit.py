@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
+from vaswani_transformer.errors import InputError
+
 from ..input_pipeline import InputPipeline, on_device
 from ..json_files import read_json, write_json
 from ..loss import smoothing_weights
@@ -42,13 +44,18 @@ def fit(
         -> logits (batch, target, vocabulary)
     rate: learning rate of a step, counted from 1
     A model that was trained before is loaded from the recipe's output_dir. An interrupted training starts again.
+    Raises InputError if that model had another recipe.
     """
     recipe, folder = text.recipe, Path(text.recipe.output_dir)
     weights, losses = folder / "fitted.safetensors", folder / LOSSES
     if losses.is_file():
+        before = read_json(losses)
+        changed = [key for key, value in recipe.identity().items() if before["recipe"].get(key) != value]
+        if changed:
+            raise InputError(f"{folder}: {', '.join(changed)} changed since this model was trained; remove the folder")
         load_model(model, weights)
         model.eval()
-        return [(step, loss) for step, loss in read_json(losses)["losses"]]
+        return [(step, loss) for step, loss in before["losses"]]
     began = time.process_time()
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), betas=betas)
@@ -72,7 +79,7 @@ def fit(
             total, tokens = 0.0, 0
     pipeline.close()
     save_model(model, str(weights))
-    write_json(losses, {"losses": curve, "cpu_seconds": time.process_time() - began})
+    write_json(losses, {"losses": curve, "cpu_seconds": time.process_time() - began, "recipe": recipe.identity()})
     model.eval()
     return curve
 

@@ -21,7 +21,10 @@ BATCH = 8  # sentences
 
 @dataclass(frozen=True)
 class Parse:
-    """The words and brackets of a tree, and the mean log-probability of the output tokens."""
+    """The words and brackets of a tree, and the mean score of the output tokens.
+
+    A score is a log-probability; those of words are mixed (`WellFormedTrees`).
+    """
 
     tokens: list[str]
     confidence: float

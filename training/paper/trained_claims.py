@@ -3,6 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import in_one_line
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention, PositionalEncoding, Stack
 from vaswani_transformer.pictures import curves_of
 
@@ -24,7 +26,7 @@ from ..train import train
 from .claim import Result, Setting, curves
 from .fit import Curve, fit, prepared
 from .rnn import search, train_rnn
-from .rows import mean_interval, verdict, with_interval
+from .rows import FAILS, HOLDS, UNSURE, mean_interval, verdict, with_interval
 from .table3 import RECIPE, claims_of, nats_per_token
 
 # ---- label smoothing, from the rows of Table 3 ---------------------------------------------------------------------
@@ -51,17 +53,25 @@ def label_smoothing(setting: Setting) -> Result:
 # ---- training ------------------------------------------------------------------------------------------------------
 
 
-def recipe_for(setting: Setting, name: str, options: dict[str, str]) -> Recipe:
+LENGTH = {"max_steps", "validate_every"}  # keys of recipes
+SHORT = {"max_steps": "300", "validate_every": "300"}
+
+
+def recipe_for(setting: Setting, name: str, own: dict[str, str]) -> Recipe:
+    """Return the recipe of Table 3 with the claim's own options and the user's, which may change its length.
+
+    Raises InputError if the user sets what the claim compares.
+    """
+    for key in own.keys() & setting.options.keys() - LENGTH:
+        raise InputError(f"--{key}: the claim sets it; leave it out")
     folder = setting.output / "claims" / "runs" / name
-    return load_recipe(RECIPE, {**options, **setting.options, "output_dir": str(folder)})
+    return load_recipe(RECIPE, {**own, **setting.options, "output_dir": str(folder)})
 
 
 def trained(recipe: Recipe) -> Path:
-    """Train a model, or resume its training, and return its folder."""
-    folder = Path(recipe.output_dir)
-    if not (folder / "model.safetensors").is_file():
-        train(recipe)
-    return folder
+    """Train a model, or resume its training, and return its folder. Raises InputError if its recipe was another."""
+    train(recipe)
+    return Path(recipe.output_dir)
 
 
 def trained_with(recipe: Recipe, change: Callable[[nn.Module], None]) -> tuple[Translator, Curve]:
@@ -94,9 +104,9 @@ def trained_with(recipe: Recipe, change: Callable[[nn.Module], None]) -> tuple[T
 def warm_up(setting: Setting) -> Result:
     """Training without warm-up of the learning rate is worse."""
     losses: dict[str, list[float]] = {}
+    steps = load_recipe(RECIPE, {**SHORT, **setting.options}).max_steps
     for warmup, seed in itertools.product((1, 100), setting.seeds):
-        options = {"warmup_steps": str(warmup), "seed": str(seed), "decay_share": "0"}
-        options |= {"max_steps": "300", "validate_every": "300"}
+        options = {"warmup_steps": str(warmup), "seed": str(seed), "decay_share": "0", **SHORT}
         recipe = recipe_for(setting, f"warmup{warmup}-seed{seed}", options)
         found = curves_of(trained(recipe) / "metrics.jsonl")["validation_loss"]
         losses.setdefault(f"{warmup} steps", []).append(found[max(found)])
@@ -104,7 +114,7 @@ def warm_up(setting: Setting) -> Result:
     numbers = {
         "validation_loss": losses,
         "verdict": verdict([a - b for a, b in zip(none, some, strict=True)], +1, 0),
-        "number": f"validation loss after 300 steps {with_interval(none)} without, {with_interval(some)} with "
+        "number": f"validation loss after {steps} steps {with_interval(none)} without, {with_interval(some)} with "
         "100 steps of warm-up",
     }
     return numbers, None
@@ -113,13 +123,14 @@ def warm_up(setting: Setting) -> Result:
 # ---- section 3.5: positions ----------------------------------------------------------------------------------------
 
 
-BUCKETS = ((1, 10), (11, 20), (21, 30), (31, 256))  # source tokens; models are trained on the first two
+BUCKETS = ((1, 10), (11, 20), (21, 256))  # source tokens; models are trained on the first two
 
 
 def length_extrapolation(setting: Setting) -> Result:
-    """Sinusoids extrapolate to sentences longer than those of the training, learned positions do not."""
+    """Beyond the lengths of its training, a model with sinusoids loses less than one with learned positions."""
     nats: dict[str, list[list[float]]] = {}
     bleu: dict[str, list[list[float]]] = {}
+    sentences: list[int] = []
     for kind, seed in itertools.product(("sinusoidal", "learned", "none"), setting.seeds):
         options = {"seed": str(seed), "max_length": str(BUCKETS[1][1])}
         if kind == "none":
@@ -130,14 +141,16 @@ def length_extrapolation(setting: Setting) -> Result:
         measured = [by_length(translator, setting.development, *bucket) for bucket in BUCKETS]
         nats.setdefault(kind, []).append([each[0] for each in measured])
         bleu.setdefault(kind, []).append([each[1] for each in measured])
+        sentences = [each[2] for each in measured]
     # The loss of the unseen lengths over that of the longest seen ones.
-    rise = {kind: [statistics.mean(each[2:]) - each[1] for each in values] for kind, values in nats.items()}
+    rise = {kind: [each[2] - each[1] for each in values] for kind, values in nats.items()}
     better = [a - b for a, b in zip(rise["sinusoidal"], rise["learned"], strict=True)]
     numbers = {
-        "buckets": BUCKETS, "nats_per_token": nats, "bleu": bleu, "verdict": verdict(better, -1, 0),
-        "number": f"beyond {BUCKETS[1][1]} tokens, the loss rises by {with_interval(rise['sinusoidal'])} nats per "
-        f"token with sinusoids, by {with_interval(rise['learned'])} with learned positions and by "
-        f"{with_interval(rise['none'])} without positions",
+        "buckets": BUCKETS, "sentences": sentences, "nats_per_token": nats, "bleu": bleu,
+        "verdict": verdict(better, -1, 0),
+        "number": f"beyond {BUCKETS[1][1]} tokens ({sentences[2]} sentences), the loss rises by "
+        f"{with_interval(rise['sinusoidal'])} nats per token with sinusoids, by {with_interval(rise['learned'])} with "
+        f"learned positions and by {with_interval(rise['none'])} without positions",
     }  # fmt: skip
     series = {
         kind: [(low, mean_interval([each[n] for each in values])[0]) for n, (low, _) in enumerate(BUCKETS)]
@@ -146,15 +159,15 @@ def length_extrapolation(setting: Setting) -> Result:
     return numbers, curves(series, "source tokens, from", "BLEU", log=("linear", "linear"))
 
 
-def by_length(translator: Translator, text: TestSet, low: int, high: int) -> tuple[float, float]:
-    """Return nats per token and BLEU of the sentences with that many source tokens."""
+def by_length(translator: Translator, text: TestSet, low: int, high: int) -> tuple[float, float, int]:
+    """Return nats per token and BLEU of the sentences with that many source tokens, and how many they are."""
     counts = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]
     chosen = [n for n, count in enumerate(counts) if low <= count <= high]
     if not chosen:
-        raise InputError(f"the development text has no sentence of {low} to {high} tokens; give more --sentences")
+        raise InputError(f"no sentence of {low} to {high} tokens among the {len(counts)} read; raise --sentences")
     sources, references = ([side[n] for n in chosen] for side in (text.sources, text.references))
     translations = translator.translate(sources, split_sentences=False, max_source_length=256)
-    return nats_per_token(translator, sources, references), corpus_bleu(translations, references)
+    return nats_per_token(translator, sources, references), corpus_bleu(translations, references), len(chosen)
 
 
 class NoPositions(PositionalEncoding):
@@ -174,8 +187,8 @@ def training_without_the_factor(setting: Setting) -> Result:
     """A model with large d_k learns worse without the factor 1 / sqrt(d_k)."""
     nats: dict[str, list[float]] = {}
     series: dict[str, Curve] = {}
-    text, options = setting.development, {f"model.{part}coder_attention_heads": "1" for part in ("en", "de")}
-    options |= {"max_steps": "300", "validate_every": "300"}
+    text, options = setting.development, {f"model.{part}coder_attention_heads": "1" for part in ("en", "de")} | SHORT
+    steps = load_recipe(RECIPE, {**options, **setting.options}).max_steps
     for kind, seed in itertools.product(("with the factor", "without it"), setting.seeds):
         recipe = recipe_for(setting, f"{kind.replace(' ', '-')}-seed{seed}", options | {"seed": str(seed)})
         translator, curve = trained_with(recipe, without_the_factor if kind == "without it" else nothing)
@@ -185,7 +198,7 @@ def training_without_the_factor(setting: Setting) -> Result:
     numbers = {
         "nats_per_token": nats, "losses": series,
         "verdict": verdict([a - b for a, b in zip(unscaled, scaled, strict=True)], +1, 0),
-        "number": f"with one head, after {options['max_steps']} steps {with_interval(scaled)} nats per token with the "
+        "number": f"with one head, after {steps} steps {with_interval(scaled)} nats per token with the "
         f"factor, {with_interval(unscaled)} without it",
     }  # fmt: skip
     return numbers, curves(series, "step", "training loss, label-smoothed", log=("linear", "linear"))
@@ -204,29 +217,31 @@ def without_the_factor(module: nn.Module) -> None:
 
 
 PAIRS = (1000, 3000, 10_000, 29_000)
+# Recipe keys for the files that `first_pairs` writes, wherever the text came from.
+FILES = {"dataset": "null", "dataset_config": "null", "streaming": "false", "train": "train", "validation": "val"}
 
 
 def small_data(setting: Setting) -> Result:
-    """Trained on little text, an RNN is better than a Transformer of its size (often repeated, not in the paper)."""
+    """On little text, an RNN is better than a Transformer of its size, and on more text no longer (often repeated)."""
     bleu: dict[str, list[list[float]]] = {}
-    texts = [first_pairs(setting, count) for count in PAIRS]
-    counts = sorted({count for count, _ in texts})
+    texts = dict(first_pairs(setting, count) for count in PAIRS)
+    counts = sorted(texts)
     for seed in setting.seeds:
         for name, translate in (("Transformer", with_transformer), ("LSTM", with_lstm)):
             found = []
-            for count, folder in dict(texts).items():
-                where = {"data": str(folder), "dataset": "null", "train": "train", "validation": "val"}
-                own = Setting(**{**vars(setting), "options": {**setting.options, **where}})
+            for count in counts:
+                own = replace(setting, options={**setting.options, **FILES, "data": str(texts[count])})
                 recipe = recipe_for(own, f"{name.lower()}-{count}-seed{seed}", {"seed": str(seed)})
-                found.append(
-                    corpus_bleu(translate(recipe, setting.development.sources), setting.development.references)
-                )
+                translations = translate(recipe, setting.development.sources)
+                found.append(corpus_bleu(translations, setting.development.references))
             bleu.setdefault(name, []).append(found)
     means = {name: [statistics.mean(each) for each in zip(*values, strict=True)] for name, values in bleu.items()}
-    smallest = [rnn[0] - transformer[0] for rnn, transformer in zip(bleu["LSTM"], bleu["Transformer"], strict=True)]
+    lead = [[a - b for a, b in zip(*each, strict=True)] for each in zip(bleu["LSTM"], bleu["Transformer"], strict=True)]
+    verdicts = {verdict([each[0] for each in lead], +1, 0), verdict([each[0] - each[-1] for each in lead], +1, 0)}
     numbers = {
-        "pairs": counts, "bleu": bleu, "verdict": verdict(smallest, +1, 0),
-        "number": "BLEU of the LSTM and the Transformer after as many steps: "
+        "pairs": counts, "bleu": bleu,
+        "verdict": next(each for each in (FAILS, UNSURE, HOLDS) if each in verdicts),
+        "number": f"BLEU of the LSTM and the Transformer, {load_recipe(RECIPE, setting.options).max_steps} steps each: "
         + "; ".join(
             f"{means['LSTM'][n]:.1f} and {means['Transformer'][n]:.1f} from {count:,} pairs"
             for n, count in enumerate(counts)
@@ -247,7 +262,7 @@ def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     development = list(zip(setting.development.sources, setting.development.references, strict=True))
     for name, text in (("train", chosen), ("val", development)):
         for side, language in enumerate((recipe.source_language, recipe.target_language)):
-            lines = "".join(f"{pair[side]}\n" for pair in text)
+            lines = "".join(f"{in_one_line(pair[side])}\n" for pair in text)
             (folder / f"{name}.{language}").write_text(lines, encoding="utf-8")
     return len(chosen), folder
 

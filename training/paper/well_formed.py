@@ -17,8 +17,8 @@ class WellFormedTrees(LogitsProcessor):
     """Tells which tokens may follow a beginning, so that brackets balance and every word comes once and in order.
 
     An instance is a `logits_processor` of `generate()`. What it allows can always be completed within the sentence's
-    limit. Only one word is possible at a time, so it gets most of the probability of all words: the model says whether
-    a word comes, the sentence says which. Without that, a model that copies badly opens a bracket instead.
+    limit. Only one word is possible at a time, so its log-probability is mixed with that of all words: the model says
+    whether a word comes, the sentence says which. Without that, a model that copies badly opens a bracket instead.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, sources: Sequence[Sequence[int]], limits: Sequence[int]):
