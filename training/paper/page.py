@@ -65,8 +65,9 @@ without the constraint and with beam 4. Under the constraint only one word is po
 its log-probability is mixed, 1 to 3, with that of all words together, a share chosen on 80 sentences of the development
 set (F1 48.0 with its own alone, 64.4 with the mixture, 60.1 with that of all words); for the LSTM, where that did harm
 (76.0, 74.1, 72.7), it stays its own. The Transformers average 5 checkpoints and are trained in bfloat16, the LSTM is
-not; it has smaller steps, for in as many as a Transformer it does not learn to copy words. F1 is EVALB's with the parameters of Collins. Recombined trees are trees of the sample in which constituents were
-replaced by others of the same kind. All of our systems see the same number of tokens.
+not; it has smaller steps, for in as many as a Transformer it does not learn to copy words. F1 is EVALB's with the
+parameters of Collins. Recombined trees are trees of the sample in which constituents were replaced by others of the
+same kind. All of our systems see the same number of tokens.
 """
 FIGURES = """## Figures 1 to 5
 
