@@ -15,6 +15,7 @@ from training.paper.trained_claims import without_positions, without_the_factor
 from training.recipe import Recipe
 from training.train import train
 from vaswani_transformer.cli import main
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
 
@@ -80,6 +81,8 @@ def test_a_finished_training_is_loaded(text, tmp_path):
         assert torch.equal(weights, trained.state_dict()[name])
     untrained = rnn_of_size(sum(each.numel() for each in prepared.model.parameters()), len(prepared.tokenizer), "lstm")
     assert not torch.equal(untrained.embedding.weight, loaded.embedding.weight)
+    with pytest.raises(InputError, match="seed changed since this model was trained; remove the folder"):
+        train_rnn(recipe.model_copy(update={"seed": 2}))
 
 
 def test_greedy_decoding_of_the_rnn_takes_the_likeliest_token_of_the_whole_prefix():
@@ -101,9 +104,12 @@ def test_claims_are_measured_once(text, tmp_path, capsys):
     train(Recipe.model_validate(SMALL | {"max_steps": 10, "data": str(text), "output_dir": str(finished_run)}))
     capsys.readouterr()
     command = f"paper claims --run {finished_run} --data {text} --output {tmp_path} --sentences 2 --seeds 1,2".split()
-    main([*command, "--only", "square_root_of_d_k,averaging"])
-    first = capsys.readouterr().out
-    assert first.startswith("square_root_of_d_k: holds: from d_k = 4 to 512") and "nats per token" in first
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--only", "label_smoothing,square_root_of_d_k,averaging"])
+    first, error = capsys.readouterr()
+    assert stopped.value.code == 2 and "label_smoothing: " in error and "has no rows base and D-ls0.0" in error
+    assert first.startswith("label_smoothing: not measured\nsquare_root_of_d_k: holds: from d_k = 4 to 512")
+    assert "averaging: " in first and "nats per token" in first
     found = json.loads((tmp_path / "claims" / "averaging.json").read_text())
     assert found["claim"].startswith("The average of the last") and len(found["checkpoints"]) >= 2
     assert found.keys() >= {"verdict", "number", "command", "commit", "hardware", "seeds", "seconds"}
@@ -112,7 +118,7 @@ def test_claims_are_measured_once(text, tmp_path, capsys):
     assert capsys.readouterr().out == "averaging: measured before\n"
     for words, said in (
         (["--only", "nothing"], "--only nothing: not a claim"),
-        (["--only", "label_smoothing"], "has no rows base and D-ls0.0 of one seed"),
+        (["--only", "warm_up", "--warmup_steps", "5"], "--warmup_steps: the claim sets it; leave it out"),
         (["--run", "absent"], "--run absent: no such folder"),
     ):
         with pytest.raises(SystemExit) as stopped:
