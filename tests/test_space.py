@@ -17,12 +17,13 @@ SPACE = Path(__file__).parents[1] / "hub" / "space"
 def test_the_requirements_list_every_imported_package():
     named = {re.split("[<>=]", line)[0] for line in (SPACE / "requirements.txt").read_text().split()}
     imported = set()
-    for node in ast.walk(ast.parse((SPACE / "app.py").read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add((node.module or "").split(".")[0])
-    standard = set(sys.stdlib_module_names)
+    for file in SPACE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").split(".")[0])
+    standard = set(sys.stdlib_module_names) | {file.stem for file in SPACE.glob("*.py")}
     packages = {"PIL": "pillow"}  # modules with another name than their package
     assert {packages.get(name, name) for name in imported - standard} == named
 

@@ -231,11 +231,34 @@ def test_a_click_on_a_thumbnail_selects_the_head(page: Any) -> None:
     assert page.get_by_role("group", name="Head").get_by_label("2", exact=True).is_checked()
 
 
+def pixels_of(image: Any) -> np.ndarray:
+    """Return what a picture in a data: URL shows, (height, width, 3)."""
+    encoded = image.get_attribute("src").partition(",")[2]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded)))).astype(int)
+
+
+def test_equation_1_shows_the_weights_of_the_chosen_head(page: Any, translator, model: Path) -> None:
+    maps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[0])
+    assert not page.locator("#equation figure").first.is_visible(), "it is folded"
+    page.get_by_role("button", name="Equation (1)").click()
+    for kind, weights in (("Cross-attention", maps.cross), ("Decoder self-attention", maps.decoder)):
+        page.locator("#kind").get_by_label(kind).check()
+        page.get_by_role("grid", name=kind).wait_for()
+        page.get_by_role("group", name="Head").get_by_label("2", exact=True).check()
+        layer = page.get_by_role("group", name="Layer").get_by_role("radio", checked=True).input_value()
+        expected = weights[int(layer) - 1, 1].numpy()
+        rows, columns = expected.shape
+        image = page.get_by_alt_text(f"softmax, {rows} × {columns}, {kind}, layer {layer}, head 2", exact=True)
+        image.wait_for()
+        share = (255 - pixels_of(image)[..., 1]) / 231  # of the largest weight, by the green of white and red
+        np.testing.assert_allclose(share, expected / expected.max(), atol=0.01)
+    assert page.locator("#equation figure").count() == 8, "the decoder masks the future"
+
+
 def test_the_positional_encoding_is_the_papers(page: Any) -> None:
     assert not page.locator("#positions").is_visible(), "it is folded"
     page.get_by_role("button", name="Positional encoding").click()
-    source = page.locator("#positions img").get_attribute("src")
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))).astype(int)
+    pixels = pixels_of(page.locator("#positions img"))
     encoding = sinusoidal_positional_encoding(60, 32).numpy()  # (positions, d_model)
     assert pixels.shape == (*encoding.shape, 3)
     warmth = pixels[..., 0] - pixels[..., 2]  # red above zero, blue below

@@ -7,9 +7,7 @@ It works with any Vaswani Transformer on the Hub, loaded with transformers and `
 `python -m hub space` writes a Space for a model, with model.json in the place of MODEL_ID.
 """
 
-import base64
 import html
-import io
 import json
 import os
 import sys
@@ -21,8 +19,9 @@ from typing import Any
 import gradio as gr  # pyright: ignore[reportMissingImports]  (installed only in the Space's own environment)
 import numpy as np
 import torch
+from equation import Projections, recorded_projections, steps, steps_as_html
 from huggingface_hub import ModelCard, constants
-from PIL import Image
+from images import diverging, png
 from tokenizers.decoders import ByteLevel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -188,9 +187,10 @@ def too_long(omitted: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention weights, (layers, heads, rows, columns), and the labels of rows and columns, by kind."""
+    """Attention weights, (layers, heads, rows, columns), what they come from, and labels, by kind."""
 
     weights: dict[str, np.ndarray]
+    projections: Projections
     rows: dict[str, list[str]]
     columns: dict[str, list[str]]
 
@@ -200,7 +200,8 @@ def attention_of(hypotheses: Hypotheses, choice: int) -> Attention:
     """Return the attention weights of one hypothesis, from one pass over all its tokens."""
     target = torch.tensor([hypotheses.targets[choice]])
     inputs = torch.cat((torch.tensor([[config.decoder_start_token_id]]), target[:, :-1]), dim=1)
-    outputs = model(hypotheses.source, decoder_input_ids=inputs, output_attentions=True, use_cache=False)
+    with recorded_projections(model) as projections:
+        outputs = model(hypotheses.source, decoder_input_ids=inputs, output_attentions=True, use_cache=False)
     source = labels(tokenizer, hypotheses.source[0].tolist())
     predicted, read = (labels(target_tokenizer, ids[0].tolist()) for ids in (target, inputs))
     return Attention(
@@ -209,6 +210,7 @@ def attention_of(hypotheses: Hypotheses, choice: int) -> Attention:
             "encoder": torch.cat(outputs.encoder_attentions).numpy(),
             "decoder": torch.cat(outputs.decoder_attentions).numpy(),
         },
+        projections,
         # A row of the decoder is labelled with the token that it predicts.
         rows={"cross": predicted, "encoder": source, "decoder": predicted},
         columns={"cross": source, "encoder": source, "decoder": read},
@@ -279,11 +281,15 @@ def thumbnails(weights: np.ndarray, chosen: int | str) -> str:
     )
 
 
-def png(pixels: np.ndarray, mode: str) -> str:
-    """Return pixels, (height, width, channels of PIL's mode) from 0 to 255, as a data: URL."""
-    file = io.BytesIO()
-    Image.fromarray(pixels.astype(np.uint8), mode).save(file, "png")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+def equation(attention: Attention, title: str, layer: int, head: int | str) -> str:
+    """Draw Equation (1) step by step for one head; the first one if the mean of the heads is chosen."""
+    kind, _ = KINDS[title]
+    chosen = 1 if head == MEAN else int(head)
+    query, key, value = (attention.projections[kind][layer - 1][name][chosen - 1] for name in "QKV")
+    # The queries of the decoder are the words that it has read, not those that it predicts.
+    queries = attention.columns["decoder" if kind == "cross" else kind]
+    values = steps(query, key, value, causal=kind == "decoder")
+    return steps_as_html(values, queries, attention.columns[kind], f"{title}, layer {layer}, head {chosen}")
 
 
 # ---- positional encoding -------------------------------------------------------------------------------------------
@@ -296,13 +302,11 @@ def positional_encoding(length: int) -> str:
     encoding = model.model.encoder.positional_encoding(0, length, torch.device("cpu"))  # (length, d_model)
     encoding = encoding.float().numpy()
     largest = float(np.abs(encoding).max())
-    share = (encoding / largest)[..., None]
-    red, blue, white = np.array([178, 24, 43]), np.array([33, 102, 172]), np.array([255, 255, 255])
-    pixels = white + np.abs(share) * (np.where(share > 0, red, blue) - white)
     learned = config.position_embedding_type == "learned"
     kind = "learned" if learned else "sines (even dimensions) and cosines (odd dimensions)"
     return (
-        f'<figure class="positions"><div class="down">position 0 to {length - 1}</div><img src="{png(pixels, "RGB")}" '
+        f'<figure class="positions"><div class="down">position 0 to {length - 1}</div>'
+        f'<img src="{diverging(encoding, largest)}" '
         f'alt="Heat map of the positional encoding, {length} positions of {config.d_model} dimensions: {kind}.">'
         f'<div class="across">dimension 0 to {config.d_model - 1}</div></figure>'
         f'<p class="legend">−{largest:.2f} <span class="scale diverging"></span> {largest:.2f}</p>'
@@ -427,6 +431,8 @@ def page() -> gr.Blocks:
                     apply_default_css=False,
                     elem_id="heat-map",
                 )
+        with gr.Accordion("Equation (1), step by step", open=False, elem_id="equation"):
+            walk = gr.HTML(equation(first_attention, kinds[0], layers[-1], MEAN), apply_default_css=False)
         with gr.Accordion("Positional encoding", open=False, elem_id="encoding"):
             show_positions()
 
@@ -445,6 +451,7 @@ def page() -> gr.Blocks:
         choice.input(on_choose, [sentences, number, choice, *view], [attention, picture], **private)
         kind.input(on_kind, [attention, *view], [layer, head, picture], **hidden)
         gr.on([layer.input, head.input], heat_map, [attention, *view], picture, **hidden)
+        picture.change(equation, [attention, *view], walk, **hidden)
         gr.api(answer, api_name="translate")
     return blocks
 
