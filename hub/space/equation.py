@@ -68,7 +68,8 @@ def steps_as_html(values: dict[str, np.ndarray], queries: list[str], keys: list[
         words = "".join(f"<span>{html.escape(word)}</span>" for word in (keys if title in ROWS_ARE_KEYS else queries))
         size = f"{matrix.shape[0]} × {matrix.shape[1]}"
         figures.append(
-            f"<figure><figcaption><b>{title}</b> {size}, up to ±{largest:.2f}</figcaption>"
+            f'<figure style="--rows: {len(matrix)}">'
+            f"<figcaption><b>{title}</b> {size}, up to ±{largest:.2f}</figcaption>"
             f'<div class="words" aria-hidden="true">{words}</div>'
             f'<img src="{diverging(matrix, largest)}" alt="{title}, {size}, {name}"></figure>'
         )
