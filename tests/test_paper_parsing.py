@@ -237,7 +237,7 @@ def test_the_constraint_allows_every_tree_within_the_limit_and_nothing_else(
     assert set(outputs([])) == set(trees([])) != set()
 
 
-def test_the_only_possible_word_gets_most_of_the_probability_of_all_words(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_only_possible_word_has_a_share_in_the_probability_of_all_words(tokenizer: PreTrainedTokenizerFast) -> None:
     vocabulary = tokenizer.get_vocab()
     source = tokenizer("ab a")["input_ids"][:-1]
     constraint = WellFormedTrees(tokenizer, [source], [40])

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 from vaswani_transformer import Translator, gnmt_length_penalty
 
 from .rnn import AttentiveRnn, search
-from .well_formed import WellFormedTrees, brackets
+from .well_formed import SHARE_FOR_THE_LSTM, WellFormedTrees, brackets
 
 BEAMS, ALPHA, OFFSET = 21, 0.3, 300
 LOOKAHEAD = 20  # see `early_stopping` of generate()
@@ -82,15 +81,11 @@ def batches_by_length(sentences: Sequence[str], size: int) -> Iterator[list[int]
 def parse_with_rnn(
     model: AttentiveRnn, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str], beams: int = BEAMS
 ) -> list[list[str]]:
-    """Return the tokens of each sentence's tree, by the same search under the same constraint.
-
-    A word keeps its own probability: an LSTM, which copies 96 % of the words right, parses worse with that of all.
-    """
-    sources = [cast(list[int], tokenizer(sentence)["input_ids"]) for sentence in sentences]
-    words, limits = [source[:-1] for source in sources], [len(source) + OFFSET for source in sources]
-    constraint = WellFormedTrees(tokenizer, words, limits)
+    """Return the tokens of each sentence's tree, by the same search under the same constraint."""
     parsed = []
-    for source, own_words, limit in zip(sources, words, limits, strict=True):
+    for sentence in sentences:
+        source = cast(list[int], tokenizer(sentence)["input_ids"])
+        limit = len(source) + OFFSET
         ids = search(
             model,
             source,
@@ -100,7 +95,7 @@ def parse_with_rnn(
             lookahead=LOOKAHEAD,
             start=cast(int, tokenizer.bos_token_id),
             end=cast(int, tokenizer.eos_token_id),
-            allowed=partial(constraint.allowed, source=own_words, limit=limit),
+            constraint=WellFormedTrees(tokenizer, [source[:-1]], [limit], SHARE_FOR_THE_LSTM),
         )
         parsed.append(tokens_of(ids, tokenizer))
     return parsed

@@ -130,13 +130,13 @@ def search(
     lookahead: int,
     start: int,
     end: int,
-    allowed: Callable[[list[int]], list[int]] | None = None,
+    constraint: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> list[int]:
     """Return the best hypothesis of section 6.1's beam search for one sentence, without its </s>.
 
     limit: output tokens, counting </s>;  lookahead: assume that no live hypothesis grows by more tokens
     start, end: ids of <s> and </s>
-    allowed: tells from a hypothesis which tokens may follow; None for all
+    constraint: as in `generate()`: outputs with their <s>, log-probabilities of the next token -> changed ones
     """
     device = model.embedding.weight.device
     encoded = model.encode(torch.tensor([source], device=device))
@@ -147,12 +147,10 @@ def search(
     for length in range(1, limit + 1):
         last = torch.tensor([tokens[-1] if tokens else start for _, tokens in live], device=device)
         output, state, context = model.step(model.embedding(last), state, context, encoded.repeated(len(live)))
-        scores = model.output(output).log_softmax(-1).cpu() + torch.tensor([score for score, _ in live])[:, None]
-        if allowed is not None:
-            banned = torch.ones_like(scores, dtype=torch.bool)
-            for row, (_, tokens) in enumerate(live):
-                banned[row, allowed(tokens)] = False
-            scores = scores.masked_fill(banned, -torch.inf)
+        scores = model.output(output).log_softmax(-1).cpu()
+        if constraint is not None:
+            scores = constraint(torch.tensor([[start, *tokens] for _, tokens in live]), scores)
+        scores = scores + torch.tensor([score for score, _ in live])[:, None]
         values, indices = scores.flatten().topk(min(2 * beams, scores.numel()))
         penalty = cast(float, gnmt_length_penalty(length, alpha))
         extended: list[tuple[float, int, int]] = []
