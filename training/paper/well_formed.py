@@ -18,9 +18,11 @@ SHARE_FOR_THE_LSTM = 0.5
 class WellFormedTrees(LogitsProcessor):
     """Tells which tokens may follow a beginning, so that brackets balance and every word comes once and in order.
 
-    An instance is a `logits_processor` of `generate()`. What it allows can always be completed within the sentence's
-    limit. Only one word is possible at a time, so its log-probability is mixed with that of all words: the model says
-    whether a word comes, the sentence says which. Without that, a model that copies badly opens a bracket instead.
+    An instance is a `logits_processor` of `generate()`; exported graphs do not have it, for their search keeps no open
+    brackets per hypothesis. What it allows can always be completed within the sentence's limit.
+
+    Only one word is possible at a time, so its log-probability is mixed with that of all words: the model says whether
+    a word comes, the sentence says which. Without that, a model that copies badly opens a bracket instead.
     """
 
     def __init__(
