@@ -22,9 +22,12 @@ def test_the_page_is_made_from_the_row_files():
 
 @pytest.mark.parametrize("path", ROW_FILES, ids=lambda path: path.stem)
 def test_every_row_says_how_it_was_made(path):
-    about = json.loads(path.read_text(encoding="utf-8"))
-    assert about["command"].startswith("vaswani-transformer ") and "/" not in about["command"]
-    assert about["commit"] and about["hardware"] and about["seconds"] > 0 and isinstance(about["seeds"], list)
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for about in found["rows"] if path.stem == "table4" else [found]:
+        assert about["command"].startswith("vaswani-transformer ") and "/" not in about["command"]
+        assert about["commit"] and about["hardware"] and isinstance(about["seeds"], list)
+        # Label smoothing is judged from the rows of Table 3, in no time.
+        assert about["seconds"] > 0 or path.stem == "label_smoothing"
 
 
 def test_every_run_of_table_3_saw_the_same_tokens():
