@@ -206,9 +206,9 @@ def attention_of(hypotheses: Hypotheses, choice: int) -> Attention:
     predicted, read = (labels(target_tokenizer, ids[0].tolist()) for ids in (target, inputs))
     return Attention(
         {
-            "cross": torch.cat(outputs.cross_attentions).numpy(),
-            "encoder": torch.cat(outputs.encoder_attentions).numpy(),
-            "decoder": torch.cat(outputs.decoder_attentions).numpy(),
+            "cross": torch.cat(outputs.cross_attentions).float().numpy(),
+            "encoder": torch.cat(outputs.encoder_attentions).float().numpy(),
+            "decoder": torch.cat(outputs.decoder_attentions).float().numpy(),
         },
         projections,
         # A row of the decoder is labelled with the token that it predicts.
@@ -289,7 +289,8 @@ def equation(attention: Attention, title: str, layer: int, head: int | str) -> s
     # The queries of the decoder are the words that it has read, not those that it predicts.
     queries = attention.columns["decoder" if kind == "cross" else kind]
     values = steps(query, key, value, causal=kind == "decoder")
-    return steps_as_html(values, queries, attention.columns[kind], f"{title}, layer {layer}, head {chosen}")
+    page = steps_as_html(values, queries, attention.columns[kind], f"{title}, layer {layer}, head {chosen}")
+    return page if head != MEAN else f"<p>The mean of the heads has no Q, K and V of its own: this is head 1.</p>{page}"
 
 
 # ---- positional encoding -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from images import diverging
 # Values of Q, K and V by the kind of attention: for each layer a dictionary of (heads, positions, d_k or d_v).
 Projections = dict[str, list[dict[str, np.ndarray]]]
 ROWS_ARE_KEYS = ("K", "V")
+MASKED = "the future masked"
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def steps(query: np.ndarray, key: np.ndarray, value: np.ndarray, causal: bool) -
     weights = exponentials / exponentials.sum(-1, keepdims=True)
     values = {"Q": query, "K": key, "V": value, "Q Kᵀ": scores, "Q Kᵀ / √d_k": scaled}
     if causal:
-        values["the future masked"] = masked
+        values[MASKED] = masked
     return values | {"softmax": weights, "softmax · V": weights @ value}
 
 
@@ -75,7 +76,9 @@ def steps_as_html(values: dict[str, np.ndarray], queries: list[str], keys: list[
         )
     return (
         f'<p class="caption"><b>{name}</b>: Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V. Q, K, V and the result have a '
-        "column for each dimension of the head, the others a column for each word that is read.</p>"
+        "column for each dimension of the head, the others a column for each key. A row of the decoder is labelled with "
+        "the word that it reads, not the one that it predicts.</p>"
         f'<div class="steps">{"".join(figures)}</div>'
-        '<p class="legend">below zero <span class="scale diverging"></span> above; grey: masked</p>'
+        '<p class="legend">below zero <span class="scale diverging"></span> above'
+        f"{'; grey: masked' if MASKED in values else ''}</p>"
     )

@@ -151,13 +151,14 @@ def averaging(setting: Setting) -> Result:
         nats[name] = [-each.total / len(each.tokens) for each in forced]
         systems[name] = translator.translate(setting.development.sources, split_sentences=False)
     bleu = paired_bleu(systems, setting.development.references)
-    last, averaged = nats
-    gain = [a - b for a, b in zip(nats[averaged], nats[last], strict=True)]
+    last_name, average_name = nats
+    gain = [a - b for a, b in zip(nats[average_name], nats[last_name], strict=True)]
     mean, half = mean_interval(gain)
     numbers = {
         "bleu": bleu, "nats_difference": [mean, half], "checkpoints": [each.name for each in folders],
         "verdict": verdict(gain, -1, 0),
-        "number": f"{mean:+.4f} ± {half:.4f} nats per token; BLEU {bleu[last]['bleu']:.2f} (last), "
-        f"{bleu[averaged]['bleu']:.2f} (average), p = {bleu[averaged]['p']:.2f}",
+        "number": f"loss of the average minus that of the last: {mean:+.4f} ± {half:.4f} nats per token; "
+        f"BLEU {bleu[last_name]['bleu']:.2f} (last), {bleu[average_name]['bleu']:.2f} (average), "
+        f"p = {bleu[average_name]['p']:.2f}",
     }  # fmt: skip
     return numbers, None

@@ -105,8 +105,11 @@ def warm_up(setting: Setting) -> Result:
     """Training without warm-up of the learning rate is worse."""
     losses: dict[str, list[float]] = {}
     steps = load_recipe(RECIPE, {**SHORT, **setting.options}).max_steps
+    peak = load_recipe(RECIPE, dict(setting.options)).learning_rate or 0
     for warmup, seed in itertools.product((1, 100), setting.seeds):
-        options = {"warmup_steps": str(warmup), "seed": str(seed), "decay_share": "0", **SHORT}
+        # The rate falls with the root of the step, so that it is the same from step 100 on.
+        options = {"warmup_steps": str(warmup), "learning_rate": str(peak * (100 / warmup) ** 0.5)}
+        options |= {"seed": str(seed), "decay_share": "0", **SHORT}
         recipe = recipe_for(setting, f"warmup{warmup}-seed{seed}", options)
         found = curves_of(trained(recipe) / "metrics.jsonl")["validation_loss"]
         losses.setdefault(f"{warmup} steps", []).append(found[max(found)])
@@ -154,9 +157,9 @@ def length_extrapolation(setting: Setting) -> Result:
     }  # fmt: skip
     series = {
         kind: [(low, mean_interval([each[n] for each in values])[0]) for n, (low, _) in enumerate(BUCKETS)]
-        for kind, values in bleu.items()
+        for kind, values in nats.items()
     }
-    return numbers, curves(series, "source tokens, from", "BLEU", log=("linear", "linear"))
+    return numbers, curves(series, "source tokens, from", "nats per token", log=("linear", "linear"))
 
 
 def by_length(translator: Translator, text: TestSet, low: int, high: int) -> tuple[float, float, int]:
@@ -241,7 +244,7 @@ def small_data(setting: Setting) -> Result:
     numbers = {
         "pairs": counts, "bleu": bleu,
         "verdict": next(each for each in (FAILS, UNSURE, HOLDS) if each in verdicts),
-        "number": f"BLEU of the LSTM and the Transformer, {load_recipe(RECIPE, setting.options).max_steps} steps each: "
+        "number": f"BLEU of the LSTM and the Transformer, {load_recipe(RECIPE, setting.options).max_steps} steps each, nothing tuned to a size: "
         + "; ".join(
             f"{means['LSTM'][n]:.1f} and {means['Transformer'][n]:.1f} from {count:,} pairs"
             for n, count in enumerate(counts)
