@@ -76,8 +76,8 @@ def steps_as_html(values: dict[str, np.ndarray], queries: list[str], keys: list[
         )
     return (
         f'<p class="caption"><b>{name}</b>: Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V. Q, K, V and the result have a '
-        "column for each dimension of the head, the others a column for each key. A row of the decoder is labelled with "
-        "the word that it reads, not the one that it predicts.</p>"
+        "column for each dimension of the head, the others a column for each key. A row of the decoder is labelled "
+        "with the word that it reads, not the one that it predicts.</p>"
         f'<div class="steps">{"".join(figures)}</div>'
         '<p class="legend">below zero <span class="scale diverging"></span> above'
         f"{'; grey: masked' if MASKED in values else ''}</p>"

@@ -65,12 +65,11 @@ has 2 layers where the paper's has 4, and the search is the paper's (beam 21, al
 source). It is constrained to well-formed trees over the given words; the last column is the share of well-formed trees
 without the constraint and with beam 4. The sentence fixes the next word, so its log-probability is a weighted mean: a
 quarter its own and three quarters that of any word; half and half for the LSTM. These shares were the best on 80
-sentences of the development set, of which its F1 is therefore a little too high. The Transformers are trained in
-bfloat16 and average 5 checkpoints, which the LSTM does not. It takes 6,250 steps of 1,600 tokens instead of 2,500 of
-4,000, with which it does not learn to copy words (F1 7). F1 is EVALB's with the parameters of Collins. Recombined trees
-are trees of the sample in which constituents were replaced by others of the same kind. All of our systems see the same
-number of tokens. With one seed and 245 sentences, the last three rows cannot be told apart; here, the captions did not
-help.
+sentences of the development set, whose F1 is therefore a little too high. The Transformers are trained in bfloat16 and
+average 5 checkpoints, which the LSTM does not. It takes 6,250 steps of 1,600 tokens instead of 2,500 of 4,000, with
+which it does not learn to copy words (F1 7). F1 is EVALB's with the parameters of Collins. Recombined trees are trees
+of the sample in which constituents were replaced by others of the same kind. All of our systems see the same number of
+tokens. With one seed and 245 sentences, the last three rows cannot be told apart; here, the captions did not help.
 """
 FIGURES = """## Figures 1 to 5
 

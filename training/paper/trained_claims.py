@@ -228,7 +228,7 @@ def small_data(setting: Setting) -> Result:
     """On little text, an RNN is better than a Transformer of its size, and on more text no longer (often repeated)."""
     bleu: dict[str, list[list[float]]] = {}
     texts = dict(first_pairs(setting, count) for count in PAIRS)
-    counts = sorted(texts)
+    counts, steps = sorted(texts), load_recipe(RECIPE, dict(setting.options)).max_steps
     for seed in setting.seeds:
         for name, translate in (("Transformer", with_transformer), ("LSTM", with_lstm)):
             found = []
@@ -244,7 +244,7 @@ def small_data(setting: Setting) -> Result:
     numbers = {
         "pairs": counts, "bleu": bleu,
         "verdict": next(each for each in (FAILS, UNSURE, HOLDS) if each in verdicts),
-        "number": f"BLEU of the LSTM and the Transformer, {load_recipe(RECIPE, setting.options).max_steps} steps each, nothing tuned to a size: "
+        "number": f"BLEU of the LSTM and the Transformer, {steps} steps each, nothing tuned to a size: "
         + "; ".join(
             f"{means['LSTM'][n]:.1f} and {means['Transformer'][n]:.1f} from {count:,} pairs"
             for n, count in enumerate(counts)
