@@ -59,9 +59,8 @@ class WellFormedTrees(LogitsProcessor):
     def allowed(self, tokens: Sequence[int], source: Sequence[int], limit: int) -> list[int]:
         """Return the tokens that may follow; only </s> after what is no beginning of a tree."""
         open_brackets: list[int] = []
-        read = chain = (
-            0  # tokens of the source that are in the tree; opening brackets since the last token or closing one
-        )
+        read = 0  # tokens of the source that are in the tree
+        chain = 0  # opening brackets since the last of these tokens, or since a closing bracket
         for token in tokens:
             if token in self.closing:
                 open_brackets.append(token)
