@@ -102,7 +102,7 @@ def write_card(
 
 
 def homepage() -> str | None:
-    """Return the project's address, if the package is installed and its pyproject.toml has one in [project.urls]."""
+    """Return the address of the clone that the installed package was built from, if hatch_build.py found one."""
     try:
         urls = metadata("vaswani-transformer").get_all("Project-URL") or []
     except PackageNotFoundError:  # used from a source tree

@@ -1,7 +1,9 @@
 """The wheel, built from this clone and installed in a clean environment outside it."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -56,12 +58,69 @@ def test_the_wheel_contains_the_programs_and_their_data(wheel):
     assert results == {".csv"}  # model cards quote the tables; logs and pictures are as large as all the rest
 
 
-def test_the_page_of_a_package_index_has_no_link_into_the_clone(wheel):
-    (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA"))
-    text = zipfile.ZipFile(wheel).read(metadata).decode()
-    assert "# Vaswani Transformer" in text and "make demo" in text
-    links = re.findall(r"\]\(([^)]*)\)", text)
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """A repository with the files that describe the package, and no remote."""
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    return tmp_path
+
+
+def metadata_of(folder: Path) -> dict:
+    """What a wheel that is built from this folder says of itself."""
+    command = [sys.executable, "-m", "hatchling", "metadata"]
+    return json.loads(subprocess.run(command, cwd=folder, check=True, capture_output=True).stdout)
+
+
+def add_origin(clone: Path, url: str) -> None:
+    subprocess.run(["git", "-C", clone, "remote", "add", "origin", url], check=True)
+
+
+def links_of(page: str) -> list[str]:
+    return re.findall(r"\]\(([^)]*)\)", page)
+
+
+@pytest.mark.parametrize("url", ["", "../vaswani", "https://git.example.org/a/b.git", "git@internal:a/b.git"])
+def test_without_a_public_origin_the_page_has_no_link_into_the_clone(clone, url):
+    if url:
+        add_origin(clone, url)
+    metadata = metadata_of(clone)
+    page = metadata["readme"]["text"]
+    assert "urls" not in metadata
+    assert "# Vaswani Transformer" in page and "make demo" in page and "![" not in page
+    links = links_of(page)
     assert links and all(link.startswith("https://") for link in links)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://github.com/them/vaswani.git",
+        "https://name:secret@github.com/them/vaswani",
+        "git@github.com:them/vaswani.git",
+        "ssh://git@github.com/them/vaswani.git/",
+    ],
+)
+def test_the_wheel_links_to_the_origin_of_the_clone(clone, url):
+    add_origin(clone, url)
+    metadata = metadata_of(clone)
+    address = "https://github.com/them/vaswani"
+    assert metadata["urls"]["Source"] == address and "secret" not in str(metadata)
+    files = [link.removeprefix(f"{address}/blob/HEAD/") for link in links_of(metadata["readme"]["text"])]
+    assert "docs/tutorial.md" in files and f"{address}/raw/HEAD/training/results/demo-attention.png" in files
+    addresses = [*metadata["urls"].values(), *links_of(metadata["readme"]["text"])]
+    inside = [each.partition("/HEAD/")[2].partition("#")[0] for each in addresses if "/HEAD/" in each]
+    assert inside and [name for name in inside if not (ROOT / name).exists()] == []
+
+
+def test_an_sdist_keeps_the_urls(clone):
+    add_origin(clone, "https://github.com/them/vaswani")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist"], cwd=clone, check=True)
+    (archive,) = clone.glob("dist/*.tar.gz")
+    shutil.unpack_archive(archive, clone / "unpacked", filter="data")
+    (unpacked,) = clone.glob("unpacked/*")
+    assert metadata_of(unpacked)["urls"] == metadata_of(clone)["urls"]
 
 
 def test_the_console_script_runs_in_an_empty_folder(installed, tmp_path):

@@ -1,0 +1,68 @@
+"""What a wheel says of where it comes from: the project's URLs and the page of a package index.
+
+The address is that of the clone's `origin`, so that a fork's wheel links to the fork. Without one on a public host,
+there are no URLs, and the page has no link into the clone.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+# An address on any other host may be private, and cards of published models link to it.
+PUBLIC_HOSTS = ("github.com", "gitlab.com", "codeberg.org", "bitbucket.org")
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)([^)]*)\)")
+PICTURE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)\n\n")
+CAPTION = re.compile(r"\*[^*]*\*\n\n")
+
+
+class Origin(MetadataHookInterface):
+    """Hatchling's hook for the dynamic fields of pyproject.toml."""
+
+    def update(self, metadata: dict) -> None:
+        address = public_address(origin(self.root))
+        readme = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": page(readme, address)}
+        metadata["urls"] = urls(address) if address else {}
+
+
+def origin(folder: str) -> str:
+    """Return the URL of the clone's remote `origin`, or nothing if there is no clone, no remote or no git."""
+    command = ["git", "-C", folder, "remote", "get-url", "origin"]
+    if not (Path(folder) / ".git").exists():  # an unpacked archive, perhaps inside the clone of another project
+        return ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def public_address(remote: str) -> str | None:
+    """Return the web address of a remote on a public host, without a user name or a password.
+
+    remote: a URL, or `git@HOST:PATH`, or the path of a folder
+    """
+    url = urlsplit(re.sub(r"^[\w.-]+@([\w.-]+):", r"ssh://\1/", remote))
+    if url.hostname not in PUBLIC_HOSTS:
+        return None
+    return f"https://{url.hostname}/{url.path.strip('/').removesuffix('.git')}"
+
+
+def urls(address: str) -> dict[str, str]:
+    files = f"{address}/blob/HEAD"
+    return {
+        "Source": address,
+        "Documentation": f"{files}/docs/index.md",
+        "Changelog": f"{files}/CHANGELOG.md",
+        "Issues": f"{address}/issues",
+    }
+
+
+def page(readme: str, address: str | None) -> str:
+    """Return README.md as it can be read without the clone around it: links and pictures absolute, or left out."""
+    if address:
+        readme = PICTURE.sub(rf"![\1]({address}/raw/HEAD/\2)\n\n", readme)
+        return LINK.sub(rf"[\1]({address}/blob/HEAD/\2)", readme)
+    return LINK.sub(r"\1", re.sub(PICTURE.pattern + CAPTION.pattern, "", readme))
