@@ -77,11 +77,11 @@ def test_a_step_without_a_finite_gradient_is_skipped_on_the_device(library: Path
     assert all(tensor.isfinite().all() for tensor in load_file(tmp_path / "run/model.safetensors").values())
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_resumed_run_has_the_same_weights(library: Path, tmp_path: Path, deterministic: bool) -> None:
-    trained(library, tmp_path / "whole", deterministic=deterministic)
-    assert len(trained(library, tmp_path / "run", deterministic=deterministic, max_tokens=5000)[0]) < 8
-    assert trained(library, tmp_path / "run", deterministic=deterministic)[0]
+@pytest.mark.parametrize("keys", [{}, {"deterministic": True}, {"micro_batches": "auto"}])
+def test_a_resumed_run_has_the_same_weights(library: Path, tmp_path: Path, keys: dict[str, Any]) -> None:
+    trained(library, tmp_path / "whole", **keys)
+    assert len(trained(library, tmp_path / "run", max_tokens=5000, **keys)[0]) < 8
+    assert trained(library, tmp_path / "run", **keys)[0]
     whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
 

@@ -146,13 +146,17 @@ def test_validation_bleu_ignores_line_ends(tmp_path, end):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # inductor's C++ compiler
 def test_a_compiled_run_has_the_same_losses(start, tmp_path):
     """Dropout is off, since its masks differ. The compiler prints no warning about recompilation."""
     keys = {"max_steps": 6, "model": {**SMALL["model"], "dropout": 0.0}}
-    for output, variables in (("compiled", dict(COMPILED)), ("plain", None)):
-        process = start(output, variables=variables, **keys)
-        assert process.wait() == 0 and "recompile" not in process.said(), process.said()
-    assert_same_losses(tmp_path / "compiled", tmp_path / "plain")
+    compiled = {"eager": {"variables": dict(COMPILED)}, "inductor": {"compile": "yes"}}
+    for output, ways in {**compiled, "plain": {}}.items():
+        process = start(output, **ways, **keys)
+        assert process.wait(600) == 0 and "recompile" not in process.said(), process.said()
+        assert ("compiled by" in process.said()) == (output != "plain") == (f"compiled by {output}" in process.said())
+    for output in compiled:
+        assert_same_losses(tmp_path / output, tmp_path / "plain")
 
 
 def test_a_missing_tracker_is_named(tmp_path, monkeypatch):

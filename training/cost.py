@@ -8,6 +8,8 @@ import torch
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
+from .loss import chunk_rows
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -50,16 +52,16 @@ def training_flops(
     return 3 * 2 * (weights + output + attention)
 
 
-def training_memory(config: VaswaniTransformerConfig, tokens: int, vocabulary_rows: int) -> int:
+def training_memory(config: VaswaniTransformerConfig, tokens: int, device: str) -> int:
     """Estimate the bytes that a process needs: weights, gradients and two moments in float32, and activations.
 
-    tokens: positions of a micro-batch; vocabulary_rows: rows of logits alive at a time (loss.py).
+    tokens: positions of a micro-batch;  device: "cpu" or "cuda"
     """
     parameters = count_parameters(config).total
     layers = config.encoder_layers + config.decoder_layers
     per_position = layers * (14 * config.d_model + 2 * config.encoder_ffn_dim)  # kept for the backward pass, float32
     vocabulary = config.decoder_vocab_size or config.vocab_size
-    return 16 * parameters + 4 * (tokens * per_position // 2 + 3 * vocabulary_rows * vocabulary)
+    return 16 * parameters + 4 * (tokens * per_position // 2 + 3 * chunk_rows(vocabulary, device) * vocabulary)
 
 
 def product_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:

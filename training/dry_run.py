@@ -21,7 +21,7 @@ from .cost import (
     training_flops,
     training_memory,
 )
-from .loss import CHUNK_ELEMENTS, TrainingLoss
+from .loss import TrainingLoss
 from .model import (
     check_model_fields,
     control_ids,
@@ -50,7 +50,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
         machine.use_byte_dropout(model)
     module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
-    rows = max(1, recipe.tokens_per_step // recipe.micro_batches // 50)
+    rows = max(1, recipe.tokens_per_step // machine.choose_micro_batches(recipe, config, device, 1) // 50)
     vocabulary = min(config.vocab_size, config.decoder_vocab_size or config.vocab_size)
     ids = torch.randint(4, vocabulary, (rows, 25), device=device)
     positions = torch.arange(rows * 25, device=device)
@@ -84,7 +84,7 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
                 corpus.source_lengths,
                 corpus.target_lengths,
                 recipe.tokens_per_micro_batch,
-                recipe.micro_batches,
+                recipe.most_micro_batches,
             )
             source, target = (float(np.mean(side)) for side in (corpus.source_lengths, corpus.target_lengths))
             result |= {
@@ -103,13 +103,14 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
     share = source / (source + target)
     tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
-    rows = max(64, CHUNK_ELEMENTS["cuda" if torch.cuda.is_available() else "cpu"] // vocabulary)
     result |= {
         "parameters": count_parameters(config).total,
         "vocabulary": vocabulary,
         "flop_per_step": flops,
         "flop": flops * result["steps"] if result["steps"] else None,
-        "memory_bytes": training_memory(config, recipe.tokens_per_micro_batch, rows),
+        "memory_bytes": training_memory(
+            config, recipe.tokens_per_micro_batch, "cuda" if torch.cuda.is_available() else "cpu"
+        ),
     }
     if seconds:
         speed, peak = measure(recipe, config, seconds)

@@ -14,6 +14,11 @@ from torch import nn
 CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 27}
 
 
+def chunk_rows(vocabulary: int, device: str) -> int:
+    """Return how many rows of logits, one per token, a chunk has."""
+    return max(64, CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cpu"]) // vocabulary)
+
+
 def smoothing_weights(epsilon: float, vocabulary: int, spread: str) -> tuple[float, float]:
     """(probability of the target, probability of each other token) of the smoothed target distribution.
 
@@ -114,7 +119,7 @@ def linear_cross_entropy(
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     if rows is None:
-        rows = max(64, CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cpu"]) // len(weight))
+        rows = chunk_rows(len(weight), device)
     needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(device, enabled=False):
         result = _LinearCrossEntropy.apply(hidden, weight, bias, labels, epsilon, spread, dtype, rows, needs_gradient)

@@ -8,9 +8,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._triton import has_triton
 
+from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.errors import UnavailableError
 
+from .cost import training_memory
+from .recipe import Recipe
+
+# training_memory estimates 1.2 times what autograd keeps in float32, 1.9 times what it keeps in bfloat16. The rest of a
+# GPU's memory is for its libraries and for gaps between tensors.
+USABLE_MEMORY = 0.8
+WORTH_COMPILING = 20_000  # steps; compiling the base model takes one to three minutes
 # On a CPU, torch's fused attention is faster than plain matrix products only for longer sentences (mean length).
 SHORT_SENTENCE = 60
 
@@ -104,6 +113,29 @@ def choose_attention(wanted: str, device: torch.device, mean_length: float) -> s
     if wanted != "auto":
         return wanted
     return "eager" if device.type == "cpu" and mean_length < SHORT_SENTENCE else "sdpa"
+
+
+def choose_micro_batches(recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, processes: int) -> int:
+    """Return the number of micro-batches of a step.
+
+    "auto": on GPUs the fewest that give each process equally many and fit into its memory, because starting the kernels
+    of a small micro-batch takes the host longer than computing it takes the GPU.
+    """
+    if recipe.micro_batches != "auto" or device.type != "cuda":
+        return recipe.most_micro_batches
+    memory = USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
+    for number in range(processes, recipe.most_micro_batches, processes):
+        if training_memory(config, recipe.tokens_per_step // number, device.type) <= memory:
+            return number
+    return recipe.most_micro_batches
+
+
+def choose_compiler(recipe: Recipe, device: torch.device, steps: int, sharded: bool) -> bool:
+    """Return whether to compile the model. Raises UnavailableError if it cannot be, but the recipe says so."""
+    if recipe.compile == "yes" and sharded:
+        raise UnavailableError("compile yes is not supported with FSDP; use --compile no")
+    long = device.type == "cuda" and steps >= WORTH_COMPILING and not sharded
+    return recipe.compile == "yes" or (recipe.compile == "auto" and long and has_triton())
 
 
 def seed_everything(*numbers: int) -> None:

@@ -74,8 +74,7 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
             mixed_precision=recipe.mixed_precision,
             log_with=[LoggerType(name) for name in recipe.trackers] or None,
             project_dir=output,
-            # Used with --dynamo_backend: compile once for all sentence lengths.
-            dynamo_plugin=TorchDynamoPlugin(dynamic=True),
+            dynamo_plugin=dynamo_plugin(None),
             kwargs_handlers=[
                 InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
                 DistributedDataParallelKwargs(gradient_as_bucket_view=True),
@@ -83,6 +82,17 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
         )
     except ValueError as error:
         raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
+
+
+def dynamo_plugin(backend: DynamoBackend | None) -> TorchDynamoPlugin:
+    """Return settings that compile once for all sentence lengths; None: the backend of `accelerate launch`, if any."""
+    return TorchDynamoPlugin(backend=backend, dynamic=True)  # pyright: ignore[reportArgumentType]
+
+
+def compiler_of(accelerator: Accelerator) -> str | None:
+    """Return the name of the compiler that Accelerate will use."""
+    plugin = accelerator.state.dynamo_plugin
+    return None if plugin is None or plugin.backend == DynamoBackend.NO else plugin.backend.value.lower()
 
 
 def prepare(
@@ -98,10 +108,20 @@ def prepare(
     )
     vocabulary = len(target_tokenizer) if target_tokenizer is not None else None
     config = model_config(recipe, len(tokenizer), vocabulary, control_ids(tokenizer, target_tokenizer))
-    plan = plan_batches(
-        corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_micro_batch, recipe.micro_batches
-    )
-    device = accelerator.device
+    device, processes = accelerator.device, accelerator.num_processes
+    micro_batches = machine.choose_micro_batches(recipe, config, device, processes)
+    identity = {
+        "corpus sha256": corpus.sha256,
+        "tokenizer sha256": tokenizer_sha256(tokenizer),
+        "processes": processes,
+    }
+    if target_tokenizer is not None:
+        identity["target tokenizer sha256"] = tokenizer_sha256(target_tokenizer)
+    if micro_batches != recipe.most_micro_batches:
+        identity["micro-batches, chosen for this GPU"] = micro_batches
+    recipe = recipe.model_copy(update={"micro_batches": micro_batches})
+    plan = plan_batches(corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_micro_batch, micro_batches)
+    steps = total_steps(recipe, plan)
     if device.type == "cpu":
         machine.keep_memory()
     matmul_precision = machine.choose_matmul_precision(recipe.matmul_precision, device)
@@ -114,20 +134,15 @@ def prepare(
     byte_dropout = recipe.fast_dropout == "auto" and device.type == "cpu"
     if byte_dropout:
         machine.use_byte_dropout(model)
-    shard_weights = shard_weights and accelerator.num_processes > 1
+    shard_weights = shard_weights and processes > 1
+    if machine.choose_compiler(recipe, device, steps, shard_weights) and not compiler_of(accelerator):
+        accelerator.state.dynamo_plugin = dynamo_plugin(DynamoBackend.INDUCTOR)
     module, optimizer = _distribute(recipe, accelerator, model, shard_weights)
     environment = describe_environment(accelerator, shard_weights) | {
         "matmul_precision": matmul_precision,
         "attention": attention,
         "byte_dropout": byte_dropout,
     }
-    identity = {
-        "corpus sha256": corpus.sha256,
-        "tokenizer sha256": tokenizer_sha256(tokenizer),
-        "processes": accelerator.num_processes,
-    }
-    if target_tokenizer is not None:
-        identity["target tokenizer sha256"] = tokenizer_sha256(target_tokenizer)
     return Prepared(
         recipe=recipe,
         accelerator=accelerator,
@@ -139,7 +154,7 @@ def prepare(
         validation=validation,
         plan=plan,
         order=Order(plan, recipe.seed),
-        total_steps=total_steps(recipe, plan),
+        total_steps=steps,
         config=config,
         model=model,
         module=module,
@@ -154,9 +169,8 @@ def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[
     """Return what decides the last bits of the weights: hardware, libraries, precision, compiler."""
     environment = machine.describe_environment(accelerator.device)
     environment["mixed_precision"] = str(accelerator.mixed_precision)
-    compiler = accelerator.state.dynamo_plugin
-    if compiler is not None and compiler.backend != DynamoBackend.NO:
-        environment["compiler"] = compiler.backend.value.lower()
+    if compiler := compiler_of(accelerator):
+        environment["compiler"] = compiler
     if torch.are_deterministic_algorithms_enabled():
         environment["algorithms"] = "deterministic"
     if shard_weights:

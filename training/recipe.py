@@ -26,6 +26,7 @@ FORMATS = (
 )
 HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 EMBEDDED = "embedded"  # `data: embedded` is the demo's corpus
+MICRO_BATCHES = 8  # of a step, one for each GPU of the paper
 
 
 def _refuse_bool(value: Any) -> Any:
@@ -52,7 +53,7 @@ MAY_CHANGE = {
     "tokenizer", "data", "dataset", "dataset_config", "streaming", "train", "validation", "test", "encoding_errors",
     "cache", "max_hours", "max_cpu_seconds", "max_tokens", "bleu_every", "keep", "output_dir", "overwrite",
     "length_penalty", "allow_changed", "keep_going", "max_bad_steps", "log_every", "trackers", "processes",
-    "deterministic",
+    "deterministic", "compile",
 }  # fmt: skip
 
 
@@ -99,8 +100,10 @@ class Recipe(BaseModel):
     tokens_per_step: Whole = Field(
         50000, ge=8, description="Source and target tokens per step, padding included (the paper: 25,000 + 25,000)."
     )
-    micro_batches: Whole = Field(
-        8, ge=1, description="Micro-batches per step, shared by the processes (the paper's eight GPUs had one each)."
+    micro_batches: Literal["auto"] | Annotated[Whole, Field(ge=1)] = Field(
+        "auto",
+        description="Micro-batches per step, shared by the processes; auto: 8, like the paper's GPUs, but on GPUs only "
+        "as many as their memory needs.",
     )
 
     # --- optimizer (section 5.3) ---
@@ -155,6 +158,9 @@ class Recipe(BaseModel):
     mixed_precision: Precision | None = Field(None, description="Precision of the forward pass.")
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field("auto", description="Attention kernel.")
     matmul_precision: Literal["auto", "highest", "medium"] = Field("auto", description="float32 products on a CPU.")
+    compile: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yaml_text)] = Field(
+        "auto", description="Compile the model with torch's inductor; auto: on a GPU, in runs of 20,000 steps or more."
+    )
     fast_dropout: Annotated[Literal["auto", "no"], BeforeValidator(_yaml_text)] = Field(
         "auto", description="Byte-wise dropout masks on a CPU."
     )
@@ -173,11 +179,11 @@ class Recipe(BaseModel):
             raise ValueError("streaming is true without a dataset; text files are never copied")
         if not self.train:
             raise ValueError("train is empty; name at least one training corpus")
-        per_batch = self.tokens_per_step // self.micro_batches
+        per_batch = self.tokens_per_step // self.most_micro_batches
         if 2 * self.max_length > per_batch:
             raise ValueError(
                 f"a pair of two sentences of max_length {self.max_length} does not fit into a micro-batch of "
-                f"{per_batch} tokens (tokens_per_step {self.tokens_per_step} / micro_batches {self.micro_batches})"
+                f"{per_batch} tokens (tokens_per_step {self.tokens_per_step} / micro_batches {self.most_micro_batches})"
             )
         for key in ("patience", "bleu_every"):
             if not self.validation and getattr(self, key) is not None:
@@ -195,13 +201,19 @@ class Recipe(BaseModel):
         return self.validate_every or self.save_every
 
     @property
+    def most_micro_batches(self) -> int:
+        """`micro_batches`, or the most that "auto" chooses."""
+        return MICRO_BATCHES if self.micro_batches == "auto" else self.micro_batches
+
+    @property
     def tokens_per_micro_batch(self) -> int:
-        return self.tokens_per_step // self.micro_batches
+        return self.tokens_per_step // self.most_micro_batches
 
     def identity(self) -> dict[str, Any]:
         """Return the keys that must stay the same when a run is resumed."""
         length = set() if self.decay_share else {"max_steps", "max_epochs"}
-        return self.model_dump(exclude=MAY_CHANGE | length)
+        # Runs begun before there was "auto" have the number.
+        return self.model_dump(exclude=MAY_CHANGE | length) | {"micro_batches": self.most_micro_batches}
 
 
 def load_recipe(name: str | None, options: Mapping[str, str | None] | None = None) -> Recipe:

@@ -199,6 +199,7 @@ def introduce(prepared: Prepared) -> None:
         f"{environment['threads']} threads{sharding}; precision {environment['mixed_precision']}, "
         f"float32 products {environment['matmul_precision']}, attention {environment['attention']}"
         + (f", compiled by {environment['compiler']}" if "compiler" in environment else "")
+        + (f"; {recipe.micro_batches} micro-batches per step" if recipe.most_micro_batches > 1 else "")
     )
 
 

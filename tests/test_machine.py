@@ -1,0 +1,106 @@
+"""Settings that depend on the machine: micro-batches by a GPU's memory, and whether a run is compiled."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from training import machine
+from training.cost import training_memory
+from training.loss import TrainingLoss
+from training.machine import choose_compiler, choose_micro_batches
+from training.recipe import Recipe, load_recipe
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import UnavailableError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+BASE = VaswaniTransformerConfig.from_preset("base", vocab_size=37000)
+BIG = VaswaniTransformerConfig.from_preset("big", vocab_size=37000)
+
+
+def recipe_of(**keys: str) -> Recipe:
+    return load_recipe("paper_base_en_de", keys)
+
+
+def pretend_memory(monkeypatch: pytest.MonkeyPatch, gigabytes: int) -> float:
+    properties = SimpleNamespace(total_memory=gigabytes << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return properties.total_memory
+
+
+@pytest.mark.parametrize("gigabytes", [8, 16, 24, 40, 80, 139])
+@pytest.mark.parametrize("config", [BASE, BIG], ids=["base", "big"])
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_gpus_get_as_few_micro_batches_as_their_memory_needs(monkeypatch, gigabytes, config, processes):
+    memory = pretend_memory(monkeypatch, gigabytes)
+    chosen = choose_micro_batches(recipe_of(), config, CUDA, processes)
+    assert chosen == 8 or chosen % processes == 0
+    assert chosen == 8 or training_memory(config, 50000 // chosen, "cuda") < memory
+    if chosen > processes:  # one fewer per process is too many
+        fewer = chosen - processes if chosen < 8 else (7 // processes) * processes
+        assert training_memory(config, 50000 // fewer, "cuda") > machine.USABLE_MEMORY * memory
+
+
+def test_one_large_gpu_gets_one_micro_batch(monkeypatch):
+    pretend_memory(monkeypatch, 139)
+    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1) == 1
+    assert choose_micro_batches(recipe_of(micro_batches="4"), BIG, CUDA, 1) == 4
+    assert choose_micro_batches(recipe_of(), BIG, CPU, 1) == 8
+
+
+def test_runs_begun_with_eight_micro_batches_resume():
+    assert recipe_of().identity() == recipe_of(micro_batches="8").identity()
+    assert "compile" not in recipe_of().identity()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_training_keeps_no_more_memory_than_estimated(precision):
+    """What autograd keeps for the backward pass, against the estimate for two micro-batch sizes."""
+    config = VaswaniTransformerConfig.from_preset(
+        "base", vocab_size=300, d_model=64, encoder_ffn_dim=256, decoder_ffn_dim=256
+    )
+    config._attn_implementation = "sdpa"  # as on a GPU
+    module = TrainingLoss(VaswaniTransformerForConditionalGeneration(config), 0.1, "others").train()
+    kept = [kept_bytes(module, rows, precision) for rows in (4, 8)]
+    estimated = [training_memory(config, rows * 50, "cpu") for rows in (4, 8)]
+    assert kept[1] - kept[0] < estimated[1] - estimated[0] < 3 * (kept[1] - kept[0])
+
+
+def kept_bytes(module: TrainingLoss, rows: int, precision: torch.dtype) -> int:
+    """Return the bytes of the tensors that a forward pass keeps, for sentences of 25 tokens."""
+    ids, positions = torch.randint(4, 300, (rows, 25)), torch.arange(rows * 25)
+    storages: dict[int, Any] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        loss = module(ids, None, ids, positions, ids.flatten())
+    assert loss[0].isfinite()
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "steps", "sharded", "expected"),
+    [
+        ("auto", CUDA, 100_000, False, True),
+        ("auto", CUDA, 4_000, False, False),
+        ("auto", CUDA, 100_000, True, False),
+        ("auto", CPU, 100_000, False, False),
+        ("yes", CPU, 10, False, True),
+        ("no", CUDA, 100_000, False, False),
+    ],
+)
+def test_long_runs_on_a_gpu_are_compiled(monkeypatch, wanted, device, steps, sharded, expected):
+    monkeypatch.setattr(machine, "has_triton", lambda: True)
+    assert choose_compiler(recipe_of(compile=wanted), device, steps, sharded) is expected
+    monkeypatch.setattr(machine, "has_triton", lambda: False)
+    assert choose_compiler(recipe_of(compile=wanted), device, steps, sharded) is (wanted == "yes")
+
+
+def test_sharded_weights_are_not_compiled():
+    with pytest.raises(UnavailableError, match="compile yes is not supported with FSDP; use --compile no"):
+        choose_compiler(recipe_of(compile="yes"), CUDA, 10, sharded=True)
