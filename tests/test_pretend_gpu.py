@@ -7,6 +7,7 @@ kernels.
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -46,14 +47,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(library: Path, program: str, argument: str, text: str = "") -> tuple[Any, str]:
+def start(library: Path, program: str, argument: str, **variables: str) -> subprocess.Popen:
+    environment = os.environ | {"PRETEND_CUDA": str(library), "PYTHONPATH": str(Path(__file__).parents[1])} | variables
+    pipe = subprocess.PIPE
+    command = [sys.executable, str(HERE / program), argument]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def result(process: subprocess.Popen, text: str = "") -> tuple[Any, str]:
     """Return the JSON object that the program printed, and its stderr."""
-    environment = os.environ | {"PRETEND_CUDA": str(library), "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, str(HERE / program), argument], input=text, capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    printed, said = process.communicate(text)
+    assert process.returncode == 0, said
+    return json.loads(printed.splitlines()[-1]), said
+
+
+def run(library: Path, program: str, argument: str, text: str = "") -> tuple[Any, str]:
+    return result(start(library, program, argument), text)
 
 
 def trained(library: Path, output: Path, **keys: Any) -> tuple[list[dict[str, int]], str]:
@@ -61,6 +70,20 @@ def trained(library: Path, output: Path, **keys: Any) -> tuple[list[dict[str, in
     waits, said = run(library, "count_training.py", json.dumps({**SMALL, "output_dir": str(output), **keys}))
     assert "on pretended GPU" in said and "validation loss" in said
     return waits, said
+
+
+def trained_by_two(library: Path, output: Path, variables: dict[str, str], **keys: Any) -> list[dict[str, int]]:
+    """Train in two processes with a pretended GPU each; return the waits of each step of the first."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} for rank in (0, 1)]
+    argument = json.dumps({**SMALL, "output_dir": str(output), **keys})
+    both = [start(library, "count_training.py", argument, **address, **rank, **variables) for rank in ranks]
+    (waits, said), (other_waits, _) = map(result, both)
+    assert "2 processes on pretended GPU" in said and ("split by FSDP" in said) == bool(variables)
+    assert waits[1:] == other_waits[1:]
+    return waits
 
 
 @pytest.mark.parametrize("keys", [{}, {"mixed_precision": "bf16", "max_gradient_norm": 0.5}])
@@ -77,13 +100,27 @@ def test_a_step_without_a_finite_gradient_is_skipped_on_the_device(library: Path
     assert all(tensor.isfinite().all() for tensor in load_file(tmp_path / "run/model.safetensors").values())
 
 
-@pytest.mark.parametrize("keys", [{}, {"deterministic": True}, {"micro_batches": "auto"}])
+@pytest.mark.parametrize("keys", [{}, {"deterministic": True}, {"micro_batches": "auto", "max_length": 60}])
 def test_a_resumed_run_has_the_same_weights(library: Path, tmp_path: Path, keys: dict[str, Any]) -> None:
     trained(library, tmp_path / "whole", **keys)
     assert len(trained(library, tmp_path / "run", max_tokens=5000, **keys)[0]) < 8
     assert trained(library, tmp_path / "run", **keys)[0]
     whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("variables", [{}, {"ACCELERATE_USE_FSDP": "true"}], ids=["DDP", "FSDP"])
+def test_two_gpus_never_wait_and_train_the_same_model(library: Path, tmp_path: Path, variables: dict[str, str]) -> None:
+    """One step has no finite gradient."""
+    keys = {"micro_batches": 2, "max_gradient_norm": 0.5, "broken_step": 3, "log_every": 8}
+    trained(library, tmp_path / "one", **keys)
+    waits = trained_by_two(library, tmp_path / "two", variables, **keys)
+    assert waits[1:] == [{}] * 7
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=1e-6, rtol=1e-4)
+    records = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
+    assert [each["skipped_steps"] for each in records if "skipped_steps" in each] == [1]
 
 
 def test_decoding_waits_once_a_step_and_equals_the_cpu(library: Path, tmp_path: Path) -> None:

@@ -25,12 +25,8 @@ class Stepper:
         self.input = InputPipeline(prepared)
         self.rate = 0.0
         self.gradient_norm = 0.0
-        # On a GPU, fused Adam itself skips a step whose gradient is not finite, and the host reads the norms later.
-        self.skips_on_device = (
-            self.device.type == "cuda"
-            and accelerator.mixed_precision != "fp16"
-            and not fsdp.is_sharded(prepared.module)
-        )
+        # Fused Adam itself skips a step whose gradient is not finite, and the host reads the norms later.
+        self.skips_on_device = self.device.type == "cuda" and accelerator.mixed_precision != "fp16"
         self.unread_norms: list[tuple[int, torch.Tensor]] = []  # step and norm, since the last log line or save
 
     def settle_buckets(self) -> None:

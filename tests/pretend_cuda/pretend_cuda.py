@@ -18,6 +18,7 @@ library = os.environ["PRETEND_CUDA"]
 sys.path.insert(0, os.path.dirname(library))
 ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
 import torch  # noqa: E402, I001
+from torch import distributed  # noqa: E402
 import _pretend  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 PROJECT = ("/vaswani_transformer/", "/training/", "transformers/", "accelerate/", "torch/optim", "torch/amp")
@@ -63,6 +64,62 @@ internal._cuda_getCurrentRawStream = always(0)
 torch.backends.cuda.is_built = always(True)
 cuda.device = cuda._DeviceGuard = NoDevice
 assert _pretend.hooks_ok(), "torch asked for CUDA's hooks before"
+
+
+class Stream:
+    """All kernels of the pretended device are finished when they return, so there is nothing to wait for."""
+
+    device_type, device_index, stream_id = 1, 0, 0
+
+    def __init__(self, *_: object, **__: object): ...
+    def record_event(self, *_: object) -> "Event":
+        return Event()
+
+    def is_capturing(self) -> bool:
+        return False
+
+    wait_stream = wait_event = synchronize = lambda *_: None
+
+
+class Event:
+    def __init__(self, *_: object, **__: object): ...
+    def record(self, *_: object) -> None: ...
+
+    wait = synchronize = lambda *_: None
+
+
+cuda.Stream, cuda.Event, cuda.stream = Stream, Event, lambda _: contextlib.nullcontext()
+cuda.current_stream = cuda.default_stream = torch.accelerator.current_stream = lambda *_: Stream()
+
+
+real_resize = torch.UntypedStorage.resize_
+
+
+def resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    """Stand in for a method of which a CPU-only torch has no half for CUDA; FSDP frees weights with it."""
+    if storage.device.type != "cuda":
+        return real_resize(storage, size)
+    _pretend.resize_storage(torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage), size)
+    return storage
+
+
+setattr(torch.UntypedStorage, "resize_", resize_storage)  # noqa: B010  # its parameters have other names
+
+
+def exchange(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    return _pretend.exchange(distributed.ProcessGroupGloo(store, rank, size, timeout=timeout))
+
+
+distributed.Backend.register_backend("pretend", exchange, devices=["cuda"])
+real_init = distributed.init_process_group
+
+
+def init_process_group(backend: str | None = None, **keys: Any) -> None:
+    """Begin with `pretend` where Accelerate asks for NCCL."""
+    real_init("cpu:gloo,cuda:pretend" if backend == "nccl" else backend, **keys)
+
+
+distributed.init_process_group = init_process_group
 
 
 @contextlib.contextmanager
