@@ -86,13 +86,17 @@ def test_fsdp_has_the_losses_of_ddp_with_other_recipes(start, tmp_path, ranks, k
 
 @pytest.mark.slow
 def test_a_run_resumes_with_and_without_fsdp(start, tmp_path, uninterrupted):
-    for step, ranks, variables in ((5, 2, None), (10, 2, dict(FSDP)), (15, 2, None), (20, 2, dict(FSDP))):
-        backward = 9 if variables else 10  # in the fifth step; DDP makes one more before the first
-        process = start(ranks=ranks, variables=variables, fault=("term", backward))
+    """By one process, two with FSDP, two with DDP, two with FSDP, and one again."""
+    fifth = {1: 20, 2: 10}  # backward passes until the end of the fifth step; DDP makes one more before the first
+    for step, ranks, split in ((5, 1, False), (10, 2, True), (15, 2, False), (20, 2, True)):
+        backward = fifth[ranks] + (ranks == 2 and not split)
+        variables = dict(FSDP) if split else None
+        process = start(ranks=ranks, variables=variables, fault=("term", backward), allow_changed=True)
         assert process.wait() == 143 and f"saved step {step}" in process.said(), process.said()
     assert "weights was split by FSDP, is None" in process.said()
     process = start(allow_changed=True)
     assert process.wait() == 0 and "resuming from step-20" in process.said(), process.said()
+    assert "resuming a changed run: processes was 2, is 1" in process.said()
     folders = (uninterrupted(2)[0], tmp_path / "run")
     one, other = (next(r for r in reversed(records_of(folder)) if "validation_loss" in r) for folder in folders)
     assert one["step"] == other["step"] == STEPS
