@@ -131,11 +131,11 @@ def onnx_file(folder: Path, threads: int) -> System:
     return System(name if name.startswith("onnx") else f"onnx {name}", "onnx", folder, translate, size)
 
 
-def ctranslate2_model(folder: Path, threads: int, kind: str) -> System:
+def ctranslate2_model(folder: Path, threads: int, kind: str, device: str = "cpu") -> System:
     """CTranslate2, with its length penalty length^alpha and its stopping rule."""
     ctranslate2 = import_ctranslate2()
     translator = ctranslate2.Translator(
-        str(folder), device="cpu", compute_type=kind, intra_threads=threads, inter_threads=1
+        str(folder), device=device, compute_type=kind, intra_threads=threads, inter_threads=1
     )
     tokens: list[str] = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
     ids = {token: id for id, token in enumerate(tokens)}

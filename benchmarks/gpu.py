@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
+import torch
 import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
@@ -55,9 +56,17 @@ def pieces(setting: Setting) -> dict[str, list[list[str]]]:
         found[f"multi30k-{seed}"] = multi30k(setting, seed)
     words = ["-m", "benchmarks.gpu_decode", *on_device, *setting.record("gpu_decode")]
     found["decode"] = [[*words, *(["--small", "--batch-size", "2", "--rounds", "1"] if setting.small else [])]]
+    if setting.device == "cpu" or torch.cuda.device_count() > 1:
+        words = ["-m", "benchmarks.scaling", str(setting.data), *on_device, *setting.record("scaling")]
+        found["scaling"] = [[*words, *(["--small", "--processes", "2"] if setting.small else [])]]
     run = str(setting.output / "multi30k-1")
     words = ["-m", "training.paper", "claims", "--run", run, "--data", str(setting.data), "--seconds", "0.2"]
-    found["claims"] = [[*words, "--only", "throughput", "--output", str(setting.output / "paper")]]
+    words += ["--output", str(setting.output / "paper")]
+    found["claims"] = [[*words, "--only", "throughput,decoding_throughput,memory_of_attention"]]
+    words += ["--seeds", "1", "--max_steps", "4", "--warmup_steps", "2"] if setting.small else ["--seeds", "1"]
+    trained_claims = ["training_without_the_factor", "warm_up", "small_data"]
+    for name in trained_claims[:1] if setting.small else trained_claims:
+        found[f"claim-{name}"] = [[*words, "--only", name]]
     return found
 
 

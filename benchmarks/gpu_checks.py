@@ -2,15 +2,16 @@
 
     python -m benchmarks.gpu_checks --device cuda --record checks.csv
 
-Each row has a measured difference and its limit; the exit code is 1 if one is exceeded. Four rows have no limit: they
-say whether a repeated and a resumed training have the same bits, which torch's fused attention does not promise on a
-GPU. With the recipe's `deterministic` it does.
+Each row has a measured difference and its limit; the exit code is 1 if one is exceeded. Six rows have no limit: they
+say whether a repeated, a resumed and a killed training have the same bits, which torch's fused attention does not
+promise on a GPU. With the recipe's `deterministic` it does.
 """
 
 import copy
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,25 +135,39 @@ def searches(model: Any, device: str) -> Found:
 
 
 def trainings() -> Found:
-    """Train twice, and once with an interruption, on the device that Accelerate chooses."""
+    """Train twice, once with an interruption and once killed, on the device that Accelerate chooses."""
     found: Found = []
+    ways = {"once": [None], "repeated": [None], "resumed": [30_000, None], "killed": [None]}  # most tokens of each part
     with tempfile.TemporaryDirectory() as folder:
         for precision, deterministic in (("no", False), ("bf16", False), ("bf16", True)):
             kind = f"{precision}, deterministic" if deterministic else precision
             weights = []
-            for name, limits in (("once", [None]), ("twice", [None]), ("resumed", [30_000, None])):
+            for name, parts in ways.items():
                 output = Path(folder) / f"{kind}-{name}"
-                for most in limits:
+                for most in parts:
                     words = [f"--{key}={value}" for key, value in options(output, precision, most).items()]
                     words.append(f"--deterministic={str(deterministic).lower()}")
                     # A process each: Accelerate keeps one precision for the life of a process.
-                    subprocess.run([sys.executable, "-m", "training", "--config", "demo", *words], check=True)
+                    command = [sys.executable, "-m", "training", "--config", "demo", *words]
+                    if name == "killed":
+                        kill_after_a_checkpoint(command, output)
+                    subprocess.run(command, check=True)
                 weights.append(load_file(output / "model.safetensors"))
-            for name, other in zip(("repeated", "resumed"), weights[1:], strict=True):
+            for name, other in zip(list(ways)[1:], weights[1:], strict=True):
                 worst = max(difference(other[key], tensor) for key, tensor in weights[0].items())
                 found += [(f"{name} training, {kind}", worst, 0.05)]
                 found += [(f"{name} training has other bits, {kind}", float(worst > 0), 0 if deterministic else None)]
     return found
+
+
+def kill_after_a_checkpoint(command: list[str], output: Path) -> None:
+    """Run the command and kill it (SIGKILL) once a checkpoint is there. Raises RuntimeError if it ends before."""
+    process = subprocess.Popen(command)
+    while process.poll() is None and not any((output / "checkpoints").glob("step-*")):
+        time.sleep(0.002)
+    process.kill()
+    if process.wait() >= 0:
+        raise RuntimeError(f"{output}: the training ended before it was killed, with exit code {process.returncode}")
 
 
 def options(output: Path, precision: str, most_tokens: int | None) -> dict[str, str]:

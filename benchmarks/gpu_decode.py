@@ -1,10 +1,10 @@
-"""How fast is translating on a GPU? Our searches, our ONNX files and transformers' Marian, with equal work.
+"""How fast is translating on a GPU? Our searches and ONNX files, CTranslate2 and transformers' Marian, with equal work.
 
     python -m benchmarks.gpu_decode --device cuda --record gpu_decode.csv
 
 The paper's base model (--small: a tiny one) with random weights, sources of 25 tokens, exactly 28 output tokens, a beam
-of 4. ONNX files run where this installation of onnxruntime has a provider for the device; `times_marian` compares with
-Marian in the same precision, and is empty for fp16.
+of 4. ONNX files and CTranslate2 run where their installations know the device; `times_marian` compares with Marian in
+the same precision, and is empty for float16.
 """
 
 import copy
@@ -18,9 +18,10 @@ import torch
 import typer
 
 from vaswani_transformer.beam_search import beam_search
-from vaswani_transformer.errors import exit_cleanly
+from vaswani_transformer.errors import UnavailableError, exit_cleanly
 
 from .decode_base import random_model
+from .decode_systems import System, ctranslate2_model, import_ctranslate2
 from .harness import BatchSizes, Record, Rounds, clock, program, report, take_turns, timed
 
 app = program()
@@ -46,6 +47,7 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         ours = random_model(Path(folder) / "model", **(sizes if small else {"vocab_size": 37000}))
         systems = torch_systems(ours, device) | onnx_files(Path(folder), device)
+        systems |= ctranslate2_models(Path(folder), device)
         for batch in batch_size or [1, 64, 512]:
             ids = torch.randint(4, ours.config.vocab_size, (batch, SOURCE), device=device)
             ids[:, -1] = ours.config.eos_token_id
@@ -123,6 +125,30 @@ def onnx_files(folder: Path, device: str) -> dict[str, Search]:
             return translator.generate(*arrays, num_beams=BEAMS, **limits)
 
         systems[f"onnx {name}"] = search
+    return systems
+
+
+def ctranslate2_models(folder: Path, device: str) -> dict[str, Search]:
+    """Convert the folder's model to CTranslate2 in float32 and float16; {} without CTranslate2 for the device."""
+    try:
+        ctranslate2 = import_ctranslate2()
+    except UnavailableError as error:
+        typer.echo(f"{error}: no CTranslate2 rows", err=True)
+        return {}
+    if device == "cuda" and not ctranslate2.get_cuda_device_count():
+        typer.echo("CTranslate2 finds no GPU: no CTranslate2 rows", err=True)
+        return {}
+    from conversion.run import convert_out
+
+    convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
+    systems: dict[str, Search] = {}
+    for kind in sorted({"float32", "float16"} & ctranslate2.get_supported_compute_types(device)):
+        system = ctranslate2_model(folder / "ctranslate2", torch.get_num_threads(), kind, device)
+
+        def search(ids: torch.Tensor, _: torch.Tensor, system: System = system) -> object:
+            return system.translate(ids.tolist(), BEAMS, TARGET)
+
+        systems[system.name] = search
     return systems
 
 

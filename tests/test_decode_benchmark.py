@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from saved_model import ENGLISH, GERMAN, saved_model
 
-from benchmarks import decode, gpu
+from benchmarks import decode
 from conversion.__main__ import main as convert
 from conversion.onnx.export import export_folder
 from vaswani_transformer.errors import exit_cleanly
@@ -42,20 +42,3 @@ def test_every_system_is_measured_on_the_same_sentences(tmp_path: Path, monkeypa
         assert str(tmp_path) not in row["command"]
     # Without torch, a process needs less than half the memory.
     assert int(by_system["onnx"]["peak_megabytes"]) * 2 < int(by_system["torch generate()"]["peak_megabytes"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_gpu_command_finishes_its_pieces_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.chdir(Path(__file__).parents[1])
-    words = ["--data", str(tmp_path), "--output", str(tmp_path / "gpu"), "--device", "cpu", "--small", "--only"]
-    exit_cleanly(gpu.app, [*words, "decode"])
-    exit_cleanly(gpu.app, [*words, "decode"])
-    assert "decode: finished before" in capsys.readouterr().out
-    with (tmp_path / "gpu/gpu_decode.csv").open(newline="", encoding="utf-8") as file:
-        systems = {row["system"] for row in csv.DictReader(file)}
-    assert {"marian float32", "generate() bfloat16", "search bfloat16", "onnx float16"} <= systems
-    with pytest.raises(SystemExit) as ended:  # there is no text
-        exit_cleanly(gpu.app, [*words, "multi30k-1"])
-    assert ended.value.code == 4 and "pieces that failed: multi30k-1" in capsys.readouterr().err
-    assert "no such" in (tmp_path / "gpu/multi30k-1.log").read_text(encoding="utf-8")

@@ -1,0 +1,86 @@
+"""How much faster is training with several GPUs? The same steps by 1, 2, 4 and 8 processes, with DDP and with FSDP.
+
+    python -m benchmarks.scaling data/multi30k --device cuda --record scaling.csv
+    python -m benchmarks.scaling data/multi30k --device cpu --small --processes 2    # gloo, to try it
+
+The paper's base model and batches of 50,000 tokens, which the processes share, in bfloat16. The fastest window between
+two lines of metrics.jsonl counts, so that the first steps, which allocate and choose kernels, do not. `times_one`
+compares with one process.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
+
+from .harness import DataFolder, Record, program, report
+
+app = program()
+COLUMNS = (
+    "date", "commit", "command", "hardware", "torch", "device", "processes", "weights", "tokens_per_second",
+    "times_one",
+)  # fmt: skip
+ACCELERATE = Path(__file__).parent.parent / "training" / "accelerate"
+PAPER = {"tokens_per_step": 50_000, "vocab_size": 8000, "max_steps": 60, "log_every": 15, "mixed_precision": "bf16"}
+SMALL = {
+    "model": {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}, "max_length": 60, "tokens_per_step": 2000,
+    "vocab_size": 500, "max_steps": 6, "log_every": 2, "mixed_precision": "no",
+}  # fmt: skip
+
+
+@app.command(help="Compare the speed of training with several processes.")
+def compare(
+    data: DataFolder,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    small: Annotated[bool, typer.Option("--small", help="A tiny model and six steps, to try the program.")] = False,
+    processes: Annotated[int | None, typer.Option(min=1, help="The most processes; default: one for each GPU.")] = None,
+    record: Record = None,
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnavailableError("--device cuda: there is no GPU; use --device cpu")
+    if device == "cpu" and processes is None:
+        raise InputError("--device cpu needs --processes")
+    most = processes or torch.cuda.device_count()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in [number for number in (1, 2, 4, 8) if number <= most]:
+            for weights in ["copied"] if number == 1 else ["copied", "split"]:
+                speed = trained(data, Path(folder), number, weights == "split", SMALL if small else PAPER)
+                times = round(speed / rows[0]["tokens_per_second"], 2) if rows else 1.0
+                row = {"device": device, "processes": number, "weights": weights}
+                rows.append(row | {"tokens_per_second": round(speed), "times_one": times})
+    report(rows, record, "scaling", COLUMNS)
+
+
+def trained(data: Path, folder: Path, processes: int, sharded: bool, keys: dict[str, Any]) -> float:
+    """Train in as many processes and return the tokens per second of the fastest window."""
+    output = folder / f"{processes}-{'split' if sharded else 'copied'}"
+    places = {"data": str(data.resolve()), "output_dir": str(output), "cache": str(folder / "cache")}
+    if (tokenizer := folder / "1-copied").is_dir():
+        places["tokenizer"] = str(tokenizer)
+    steps = {"micro_batches": processes, "save_every": keys["max_steps"], "average_last": 1, "validation": []}
+    words = [
+        f"--{key}={json.dumps(value)}" for key, value in (places | steps | keys | {"validate_every": None}).items()
+    ]
+    start = [sys.executable, "-m", "training"]
+    if processes > 1:
+        config = str(ACCELERATE / ("fsdp.yaml" if sharded else "one_host.yaml"))
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
+        start = [*launch, "--num_processes", str(processes), "--mixed_precision", keys["mixed_precision"]]
+        start += ["-m", "training"]
+    done = subprocess.run([*start, *words], stdout=sys.stderr)
+    if done.returncode:
+        raise UnavailableError(f"training in {processes} processes ended with exit code {done.returncode}, see above")
+    records = map(json.loads, (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return max(record["tokens_per_second"] for record in records if "tokens_per_second" in record)
+
+
+if __name__ == "__main__":
+    exit_cleanly(app, name="python -m benchmarks.scaling")
