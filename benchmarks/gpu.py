@@ -63,7 +63,8 @@ def pieces(setting: Setting) -> dict[str, list[list[str]]]:
     words = ["-m", "training.paper", "claims", "--run", run, "--data", str(setting.data), "--seconds", "0.2"]
     words += ["--output", str(setting.output / "paper")]
     found["claims"] = [[*words, "--only", "throughput,decoding_throughput,memory_of_attention"]]
-    words += ["--seeds", "1", "--max_steps", "4", "--warmup_steps", "2"] if setting.small else ["--seeds", "1"]
+    words += ["--seeds", "1"]
+    words += ["--vocab_size", "500", "--max_steps", "4", "--warmup_steps", "2"] if setting.small else []
     trained_claims = ["training_without_the_factor", "warm_up", "small_data"]
     for name in trained_claims[:1] if setting.small else trained_claims:
         found[f"claim-{name}"] = [[*words, "--only", name]]
@@ -76,7 +77,18 @@ def multi30k(setting: Setting, seed: int) -> list[list[str]]:
     train = ["-m", "training", "--config", "multi30k_tiny_en_de", *data, "--seed", str(seed), "--output_dir", model]
     train += ["--mixed_precision", "bf16"]
     if setting.small:
-        train += ["--max_steps", "8", "--save_every", "4", "--validate_every", "8", "--bleu_every", "null"]
+        train += [
+            "--vocab_size",
+            "500",
+            "--max_steps",
+            "8",
+            "--save_every",
+            "4",
+            "--validate_every",
+            "8",
+            "--bleu_every",
+            "null",
+        ]
         train += ["--average_last", "2", "--warmup_steps", "2"]
     evaluate = ["-m", "training.evaluate", model, *data, "--device", setting.device, *setting.record("multi30k")]
     return [train, evaluate]

@@ -9,7 +9,7 @@ import torch
 from training import machine
 from training.cost import training_memory
 from training.loss import TrainingLoss
-from training.machine import choose_compiler, choose_micro_batches
+from training.machine import choose_compiler, choose_micro_batches, choose_precision
 from training.recipe import Recipe, load_recipe
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import UnavailableError
@@ -81,6 +81,24 @@ def kept_bytes(module: TrainingLoss, rows: int, precision: torch.dtype) -> int:
         loss = module(ids, None, ids, positions, ids.flatten())
     assert loss[0].isfinite()
     return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "launched", "has_bfloat16", "expected"),
+    [
+        (None, None, True, "bf16"),
+        (None, None, False, None),
+        (None, "no", True, None),  # Accelerate reads it itself
+        ("no", None, True, "no"),
+        ("fp16", "bf16", True, "fp16"),
+    ],
+)
+def test_gpus_train_in_bfloat16_unless_told_otherwise(monkeypatch, wanted, launched, has_bfloat16, expected):
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    if launched:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    monkeypatch.setattr(machine, "gpu_has_bfloat16", lambda: has_bfloat16)
+    assert choose_precision(wanted) == expected
 
 
 @pytest.mark.parametrize(

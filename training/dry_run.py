@@ -54,7 +54,9 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     vocabulary = min(config.vocab_size, config.decoder_vocab_size or config.vocab_size)
     ids = torch.randint(4, vocabulary, (rows, 25), device=device)
     positions = torch.arange(rows * 25, device=device)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.mixed_precision or "no")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
+        machine.choose_precision(recipe.mixed_precision) or "no"
+    )
 
     def step() -> None:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):

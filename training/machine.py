@@ -12,6 +12,7 @@ from torch.utils._triton import has_triton
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.programs import gpu_has_bfloat16
 
 from .cost import training_memory
 from .recipe import Recipe
@@ -100,6 +101,13 @@ def choose_matmul_precision(wanted: str, device: torch.device) -> str:
     chosen = "medium" if error < 2e-5 else "highest"
     torch.set_float32_matmul_precision(chosen)
     return chosen
+
+
+def choose_precision(wanted: str | None) -> str | None:
+    """Return Accelerate's `mixed_precision`; None to leave it to `accelerate launch`, or "no" without it."""
+    if wanted is not None or "ACCELERATE_MIXED_PRECISION" in os.environ:
+        return wanted
+    return "bf16" if gpu_has_bfloat16() else None
 
 
 def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:

@@ -71,7 +71,7 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
         return Accelerator(
             # Explicit, or Accelerate starts several processes without a GPU as independent runs.
             cpu=not torch.accelerator.is_available(),
-            mixed_precision=recipe.mixed_precision,
+            mixed_precision=machine.choose_precision(recipe.mixed_precision),
             log_with=[LoggerType(name) for name in recipe.trackers] or None,
             project_dir=output,
             dynamo_plugin=dynamo_plugin(None),

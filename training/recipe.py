@@ -155,7 +155,10 @@ class Recipe(BaseModel):
 
     # --- machine ("auto" measures it) ---
     processes: Whole | None = Field(None, ge=1, description="Number of processes; refuse to run with another.")
-    mixed_precision: Precision | None = Field(None, description="Precision of the forward pass.")
+    mixed_precision: Precision | None = Field(
+        None,
+        description="Precision of products; null: that of `accelerate launch`, and without it bf16 on GPUs with it.",
+    )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field("auto", description="Attention kernel.")
     matmul_precision: Literal["auto", "highest", "medium"] = Field("auto", description="float32 products on a CPU.")
     compile: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yaml_text)] = Field(
