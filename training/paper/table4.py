@@ -6,6 +6,7 @@ Data, tokenizers, models and row files lie in OUTPUT/table4. The same command re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,24 +35,37 @@ if TYPE_CHECKING:
     from nltk.tree import Tree
 
 RECIPE = "treebank_parsing"
-SAMPLE, SUPERVISED, RNN = "Transformer, sample alone", "Transformer", "LSTM with attention"
-SEMI_SUPERVISED = "Transformer, semi-supervised"
-SYSTEMS = {  # by name, what a system trains on
-    SAMPLE: ["sample"],
-    SUPERVISED: ["recombined"],
-    RNN: ["recombined"],
-    SEMI_SUPERVISED: ["recombined", "parsed"],  # parsed by the supervised Transformer of the same seed
-}
+
+
+@dataclass(frozen=True)
+class System:
+    """A row of the table. keys: what differs from the recipe, unless the command gives the same keys."""
+
+    corpora: list[str]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    is_rnn: bool = False
+
+
+SUPERVISED, SEMI_SUPERVISED = "Transformer", "Transformer, semi-supervised"
 # As many tokens in more steps: after 2,500 steps of 4,000 tokens, the LSTM does not yet copy words, and its F1 is 7.
-STEPS_OF_RNN = {"tokens_per_step": "1600", "max_steps": "6250"}
+STEPS_OF_RNN, MORE_STEPS_OF_RNN = ({"tokens_per_step": "1600", "max_steps": steps} for steps in ("6250", "18750"))
+SYSTEMS = {
+    "Transformer, sample alone": System(["sample"]),
+    SUPERVISED: System(["recombined"]),
+    "LSTM with attention": System(["recombined"], STEPS_OF_RNN, is_rnn=True),
+    SEMI_SUPERVISED: System(["recombined", "parsed"]),  # parsed by the supervised Transformer of the same seed
+    "Transformer, three times as long": System(["more"], {"max_steps": "7500"}),
+    "LSTM with attention, three times as long": System(["more"], MORE_STEPS_OF_RNN, is_rnn=True),
+}
 CORPORA = {
     "sample": "NLTK's sample of the WSJ",
     "recombined": "the sample and recombined trees",
+    "more": "the sample and more recombined trees",
     "parsed": "captions that the supervised model parsed",
 }
 CAPTIONS, CONFIDENT = 6000, 0.5  # captions to parse, and the share of them to train on
 FEW_BEAMS = 4  # for the captions, and for the share of well-formed trees without the constraint
-COPIES = 20  # recombined trees per tree of the sample
+COPIES = {"recombined": 20, "more": 60}  # recombined trees per tree of the sample
 
 
 def prepare_data(treebank: Path, folder: Path, vocabulary: int) -> dict[str, list["Tree"]]:
@@ -59,7 +73,8 @@ def prepare_data(treebank: Path, folder: Path, vocabulary: int) -> dict[str, lis
     trees = read_treebank(treebank)
     sample = trees.pop("train")
     write_trees(folder / "sample", sample)
-    write_trees(folder / "recombined", [*sample, *recombined(sample, COPIES, seed=1)])
+    for name, copies in COPIES.items():
+        write_trees(folder / name, [*sample, *recombined(sample, copies, seed=1)])
     for part, each in trees.items():
         write_trees(folder / part, each)
     parsing_tokenizer(sample, vocabulary).save_pretrained(folder / "tokenizer")
@@ -118,16 +133,15 @@ def table4(
     where = {"data": str(folder / "data"), "tokenizer": str(folder / "data" / "tokenizer")}
     gold = prepare_data(treebank, folder / "data", vocabulary)
     for seed in seeds:
-        for name, corpora in SYSTEMS.items():
+        for name, system in SYSTEMS.items():
             path = folder / f"{file_name(name)}-seed{seed}.json"
             if path.is_file() or (name == SEMI_SUPERVISED and unlabelled is None):
                 continue
             model = folder / file_name(name) / f"seed{seed}"
             parsed = f"parsed-seed{seed}"
-            names = [parsed if corpus == "parsed" else corpus for corpus in corpora]
+            names = [parsed if corpus == "parsed" else corpus for corpus in system.corpora]
             own = {"train": f"[{', '.join(names)}]", "seed": str(seed), "output_dir": str(model)}
-            steps = STEPS_OF_RNN if name == RNN else {}
-            recipe = load_recipe(RECIPE, {**steps, **options, **where, **own})
+            recipe = load_recipe(RECIPE, {**system.keys, **options, **where, **own})
             if name == SEMI_SUPERVISED and unlabelled is not None:
                 parse_captions(unlabelled, folder / file_name(SUPERVISED) / f"seed{seed}", folder / "data" / parsed)
             write_json(path, row_of(name, recipe, gold, f"{command} --seeds {seed}"))
@@ -142,7 +156,7 @@ def row_of(name: str, recipe: Recipe, gold: dict[str, list["Tree"]], command: st
     """Train a system and return its row file."""
     started, model = time.perf_counter(), Path(recipe.output_dir)
     sentences = {part: [words_of(tree) for tree in trees] for part, trees in gold.items()}
-    if name == RNN:
+    if SYSTEMS[name].is_rnn:
         rnn, prepared = train_rnn(recipe)
         size, unconstrained = sum(each.numel() for each in rnn.parameters()), None
         trained = seconds_of_fit(model)
@@ -225,7 +239,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
             [
                 name,
                 "ours",
-                " + ".join(CORPORA[corpus] for corpus in SYSTEMS[name]),
+                " + ".join(CORPORA[corpus] for corpus in SYSTEMS[name].corpora),
                 f"{found[0]['parameters'] / 1e6:.1f} M",
                 with_interval([each["scores"]["val"]["all"]["f1"] for each in found], 1),
                 with_interval([each["all"]["f1"] for each in tests], 1),
