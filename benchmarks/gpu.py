@@ -77,19 +77,8 @@ def multi30k(setting: Setting, seed: int) -> list[list[str]]:
     train = ["-m", "training", "--config", "multi30k_tiny_en_de", *data, "--seed", str(seed), "--output_dir", model]
     train += ["--mixed_precision", "bf16"]
     if setting.small:
-        train += [
-            "--vocab_size",
-            "500",
-            "--max_steps",
-            "8",
-            "--save_every",
-            "4",
-            "--validate_every",
-            "8",
-            "--bleu_every",
-            "null",
-        ]
-        train += ["--average_last", "2", "--warmup_steps", "2"]
+        train += ["--vocab_size", "500", "--max_steps", "8", "--save_every", "4", "--validate_every", "8"]
+        train += ["--bleu_every", "null", "--average_last", "2", "--warmup_steps", "2"]
     evaluate = ["-m", "training.evaluate", model, *data, "--device", setting.device, *setting.record("multi30k")]
     return [train, evaluate]
 
