@@ -184,17 +184,9 @@ def marian(options: list[str], job: Job) -> tuple[Any, Callable]:
 
 def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
     """Seq2SeqTrainer on the same corpus, making its own batches with DataCollatorForSeq2Seq."""
-    from transformers import (
-        DataCollatorForSeq2Seq,
-        PrinterCallback,
-        Seq2SeqTrainer,
-        Seq2SeqTrainingArguments,
-        TrainerCallback,
-    )
+    from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer, TrainerCallback
 
     tokenizer, corpus = tokenised(job.recipe(), Path(job.output))
-    mean = float(corpus.source_lengths.mean() + corpus.target_lengths.mean())
-    numbers = [int(option) for option in options if option.isdigit()]
     model = marian_model(job, options)
     collator = DataCollatorForSeq2Seq(tokenizer, model=model)
     now = clock(job.clock, job.device)
@@ -219,21 +211,7 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
             left -= 1
             control.should_training_stop = left <= 0
 
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=tempfile.mkdtemp(dir=job.output),
-        per_device_train_batch_size=numbers[0] if numbers else max(1, round(int(job.flags["tokens_per_step"]) / mean)),
-        max_steps=10**6,
-        label_smoothing_factor=0.1,
-        use_cpu=job.device == "cpu",
-        bf16="bf16" in options,
-        save_strategy="no",
-        report_to=[],
-        logging_strategy="no",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=job.device != "cpu",
-        train_sampling_strategy="group_by_length" if "group" in options else "random",
-    )
+    arguments = trainer_arguments(options, job, corpus)
     peer = Seq2SeqTrainer(
         model=model, args=arguments, train_dataset=examples(corpus), data_collator=collate, callbacks=[Clock()]
     )
@@ -249,6 +227,29 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
         return tokens, positions, ended - begun
 
     return model, work
+
+
+def trainer_arguments(options: list[str], job: Job, corpus: Any) -> Any:
+    """Return settings with batches of a fixed number of sentences; a number among the options says how many."""
+    from transformers import Seq2SeqTrainingArguments
+
+    mean = float(corpus.source_lengths.mean() + corpus.target_lengths.mean())
+    numbers = [int(option) for option in options if option.isdigit()]
+    return Seq2SeqTrainingArguments(
+        output_dir=tempfile.mkdtemp(dir=job.output),
+        per_device_train_batch_size=numbers[0] if numbers else max(1, round(int(job.flags["tokens_per_step"]) / mean)),
+        max_steps=10**6,
+        label_smoothing_factor=0.1,
+        use_cpu=job.device == "cpu",
+        bf16="bf16" in options,
+        save_strategy="no",
+        report_to=[],
+        logging_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=job.device != "cpu",
+        train_sampling_strategy="group_by_length" if "group" in options else "random",
+    )
 
 
 def examples(corpus: Any) -> Any:

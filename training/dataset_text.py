@@ -11,18 +11,15 @@ from .recipe import Recipe
 from .text_files import CHUNK, Chunk
 
 
-def dataset_chunks(recipe: Recipe, split: str) -> tuple[Callable[[], Iterator[Chunk]], str]:
-    """Open a split of a `datasets` id or of a folder made by `save_to_disk`; `streaming` keeps no copy of it.
-
-    Returns a function that yields its chunks, and a fingerprint of text and direction.
-    """
+def load_split(recipe: Recipe, split: str) -> tuple[Any, str]:
+    """Return the split, and a fingerprint of its text."""
     try:
         import datasets
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise UnavailableError("dataset: needs the package `datasets` (pip install datasets)") from error
     name = cast(str, recipe.dataset)
-    fingerprint = None
+    fingerprint = ""
     try:
         if Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json")):
             loaded: Any = datasets.load_from_disk(name)  # without a copy
@@ -41,6 +38,18 @@ def dataset_chunks(recipe: Recipe, split: str) -> tuple[Callable[[], Iterator[Ch
         loaded = loaded[split]
     elif split != str(loaded.split) and split not in recipe.train:
         raise InputError(f"dataset {name} is one split ({loaded.split}), without {split!r}; save a DatasetDict of both")
+    return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}"
+
+
+def dataset_chunks(recipe: Recipe, split: str) -> tuple[Callable[[], Iterator[Chunk]], str]:
+    """Open a split of a `datasets` id or of a folder made by `save_to_disk`; `streaming` keeps no copy of it.
+
+    Returns a function that yields its chunks, and a fingerprint of text and direction.
+    """
+    loaded, fingerprint = load_split(recipe, split)
+    from datasets.exceptions import DatasetsError
+
+    name = recipe.dataset
     languages = (recipe.source_language, recipe.target_language)
 
     def batches() -> Iterator[dict[str, list[Any]]]:
@@ -72,4 +81,4 @@ def dataset_chunks(recipe: Recipe, split: str) -> tuple[Callable[[], Iterator[Ch
             yield Chunk(first, *sides)
             first += len(sides[0])
 
-    return chunks, f"{fingerprint or f'{loaded._fingerprint} {len(loaded)}'} {languages}"
+    return chunks, f"{fingerprint} {languages}"

@@ -15,6 +15,8 @@ from vaswani_transformer.lines import in_one_line, open_output
 if TYPE_CHECKING:
     from vaswani_transformer.text_translator import TextTranslator
 
+    from .test_sets import TestSet
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -39,27 +41,19 @@ def evaluate(
     record_to: Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    if (source is None) != (reference is None):
-        raise InputError("--source and --reference come together")
     if not model.is_dir():
         raise InputError(f"{model}: no such model folder")
-    if source is None and kinds is not None:
-        raise InputError("--kinds requires --source and --reference")
     if record_to is not None and (dtype is not None or backend != "torch"):
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
     from vaswani_transformer.translator import Translator
 
     from .result_row import append_row
     from .scores import scores, show
-    from .test_sets import files_test_set, recipe_of, test_set
 
-    if source is not None and reference is not None:
-        chosen = files_test_set(source, reference, kinds)
+    if source is not None or reference is not None or kinds is not None:
+        chosen = test_set_of_files(source, reference, kinds)
     else:
-        flags = {key: value for key, value in (("data", data), ("test", test)) if value is not None}
-        if data is not None:
-            flags |= {"dataset": "null", "streaming": "false"}
-        chosen = test_set(recipe_of(model, config, flags))
+        chosen = test_set_of_recipe(model, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in a folder that is there")
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
@@ -84,6 +78,25 @@ def evaluate(
             out.write("".join(f"{in_one_line(line)}\n" for line in translations).encode())
     if record_to is not None:
         append_row(record_to, model, chosen, result, beam, alpha)
+
+
+def test_set_of_files(source: Path | None, reference: Path | None, kinds: Path | None) -> "TestSet":
+    from .test_sets import files_test_set
+
+    if (source is None) != (reference is None):
+        raise InputError("--source and --reference come together")
+    if source is None or reference is None:
+        raise InputError("--kinds requires --source and --reference")
+    return files_test_set(source, reference, kinds)
+
+
+def test_set_of_recipe(model: Path, config: str | None, data: str | None, test: str | None) -> "TestSet":
+    from .test_sets import recipe_of, test_set
+
+    flags = {key: value for key, value in (("data", data), ("test", test)) if value is not None}
+    if data is not None:
+        flags |= {"dataset": "null", "streaming": "false"}
+    return test_set(recipe_of(model, config, flags))
 
 
 def main(arguments: list[str] | None = None) -> None:

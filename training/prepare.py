@@ -99,10 +99,7 @@ def prepare(
     recipe: Recipe, output: Path, accelerator: Accelerator, reporter: Reporter, shard_weights: bool = False
 ) -> Prepared:
     """Read the text and build the model. shard_weights: use FSDP instead of DDP if there are several processes."""
-    cpu_group = None
-    if accelerator.num_processes > 1:
-        group = distributed.new_group(timeout=PATIENCE, backend="gloo")
-        cpu_group = cast(distributed.ProcessGroup, group)
+    cpu_group = _group_on_cpus(accelerator)
     tokenizer, target_tokenizer, corpus, validation = _main_process_first(
         accelerator, cpu_group, lambda: read_text(recipe, output, reporter)
     )
@@ -110,13 +107,7 @@ def prepare(
     config = model_config(recipe, len(tokenizer), vocabulary, control_ids(tokenizer, target_tokenizer))
     device, processes = accelerator.device, accelerator.num_processes
     micro_batches = machine.choose_micro_batches(recipe, config, device, processes)
-    identity = {
-        "corpus sha256": corpus.sha256,
-        "tokenizer sha256": tokenizer_sha256(tokenizer),
-        "processes": processes,
-    }
-    if target_tokenizer is not None:
-        identity["target tokenizer sha256"] = tokenizer_sha256(target_tokenizer)
+    identity = _identity(corpus, tokenizer, target_tokenizer, processes)
     if micro_batches != recipe.most_micro_batches:
         identity["micro-batches, chosen for this GPU"] = micro_batches
     recipe = recipe.model_copy(update={"micro_batches": micro_batches})
@@ -163,6 +154,19 @@ def prepare(
         environment=environment,
         identity=identity,
     )
+
+
+def _group_on_cpus(accelerator: Accelerator) -> distributed.ProcessGroup | None:
+    if accelerator.num_processes == 1:
+        return None
+    return cast(distributed.ProcessGroup, distributed.new_group(timeout=PATIENCE, backend="gloo"))
+
+
+def _identity(corpus: Corpus, tokenizer: Any, target_tokenizer: Any, processes: int) -> dict[str, Any]:
+    identity: dict[str, Any] = {"corpus sha256": corpus.sha256, "tokenizer sha256": tokenizer_sha256(tokenizer)}
+    if target_tokenizer is not None:
+        identity["target tokenizer sha256"] = tokenizer_sha256(target_tokenizer)
+    return identity | {"processes": processes}
 
 
 def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:

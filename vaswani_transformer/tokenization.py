@@ -52,16 +52,7 @@ def train_tokenizer(
             f"vocab_size {vocab_size} is too small: {len(SPECIAL_TOKENS)} special tokens and 256 bytes "
             f"need {SMALLEST_VOCABULARY}"
         )
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer = Tokenizer(models.BPE())
-    if lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = (
-        pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-        if split_digits
-        else byte_level
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = untrained_bpe(split_digits, lowercase)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -90,6 +81,17 @@ def train_tokenizer(
         padding_side="right",
         model_max_length=model_max_length,
     )
+
+
+def untrained_bpe(split_digits: bool, lowercase: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, byte_level]) if digits else byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def training_texts(texts: Iterable[str]) -> Iterator[str]:

@@ -403,24 +403,11 @@ def page() -> gr.Blocks:
                 button = gr.Button("Translate", variant="primary", elem_id="translate")
                 translation = gr.Textbox(joined(first), label="Translation", interactive=False, elem_id="translation")
                 number = chooser(first)
-                choice = gr.Radio(
-                    scored(first[0]),
-                    value=0,
-                    label="Hypotheses of the beam search, with scores",
-                    elem_id="hypotheses",
-                )
+                title = "Hypotheses of the beam search, with scores"
+                choice = gr.Radio(scored(first[0]), value=0, label=title, elem_id="hypotheses")
                 clicked = gr.Examples(examples, text, label="Examples", preload=False).load_input_event
                 with gr.Accordion("Search", open=False):
-                    beams = gr.Slider(1, max(16, BEAMS), BEAMS, step=1, label="Beam size")
-                    alpha = gr.Slider(
-                        min(0, ALPHA),
-                        max(2, ALPHA),
-                        ALPHA,
-                        step=0.1,
-                        label="Length penalty α",
-                        info="((5 + length) / 6)^α",
-                    )
-                    whole = gr.Checkbox(label="Do not split the text into sentences")
+                    search = search_settings()
             with gr.Column(min_width=0):
                 kind = gr.Radio(kinds, value=kinds[0], label="Attention", elem_id="kind")
                 with gr.Row():
@@ -442,7 +429,7 @@ def page() -> gr.Blocks:
         hidden = private | {"show_progress": "hidden"}
         translating = {
             "fn": on_translate,
-            "inputs": [text, beams, alpha, whole, *view],
+            "inputs": [text, *search, *view],
             "outputs": [translation, number, sentences, choice, attention, picture],
             "show_progress_on": translation,
         }
@@ -455,6 +442,15 @@ def page() -> gr.Blocks:
         picture.change(equation, [attention, *view], walk, **hidden)
         gr.api(answer, api_name="translate")
     return blocks
+
+
+def search_settings() -> tuple[gr.Slider, gr.Slider, gr.Checkbox]:
+    """Return the inputs for beam size and length penalty, and whether to translate the text as a whole."""
+    return (
+        gr.Slider(1, max(16, BEAMS), BEAMS, step=1, label="Beam size"),
+        gr.Slider(min(0, ALPHA), max(2, ALPHA), ALPHA, step=0.1, label="Length penalty α", info="((5 + length) / 6)^α"),
+        gr.Checkbox(label="Do not split the text into sentences"),
+    )
 
 
 def introduction() -> str:
