@@ -6,10 +6,13 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from hub.__main__ import main
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
 SPACE = Path(__file__).parents[1] / "hub" / "space"
 
@@ -45,3 +48,23 @@ def test_a_written_space_names_its_model(tmp_path: Path, capsys: pytest.CaptureF
     fields = yaml.safe_load(front_matter)
     assert (fields["title"], fields["models"], fields["sdk"]) == ("attention", ["owner/model"], "gradio")
     assert text.startswith("\n# Attention, at work")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)], ids=str)
+def test_the_steps_of_equation_1_end_in_the_weights_of_the_model(monkeypatch: pytest.MonkeyPatch, dtype, tolerance):
+    monkeypatch.syspath_prepend(SPACE)
+    from equation import recorded_projections, steps  # pyright: ignore[reportMissingImports]
+
+    sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "attn_implementation": "eager"}
+    config = VaswaniTransformerConfig.from_preset("base", vocab_size=50, **sizes)
+    model = VaswaniTransformerForConditionalGeneration(config).to(dtype).eval()
+    source, target = torch.randint(4, 50, (1, 7)), torch.randint(4, 50, (1, 5))
+    with torch.no_grad(), recorded_projections(model) as projections:
+        outputs = model(source, decoder_input_ids=target, output_attentions=True, use_cache=False)
+    kinds = {"encoder": outputs.encoder_attentions, "decoder": outputs.decoder_attentions}
+    for kind, layers in (kinds | {"cross": outputs.cross_attentions}).items():
+        for weights, values in zip(layers, projections[kind], strict=True):
+            for head in range(config.encoder_attention_heads):
+                found = steps(*(values[name][head] for name in "QKV"), causal=kind == "decoder")
+                expected = weights[0, head].float().numpy()
+                np.testing.assert_allclose(found["softmax"], expected, atol=tolerance)
