@@ -17,7 +17,7 @@ help:
 
 # A virtual environment in .venv with the library, its programs and the tools, at the versions of constraints.txt.
 install: .venv/installed
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml hatch_build.py constraints.txt
 	$(PYTHON) -c "import sys; v = sys.version_info; sys.exit(v < (3, 11) and f'Python 3.11 or later is needed; {sys.executable} is {v[0]}.{v[1]}')"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --constraint constraints.txt --editable ".[dev]"

@@ -1,7 +1,7 @@
 """What a wheel says of where it comes from: the project's URLs and the page of a package index.
 
-The address is that of the clone's `origin`, so that a fork's wheel links to the fork. Without one on a public host,
-there are no URLs, and the page has no link into the clone.
+The address is that of the clone's `origin`, so that a fork's wheel links to the fork (also of a private repository on
+these hosts). Without one, there are no URLs, and the page has no link into the clone.
 """
 
 import re
@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-# An address on any other host may be private, and cards of published models link to it.
-PUBLIC_HOSTS = ("github.com", "gitlab.com", "codeberg.org", "bitbucket.org")
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:)([^)]*)\)")
+# Hosts and the path of a file there. Other hosts may be a company's own, and cards of published models link to them.
+FILES = {"github.com": "blob/HEAD", "gitlab.com": "-/blob/HEAD"}
+PICTURES = {"github.com": "raw/HEAD", "gitlab.com": "-/raw/HEAD"}
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)]*)\)")
 PICTURE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)\n\n")
-CAPTION = re.compile(r"\*[^*]*\*\n\n")
+CAPTION = r"(\*[^*]*\*\n\n)?"
 
 
 class Origin(MetadataHookInterface):
@@ -44,14 +45,17 @@ def public_address(remote: str) -> str | None:
 
     remote: a URL, or `git@HOST:PATH`, or the path of a folder
     """
-    url = urlsplit(re.sub(r"^[\w.-]+@([\w.-]+):", r"ssh://\1/", remote))
-    if url.hostname not in PUBLIC_HOSTS:
+    try:
+        url = urlsplit(re.sub(r"^[\w.-]+@([\w.-]+):", r"ssh://\1/", remote))
+    except ValueError:
+        return None
+    if url.hostname not in FILES:
         return None
     return f"https://{url.hostname}/{url.path.strip('/').removesuffix('.git')}"
 
 
 def urls(address: str) -> dict[str, str]:
-    files = f"{address}/blob/HEAD"
+    files = f"{address}/{FILES[urlsplit(address).netloc]}"
     return {
         "Source": address,
         "Documentation": f"{files}/docs/index.md",
@@ -63,6 +67,7 @@ def urls(address: str) -> dict[str, str]:
 def page(readme: str, address: str | None) -> str:
     """Return README.md as it can be read without the clone around it: links and pictures absolute, or left out."""
     if address:
-        readme = PICTURE.sub(rf"![\1]({address}/raw/HEAD/\2)\n\n", readme)
-        return LINK.sub(rf"[\1]({address}/blob/HEAD/\2)", readme)
-    return LINK.sub(r"\1", re.sub(PICTURE.pattern + CAPTION.pattern, "", readme))
+        host = urlsplit(address).netloc
+        readme = PICTURE.sub(rf"![\1]({address}/{PICTURES[host]}/\2)\n\n", readme)
+        return LINK.sub(rf"[\1]({address}/{FILES[host]}/\2)", readme)
+    return LINK.sub(r"\1", re.sub(PICTURE.pattern + CAPTION, "", readme))

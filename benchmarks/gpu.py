@@ -7,6 +7,7 @@ Each piece is a process of at most nine minutes that leaves OUTPUT/PIECE.log and
 finished are skipped, so the same command goes on after an interruption. The most important pieces come first.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -124,12 +125,19 @@ def finished(output: Path, name: str, commands: list[list[str]], device: str) ->
 
 
 def run(command: list[str], log: IO[bytes], environment: dict[str, str], seconds: float) -> str:
-    """Run a command; returns "" or what went wrong. When it takes too long, its own processes end with it."""
+    """Run a command; returns "" or what went wrong. When it takes too long, its own processes end with it.
+
+    `accelerate launch` ends its processes on SIGTERM; they are not in its group.
+    """
     process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
     try:
         code = process.wait(seconds)
     except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if isinstance(error, subprocess.TimeoutExpired):
             return "too long"

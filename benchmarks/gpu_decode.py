@@ -143,7 +143,12 @@ def ctranslate2_models(folder: Path, device: str) -> dict[str, Search]:
     convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
     systems: dict[str, Search] = {}
     for kind in sorted({"float32", "float16"} & ctranslate2.get_supported_compute_types(device)):
-        system = ctranslate2_model(folder / "ctranslate2", torch.get_num_threads(), kind, device)
+        try:
+            system = ctranslate2_model(folder / "ctranslate2", torch.get_num_threads(), kind, device)
+            system.translate([[5, 2]], 1, 2)
+        except RuntimeError as error:  # its CUDA libraries may be missing
+            typer.echo(f"CTranslate2: {error}: no {kind} row", err=True)
+            continue
 
         def search(ids: torch.Tensor, _: torch.Tensor, system: System = system) -> object:
             return system.translate(ids.tolist(), BEAMS, TARGET)

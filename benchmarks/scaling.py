@@ -9,6 +9,7 @@ compares with one process.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -48,24 +49,24 @@ def compare(
     if device == "cpu" and processes is None:
         raise InputError("--device cpu needs --processes")
     most = processes or torch.cuda.device_count()
-    rows: list[dict[str, Any]] = []
+    one = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for number in [number for number in (1, 2, 4, 8) if number <= most]:
             for weights in ["copied"] if number == 1 else ["copied", "split"]:
-                speed = trained(data, Path(folder), number, weights == "split", SMALL if small else PAPER)
-                times = round(speed / rows[0]["tokens_per_second"], 2) if rows else 1.0
+                speed = trained(data, Path(folder), device, number, weights == "split", SMALL if small else PAPER)
+                one = one or speed
                 row = {"device": device, "processes": number, "weights": weights}
-                rows.append(row | {"tokens_per_second": round(speed), "times_one": times})
-    report(rows, record, "scaling", COLUMNS)
+                row |= {"tokens_per_second": round(speed), "times_one": round(speed / one, 2)}
+                report([row], record, "scaling", COLUMNS)  # at once: the next may be too slow
 
 
-def trained(data: Path, folder: Path, processes: int, sharded: bool, keys: dict[str, Any]) -> float:
+def trained(data: Path, folder: Path, device: str, processes: int, sharded: bool, keys: dict[str, Any]) -> float:
     """Train in as many processes and return the tokens per second of the fastest window."""
     output = folder / f"{processes}-{'split' if sharded else 'copied'}"
     places = {"data": str(data.resolve()), "output_dir": str(output), "cache": str(folder / "cache")}
     if (tokenizer := folder / "1-copied").is_dir():
         places["tokenizer"] = str(tokenizer)
-    steps = {"micro_batches": processes, "save_every": keys["max_steps"], "average_last": 1, "validation": []}
+    steps = {"micro_batches": max(2, processes), "save_every": keys["max_steps"], "average_last": 1, "validation": []}
     words = [
         f"--{key}={json.dumps(value)}" for key, value in (places | steps | keys | {"validate_every": None}).items()
     ]
@@ -75,7 +76,8 @@ def trained(data: Path, folder: Path, processes: int, sharded: bool, keys: dict[
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
         start = [*launch, "--num_processes", str(processes), "--mixed_precision", keys["mixed_precision"]]
         start += ["-m", "training"]
-    done = subprocess.run([*start, *words], stdout=sys.stderr)
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
+    done = subprocess.run([*start, *words], stdout=sys.stderr, env=environment)
     if done.returncode:
         raise UnavailableError(f"training in {processes} processes ended with exit code {done.returncode}, see above")
     records = map(json.loads, (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines())

@@ -94,6 +94,7 @@ def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
 
     output, now = Path(tempfile.mkdtemp(dir=job.output)), clock(job.clock, job.device)
     flags = {"output_dir": str(output), "mixed_precision": "bf16" if "bf16" in options else "no"}
+    flags["compile"] = "no"  # below, if at all
     flags |= {"matmul_precision": "highest"} if "highest" in options else {}
     attention = {"sdpa", "eager"} & set(options)
     recipe = job.recipe(**flags, **({"attention": attention.pop()} if attention else {}))

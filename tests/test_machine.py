@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import DynamoBackend
 
 from training import machine
 from training.cost import training_memory
@@ -20,7 +21,7 @@ BIG = VaswaniTransformerConfig.from_preset("big", vocab_size=37000)
 
 
 def recipe_of(**keys: str) -> Recipe:
-    return load_recipe("paper_base_en_de", keys)
+    return load_recipe("paper_base_en_de", {"micro_batches": "auto", **keys})
 
 
 def pretend_memory(monkeypatch: pytest.MonkeyPatch, gigabytes: int) -> float:
@@ -34,7 +35,7 @@ def pretend_memory(monkeypatch: pytest.MonkeyPatch, gigabytes: int) -> float:
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
 def test_gpus_get_as_few_micro_batches_as_their_memory_needs(monkeypatch, gigabytes, config, processes):
     memory = pretend_memory(monkeypatch, gigabytes)
-    chosen = choose_micro_batches(recipe_of(), config, CUDA, processes)
+    chosen = choose_micro_batches(recipe_of(), config, CUDA, processes, {})
     assert chosen == 8 or chosen % processes == 0
     assert chosen == 8 or training_memory(config, 50000 // chosen, "cuda") < memory
     if chosen > processes:  # one fewer per process is too many
@@ -44,9 +45,22 @@ def test_gpus_get_as_few_micro_batches_as_their_memory_needs(monkeypatch, gigaby
 
 def test_one_large_gpu_gets_one_micro_batch(monkeypatch):
     pretend_memory(monkeypatch, 139)
-    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1) == 1
-    assert choose_micro_batches(recipe_of(micro_batches="4"), BIG, CUDA, 1) == 4
-    assert choose_micro_batches(recipe_of(), BIG, CPU, 1) == 8
+    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, {}) == 1
+    assert choose_micro_batches(recipe_of(micro_batches="4"), BIG, CUDA, 1, {}) == 4
+    assert choose_micro_batches(recipe_of(), BIG, CPU, 1, {}) == 8
+
+
+def test_a_resumed_run_keeps_what_was_chosen_for_it(monkeypatch):
+    pretend_memory(monkeypatch, 139)
+    before = {"mixed_precision": "no", "corpus sha256": "..."}
+    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, before) == 8
+    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, before | {"micro_batches": 2}) == 2
+    monkeypatch.setattr(machine, "can_compile", lambda: True)
+    assert choose_compiler(recipe_of(), CUDA, 100_000, 1, before) == DynamoBackend.NO
+    assert choose_compiler(recipe_of(), CUDA, 100, 1, before | {"compiler": "inductor"}) == DynamoBackend.INDUCTOR
+    monkeypatch.setattr(machine, "gpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(machine, "is_initialized", lambda: False)
+    assert choose_precision(None, before) == "no"
 
 
 def test_runs_begun_with_eight_micro_batches_resume():
@@ -98,27 +112,37 @@ def test_gpus_train_in_bfloat16_unless_told_otherwise(monkeypatch, wanted, launc
     if launched:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     monkeypatch.setattr(machine, "gpu_has_bfloat16", lambda: has_bfloat16)
-    assert choose_precision(wanted) == expected
+    monkeypatch.setattr(machine, "is_initialized", lambda: False)
+    assert choose_precision(wanted, {}) == expected
 
 
 @pytest.mark.parametrize(
-    ("wanted", "device", "steps", "sharded", "expected"),
+    ("keys", "device", "steps", "processes", "expected"),
     [
-        ("auto", CUDA, 100_000, False, True),
-        ("auto", CUDA, 4_000, False, False),
-        ("auto", CUDA, 100_000, True, False),
-        ("auto", CPU, 100_000, False, False),
-        ("yes", CPU, 10, False, True),
-        ("no", CUDA, 100_000, False, False),
+        ({}, CUDA, 100_000, 1, DynamoBackend.INDUCTOR),
+        ({}, CUDA, 4_000, 1, DynamoBackend.NO),
+        ({}, CUDA, 100_000, 2, DynamoBackend.NO),
+        ({}, CPU, 100_000, 1, DynamoBackend.NO),
+        ({"deterministic": "true"}, CUDA, 100_000, 1, DynamoBackend.NO),
+        ({"compile": "yes"}, CPU, 10, 2, DynamoBackend.INDUCTOR),
+        ({"compile": "no"}, CUDA, 100_000, 1, DynamoBackend.NO),
     ],
 )
-def test_long_runs_on_a_gpu_are_compiled(monkeypatch, wanted, device, steps, sharded, expected):
-    monkeypatch.setattr(machine, "has_triton", lambda: True)
-    assert choose_compiler(recipe_of(compile=wanted), device, steps, sharded) is expected
-    monkeypatch.setattr(machine, "has_triton", lambda: False)
-    assert choose_compiler(recipe_of(compile=wanted), device, steps, sharded) is (wanted == "yes")
+def test_long_runs_on_one_gpu_are_compiled(monkeypatch, keys, device, steps, processes, expected):
+    monkeypatch.setattr(machine, "can_compile", lambda: True)
+    assert choose_compiler(recipe_of(**keys), device, steps, processes, {}) == expected
+    monkeypatch.setattr(machine, "can_compile", lambda: False)
+    without = DynamoBackend.INDUCTOR if keys.get("compile") == "yes" else DynamoBackend.NO
+    assert choose_compiler(recipe_of(**keys), device, steps, processes, {}) == without
 
 
-def test_sharded_weights_are_not_compiled():
-    with pytest.raises(UnavailableError, match="compile yes is not supported with FSDP; use --compile no"):
-        choose_compiler(recipe_of(compile="yes"), CUDA, 10, sharded=True)
+def test_the_launcher_decides_unless_the_recipe_does(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
+    assert choose_compiler(recipe_of(), CUDA, 100_000, 1, {}) is None
+    assert choose_compiler(recipe_of(compile="no"), CUDA, 100_000, 1, {}) == DynamoBackend.NO
+
+
+def test_a_gpu_without_triton_cannot_compile(monkeypatch):
+    monkeypatch.setattr(machine, "can_compile", lambda: False)
+    with pytest.raises(UnavailableError, match="compile yes needs Triton, a C compiler .* use --compile no"):
+        choose_compiler(recipe_of(compile="yes"), CUDA, 10, 1, {})

@@ -1,7 +1,8 @@
 """Training, resuming and decoding on a pretended GPU, where mixing devices raises and waits are counted.
 
 torch gets a device "cuda" from a C++ extension (tests/pretend_cuda). It shows neither speed nor the rounding of CUDA's
-kernels.
+kernels, and since every kernel and every exchange between processes has ended when it returns, no missing wait of one
+stream for another.
 """
 
 import json

@@ -50,12 +50,12 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
         machine.use_byte_dropout(model)
     module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
-    rows = max(1, recipe.tokens_per_step // machine.choose_micro_batches(recipe, config, device, 1) // 50)
+    rows = max(1, recipe.tokens_per_step // recipe.most_micro_batches // 50)
     vocabulary = min(config.vocab_size, config.decoder_vocab_size or config.vocab_size)
     ids = torch.randint(4, vocabulary, (rows, 25), device=device)
     positions = torch.arange(rows * 25, device=device)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
-        machine.choose_precision(recipe.mixed_precision) or "no"
+        machine.choose_precision(recipe.mixed_precision, {}) or "no"
     )
 
     def step() -> None:

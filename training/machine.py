@@ -3,12 +3,17 @@
 import ctypes
 import hashlib
 import os
+import shutil
 import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.state import is_initialized
+from accelerate.utils import DynamoBackend
 from torch import nn
-from torch.utils._triton import has_triton
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.errors import UnavailableError
@@ -103,11 +108,15 @@ def choose_matmul_precision(wanted: str, device: torch.device) -> str:
     return chosen
 
 
-def choose_precision(wanted: str | None) -> str | None:
-    """Return Accelerate's `mixed_precision`; None to leave it to `accelerate launch`, or "no" without it."""
-    if wanted is not None or "ACCELERATE_MIXED_PRECISION" in os.environ:
+def choose_precision(wanted: str | None, before: Mapping[str, Any]) -> str | None:
+    """Return Accelerate's `mixed_precision`; None to leave it to `accelerate launch`, or "no" without it.
+
+    before: what the checkpoint to resume from says, {} for a new run
+    """
+    if wanted is not None or "ACCELERATE_MIXED_PRECISION" in os.environ or is_initialized():
         return wanted
-    return "bf16" if gpu_has_bfloat16() else None
+    new = "bf16" if gpu_has_bfloat16() else None
+    return before.get("mixed_precision", new)
 
 
 def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:
@@ -123,14 +132,19 @@ def choose_attention(wanted: str, device: torch.device, mean_length: float) -> s
     return "eager" if device.type == "cpu" and mean_length < SHORT_SENTENCE else "sdpa"
 
 
-def choose_micro_batches(recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, processes: int) -> int:
+def choose_micro_batches(
+    recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, processes: int, before: Mapping[str, Any]
+) -> int:
     """Return the number of micro-batches of a step.
 
-    "auto": on GPUs the fewest that give each process equally many and fit into its memory, because starting the kernels
-    of a small micro-batch takes the host longer than computing it takes the GPU.
+    "auto": on GPUs the smallest multiple of `processes` with which a process fits into its memory, at most 8, because
+    starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
+    before: what the checkpoint to resume from says; its number stays, since it decides the sentences of a step
     """
     if recipe.micro_batches != "auto" or device.type != "cuda":
         return recipe.most_micro_batches
+    if before:
+        return before.get("micro_batches", recipe.most_micro_batches)
     memory = USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
     for number in range(processes, recipe.most_micro_batches, processes):
         if training_memory(config, recipe.tokens_per_step // number, device.type) <= memory:
@@ -138,12 +152,34 @@ def choose_micro_batches(recipe: Recipe, config: VaswaniTransformerConfig, devic
     return recipe.most_micro_batches
 
 
-def choose_compiler(recipe: Recipe, device: torch.device, steps: int, sharded: bool) -> bool:
-    """Return whether to compile the model. Raises UnavailableError if it cannot be, but the recipe says so."""
-    if recipe.compile == "yes" and sharded:
-        raise UnavailableError("compile yes is not supported with FSDP; use --compile no")
-    long = device.type == "cuda" and steps >= WORTH_COMPILING and not sharded
-    return recipe.compile == "yes" or (recipe.compile == "auto" and long and has_triton())
+def choose_compiler(
+    recipe: Recipe, device: torch.device, steps: int, processes: int, before: Mapping[str, Any]
+) -> DynamoBackend | None:
+    """Return what compiles the model, NO for nothing, None for what `accelerate launch` says.
+
+    "auto" compiles long runs of one process on a GPU, unless they are deterministic: a resumed run may compile
+    differently. before: what the checkpoint to resume from says; compiled dropout draws other masks.
+    Raises UnavailableError if the recipe asks for what is not there.
+    """
+    if recipe.compile == "yes":
+        if device.type == "cuda" and not can_compile():
+            raise UnavailableError("compile yes needs Triton, a C compiler and the headers of Python; use --compile no")
+        return DynamoBackend.INDUCTOR
+    if recipe.compile == "no":
+        return DynamoBackend.NO
+    if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
+        return None
+    new = device.type == "cuda" and processes == 1 and steps >= WORTH_COMPILING and not recipe.deterministic
+    wanted = before.get("compiler") == "inductor" if before else new
+    return DynamoBackend.INDUCTOR if wanted and can_compile() else DynamoBackend.NO
+
+
+def can_compile() -> bool:
+    """Return whether there is what inductor needs for a GPU; Triton builds a stub in C for each kernel."""
+    from torch.utils._triton import has_triton
+
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    return has_triton() and compiler is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
 def seed_everything(*numbers: int) -> None:

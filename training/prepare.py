@@ -21,11 +21,12 @@ from accelerate.utils import (
 from torch import distributed
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 
-from . import fsdp, machine
+from . import checkpoint, fsdp, machine
 from .batches import Order, Plan, plan_batches
 from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
+from .json_files import read_json
 from .loss import TrainingLoss
 from .metrics import Meter
 from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
@@ -71,10 +72,9 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
         return Accelerator(
             # Explicit, or Accelerate starts several processes without a GPU as independent runs.
             cpu=not torch.accelerator.is_available(),
-            mixed_precision=machine.choose_precision(recipe.mixed_precision),
+            mixed_precision=machine.choose_precision(recipe.mixed_precision, chosen_before(recipe, output)),
             log_with=[LoggerType(name) for name in recipe.trackers] or None,
             project_dir=output,
-            dynamo_plugin=dynamo_plugin(None),
             kwargs_handlers=[
                 InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
                 DistributedDataParallelKwargs(gradient_as_bucket_view=True),
@@ -84,15 +84,15 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
         raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
 
 
-def dynamo_plugin(backend: DynamoBackend | None) -> TorchDynamoPlugin:
-    """Return settings that compile once for all sentence lengths; None: the backend of `accelerate launch`, if any."""
-    return TorchDynamoPlugin(backend=backend, dynamic=True)  # pyright: ignore[reportArgumentType]
-
-
-def compiler_of(accelerator: Accelerator) -> str | None:
-    """Return the name of the compiler that Accelerate will use."""
-    plugin = accelerator.state.dynamo_plugin
-    return None if plugin is None or plugin.backend == DynamoBackend.NO else plugin.backend.value.lower()
+def chosen_before(recipe: Recipe, output: Path) -> dict[str, Any]:
+    """Return what the newest checkpoint says of the machine's choices (precision, ...); {} for a new run."""
+    for folder in [] if recipe.overwrite else checkpoint.checkpoints(output / "checkpoints"):
+        try:
+            state = read_json(folder / checkpoint.STATE, "environment", "identity")
+            return state["environment"] | state["identity"]
+        except (BrokenFileError, KeyError, TypeError):
+            continue  # a damaged checkpoint is reported when the run is resumed
+    return {}
 
 
 def prepare(
@@ -106,10 +106,11 @@ def prepare(
     vocabulary = len(target_tokenizer) if target_tokenizer is not None else None
     config = model_config(recipe, len(tokenizer), vocabulary, control_ids(tokenizer, target_tokenizer))
     device, processes = accelerator.device, accelerator.num_processes
-    micro_batches = machine.choose_micro_batches(recipe, config, device, processes)
+    before = chosen_before(recipe, output)
+    micro_batches = _of_main_process(machine.choose_micro_batches(recipe, config, device, processes, before), cpu_group)
     identity = _identity(corpus, tokenizer, target_tokenizer, processes)
     if micro_batches != recipe.most_micro_batches:
-        identity["micro-batches, chosen for this GPU"] = micro_batches
+        identity["micro_batches"] = micro_batches
     recipe = recipe.model_copy(update={"micro_batches": micro_batches})
     plan = plan_batches(corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_micro_batch, micro_batches)
     steps = total_steps(recipe, plan)
@@ -126,8 +127,11 @@ def prepare(
     if byte_dropout:
         machine.use_byte_dropout(model)
     shard_weights = shard_weights and processes > 1
-    if machine.choose_compiler(recipe, device, steps, shard_weights) and not compiler_of(accelerator):
-        accelerator.state.dynamo_plugin = dynamo_plugin(DynamoBackend.INDUCTOR)
+    if recipe.compile == "yes" and shard_weights:
+        raise UnavailableError("compile yes is not supported with FSDP; use --compile no")
+    # For every run: a process may train several models. dynamic: compile once for all sentence lengths.
+    compiler: Any = machine.choose_compiler(recipe, device, steps, processes, before)
+    accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)
     module, optimizer = _distribute(recipe, accelerator, model, shard_weights)
     environment = describe_environment(accelerator, shard_weights) | {
         "matmul_precision": matmul_precision,
@@ -162,6 +166,14 @@ def _group_on_cpus(accelerator: Accelerator) -> distributed.ProcessGroup | None:
     return cast(distributed.ProcessGroup, distributed.new_group(timeout=PATIENCE, backend="gloo"))
 
 
+def _of_main_process(value: int, group: distributed.ProcessGroup | None) -> int:
+    """Return the main process's value: GPUs may differ in memory."""
+    values = [value]
+    if group is not None:
+        distributed.broadcast_object_list(values, src=0, group=group)
+    return values[0]
+
+
 def _identity(corpus: Corpus, tokenizer: Any, target_tokenizer: Any, processes: int) -> dict[str, Any]:
     identity: dict[str, Any] = {"corpus sha256": corpus.sha256, "tokenizer sha256": tokenizer_sha256(tokenizer)}
     if target_tokenizer is not None:
@@ -173,8 +185,9 @@ def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[
     """Return what decides the last bits of the weights: hardware, libraries, precision, compiler."""
     environment = machine.describe_environment(accelerator.device)
     environment["mixed_precision"] = str(accelerator.mixed_precision)
-    if compiler := compiler_of(accelerator):
-        environment["compiler"] = compiler
+    plugin = accelerator.state.dynamo_plugin
+    if plugin is not None and plugin.backend != DynamoBackend.NO:
+        environment["compiler"] = plugin.backend.value.lower()
     if torch.are_deterministic_algorithms_enabled():
         environment["algorithms"] = "deterministic"
     if shard_weights:

@@ -100,7 +100,7 @@ class Recipe(BaseModel):
     tokens_per_step: Whole = Field(
         50000, ge=8, description="Source and target tokens per step, padding included (the paper: 25,000 + 25,000)."
     )
-    micro_batches: Literal["auto"] | Annotated[Whole, Field(ge=1)] = Field(
+    micro_batches: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="Micro-batches per step, shared by the processes; auto: 8, like the paper's GPUs, but on GPUs only "
         "as many as their memory needs.",
@@ -162,7 +162,7 @@ class Recipe(BaseModel):
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field("auto", description="Attention kernel.")
     matmul_precision: Literal["auto", "highest", "medium"] = Field("auto", description="float32 products on a CPU.")
     compile: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yaml_text)] = Field(
-        "auto", description="Compile the model with torch's inductor; auto: on a GPU, in runs of 20,000 steps or more."
+        "auto", description="Compile the model with torch's inductor; auto: on a single GPU, from 20,000 steps on."
     )
     fast_dropout: Annotated[Literal["auto", "no"], BeforeValidator(_yaml_text)] = Field(
         "auto", description="Byte-wise dropout masks on a CPU."

@@ -185,6 +185,7 @@ class Run:
 def introduce(prepared: Prepared) -> None:
     """Print the sizes of the run and the machine it runs on."""
     recipe, plan, environment = prepared.recipe, prepared.plan, prepared.environment
+    micro_batches = f"{plan.micro_batches_per_step} micro-batch{'es' if plan.micro_batches_per_step > 1 else ''}"
     processes = prepared.accelerator.num_processes
     prepared.reporter.say(
         f"{sum(p.numel() for p in prepared.model.parameters()):,} parameters, {len(prepared.corpus):,} pairs, "
@@ -199,7 +200,7 @@ def introduce(prepared: Prepared) -> None:
         f"{environment['threads']} threads{sharding}; precision {environment['mixed_precision']}, "
         f"float32 products {environment['matmul_precision']}, attention {environment['attention']}"
         + (f", compiled by {environment['compiler']}" if "compiler" in environment else "")
-        + (f"; {recipe.micro_batches} micro-batches per step" if recipe.most_micro_batches > 1 else "")
+        + f"; {micro_batches} per step"
     )
 
 

@@ -39,7 +39,10 @@ RECIPE = "treebank_parsing"
 
 @dataclass(frozen=True)
 class System:
-    """A row of the table. keys: what differs from the recipe, unless the command gives the same keys."""
+    """A row of the table. keys: what differs from the recipe, unless the command gives the same keys.
+
+    "more trees and steps" is three times as many of both.
+    """
 
     corpora: list[str]
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -54,8 +57,8 @@ SYSTEMS = {
     SUPERVISED: System(["recombined"]),
     "LSTM with attention": System(["recombined"], STEPS_OF_RNN, is_rnn=True),
     SEMI_SUPERVISED: System(["recombined", "parsed"]),  # parsed by the supervised Transformer of the same seed
-    "Transformer, three times as long": System(["more"], {"max_steps": "7500"}),
-    "LSTM with attention, three times as long": System(["more"], MORE_STEPS_OF_RNN, is_rnn=True),
+    "Transformer, more trees and steps": System(["more"], {"max_steps": "7500"}),
+    "LSTM with attention, more trees and steps": System(["more"], MORE_STEPS_OF_RNN, is_rnn=True),
 }
 CORPORA = {
     "sample": "NLTK's sample of the WSJ",
