@@ -68,9 +68,9 @@ quarter its own and three quarters that of any word; half and half for the LSTM.
 sentences of the development set, whose F1 is therefore a little too high. The Transformers are trained in bfloat16 and
 average 5 checkpoints, which the LSTM does not. It takes 6,250 steps of 1,600 tokens instead of 2,500 of 4,000, with
 which it does not learn to copy words (F1 7). F1 is EVALB's with the parameters of Collins. Recombined trees are trees
-of the sample in which constituents were replaced by others of the same kind, 20 of each. All of our systems see the same
-number of tokens but for the last two, which see three times as many, from 60 recombined trees of each: both gain 7 to 8
-points, the Transformer a little more, in 2,900 CPU seconds against 4,100. With one seed and 245 sentences, the three
+of the sample in which constituents were replaced by others of the same kind, 20 of each. All of our systems see the
+same number of tokens but for the last two, which see three times as many, from 60 recombined trees of each: both gain 7
+to 8 points, the Transformer a little more, in 2,900 CPU seconds against 4,100. With one seed and 245 sentences, the three
 rows before them cannot be told apart; here, the captions did not help.
 """
 FIGURES = """## Figures 1 to 5
