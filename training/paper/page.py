@@ -70,8 +70,8 @@ average 5 checkpoints, which the LSTM does not. It takes 6,250 steps of 1,600 to
 which it does not learn to copy words (F1 7). F1 is EVALB's with the parameters of Collins. Recombined trees are trees
 of the sample in which constituents were replaced by others of the same kind, 20 of each. All of our systems see the
 same number of tokens but for the last two, which see three times as many, from 60 recombined trees of each: both gain 7
-to 8 points, the Transformer a little more, in 2,900 CPU seconds against 4,100. With one seed and 245 sentences, the three
-rows before them cannot be told apart; here, the captions did not help.
+to 8 points, the Transformer a little more, in 2,900 CPU seconds against 4,100. With one seed and 245 sentences, the
+three rows before them cannot be told apart; here, the captions did not help.
 """
 FIGURES = """## Figures 1 to 5
 
