@@ -131,6 +131,9 @@ def test_decoding_waits_once_a_step_and_equals_the_cpu(library: Path, tmp_path: 
     in_steps = {where: count for where, count in found["waits"].items() if count > 4}
     assert found["device"] == "cuda:0" and found["steps"] > 4
     assert list(in_steps.values()) == [found["steps"]], in_steps
+    # In generate(), transformers' loop asks after every step whether to go on.
+    often = {where: count for where, count in found["waits_of_generate"].items() if count > 4}
+    assert len(often) == 1 and "_beam_search_has_unfinished_sequences" in next(iter(often)), often
 
 
 def test_evaluation_equals_the_cpu(library: Path, tmp_path: Path) -> None:

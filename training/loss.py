@@ -149,9 +149,6 @@ class TrainingLoss(nn.Module):
         target_positions, target_ids: (tokens,): indices of the real tokens in the flattened (batch, target), and
         the expected tokens.
         """
-        if attention_mask is not None and input_ids.is_cuda and self.model.config._attn_implementation == "sdpa":
-            # Given one row per sentence, transformers asks the GPU whether anything is masked, and the host waits.
-            attention_mask = attention_mask[:, None, None].bool()
         hidden = self.model.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -363,6 +363,15 @@ class Stack(VaswaniTransformerPreTrainedModel):
         encoding = self.positional_encoding(start, embeddings.shape[1], embeddings.device)
         return self.dropout(embeddings * math.sqrt(self.config.d_model) + encoding.to(embeddings.dtype))
 
+    def source_mask(self, mask: Tensor | None) -> Tensor | None:
+        """Return a source's mask (batch, source) as transformers takes it without asking a GPU what it masks.
+
+        The host would wait for the answer, in decoding at every step.
+        """
+        if mask is None or mask.dim() != 2 or not mask.is_cuda or self.config._attn_implementation != "sdpa":
+            return mask
+        return mask[:, None, None].bool()
+
 
 class VaswaniTransformerEncoder(Stack):
     """N identical layers of self-attention and feed-forward network: the left half of Figure 1."""
@@ -391,7 +400,7 @@ class VaswaniTransformerEncoder(Stack):
         returns last_hidden_state: (batch, source, d_model)
         """
         hidden_states = self.embed(input_ids, inputs_embeds)
-        mask = create_bidirectional_mask(self.config, hidden_states, attention_mask)
+        mask = create_bidirectional_mask(self.config, hidden_states, self.source_mask(attention_mask))
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.final_norm(hidden_states))
@@ -441,7 +450,10 @@ class VaswaniTransformerDecoder(Stack):
         hidden_states = self.embed(input_ids, inputs_embeds, start=0 if past is None else past.get_seq_length())
         mask = create_causal_mask(self.config, hidden_states, attention_mask, past_key_values=past)
         memory_mask = create_bidirectional_mask(
-            self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
+            self.config,
+            hidden_states,
+            self.source_mask(encoder_attention_mask),
+            encoder_hidden_states=encoder_hidden_states,
         )
         for layer in self.layers:
             hidden_states = layer(

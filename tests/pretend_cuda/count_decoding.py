@@ -33,4 +33,7 @@ for translator in (gpu, cpu):
     scores = [[round(token, 3) for token in each.log_probabilities] for each in translator.score(sentences, sentences)]
     results.append((ids.tolist(), scores))
 assert results[0] == results[1]
-print(json.dumps({"device": str(gpu.model.device), "steps": steps, "waits": found}))
+with pretend_cuda.where_it_waits() as found_by_generate:
+    gpu.model.generate(**batch.to("cuda"))
+counts = {"steps": steps, "waits": found, "waits_of_generate": found_by_generate}
+print(json.dumps({"device": str(gpu.model.device), **counts}))
