@@ -33,7 +33,8 @@ for translator in (gpu, cpu):
     scores = [[round(token, 3) for token in each.log_probabilities] for each in translator.score(sentences, sentences)]
     results.append((ids.tolist(), scores))
 assert results[0] == results[1]
+model, batch = gpu.model, batch.to("cuda")
 with pretend_cuda.where_it_waits() as found_by_generate:
-    gpu.model.generate(**batch.to("cuda"))
+    model.generate(**batch)
 counts = {"steps": steps, "waits": found, "waits_of_generate": found_by_generate}
 print(json.dumps({"device": str(gpu.model.device), **counts}))
