@@ -156,4 +156,4 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     about = json.loads((output / "claims" / "small_data.json").read_text())
     assert about["pairs"] == [100] and {len(each) for each in about["bleu"].values()} == {2}
     about = json.loads((output / "claims" / "decoding_throughput.json").read_text())
-    assert about["tokens_per_second"].keys() == {"Transformer", "gru", "lstm"}
+    assert about["tokens_per_second"].keys() == {"Transformer", "GRU", "LSTM"}

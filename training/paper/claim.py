@@ -39,3 +39,15 @@ def curves(
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     return figure
+
+
+def intervals(values: Mapping[str, tuple[float, float | None]], y: str, x: str = "") -> "Figure":
+    """Draw a point for each mean, with the half width of its interval if it has one."""
+    figure = figure_class()(figsize=(7, 4), layout="constrained", dpi=RESOLUTION)
+    axis = figure.subplots()
+    means, halves = zip(*values.values(), strict=True)
+    axis.errorbar(list(values), means, yerr=[half or 0 for half in halves], fmt="o", capsize=4)
+    axis.set(xlabel=x, ylabel=y)
+    axis.margins(x=0.2)
+    axis.grid(alpha=0.3)
+    return figure

@@ -58,9 +58,8 @@ def measure_claims(setting: Setting, names: list[str], command: str, say: Callab
         if figure is not None:
             with atomic_file(folder / f"{name}.png") as file:
                 figure.savefig(file, format="png")
-        about = {"claim": (CLAIMS[name].__doc__ or "").strip(), **numbers}
         made = origin(f"{command} --only {name}", setting.seeds, time.perf_counter() - started)
-        write_json(folder / f"{name}.json", about | made)
+        write_json(folder / f"{name}.json", {"claim": (CLAIMS[name].__doc__ or "").strip(), **made, **numbers})
         say(f"{name}: {numbers['verdict']}: {numbers['number']}")
     if problems:
         raise InputError("; ".join(problems))

@@ -13,11 +13,14 @@ from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
 from ..average import average_weights
 from ..checkpoint import checkpoints
-from .claim import Result, Setting, curves
+from .claim import Result, Setting, curves, intervals
 from .rows import FAILS, HOLDS, UNSURE, mean_interval, verdict
 from .table1 import slope
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
+
+
+KEYS = 64  # that a query attends to
 
 
 def square_root_of_d_k(setting: Setting) -> Result:
@@ -35,19 +38,21 @@ def square_root_of_d_k(setting: Setting) -> Result:
         name: [(d, mean_interval([each[n] for each in values])[0]) for n, d in enumerate(sizes)]
         for name, values in gradients.items()
     }
-    factor = math.exp(mean_interval(shrinks)[0])
+    last = {name: mean_interval([each[-1] for each in values])[0] for name, values in entropies.items()}
     numbers = {
         "d_k": sizes, "entropy": entropies, "gradient_norm": gradients, "verdict": judged,
-        "number": f"from d_k = 4 to 512, the softmax's gradient becomes {factor:.3f} times as large without it, "
-        f"and {math.exp(mean_interval(steady)[0]):.3f} times with the factor",
+        "number": f"from d_k = {sizes[0]} to {sizes[-1]}, the softmax's gradient becomes "
+        f"{math.exp(mean_interval(shrinks)[0]):.3f} times as large without the factor and "
+        f"{math.exp(mean_interval(steady)[0]):.3f} times with it; at {sizes[-1]}, the entropy over {KEYS} keys is "
+        f"{last['unscaled']:.2f} nats without it and {last['scaled']:.2f} with it (uniform: {math.log(KEYS):.2f})",
     }  # fmt: skip
     return numbers, curves(series, "d_k", "norm of the softmax's gradient")
 
 
 def saturation(d_k: int, scaled: bool, seed: int) -> tuple[float, float]:
-    """Return mean entropy of attention over 64 random keys, and the norm of d loss / d scores for a random loss."""
+    """Return mean entropy of attention over random keys, and the norm of d loss / d scores for a random loss."""
     generator = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn(256, 64, d_k, generator=generator) for _ in range(3))
+    query, key, value = (torch.randn(256, KEYS, d_k, generator=generator) for _ in range(3))
     scores = (query[:, :1] @ key.transpose(1, 2)).mul_(d_k**-0.5 if scaled else 1.0).requires_grad_()
     weights = scores.softmax(-1)
     (weights * value[:, :, 0][:, None]).sum().backward()
@@ -70,7 +75,7 @@ def memory_of_attention(setting: Setting) -> Result:
     numbers = {
         "bytes": series, "exponents": powers, "verdict": f"{eager} (eager), {fused} (fused kernel)",
         "number": f"bytes kept for the backward pass grow as n^{powers['eager']:.2f} (eager), "
-        f"n^{powers['sdpa']:.2f} (sdpa)",
+        f"n^{powers['sdpa']:.2f} (sdpa)", "seeds": [],
     }  # fmt: skip
     return numbers, curves(series, "sentence length n", "bytes kept for the backward pass")
 
@@ -112,12 +117,17 @@ def beam_and_alpha(setting: Setting) -> Result:
     numbers = {
         "bleu": bleu, "verdict": (HOLDS if better else FAILS) if four["p"] < 0.05 else UNSURE,
         "number": f"BLEU {bleu['beam 1, alpha 0.6']['bleu']:.2f} with beam 1, {four['bleu']:.2f} with beam 4 and "
-        f"alpha 0.6 (p = {four['p']:.3f})",
+        f"alpha 0.6 (p = {four['p']:.3f})", "seeds": [],
     }  # fmt: skip
-    points = {
-        "beam size (alpha 0.6)": [(beam, bleu[f"beam {beam}, alpha {alpha}"]["bleu"]) for beam, alpha in settings[:5]]
-    }
-    return numbers, curves(points, "beam size", "BLEU", log=("log", "linear"))
+    sizes = {str(beam): bleu[f"beam {beam}, alpha {alpha}"] for beam, alpha in settings[:5]}
+    return numbers, intervals(bleu_of(sizes), BLEU_OF_ONE_RUN, "beam size, with alpha 0.6")
+
+
+BLEU_OF_ONE_RUN = "BLEU, with its bootstrap interval over sentences"
+
+
+def bleu_of(systems: dict[str, dict[str, Any]]) -> dict[str, tuple[float, float | None]]:
+    return {name: (each["bleu"], each["interval"]) for name, each in systems.items()}
 
 
 def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[str, dict[str, Any]]:
@@ -159,6 +169,6 @@ def averaging(setting: Setting) -> Result:
         "verdict": verdict(gain, -1, 0),
         "number": f"loss of the average minus that of the last: {mean:+.4f} ± {half:.4f} nats per token; "
         f"BLEU {bleu[last_name]['bleu']:.2f} (last), {bleu[average_name]['bleu']:.2f} (average), "
-        f"p = {bleu[average_name]['p']:.2f}",
+        f"p = {bleu[average_name]['p']:.2f}", "seeds": [],
     }  # fmt: skip
-    return numbers, None
+    return numbers, intervals(bleu_of(bleu), BLEU_OF_ONE_RUN)

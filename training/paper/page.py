@@ -21,8 +21,8 @@ that scale, not its BLEU.
 A verdict is *holds* or *does not hold here* if the 95 % interval over the seeds (Student's t) lies on one side of
 zero, else *not sure*. Averaging is judged over the sentences of one run, the beam size by a paired bootstrap test of
 one run (± is the interval of each BLEU by itself); memory and speed are compared with a threshold. Speeds per CPU
-second say nothing about hardware that works in parallel. The models that claims train see 1,200 steps of 1,000 tokens
-or fewer, about one pass over 29,000 pairs.
+second say nothing about hardware that works in parallel. The models that claims train see at most 800 steps of 1,000
+tokens, less than two passes over 29,000 pairs.
 
 The same commands run for any model of this package; `paper --help` lists them one by one:
 
@@ -187,7 +187,7 @@ def origins(files: dict[str, dict[str, Any]]) -> str:
                 ", ".join(map(str, seeds)), f"{sum(each['cpu_seconds'] for each in runs):.0f} (CPU)",
             ]
         )  # fmt: skip
-    head = ["command", "date", "commit", "hardware", "seeds", "seconds"]
+    head = ["command", "date", "commit", "hardware", "seeds", "seconds (wall clock)"]
     return "## How the numbers were made\n\n" + markdown(head, sorted(lines))
 
 

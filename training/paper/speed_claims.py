@@ -79,6 +79,7 @@ def greedy(model: AttentiveRnn, source: Tensor, length: int) -> Tensor:
 
 
 VOCABULARY = 2000
+CELLS = ("GRU", "LSTM")
 Clock = Callable[[], float]
 
 
@@ -92,7 +93,7 @@ def rivals() -> tuple[VaswaniTransformerForConditionalGeneration, dict[str, Atte
     transformer = VaswaniTransformerForConditionalGeneration(config)
     cast(torch.nn.Module, transformer).to(device)
     parameters = sum(each.numel() for each in transformer.parameters())
-    rnns = {cell: rnn_of_size(parameters, VOCABULARY, cell).to(device) for cell in ("gru", "lstm")}
+    rnns = {cell: rnn_of_size(parameters, VOCABULARY, cell.lower()).to(device) for cell in CELLS}
     # CPU time on a CPU, so that other programs do not count
     return transformer, rnns, device, time.process_time if device.type == "cpu" else time.perf_counter
 
@@ -102,14 +103,14 @@ def compared(
 ) -> Result:
     """series: by model, (length, speed)"""
     speed = {name: dict(points) for name, points in series.items()}
-    ratios = {cell: [speed["Transformer"][n] / speed[cell][n] for n in LENGTHS] for cell in ("gru", "lstm")}
+    ratios = {cell: [speed["Transformer"][n] / speed[cell][n] for n in LENGTHS] for cell in CELLS}
     unit = "CPU second" if device.type == "cpu" else "second"
     numbers: dict[str, Any] = {
         "lengths": LENGTHS, "tokens_per_second": series, "ratios": ratios,
         "verdict": judge([ratio for values in ratios.values() for ratio in values]),
         "number": f"by tokens per {unit}, the Transformer is "
         + " and ".join(
-            f"{min(values):.2f} to {max(values):.2f} times as fast as the {cell.upper()}"
+            f"{min(values):.2f} to {max(values):.2f} times as fast as the {cell}"
             for cell, values in ratios.items()
         ),
     }  # fmt: skip

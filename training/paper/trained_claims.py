@@ -1,6 +1,7 @@
 """Claims for which models of Table 3's recipe are trained."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from ..schedule import learning_rate
 from ..scores import corpus_bleu
 from ..test_sets import TestSet
 from ..train import train
-from .claim import Result, Setting, curves
+from .claim import Result, Setting, curves, intervals
 from .fit import Curve, fit, prepared
 from .rnn import search, train_rnn
 from .rows import FAILS, HOLDS, UNSURE, mean_interval, verdict, with_interval
@@ -42,19 +43,24 @@ def label_smoothing(setting: Setting) -> Result:
             f"{path} has no rows base and D-ls0.0 of one seed; run `paper table3 --rows base,D-ls0.0` first"
         )
     (each,) = found
+    nats = mean_interval([100 * math.log(ratio) for ratio in each["perplexity_ratio"]])
+    differences = {"BLEU": each["bleu_difference"], "log-perplexity, hundredths of a nat": nats}
     return {
         "seeds_compared": each["seeds"],
         "verdict": f"BLEU: {each['bleu_verdict']}; perplexity: {each['perplexity_verdict']}",
         "number": f"without smoothing, BLEU {each['bleu_shown']} and log-perplexity {each['perplexity_shown']} "
         "hundredths of a nat against the base row",
-    }, None
+        "seeds": [],  # those of Table 3
+    }, intervals(differences, "without label smoothing, minus with it")
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
 
 
 LENGTH = {"max_steps", "validate_every"}  # keys of recipes
+# So that all claims together, with one seed, take half an hour.
 SHORT = {"max_steps": "300", "validate_every": "300"}
+LONGER = {"max_steps": "800", "validate_every": "800"}
 
 
 def recipe_for(setting: Setting, name: str, own: dict[str, str]) -> Recipe:
@@ -104,6 +110,7 @@ def trained_with(recipe: Recipe, change: Callable[[nn.Module], None]) -> tuple[T
 def warm_up(setting: Setting) -> Result:
     """Training without warm-up of the learning rate is worse."""
     losses: dict[str, list[float]] = {}
+    series: dict[str, Curve] = {}
     steps = load_recipe(RECIPE, {**SHORT, **setting.options}).max_steps
     peak = load_recipe(RECIPE, dict(setting.options)).learning_rate or 0
     for warmup, seed in itertools.product((1, 100), setting.seeds):
@@ -111,8 +118,9 @@ def warm_up(setting: Setting) -> Result:
         options = {"warmup_steps": str(warmup), "learning_rate": str(peak * (100 / warmup) ** 0.5)}
         options |= {"seed": str(seed), "decay_share": "0", **SHORT}
         recipe = recipe_for(setting, f"warmup{warmup}-seed{seed}", options)
-        found = curves_of(trained(recipe) / "metrics.jsonl")["validation_loss"]
-        losses.setdefault(f"{warmup} steps", []).append(found[max(found)])
+        found = curves_of(trained(recipe) / "metrics.jsonl")
+        losses.setdefault(f"{warmup} steps", []).append(found["validation_loss"][max(found["validation_loss"])])
+        series.setdefault("with warm-up" if warmup > 1 else "without it", list(found["loss"].items()))  # first seed
     none, some = losses.values()
     numbers = {
         "validation_loss": losses,
@@ -120,7 +128,7 @@ def warm_up(setting: Setting) -> Result:
         "number": f"validation loss after {steps} steps {with_interval(none)} without, {with_interval(some)} with "
         "100 steps of warm-up",
     }
-    return numbers, None
+    return numbers, curves(series, "step", "training loss, label-smoothed", log=("linear", "linear"))
 
 
 # ---- section 3.5: positions ----------------------------------------------------------------------------------------
@@ -135,7 +143,7 @@ def length_extrapolation(setting: Setting) -> Result:
     bleu: dict[str, list[list[float]]] = {}
     sentences: list[int] = []
     for kind, seed in itertools.product(("sinusoidal", "learned", "none"), setting.seeds):
-        options = {"seed": str(seed), "max_length": str(BUCKETS[1][1])}
+        options = {"seed": str(seed), "max_length": str(BUCKETS[1][1]), **LONGER}
         if kind == "none":
             translator, _ = trained_with(recipe_for(setting, f"{kind}-seed{seed}", options), without_positions)
         else:
@@ -228,13 +236,13 @@ def small_data(setting: Setting) -> Result:
     """On little text, an RNN is better than a Transformer of its size, and on more text no longer (often repeated)."""
     bleu: dict[str, list[list[float]]] = {}
     texts = dict(first_pairs(setting, count) for count in PAIRS)
-    counts, steps = sorted(texts), load_recipe(RECIPE, dict(setting.options)).max_steps
+    counts, steps = sorted(texts), load_recipe(RECIPE, {**LONGER, **setting.options}).max_steps
     for seed in setting.seeds:
         for name, translate in (("Transformer", with_transformer), ("LSTM", with_lstm)):
             found = []
             for count in counts:
                 own = replace(setting, options={**setting.options, **FILES, "data": str(texts[count])})
-                recipe = recipe_for(own, f"{name.lower()}-{count}-seed{seed}", {"seed": str(seed)})
+                recipe = recipe_for(own, f"{name.lower()}-{count}-seed{seed}", {"seed": str(seed), **LONGER})
                 translations = translate(recipe, setting.development.sources)
                 found.append(corpus_bleu(translations, setting.development.references))
             bleu.setdefault(name, []).append(found)

@@ -46,14 +46,14 @@ class WellFormedTrees(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """input_ids: (sentences x beams, length), start token first;  scores: (sentences x beams, vocabulary)"""
         signs = {*self.closing, *self.closing.values(), self.end}
-        words = scores.index_fill(1, torch.tensor([*signs], device=scores.device), -torch.inf).logsumexp(1)
+        any_word = scores.index_fill(1, torch.tensor([*signs], device=scores.device), -torch.inf).logsumexp(1)
         chosen, beams = torch.full_like(scores, -torch.inf), len(scores) // len(self.sources)
         for row, (_, *tokens) in enumerate(input_ids.tolist()):
             sentence = row // beams
             allowed = self.allowed(tokens, self.sources[sentence], self.limits[sentence])
             chosen[row, allowed] = scores[row, allowed]
             for word in set(allowed) - signs:
-                chosen[row, word] = torch.lerp(scores[row, word], words[row], self.share)
+                chosen[row, word] = torch.lerp(scores[row, word], any_word[row], self.share)
         return chosen
 
     def allowed(self, tokens: Sequence[int], source: Sequence[int], limit: int) -> list[int]:
