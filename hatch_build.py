@@ -13,7 +13,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 # Hosts and the path of a file there. Other hosts may be a company's own, and cards of published models link to them.
 FILES = {"github.com": "blob/HEAD", "gitlab.com": "-/blob/HEAD"}
-PICTURES = {"github.com": "raw/HEAD", "gitlab.com": "-/raw/HEAD"}
+PICTURES = {host: path.replace("blob", "raw") for host, path in FILES.items()}
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)]*)\)")
 PICTURE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)]*)\)\n\n")
 CAPTION = r"(\*[^*]*\*\n\n)?"

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -25,7 +25,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import exit_cleanly
 
-from .harness import Record, program, report
+from .harness import Device, Record, program, report
 
 app = program()
 COLUMNS = ("date", "commit", "command", "hardware", "torch", "device", "check", "difference", "limit")
@@ -34,7 +34,7 @@ VOCABULARY = 900
 
 @app.command(help="Check training and decoding on a device.")
 def check(
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    device: Device = "cuda",
     record: Record = None,
 ) -> None:
     torch.manual_seed(0)

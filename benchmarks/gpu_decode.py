@@ -22,7 +22,7 @@ from vaswani_transformer.errors import UnavailableError, exit_cleanly
 
 from .decode_base import random_model
 from .decode_systems import System, ctranslate2_model, import_ctranslate2
-from .harness import BatchSizes, Record, Rounds, clock, program, report, take_turns, timed
+from .harness import BatchSizes, Device, Record, Rounds, clock, program, report, take_turns, timed
 
 app = program()
 COLUMNS = (
@@ -35,7 +35,7 @@ Search = Callable[[torch.Tensor, torch.Tensor], object]
 
 @app.command(help="Compare the speed of translating on a device.")
 def compare(
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    device: Device = "cuda",
     small: Annotated[bool, typer.Option("--small", help="A tiny model, to try the program.")] = False,
     batch_size: BatchSizes = None,
     rounds: Rounds = 3,

@@ -1,13 +1,12 @@
 """What all benchmarks share: options, clocks, taking turns, ceilings, training text, and results."""
 
-import csv
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -22,6 +21,7 @@ BatchSizes = Annotated[list[int] | None, typer.Option(help="Sentences per batch;
 Threads = Annotated[int, typer.Option(min=1)]
 Rounds = Annotated[int, typer.Option(min=1, help="How often each system takes its turn.")]
 ClockName = Annotated[str, typer.Option("--clock", help="cpu (process time) or wall; wall on a GPU.")]
+Device = Annotated[Literal["cuda", "cpu"], typer.Option(help="Where to run.")]
 Record = Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")]
 
 
@@ -100,6 +100,19 @@ def tokenised(recipe: Any, folder: Path) -> tuple[Any, Any]:
     return tokenizer, load_corpus(texts, tokenizer, recipe, folder / "cache", lambda _: None)
 
 
+def stepper_of(recipe: Any, output: Path) -> Any:
+    """Prepare a training run up to its first step; returns its Stepper."""
+    from training.metrics import Window
+    from training.prepare import make_accelerator, prepare
+    from training.progress import Progress, Signals
+    from training.report import Reporter
+    from training.step import Stepper
+
+    accelerator = make_accelerator(recipe, output)
+    run = prepare(recipe, output, accelerator, Reporter(False))
+    return Stepper(run, Progress(), Window(accelerator.device), Signals())
+
+
 def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, columns: Sequence[str]) -> None:
     """Print the rows, and append them to a CSV file if one is given; a new file begins with the columns.
 
@@ -112,7 +125,7 @@ def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, column
         typer.echo("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
     if path is None:
         return
-    from training.result_row import commit, hardware
+    from training.result_row import append_rows, commit, hardware
 
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     known: dict[str, Callable[[], str]] = {
@@ -124,13 +137,4 @@ def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, column
         "transformers": lambda: version("transformers"),
     }
     about = {name: known[name]() for name in columns if name in known}
-    new = not path.exists()
-    if not new:
-        with path.open(newline="", encoding="utf-8") as file:
-            if next(csv.reader(file), None) != list(columns):
-                raise InputError(f"{path}: its columns are not {','.join(columns)}; name a new file")
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        if new:
-            writer.writeheader()
-        writer.writerows(about | row for row in rows)
+    append_rows(path, columns, [about | row for row in rows])

@@ -12,21 +12,12 @@ import typer
 
 from vaswani_transformer.errors import exit_cleanly
 
-from .harness import DataFolder, Record, program, report
+from .harness import DataFolder, Record, program, report, stepper_of
 
 app = program()
 COLUMNS = (
-    "date",
-    "commit",
-    "command",
-    "hardware",
-    "steps",
-    "tokens_per_step",
-    "step_ms",
-    "build_ms",
-    "wait_ms",
-    "share",
-)
+    "date", "commit", "command", "hardware", "steps", "tokens_per_step", "step_ms", "build_ms", "wait_ms", "share",
+)  # fmt: skip
 
 
 @app.command(help="Measure how long steps wait for their batches.")
@@ -36,18 +27,11 @@ def measure(
     steps: Annotated[int, typer.Option(min=2)] = 100,
     record: Record = None,
 ) -> None:
-    from training.metrics import Window
-    from training.prepare import make_accelerator, prepare
-    from training.progress import Progress, Signals
     from training.recipe import load_recipe
-    from training.report import Reporter
-    from training.step import Stepper
 
     with tempfile.TemporaryDirectory() as folder:
         recipe = load_recipe(config, {"data": str(data), "output_dir": folder})
-        accelerator = make_accelerator(recipe, Path(folder))
-        run = prepare(recipe, Path(folder), accelerator, Reporter(False))
-        stepper = Stepper(run, Progress(), Window(accelerator.device), Signals())
+        stepper = stepper_of(recipe, Path(folder))
         for _ in range(10):
             stepper.step()
         stepper.input.waited = 0.0

@@ -53,29 +53,29 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         for number in [number for number in (1, 2, 4, 8) if number <= most]:
             for weights in ["copied"] if number == 1 else ["copied", "split"]:
-                speed = trained(data, Path(folder), device, number, weights == "split", SMALL if small else PAPER)
+                speed = trained(data, Path(folder), device, number, weights, SMALL if small else PAPER)
                 one = one or speed
                 row = {"device": device, "processes": number, "weights": weights}
                 row |= {"tokens_per_second": round(speed), "times_one": round(speed / one, 2)}
                 report([row], record, "scaling", COLUMNS)  # at once: the next may be too slow
 
 
-def trained(data: Path, folder: Path, device: str, processes: int, sharded: bool, keys: dict[str, Any]) -> float:
-    """Train in as many processes and return the tokens per second of the fastest window."""
-    output = folder / f"{processes}-{'split' if sharded else 'copied'}"
+def trained(data: Path, folder: Path, device: str, processes: int, weights: str, keys: dict[str, Any]) -> float:
+    """Train in this many processes and return the tokens per second of the fastest window."""
+    output = folder / f"{processes}-{weights}"
     places = {"data": str(data.resolve()), "output_dir": str(output), "cache": str(folder / "cache")}
     if (tokenizer := folder / "1-copied").is_dir():
         places["tokenizer"] = str(tokenizer)
-    steps = {"micro_batches": max(2, processes), "save_every": keys["max_steps"], "average_last": 1, "validation": []}
-    words = [
-        f"--{key}={json.dumps(value)}" for key, value in (places | steps | keys | {"validate_every": None}).items()
-    ]
+    steps = {
+        "micro_batches": max(2, processes), "save_every": keys["max_steps"], "validate_every": None, "average_last": 1,
+        "validation": [],
+    }  # fmt: skip
+    words = [f"--{key}={json.dumps(value)}" for key, value in (places | steps | keys).items()]
     start = [sys.executable, "-m", "training"]
     if processes > 1:
-        config = str(ACCELERATE / ("fsdp.yaml" if sharded else "one_host.yaml"))
+        config = str(ACCELERATE / ("fsdp.yaml" if weights == "split" else "one_host.yaml"))
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
-        start = [*launch, "--num_processes", str(processes), "--mixed_precision", keys["mixed_precision"]]
-        start += ["-m", "training"]
+        start = [*launch, "--num_processes", str(processes), "-m", "training"]
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
     done = subprocess.run([*start, *words], stdout=sys.stderr, env=environment)
     if done.returncode:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vaswani_transformer.errors import InputError
 
-from .harness import clock, tokenised
+from .harness import clock, stepper_of, tokenised
 
 
 @dataclass(frozen=True)
@@ -86,21 +86,14 @@ def work(steps: int) -> Turn:
 
 def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
     """The training program, set up to its first step."""
-    from training.metrics import Window
-    from training.prepare import make_accelerator, prepare
-    from training.progress import Progress, Signals
-    from training.report import Reporter
-    from training.step import Stepper
-
     output, now = Path(tempfile.mkdtemp(dir=job.output)), clock(job.clock, job.device)
     flags = {"output_dir": str(output), "mixed_precision": "bf16" if "bf16" in options else "no"}
     flags["compile"] = "no"  # below, if at all
     flags |= {"matmul_precision": "highest"} if "highest" in options else {}
     attention = {"sdpa", "eager"} & set(options)
     recipe = job.recipe(**flags, **({"attention": attention.pop()} if attention else {}))
-    accelerator, progress = make_accelerator(recipe, output), Progress()
-    run = prepare(recipe, output, accelerator, Reporter(False))
-    stepper = Stepper(run, progress, Window(accelerator.device), Signals())
+    stepper = stepper_of(recipe, output)
+    run, progress = stepper.prepared, stepper.progress
     if "compile" in options:
         run.module.compile(dynamic=True)
 

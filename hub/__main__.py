@@ -141,7 +141,7 @@ def repository_files(
     logging.disable_progress_bar()
     files, translator = contents.model_files(folder, onnx)
     refuse_links_outside(folder, PROVENANCE_FILES)
-    provenance = read_provenance(folder, card.parameter_count(translator), results, stated)
+    provenance = read_provenance(folder, translator.model.num_parameters(), results, stated)
     example = example or card.default_example(provenance)
     if pictures:
         if example is not None:

@@ -79,7 +79,7 @@ def write_card(
         translation=translation,
         quoted_example=json.dumps(example or "...", ensure_ascii=False),
         config=config,
-        parameters=parameter_count(translator),
+        parameters=translator.model.num_parameters(),
         dtype=str(translator.model.dtype).removeprefix("torch."),
         search=translator.default_search._asdict(),
         sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},
@@ -162,10 +162,6 @@ def eval_results(row: dict[str, str], scores: dict[str, str], dataset: str | Non
             )
         )
     return results
-
-
-def parameter_count(translator: Translator) -> int:
-    return sum(parameter.numel() for parameter in translator.model.parameters())
 
 
 def departures(config: VaswaniTransformerConfig) -> str:

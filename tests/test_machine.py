@@ -10,10 +10,11 @@ from accelerate.utils import DynamoBackend
 from training import machine
 from training.cost import training_memory
 from training.loss import TrainingLoss
-from training.machine import choose_compiler, choose_micro_batches, choose_precision
+from training.machine import choose_compiler, choose_micro_batches, choose_precision, refuse_compiler
 from training.recipe import Recipe, load_recipe
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.programs import LAUNCHED
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BASE = VaswaniTransformerConfig.from_preset("base", vocab_size=37000)
@@ -24,34 +25,34 @@ def recipe_of(**keys: str) -> Recipe:
     return load_recipe("paper_base_en_de", {"micro_batches": "auto", **keys})
 
 
-def pretend_memory(monkeypatch: pytest.MonkeyPatch, gigabytes: int) -> float:
-    properties = SimpleNamespace(total_memory=gigabytes << 30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    return properties.total_memory
+def pretend_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=size))
 
 
-@pytest.mark.parametrize("gigabytes", [8, 16, 24, 40, 80, 139])
 @pytest.mark.parametrize("config", [BASE, BIG], ids=["base", "big"])
-@pytest.mark.parametrize("processes", [1, 2, 3, 8])
-def test_gpus_get_as_few_micro_batches_as_their_memory_needs(monkeypatch, gigabytes, config, processes):
-    memory = pretend_memory(monkeypatch, gigabytes)
-    chosen = choose_micro_batches(recipe_of(), config, CUDA, processes, {})
-    assert chosen == 8 or chosen % processes == 0
-    assert chosen == 8 or training_memory(config, 50000 // chosen, "cuda") < memory
-    if chosen > processes:  # one fewer per process is too many
-        fewer = chosen - processes if chosen < 8 else (7 // processes) * processes
-        assert training_memory(config, 50000 // fewer, "cuda") > machine.USABLE_MEMORY * memory
+@pytest.mark.parametrize(
+    ("processes", "fitting", "expected"),
+    [
+        (1, 1, 1), (1, 2, 2), (1, 5, 5), (1, 9, 8), (2, 1, 2), (2, 3, 4), (2, 9, 8), (3, 2, 3), (3, 5, 6), (3, 7, 8),
+        (8, 1, 8),
+    ],
+)  # fmt: skip
+def test_gpus_get_as_few_micro_batches_as_their_memory_needs(monkeypatch, config, processes, fitting, expected):
+    """A GPU into which a step in `fitting` micro-batches just fits, and into which one fewer does not."""
+    needed = training_memory(config, 50000 // fitting, "cuda")
+    pretend_memory(monkeypatch, needed / machine.USABLE_MEMORY * 1.0001)
+    assert choose_micro_batches(recipe_of(), config, CUDA, processes, {}) == expected
 
 
 def test_one_large_gpu_gets_one_micro_batch(monkeypatch):
-    pretend_memory(monkeypatch, 139)
+    pretend_memory(monkeypatch, 139 << 30)
     assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, {}) == 1
     assert choose_micro_batches(recipe_of(micro_batches="4"), BIG, CUDA, 1, {}) == 4
     assert choose_micro_batches(recipe_of(), BIG, CPU, 1, {}) == 8
 
 
 def test_a_resumed_run_keeps_what_was_chosen_for_it(monkeypatch):
-    pretend_memory(monkeypatch, 139)
+    pretend_memory(monkeypatch, 139 << 30)
     before = {"mixed_precision": "no", "corpus sha256": "..."}
     assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, before) == 8
     assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, before | {"micro_batches": 2}) == 2
@@ -61,6 +62,9 @@ def test_a_resumed_run_keeps_what_was_chosen_for_it(monkeypatch):
     monkeypatch.setattr(machine, "gpu_has_bfloat16", lambda: True)
     monkeypatch.setattr(machine, "is_initialized", lambda: False)
     assert choose_precision(None, before) == "no"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # several processes, started by this package
+    monkeypatch.setenv(LAUNCHED, "1")
+    assert choose_precision(None, before) == "no" and choose_precision(None, {}) == "bf16"
 
 
 def test_runs_begun_with_eight_micro_batches_resume():
@@ -142,7 +146,11 @@ def test_the_launcher_decides_unless_the_recipe_does(monkeypatch):
     assert choose_compiler(recipe_of(compile="no"), CUDA, 100_000, 1, {}) == DynamoBackend.NO
 
 
-def test_a_gpu_without_triton_cannot_compile(monkeypatch):
+def test_a_compiler_that_cannot_work_is_refused(monkeypatch):
     monkeypatch.setattr(machine, "can_compile", lambda: False)
     with pytest.raises(UnavailableError, match="compile yes needs Triton, a C compiler .* use --compile no"):
-        choose_compiler(recipe_of(compile="yes"), CUDA, 10, 1, {})
+        refuse_compiler(recipe_of(compile="yes"), CUDA, False)
+    with pytest.raises(UnavailableError, match="compile yes is not supported with FSDP; use --compile no"):
+        refuse_compiler(recipe_of(compile="yes"), CPU, True)
+    refuse_compiler(recipe_of(compile="yes"), CPU, False)
+    refuse_compiler(recipe_of(), CUDA, True)

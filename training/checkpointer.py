@@ -120,11 +120,10 @@ class Checkpointer:
         chosen: list[str | None] = [None]
         if accelerator.is_main_process and (newest := checkpoint.newest_intact(self.root, reporter.say)):
             chosen = [str(newest)]
-        if accelerator.num_processes > 1:
-            broadcast_object_list(chosen)
-        if chosen[0] is None:
+        (newest_of_main,) = broadcast_object_list(chosen)
+        if newest_of_main is None:
             return Progress()
-        folder = Path(chosen[0])
+        folder = Path(newest_of_main)
         progress = self._restore_state(folder)
         tensors.restore_model(self.prepared.model, folder)
         stepped = progress.step > progress.skipped_steps

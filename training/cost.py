@@ -26,7 +26,7 @@ def count_parameters(config: VaswaniTransformerConfig) -> Counts:
         model = VaswaniTransformerForConditionalGeneration(config)
     stacks = (model.model.encoder.layers, model.model.decoder.layers)
     matrices = [sum(p.numel() for p in layers.parameters() if p.dim() > 1) for layers in stacks]
-    return Counts(sum(p.numel() for p in model.parameters()), *matrices)
+    return Counts(model.num_parameters(), *matrices)
 
 
 def training_flops(
@@ -55,7 +55,7 @@ def training_flops(
 def training_memory(config: VaswaniTransformerConfig, tokens: int, device: str) -> int:
     """Estimate the bytes that a process needs: weights, gradients and two moments in float32, and activations.
 
-    tokens: positions of a micro-batch;  device: "cpu" or "cuda"
+    tokens: positions of a micro-batch; device: "cpu" or "cuda"
     """
     parameters = count_parameters(config).total
     layers = config.encoder_layers + config.decoder_layers

@@ -35,12 +35,16 @@ from .prepare import total_steps
 from .recipe import Recipe
 
 
+def this_device() -> torch.device:
+    return torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+
+
 def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:
     """Return (source + target tokens per second, matrix-product FLOP/s) of this machine.
 
     Measured on micro-batches of the recipe's size with sentences of 25 random tokens.
     """
-    device = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    device = this_device()
     if device.type == "cpu":
         machine.keep_memory()
     machine.choose_matmul_precision(recipe.matmul_precision, device)
@@ -50,7 +54,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
         machine.use_byte_dropout(model)
     module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
-    rows = max(1, recipe.tokens_per_step // recipe.most_micro_batches // 50)
+    rows = max(1, recipe.tokens_per_micro_batch // 50)
     vocabulary = min(config.vocab_size, config.decoder_vocab_size or config.vocab_size)
     ids = torch.randint(4, vocabulary, (rows, 25), device=device)
     positions = torch.arange(rows * 25, device=device)
@@ -69,6 +73,15 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     return 2 * rows * 25 / took, product_rate(device, dtype or torch.float32, min(seconds / 4, 2))
 
 
+def configured(
+    recipe: Recipe, vocabulary: int, target_vocabulary: int | None, ids: dict[str, int | None] | None
+) -> tuple[VaswaniTransformerConfig, Recipe]:
+    """Return the model's configuration, and the recipe with the micro-batches that a single process takes here."""
+    config = model_config(recipe, vocabulary, target_vocabulary, ids)
+    micro_batches = machine.choose_micro_batches(recipe, config, this_device(), 1, {})
+    return config, recipe.model_copy(update={"micro_batches": micro_batches})
+
+
 def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
     """Return the results of a dry run by name. A dataset on the Hub is not downloaded."""
     check_model_fields(recipe)
@@ -82,6 +95,7 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
             corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None, targets_own)
             vocabulary, target_vocabulary = len(tokenizer), targets_own and len(targets_own)
             ids = control_ids(tokenizer, targets_own)
+            config, recipe = configured(recipe, vocabulary, target_vocabulary, ids)
             plan = plan_batches(
                 corpus.source_lengths,
                 corpus.target_lengths,
@@ -98,10 +112,10 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
     else:
         # The paper's text: 25 tokens per side on average.
         vocabulary, target_vocabulary, ids, source, target = recipe.vocab_size, None, None, 25.0, 25.0
+        config, recipe = configured(recipe, vocabulary, target_vocabulary, ids)
         # The number of steps per epoch is unknown.
         steps = recipe.max_steps if recipe.max_epochs is None else None
         result |= {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": steps}
-    config = model_config(recipe, vocabulary, target_vocabulary, ids)
     share = source / (source + target)
     tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)

@@ -1,10 +1,9 @@
-"""Settings that make a training step fast on this machine, chosen by measurement."""
+"""Settings that depend on the machine: what makes a step fast there, and what cannot run there."""
 
 import ctypes
 import hashlib
 import os
 import shutil
-import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import nn
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.errors import UnavailableError
-from vaswani_transformer.programs import gpu_has_bfloat16
+from vaswani_transformer.programs import LAUNCHED
 
 from .cost import training_memory
 from .recipe import Recipe
@@ -40,9 +39,7 @@ class ByteDropout(nn.Dropout):
         kept = 256 - round(self.p * 256)
         if not self.training or kept == 256:
             return input
-        if kept == 0:  # a rate above 0.998
-            return super().forward(input)
-        if torch.compiler.is_compiling():  # the compiler fuses torch's own
+        if kept == 0 or torch.compiler.is_compiling():  # a rate above 0.998; the compiler fuses torch's own
             return super().forward(input)
         return _ByteDropout.apply(input, kept)  # type: ignore[no-any-return]
 
@@ -109,14 +106,20 @@ def choose_matmul_precision(wanted: str, device: torch.device) -> str:
 
 
 def choose_precision(wanted: str | None, before: Mapping[str, Any]) -> str | None:
-    """Return Accelerate's `mixed_precision`; None to leave it to `accelerate launch`, or "no" without it.
+    """Return the recipe's precision, or None to keep that of `accelerate launch`, or bf16 on a GPU that has it.
 
     before: what the checkpoint to resume from says, {} for a new run
     """
-    if wanted is not None or "ACCELERATE_MIXED_PRECISION" in os.environ or is_initialized():
+    by_user = "ACCELERATE_MIXED_PRECISION" in os.environ and LAUNCHED not in os.environ
+    if wanted is not None or by_user or is_initialized():
         return wanted
     new = "bf16" if gpu_has_bfloat16() else None
     return before.get("mixed_precision", new)
+
+
+def gpu_has_bfloat16() -> bool:
+    """Return whether there is a GPU that multiplies bfloat16 in hardware."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:
@@ -159,11 +162,8 @@ def choose_compiler(
 
     "auto" compiles long runs of one process on a GPU, unless they are deterministic: a resumed run may compile
     differently. before: what the checkpoint to resume from says; compiled dropout draws other masks.
-    Raises UnavailableError if the recipe asks for what is not there.
     """
     if recipe.compile == "yes":
-        if device.type == "cuda" and not can_compile():
-            raise UnavailableError("compile yes needs Triton, a C compiler and the headers of Python; use --compile no")
         return DynamoBackend.INDUCTOR
     if recipe.compile == "no":
         return DynamoBackend.NO
@@ -172,6 +172,14 @@ def choose_compiler(
     new = device.type == "cuda" and processes == 1 and steps >= WORTH_COMPILING and not recipe.deterministic
     wanted = before.get("compiler") == "inductor" if before else new
     return DynamoBackend.INDUCTOR if wanted and can_compile() else DynamoBackend.NO
+
+
+def refuse_compiler(recipe: Recipe, device: torch.device, shard_weights: bool) -> None:
+    """Raise UnavailableError if the recipe asks for a compiler that is not there, or for one with FSDP."""
+    if recipe.compile == "yes" and shard_weights:
+        raise UnavailableError("compile yes is not supported with FSDP; use --compile no")
+    if recipe.compile == "yes" and device.type == "cuda" and not can_compile():
+        raise UnavailableError("compile yes needs Triton, a C compiler and the headers of Python; use --compile no")
 
 
 def can_compile() -> bool:
@@ -224,20 +232,3 @@ def refuse_deepspeed() -> None:
             "Accelerate is configured for DeepSpeed, which is not supported; shard the weights with "
             "training/accelerate/fsdp.yaml instead"
         )
-
-
-def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Return what decides the last bits of a result, besides the recipe."""
-    import numpy
-    import tokenizers
-    import transformers
-
-    return {
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "transformers": transformers.__version__,
-        "tokenizers": tokenizers.__version__,
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
-    }

@@ -1,9 +1,11 @@
 """From a recipe to everything that the training loop works with: text, batches, model, optimizer."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -17,6 +19,7 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     LoggerType,
     TorchDynamoPlugin,
+    broadcast_object_list,
 )
 from torch import distributed
 
@@ -33,6 +36,7 @@ from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, 
 from .parallel_text import parallel_texts, train_and_validation_texts
 from .recipe import HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
 from .report import Reporter
+from .schedule import learning_rate
 
 T = TypeVar("T")
 # A process that hangs in a step ends the run after the first; while one reads the text or measures BLEU, the others
@@ -62,6 +66,19 @@ class Prepared:
     meter: Meter
     environment: dict[str, Any]  # decides the last bits of the weights
     identity: dict[str, Any]  # must be the same when the run is resumed
+
+    def learning_rate(self, step: int) -> float:
+        """Return the rate of a step, counted from 1."""
+        recipe = self.recipe
+        return learning_rate(
+            step,
+            d_model=self.config.d_model,
+            warmup_steps=recipe.warmup_steps,
+            factor=recipe.learning_rate_factor,
+            peak=recipe.learning_rate,
+            total_steps=self.total_steps,
+            decay_share=recipe.decay_share,
+        )
 
 
 def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
@@ -99,6 +116,8 @@ def prepare(
     recipe: Recipe, output: Path, accelerator: Accelerator, reporter: Reporter, shard_weights: bool = False
 ) -> Prepared:
     """Read the text and build the model. shard_weights: use FSDP instead of DDP if there are several processes."""
+    shard_weights = shard_weights and accelerator.num_processes > 1
+    machine.refuse_compiler(recipe, accelerator.device, shard_weights)
     cpu_group = _group_on_cpus(accelerator)
     tokenizer, target_tokenizer, corpus, validation = _main_process_first(
         accelerator, cpu_group, lambda: read_text(recipe, output, reporter)
@@ -107,7 +126,8 @@ def prepare(
     config = model_config(recipe, len(tokenizer), vocabulary, control_ids(tokenizer, target_tokenizer))
     device, processes = accelerator.device, accelerator.num_processes
     before = chosen_before(recipe, output)
-    micro_batches = _of_main_process(machine.choose_micro_batches(recipe, config, device, processes, before), cpu_group)
+    chosen = [machine.choose_micro_batches(recipe, config, device, processes, before)]
+    (micro_batches,) = broadcast_object_list(chosen)  # the main process's: GPUs may differ in memory
     identity = _identity(corpus, tokenizer, target_tokenizer, processes)
     if micro_batches != recipe.most_micro_batches:
         identity["micro_batches"] = micro_batches
@@ -126,18 +146,13 @@ def prepare(
     byte_dropout = recipe.fast_dropout == "auto" and device.type == "cpu"
     if byte_dropout:
         machine.use_byte_dropout(model)
-    shard_weights = shard_weights and processes > 1
-    if recipe.compile == "yes" and shard_weights:
-        raise UnavailableError("compile yes is not supported with FSDP; use --compile no")
     # For every run: a process may train several models. dynamic: compile once for all sentence lengths.
     compiler: Any = machine.choose_compiler(recipe, device, steps, processes, before)
     accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)
     module, optimizer = _distribute(recipe, accelerator, model, shard_weights)
     environment = describe_environment(accelerator, shard_weights) | {
-        "matmul_precision": matmul_precision,
-        "attention": attention,
-        "byte_dropout": byte_dropout,
-    }
+        "matmul_precision": matmul_precision, "attention": attention, "byte_dropout": byte_dropout,
+    }  # fmt: skip
     return Prepared(
         recipe=recipe,
         accelerator=accelerator,
@@ -166,14 +181,6 @@ def _group_on_cpus(accelerator: Accelerator) -> distributed.ProcessGroup | None:
     return cast(distributed.ProcessGroup, distributed.new_group(timeout=PATIENCE, backend="gloo"))
 
 
-def _of_main_process(value: int, group: distributed.ProcessGroup | None) -> int:
-    """Return the main process's value: GPUs may differ in memory."""
-    values = [value]
-    if group is not None:
-        distributed.broadcast_object_list(values, src=0, group=group)
-    return values[0]
-
-
 def _identity(corpus: Corpus, tokenizer: Any, target_tokenizer: Any, processes: int) -> dict[str, Any]:
     identity: dict[str, Any] = {"corpus sha256": corpus.sha256, "tokenizer sha256": tokenizer_sha256(tokenizer)}
     if target_tokenizer is not None:
@@ -182,12 +189,17 @@ def _identity(corpus: Corpus, tokenizer: Any, target_tokenizer: Any, processes: 
 
 
 def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:
-    """Return what decides the last bits of the weights: hardware, libraries, precision, compiler."""
-    environment = machine.describe_environment(accelerator.device)
-    environment["mixed_precision"] = str(accelerator.mixed_precision)
-    plugin = accelerator.state.dynamo_plugin
-    if plugin is not None and plugin.backend != DynamoBackend.NO:
-        environment["compiler"] = plugin.backend.value.lower()
+    """Return what decides the last bits of the weights, besides the recipe: hardware, libraries, what was chosen."""
+    environment: dict[str, Any] = {
+        "python": sys.version.split()[0],
+        **{name: version(name) for name in ("torch", "numpy", "transformers", "tokenizers")},
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if accelerator.device.type == "cuda" else accelerator.device.type,
+        "mixed_precision": str(accelerator.mixed_precision),
+    }
+    compiler: Any = accelerator.state.dynamo_plugin
+    if compiler.backend != DynamoBackend.NO:
+        environment["compiler"] = compiler.backend.value.lower()
     if torch.are_deterministic_algorithms_enabled():
         environment["algorithms"] = "deterministic"
     if shard_weights:

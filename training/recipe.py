@@ -153,11 +153,11 @@ class Recipe(BaseModel):
     log_every: Whole = Field(50, ge=1, description="Steps between lines of metrics.jsonl.")
     trackers: Texts = Field([], description="Accelerate's trackers, such as tensorboard.")
 
-    # --- machine ("auto" measures it) ---
+    # --- machine ("auto" chooses for it) ---
     processes: Whole | None = Field(None, ge=1, description="Number of processes; refuse to run with another.")
     mixed_precision: Precision | None = Field(
         None,
-        description="Precision of products; null: that of `accelerate launch`, and without it bf16 on GPUs with it.",
+        description="Precision of products; null: what `accelerate launch` says; else bf16 on a GPU that has it.",
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field("auto", description="Attention kernel.")
     matmul_precision: Literal["auto", "highest", "medium"] = Field("auto", description="float32 products on a CPU.")
@@ -182,7 +182,7 @@ class Recipe(BaseModel):
             raise ValueError("streaming is true without a dataset; text files are never copied")
         if not self.train:
             raise ValueError("train is empty; name at least one training corpus")
-        per_batch = self.tokens_per_step // self.most_micro_batches
+        per_batch = self.tokens_per_micro_batch
         if 2 * self.max_length > per_batch:
             raise ValueError(
                 f"a pair of two sentences of max_length {self.max_length} does not fit into a micro-batch of "

@@ -4,6 +4,7 @@ import csv
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -48,19 +49,24 @@ def append_row(path: Path, model: Path, test: TestSet, result: dict[str, Any], b
     }
     for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
         values[name] = None if values[name] is None else round(values[name], 2)
+    append_rows(path, COLUMNS, [{name: values.get(name) for name in COLUMNS}])
+
+
+def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Append rows to a CSV file; a new file begins with the columns. Raises InputError if the file has others."""
     new = not path.exists()
     try:
         if not new:
             with path.open(newline="", encoding="utf-8") as file:
-                if next(csv.reader(file), None) != list(COLUMNS):
-                    raise InputError(f"--record {path}: its columns are not {','.join(COLUMNS)}; choose a new file")
+                if next(csv.reader(file), None) != list(columns):
+                    raise InputError(f"--record {path}: its columns are not {','.join(columns)}; choose a new file")
         with path.open("a", newline="", encoding="utf-8") as file:
             if not new and not path.read_bytes().endswith(b"\n"):
                 file.write("\r\n")  # the last row lacks its line end (an editor, a full disk)
-            writer = csv.DictWriter(file, list[str](COLUMNS), extrasaction="ignore")
+            writer = csv.DictWriter(file, columns)
             if new:
                 writer.writeheader()
-            writer.writerow(values)
+            writer.writerows(rows)
     except OSError as error:
         raise UnavailableError(f"--record {path} cannot be written: {error.strerror}") from error
 

@@ -12,7 +12,6 @@ from .input_pipeline import InputPipeline, StepBatches, make_batch, on_device
 from .metrics import Window
 from .prepare import Prepared
 from .progress import Progress, Signals
-from .schedule import learning_rate
 
 
 class Stepper:
@@ -90,15 +89,7 @@ class Stepper:
             prepared.accelerator.unscale_gradients()
         gradients = [p.grad for p in prepared.model.parameters() if p.grad is not None]
         norm = fsdp.unsharded(torch.nn.utils.get_total_norm(gradients))
-        self.rate = learning_rate(
-            progress.step + 1,
-            d_model=prepared.config.d_model,
-            warmup_steps=recipe.warmup_steps,
-            factor=recipe.learning_rate_factor,
-            peak=recipe.learning_rate,
-            total_steps=prepared.total_steps,
-            decay_share=recipe.decay_share,
-        )
+        self.rate = prepared.learning_rate(progress.step + 1)
         if self.skips_on_device:
             prepared.optimizer.optimizer.found_inf = norm.isfinite().logical_not().float()
         if self.skips_on_device or fp16 or math.isfinite(norm):

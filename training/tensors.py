@@ -10,11 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from vaswani_transformer.atomic import UMASK
 from vaswani_transformer.errors import BrokenFileError
-from vaswani_transformer.model_folder import OPTIMIZER
+from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS
 
 from . import fsdp
-
-WEIGHTS = "model.safetensors"
 
 
 def copies(tensors: Mapping[str, torch.Tensor], keep: bool = True) -> dict[str, torch.Tensor]:

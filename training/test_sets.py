@@ -1,6 +1,7 @@
 """Test sets: of a recipe, or text files."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from vaswani_transformer.lines import read_lines
 
 from . import demo_corpus
 from .json_files import read_json
-from .parallel_text import parallel_texts
+from .parallel_text import ParallelText, parallel_texts
 from .recipe import EMBEDDED, Recipe, load_recipe
 
 # Keys of a recipe that locate its text.
@@ -36,16 +37,19 @@ def test_set(recipe: Recipe) -> TestSet:
     names = recipe.test or recipe.validation
     if not names:
         raise InputError("the recipe names no test corpus; --test NAME, or --source and --reference files")
-    sources, references = [], []
-    for text in parallel_texts(recipe, names):
-        for chunk in text.chunks():
-            sources += [line or "" for line in chunk.sources]
-            references += [line or "" for line in chunk.targets]
+    sources, references = sentences_of(parallel_texts(recipe, names))
     kinds = None
     if recipe.data == EMBEDDED:
         kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)]
     data = recipe.dataset or recipe.data or "."
-    return TestSet(" + ".join(names), Path(data).name, clean(sources), clean(references), kinds, recipe.target_language)
+    return TestSet(" + ".join(names), Path(data).name, sources, references, kinds, recipe.target_language)
+
+
+def sentences_of(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]:
+    """Return the sources and the targets of parallel texts; "" for a line that could not be read."""
+    chunks = [chunk for text in texts for chunk in text.chunks()]
+    sources = clean([line or "" for chunk in chunks for line in chunk.sources])
+    return sources, clean([line or "" for chunk in chunks for line in chunk.targets])
 
 
 def clean(lines: list[str]) -> list[str]:

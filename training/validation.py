@@ -83,9 +83,7 @@ def unsharded_model(prepared: Prepared) -> VaswaniTransformerForConditionalGener
 def validation_bleu(recipe: Recipe, translator: Translator) -> float:
     """Return sacreBLEU on the recipe's validation text, beam 4."""
     from .scores import corpus_bleu  # sacrebleu is needed here only
-    from .test_sets import clean
+    from .test_sets import sentences_of
 
-    chunks = [chunk for text in train_and_validation_texts(recipe)[1] for chunk in text.chunks()]
-    sources = clean([line or "" for chunk in chunks for line in chunk.sources])
-    references = clean([line or "" for chunk in chunks for line in chunk.targets])
+    sources, references = sentences_of(train_and_validation_texts(recipe)[1])
     return corpus_bleu(translator.translate(sources, split_sentences=False), references, recipe.lowercase)

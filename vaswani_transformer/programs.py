@@ -14,6 +14,9 @@ from typing import Any
 
 from vaswani_transformer.errors import FIRST_ERROR, UnavailableError, tell
 
+# Tells training that `launch` had to give Accelerate a precision that nobody asked for: the recipe's or the machine's
+# counts.
+LAUNCHED = "VASWANI_TRANSFORMER_LAUNCHED"
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -67,8 +70,8 @@ def launch(name: str, arguments: list[str], processes: int | None = None) -> int
     if processes > 1 or configured:
         command += [__name__, "--quiet"]
         if not configured:
-            precision = "bf16" if gpu_has_bfloat16() else "no"  # unless the recipe has another
-            command += ["--num_machines", "1", "--mixed_precision", precision, "--dynamo_backend", "no"]
+            environment[LAUNCHED] = "1"
+            command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
             # On a CPU, Accelerate starts several processes only with --multi_gpu.
             command += ["--num_processes", str(processes), "--multi_gpu"]
         if "OMP_NUM_THREADS" not in environment:
@@ -91,13 +94,6 @@ def launch(name: str, arguments: list[str], processes: int | None = None) -> int
         for number, handler in previous.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
-
-
-def gpu_has_bfloat16() -> bool:
-    """Return whether there is a GPU that multiplies bfloat16 in hardware."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def accelerate_launch() -> None:

@@ -87,9 +87,10 @@ def untrained_bpe(split_digits: bool, lowercase: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, byte_level]) if digits else byte_level
+    tokenizer.pre_tokenizer = byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if split_digits:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

@@ -48,8 +48,7 @@ def steps(query: np.ndarray, key: np.ndarray, value: np.ndarray, causal: bool) -
     """
     scores = query @ key.T
     scaled = scores / np.sqrt(query.shape[-1])
-    allowed = np.tril(np.ones(scores.shape, bool)) if causal else np.ones(scores.shape, bool)
-    masked = np.where(allowed, scaled, -np.inf)
+    masked = np.where(np.tri(*scores.shape, dtype=bool), scaled, -np.inf) if causal else scaled
     exponentials = np.exp(masked - masked.max(-1, keepdims=True))
     weights = exponentials / exponentials.sum(-1, keepdims=True)
     values = {"Q": query, "K": key, "V": value, "Q Kᵀ": scores, "Q Kᵀ / √d_k": scaled}

@@ -1,6 +1,5 @@
 """Claims that are measured on random numbers, or on a run that is finished."""
 
-import itertools
 import math
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..average import average_weights
 from ..checkpoint import checkpoints
 from .claim import Result, Setting, curves, intervals
 from .rows import FAILS, HOLDS, UNSURE, mean_interval, verdict
-from .table1 import slope
+from .table1 import exponents
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
 
@@ -67,9 +66,7 @@ def memory_of_attention(setting: Setting) -> Result:
     """The memory of self-attention grows quadratically with the length."""
     lengths = [128, 256, 512, 1024, 2048]
     series = {kernel: [(float(n), float(saved_bytes(kernel, n))) for n in lengths] for kernel in ("eager", "sdpa")}
-    powers = {
-        kernel: slope([(math.log(n), math.log(size)) for n, size in points[-3:]]) for kernel, points in series.items()
-    }
+    powers = {kernel: exponents(points[-3:])[0] for kernel, points in series.items()}
     eager = HOLDS if powers["eager"] > 1.75 else FAILS
     fused = HOLDS if powers["sdpa"] > 1.75 else FAILS
     numbers = {
@@ -148,7 +145,7 @@ def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[st
 
 def averaging(setting: Setting) -> Result:
     """The average of the last five checkpoints is better than the last one."""
-    folders = list(itertools.islice(checkpoints(setting.run / "checkpoints"), 5))[::-1]
+    folders = checkpoints(setting.run / "checkpoints")[:5][::-1]
     if len(folders) < 2:
         raise InputError(f"--run {setting.run} has {len(folders)} checkpoints; averaging needs at least 2")
     nats: dict[str, list[float]] = {}

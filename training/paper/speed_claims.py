@@ -92,7 +92,7 @@ def rivals() -> tuple[VaswaniTransformerForConditionalGeneration, dict[str, Atte
     )  # fmt: skip
     transformer = VaswaniTransformerForConditionalGeneration(config)
     cast(torch.nn.Module, transformer).to(device)
-    parameters = sum(each.numel() for each in transformer.parameters())
+    parameters = transformer.num_parameters()
     rnns = {cell: rnn_of_size(parameters, VOCABULARY, cell.lower()).to(device) for cell in CELLS}
     # CPU time on a CPU, so that other programs do not count
     return transformer, rnns, device, time.process_time if device.type == "cpu" else time.perf_counter

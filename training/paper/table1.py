@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import linear_regression
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -133,12 +134,6 @@ def exponents(points: Sequence[tuple[float, ...]]) -> list[float]:
     return torch.linalg.lstsq(inputs, table[:, -1:]).solution[1:, 0].tolist()
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return b of the line y = a + b x through the points, by least squares."""
-    inputs, outputs = torch.tensor(points, dtype=torch.float64).split(1, dim=1)
-    return float(torch.linalg.lstsq(torch.cat((torch.ones_like(inputs), inputs), dim=1), outputs).solution[1])
-
-
 def count(lengths: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
     """Return every measurement and the fitted exponents of each kind of layer."""
     kinds: dict[str, tuple[Callable[..., Layer], tuple[int, ...], str]] = {
@@ -164,7 +159,8 @@ def count(lengths: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
             "path_exponents": exponents(paths),
         }
         if kind == "convolutional":
-            result[kind]["path_per_log_k_n"] = slope([(math.log(n, k), length) for n, k, length in paths])
+            logarithms, longest = zip(*((math.log(n, k), length) for n, k, length in paths), strict=True)
+            result[kind]["path_per_log_k_n"] = linear_regression(logarithms, longest).slope
     return result
 
 

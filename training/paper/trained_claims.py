@@ -20,7 +20,6 @@ from vaswani_transformer.pictures import curves_of
 from ..json_files import read_json
 from ..parallel_text import parallel_texts
 from ..recipe import Recipe, load_recipe
-from ..schedule import learning_rate
 from ..scores import corpus_bleu
 from ..test_sets import TestSet
 from ..train import train
@@ -89,18 +88,8 @@ def trained_with(recipe: Recipe, change: Callable[[nn.Module], None]) -> tuple[T
     def forward(source: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         return cast(Tensor, text.model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits)
 
-    def rate(step: int) -> float:
-        return learning_rate(
-            step,
-            d_model=text.config.d_model,
-            warmup_steps=recipe.warmup_steps,
-            factor=recipe.learning_rate_factor,
-            peak=recipe.learning_rate,
-            total_steps=text.total_steps,
-            decay_share=recipe.decay_share,
-        )
-
-    curve = fit(cast(nn.Module, text.model), forward, text, rate, betas=(recipe.adam_beta1, recipe.adam_beta2))
+    betas = (recipe.adam_beta1, recipe.adam_beta2)
+    curve = fit(cast(nn.Module, text.model), forward, text, text.learning_rate, betas)
     return Translator(text.model, text.tokenizer), curve
 
 
@@ -111,11 +100,11 @@ def warm_up(setting: Setting) -> Result:
     """Training without warm-up of the learning rate is worse."""
     losses: dict[str, list[float]] = {}
     series: dict[str, Curve] = {}
-    steps = load_recipe(RECIPE, {**SHORT, **setting.options}).max_steps
-    peak = load_recipe(RECIPE, dict(setting.options)).learning_rate or 0
+    base = load_recipe(RECIPE, {**SHORT, **setting.options})
+    assert base.learning_rate is not None
     for warmup, seed in itertools.product((1, 100), setting.seeds):
         # The rate falls with the root of the step, so that it is the same from step 100 on.
-        options = {"warmup_steps": str(warmup), "learning_rate": str(peak * (100 / warmup) ** 0.5)}
+        options = {"warmup_steps": str(warmup), "learning_rate": str(base.learning_rate * (100 / warmup) ** 0.5)}
         options |= {"seed": str(seed), "decay_share": "0", **SHORT}
         recipe = recipe_for(setting, f"warmup{warmup}-seed{seed}", options)
         found = curves_of(trained(recipe) / "metrics.jsonl")
@@ -125,8 +114,8 @@ def warm_up(setting: Setting) -> Result:
     numbers = {
         "validation_loss": losses,
         "verdict": verdict([a - b for a, b in zip(none, some, strict=True)], +1, 0),
-        "number": f"validation loss after {steps} steps {with_interval(none)} without, {with_interval(some)} with "
-        "100 steps of warm-up",
+        "number": f"validation loss after {base.max_steps} steps {with_interval(none)} without, {with_interval(some)} "
+        "with 100 steps of warm-up",
     }
     return numbers, curves(series, "step", "training loss, label-smoothed", log=("linear", "linear"))
 
@@ -202,7 +191,7 @@ def training_without_the_factor(setting: Setting) -> Result:
     steps = load_recipe(RECIPE, {**options, **setting.options}).max_steps
     for kind, seed in itertools.product(("with the factor", "without it"), setting.seeds):
         recipe = recipe_for(setting, f"{kind.replace(' ', '-')}-seed{seed}", options | {"seed": str(seed)})
-        translator, curve = trained_with(recipe, without_the_factor if kind == "without it" else nothing)
+        translator, curve = trained_with(recipe, without_the_factor if kind == "without it" else lambda _: None)
         nats.setdefault(kind, []).append(nats_per_token(translator, text.sources, text.references))
         series.setdefault(kind, curve)  # of the first seed
     scaled, unscaled = nats.values()
@@ -213,10 +202,6 @@ def training_without_the_factor(setting: Setting) -> Result:
         f"factor, {with_interval(unscaled)} without it",
     }  # fmt: skip
     return numbers, curves(series, "step", "training loss, label-smoothed", log=("linear", "linear"))
-
-
-def nothing(module: nn.Module) -> None:
-    """Change nothing."""
 
 
 def without_the_factor(module: nn.Module) -> None:
