@@ -109,7 +109,7 @@ def warm_up(setting: Setting) -> Result:
         recipe = recipe_for(setting, f"warmup{warmup}-seed{seed}", options)
         found = curves_of(trained(recipe) / "metrics.jsonl")
         losses.setdefault(f"{warmup} steps", []).append(found["validation_loss"][max(found["validation_loss"])])
-        series.setdefault("with warm-up" if warmup > 1 else "without it", list(found["loss"].items()))  # first seed
+        series.setdefault("with warm-up" if warmup > 1 else "without warm-up", list(found["loss"].items()))  # first seed
     none, some = losses.values()
     numbers = {
         "validation_loss": losses,
