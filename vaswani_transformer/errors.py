@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -76,13 +75,9 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         os.environ["VASWANI_DEBUG"] = "1"  # child processes read it
         if "--debug" in arguments:
             arguments.remove("--debug")
-    if sys.stderr is None:  # closed (2>&-): else the next file opened gets descriptor 2, and the errors
-        discard_output(2)
-        sys.stderr = open(2, "w", closefd=False)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character gets a substitute
-            stream.reconfigure(errors="backslashreplace")
-    handled = exit_on_signals()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr: a terminal that cannot show a character gets a substitute
+        sys.stdout.reconfigure(errors="backslashreplace")
+    exit_on_signals()
     try:
         code = command(args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
         sys.stdout.flush()
@@ -103,9 +98,6 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
             for line in render(error, name):
                 tell(line)
         raise SystemExit(exit_code_of(error)) from None
-    finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
     if code == INTERRUPTED:  # typer returns it instead of raising
         tell("interrupted")
     if isinstance(code, int) and code != 0:
@@ -122,10 +114,8 @@ def is_first_error(error: BaseException) -> bool:
     try:
         with open(path, "x") as file:
             file.write(str(exit_code_of(error)))
-    except FileExistsError:
-        return False
-    except OSError:  # no space: better two reports than none
-        return True
+    except OSError as problem:  # without space, better two reports than none
+        return not isinstance(problem, FileExistsError)
     return True
 
 
@@ -135,22 +125,18 @@ def debug_wanted(arguments: list[str]) -> bool:
     return "--debug" in options or os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
 
 
-def exit_on_signals() -> list[int]:
+def exit_on_signals() -> None:
     """Make SIGTERM and SIGHUP raise SystemExit (SIGINT raises KeyboardInterrupt): temporary files are then removed.
 
-    Returns the signals whose handler was set. A signal that the parent ignores (nohup) stays ignored.
+    A signal that the parent ignores (nohup) stays ignored.
     """
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)  # as shells report it
 
-    if threading.current_thread() is not threading.main_thread():
-        return []
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
-    handled = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
-    for number in handled:
-        signal.signal(number, stop)
-    return handled
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, stop)
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -209,9 +195,10 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
 
 
 def tell(message: str) -> None:
-    """Print a line on stderr, or discard it if stderr cannot be written (closed by its reader, full disk)."""
+    """Print a line on stderr, or discard it if stderr is closed or cannot be written (full disk)."""
     try:
-        print(message, file=sys.stderr, flush=True)
+        if sys.stderr is not None:  # else print() would write on stdout
+            print(message, file=sys.stderr, flush=True)
     except OSError:
         discard_output(2)
 
@@ -225,8 +212,5 @@ def one_line(message: str) -> str:
 def discard_output(descriptor: int) -> None:
     """Point a file descriptor at /dev/null, so that Python's flush at exit does not fail."""
     null = os.open(os.devnull, os.O_WRONLY)
-    if null == descriptor:  # it was closed
-        os.set_inheritable(descriptor, True)
-    else:
-        os.dup2(null, descriptor)
-        os.close(null)
+    os.dup2(null, descriptor)
+    os.close(null)

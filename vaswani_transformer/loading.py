@@ -6,7 +6,6 @@ are not opened.
 """
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,34 +34,15 @@ from .text_vaswani_transformer import TARGET_TOKENIZER
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 # Settings of generate() that the search of Translator and ONNX does not support, with their neutral values.
-UNSUPPORTED_SETTINGS = {
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "constraints": None,
-    "diversity_penalty": 0.0,
-    "do_sample": False,
-    "dola_layers": None,
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "exponential_decay_length_penalty": None,
-    "force_words_ids": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "guidance_scale": 1.0,
-    "max_new_tokens": None,
-    "max_time": None,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "penalty_alpha": 0.0,
-    "renormalize_logits": False,
-    "repetition_penalty": 1.0,
-    "sequence_bias": None,
-    "stop_strings": None,
-    "token_healing": False,
-    "watermarking_config": None,
-}
+NEUTRAL = [
+    (0, "diversity_penalty encoder_no_repeat_ngram_size min_length min_new_tokens no_repeat_ngram_size penalty_alpha"),
+    (1, "encoder_repetition_penalty guidance_scale num_beam_groups repetition_penalty"),
+    (False, "do_sample renormalize_logits token_healing"),
+    (None, "bad_words_ids begin_suppress_tokens constraints dola_layers exponential_decay_length_penalty"),
+    (None, "force_words_ids forced_bos_token_id forced_eos_token_id max_new_tokens max_time sequence_bias"),
+    (None, "stop_strings watermarking_config"),
+]
+UNSUPPORTED_SETTINGS = {field: neutral for neutral, fields in NEUTRAL for field in fields.split()}
 
 
 def load_model(
@@ -85,8 +65,6 @@ def load_model(
         model = VaswaniTransformerForConditionalGeneration.from_pretrained(
             folder, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
         )
-    except (ValueError, KeyError) as error:  # names of functions in config.json, such as the attention's
-        raise BrokenFileError(f"{folder / 'config.json'}: {one_line(str(error))}") from error
     finally:
         if bars_wanted:
             logging.enable_progress_bar()
@@ -119,39 +97,21 @@ def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
     """Check names and shapes of the saved tensors against config.json. Raises BrokenFileError naming the tensors."""
     found = {name: shape for file in weight_files(folder) for name, shape in tensor_shapes(file).items()}
     where = weights_file(folder)
-
-    # Layers first: the model is built only once its size is known to be plausible.
-    for stack in ("encoder", "decoder"):
-        layers = getattr(config, f"{stack}_layers")
-        present = {int(n) for name in found for n in re.findall(rf"\b{stack}\.layers\.(\d+)\.", name)}
-        lacking = [f"model.{stack}.layers.{n}.*" for n in range(layers) if n not in present]
-        if lacking:
-            raise BrokenFileError(
-                f"{where} lacks {enumerated(lacking)}: config.json says {stack}_layers {layers}, "
-                f"the file has {len(present)}"
-            )
     try:
         with torch.device("meta"):
             model = VaswaniTransformerForConditionalGeneration(config)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError) as error:  # names of functions in config.json, such as the attention's
         raise BrokenFileError(f"{folder / 'config.json'}: {one_line(str(error))}") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = model.all_tied_weights_keys  # one copy of a tied matrix is enough
-    present_sources = {tied.get(name, name) for name in found}
-
-    missing = [name for name in expected if tied.get(name, name) not in present_sources]
-    unknown = [name for name in found if name not in expected]
-    misshapen = [
-        f"{name} {found[name]} where config.json gives {shape}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    if missing:
+    present = {tied.get(name, name) for name in found}
+    if missing := [name for name in expected if tied.get(name, name) not in present]:
         raise BrokenFileError(f"{where} lacks {enumerated(missing)}, which config.json requires")
-    if unknown:
+    if unknown := [name for name in found if name not in expected]:
         raise BrokenFileError(f"{where} has {enumerated(unknown)}, which config.json does not mention")
-    if misshapen:
-        raise BrokenFileError(f"{where} has {enumerated(misshapen)}")
+    for name, shape in found.items():
+        if shape != expected[name]:
+            raise BrokenFileError(f"{where} has {name} {shape} where config.json gives {expected[name]}")
 
 
 def weights_file(folder: Path) -> Path:
@@ -176,18 +136,12 @@ def weight_files(folder: Path) -> list[Path]:
     file_of_tensor = read_json_object(path).get("weight_map")
     if not isinstance(file_of_tensor, dict) or not all(isinstance(name, str) for name in file_of_tensor.values()):
         raise BrokenFileError(f"{path}: weight_map must map the name of each tensor to a file name")
-    # Files in the Hub's cache are links to its folder of blobs.
-    inside = folder.resolve()
-    if inside.parent.name == "snapshots":
-        inside = inside.parent.parent
-    files = []
-    for name in sorted(set(file_of_tensor.values())):
-        file = folder / name
-        if Path(name).is_absolute() or ".." in Path(name).parts or not file.resolve().is_relative_to(inside):
-            raise BrokenFileError(f"{path}: {name!r} is outside the model folder and is not read")
+    files = [folder / name for name in sorted(set(file_of_tensor.values()))]
+    for file in files:
+        if file.parent != folder:
+            raise BrokenFileError(f"{path}: {str(file)!r} is outside the model folder and is not read")
         if not file.is_file():
             raise BrokenFileError(f"{file}: no such file, but {INDEX} names it")
-        files.append(file)
     return files
 
 
@@ -248,15 +202,8 @@ def load_tokenizer(
     folder = Path(folder)
     settings_path = folder / "tokenizer_config.json"
     settings = read_json_object(settings_path)
-    length = settings.get("model_max_length")
-    if not isinstance(length, int | float | None) or isinstance(length, bool):
-        raise BrokenFileError(f"{settings_path}: model_max_length is {length!r}; it must be a number")
-    if config is None:
-        read_tokenizer(folder)
-    elif target:
-        read_tokenizer(folder, target_vocabulary(config), "decoder_vocab_size")
-    else:
-        read_tokenizer(folder, config.vocab_size)
+    size_field = "decoder_vocab_size" if target else "vocab_size"
+    read_tokenizer(folder, getattr(config, size_field, None), size_field)
     try:
         # Not AutoTokenizer, which may run code that the folder names; a plain tokenizer.json needs none.
         loaded = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
@@ -268,11 +215,9 @@ def load_tokenizer(
             continue  # OpenNMT-py's sources have no </s>; the target tokenizer has one
         expected = getattr(config, field, value)
         if value is None or value != expected:
-            raise BrokenFileError(
-                f"{settings_path}: {field} is {value}"
-                + (f", but config.json has {expected}" if config is not None else "")
-                + f"; {field.removesuffix('_id')} is {settings.get(field.removesuffix('_id'))!r}"
-            )
+            token = field.removesuffix("_id")
+            known = "" if config is None else f", but config.json has {expected}"
+            raise BrokenFileError(f"{settings_path}: {token} is {settings.get(token)!r}; {field} is {value}{known}")
     return loaded
 
 
