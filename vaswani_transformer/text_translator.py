@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsIndex
 
 from .errors import InputError
+from .lines import check_unicode
 from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, default_source_limit, split_text
 
 MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which is published without this file
@@ -110,14 +111,15 @@ class TextTranslator(ABC):
         found = []
         for rows, row_scores in zip(sequences, scores, strict=True):
             stripped = [[token for token in row if token != self.pad] for row in rows]
-            found.append(
-                [
-                    Hypothesis(self._decode(row), score, row)
-                    for row, score in zip(stripped, row_scores, strict=True)
-                    if row
-                ]
-            )
+            pairs = zip(stripped, row_scores, strict=True)
+            found.append([Hypothesis(self._decode(row), score, row) for row, score in pairs if row])
         return found
+
+    def _padded(self, rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+        """Return ids padded on the right, and their mask, (rows, longest) both."""
+        longest = max(map(len, rows))
+        ids = [row + [self.pad] * (longest - len(row)) for row in rows]
+        return ids, [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
 
     def translate(
         self,
@@ -228,13 +230,7 @@ def as_texts(texts: str | Sequence[str], kind: str, max_characters: int | None =
                 f"{kind} {number} has {len(text):,} characters; max_characters is {max_characters:,}: shorten the "
                 "text or raise the limit"
             )
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{kind} {number}: the lone surrogate {ascii(text[error.start])} at character {error.start + 1} "
-                "is not Unicode text"
-            ) from None
+        check_unicode(text, f"{kind} {number}")
     return texts
 
 
