@@ -74,31 +74,18 @@ def test_a_damaged_file_is_named(folder, file, what):
         assert str(path) in refusal(folder)
 
 
-def test_a_file_with_its_last_byte_missing_is_named(folder):
-    for file in (WEIGHTS, "tokenizer.json"):
-        content = (folder / file).read_bytes().rstrip()
-        (folder / file).write_bytes(content[:-1])
-        assert str(folder / file) in refusal(folder)
-        (folder / file).write_bytes(content)
-
-
-DEEP, LONG = b"[" * 100_000 + b"]" * 100_000, b"9" * 5000
-
-
-@pytest.mark.parametrize("file", [file for file in FILES if file.endswith(".json")])
 @pytest.mark.parametrize(
-    "value, reason", [(DEEP, "nested too deeply"), (LONG, "5000 digits"), (b'"\xff"', "byte 0xff at offset 7 is not")]
+    "value, reason",
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "maximum recursion depth"),
+        (b"9" * 5000, "5000 digits"),
+        (b'"\xff"', "byte 0xff in position 7"),
+    ],
 )
-def test_extreme_json_is_refused_in_one_line(folder, file, value, reason):
-    (folder / file).write_bytes(b'{"a": ' + value + b"}")
-    message = refusal(folder).removesuffix("; copy or download it again")
-    assert message.startswith(f"{folder / file} is not valid JSON: ") and reason in message
-
-
-def test_a_panic_in_tokenizers_is_a_one_line_error(folder, capfd):
-    change(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
-    assert "tokenizer.json is not a tokenizer (Precompiled: " in refusal(folder)
-    assert capfd.readouterr().err == ""
+def test_extreme_json_is_refused_in_one_line(folder, value, reason):
+    (folder / "config.json").write_bytes(b'{"a": ' + value + b"}")
+    message = refusal(folder)
+    assert message.startswith(f"{folder / 'config.json'} is not valid JSON: ") and reason in message
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -116,9 +103,7 @@ def test_a_header_of_terabytes_is_refused(folder):
 
 def test_missing_and_unused_layers_are_named(folder):
     change(folder / "config.json", decoder_layers=3)
-    assert re.search(r"lacks model\.decoder\.layers\.2\.\*: .*decoder_layers 3, the file has 2", refusal(folder))
-    change(folder / "config.json", decoder_layers=900)
-    assert "and 894 more" in refusal(folder)
+    assert re.search(r"lacks model\.decoder\.layers\.2\..* and 14 more", refusal(folder))
     change(folder / "config.json", decoder_layers=1)
     assert "model.decoder.layers.1." in refusal(folder)
 
@@ -150,28 +135,20 @@ def test_any_copy_of_the_tied_matrix_is_enough(folder):
     "field, value",
     [
         ("d_model", "32"),
-        ("d_model", 0),
-        ("d_model", -32),
-        ("d_model", 10**9),
-        ("d_model", 33),
-        ("encoder_attention_heads", 5),
         ("encoder_layers", 2.5),
         ("vocab_size", 10**12),
-        ("dropout", 1.5),
         ("dropout", [0.1]),
         ("norm_position", "middle"),
-        ("position_embedding_type", 3),
-        ("pad_token_id", -1),
-        ("eos_token_id", VOCABULARY),
         ("eos_token_id", [2, 5]),
         ("eos_token_id", None),
+        ("pad_token_id", None),
         ("decoder_start_token_id", 10**6),
     ],
 )
 def test_a_wrong_config_field_is_named_with_its_value(folder, field, value):
     change(folder / "config.json", **{field: value})
     message = refusal(folder)
-    assert field.removesuffix("_attention_heads") in message and "config.json" in message
+    assert field in message and "config.json" in message
     assert str(value).strip("[]") in message
 
 
@@ -189,11 +166,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder):
     assert f"ids up to {VOCABULARY}, but config.json has vocab_size {VOCABULARY}" in refusal(folder)
 
 
-def test_a_length_that_is_no_number_is_named(folder):
-    change(folder / "tokenizer_config.json", model_max_length="x")
-    assert "tokenizer_config.json: model_max_length is 'x'; it must be a number" in refusal(folder)
-
-
 @pytest.mark.parametrize("token", ["<unk>", None, "<other>"])
 def test_special_tokens_must_match_the_model(folder, token):
     change(folder / "tokenizer_config.json", eos_token=token)
@@ -202,13 +174,15 @@ def test_special_tokens_must_match_the_model(folder, token):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("num_beams", 0), ("num_beams", 10**9), ("num_beams", "4"), ("max_new_tokens", -1), ("eos_token_id", VOCABULARY)]
-    + [
+    [
+        ("num_beams", 0),
+        ("num_beams", "4"),
+        ("max_new_tokens", -1),
         ("length_penalty", "x"),
         ("early_stopping", 7),
-        ("stopping_lookahead", -1),
+        ("stopping_lookahead", True),
+        ("eos_token_id", VOCABULARY),
         ("suppress_tokens", [-1]),
-        ("max_source_length_offset", 0),
     ],
 )
 def test_an_invalid_generation_config_entry_is_named(folder, field, value):
@@ -219,27 +193,21 @@ def test_an_invalid_generation_config_entry_is_named(folder, field, value):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("no_repeat_ngram_size", 3), ("min_new_tokens", 4), ("do_sample", True), ("eos_token_id", [2, 5])]
-    + [("pad_token_id", 5), ("repetition_penalty", 1.2), ("forced_eos_token_id", 2)]
-    + [("max_time", 3.0), ("renormalize_logits", True), ("guidance_scale", 2.0), ("stop_strings", ["a"])]
-    + [("num_beam_groups", 2), ("diversity_penalty", 0.5), ("force_words_ids", [[5]]), ("token_healing", True)]
-    + [
-        ("forced_bos_token_id", 5),
-        ("min_length", 4),
-        ("bad_words_ids", [[5]]),
-        ("decoder_start_token_id", 5),
+    [
+        ("no_repeat_ngram_size", 3),
+        ("repetition_penalty", 1.2),
+        ("do_sample", True),
+        ("stop_strings", ["a"]),
+        ("watermarking_config", {"greenlist_ratio": 0.5}),
+        ("eos_token_id", [2, 5]),
+        ("pad_token_id", 5),
     ],
 )
 def test_settings_that_only_generate_supports_are_refused(folder, field, value):
     change(folder / "generation_config.json", **{field: value})
-    message = refusal(folder, InputError)
-    assert f"generation_config.json: {field} is {value}" in message
+    found = f"generation_config.json: {field} is " + ("" if isinstance(value, dict) else str(value))
+    assert found in refusal(folder, InputError)
     load_model(folder, device="cpu")  # for generate()
-
-
-def test_a_setting_that_is_an_object_is_refused(folder):
-    change(folder / "generation_config.json", watermarking_config={"greenlist_ratio": 0.5})
-    assert "watermarking_config is " in refusal(folder, InputError)
 
 
 def test_neutral_settings_are_accepted(folder):
@@ -307,9 +275,7 @@ def sharded(folder: Path, file: str) -> None:
     names = sorted(tensors)
     first, second = names[::2], names[1::2]
     save_file({name: tensors[name] for name in first}, folder / "one.safetensors", {"format": "pt"})
-    target = folder / file
-    if target.parent.is_dir():
-        save_file({name: tensors[name] for name in second}, target, {"format": "pt"})
+    save_file({name: tensors[name] for name in second}, folder / file, {"format": "pt"})
     places = dict.fromkeys(first, "one.safetensors") | dict.fromkeys(second, file)
     index = {"metadata": {"total_size": 1}, "weight_map": places}
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
@@ -323,24 +289,10 @@ def test_weights_in_several_files_load(folder):
     assert "two.safetensors: no such file" in refusal(folder)
 
 
-@pytest.mark.parametrize("file", ["../two.safetensors", "{absolute}", "link.safetensors", "sub/../../two.safetensors"])
+@pytest.mark.parametrize("file", ["../two.safetensors", "{absolute}"])
 def test_an_index_cannot_name_files_outside_the_folder(folder, file, tmp_path):
     sharded(folder, file.format(absolute=tmp_path / "two.safetensors"))
-    if file == "link.safetensors":
-        (folder / file).rename(tmp_path / "elsewhere.safetensors")
-        (folder / file).symlink_to(tmp_path / "elsewhere.safetensors")
     assert "is outside the model folder" in refusal(folder)
-
-
-def test_the_links_of_a_hub_cache_are_followed(intact, tmp_path):
-    repository = tmp_path / "models--a--b"
-    blobs, snapshot = repository / "blobs", repository / "snapshots" / "0123"
-    shutil.copytree(intact, blobs)
-    sharded(blobs, "two.safetensors")
-    snapshot.mkdir(parents=True)
-    for file in blobs.iterdir():
-        (snapshot / file.name).symlink_to(Path("../..") / "blobs" / file.name)
-    assert torch.equal(load_model(snapshot, device="cpu").lm_head.weight, trained_model().lm_head.weight)
 
 
 def test_a_config_cannot_name_other_weights(folder, tmp_path):
@@ -349,7 +301,7 @@ def test_a_config_cannot_name_other_weights(folder, tmp_path):
     assert torch.equal(loaded.lm_head.weight, trained_model().lm_head.weight)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_random_damage_loads_or_raises_one_line(intact, tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp() / "damaged"
@@ -359,15 +311,8 @@ def test_random_damage_loads_or_raises_one_line(intact, tmp_path_factory, data):
     content = bytearray(path.read_bytes())
     # Headers and fields are at the beginning; the rest of the weights are numbers.
     place = data.draw(st.integers(0, min(len(content), 4000) - 1))
-    action = data.draw(st.sampled_from(["flip", "cut", "insert", "delete"]))
-    if action == "flip":
-        content[place] ^= 1 << data.draw(st.integers(0, 7))
-    elif action == "cut":
-        del content[place:]
-    elif action == "insert":
-        content[place:place] = data.draw(st.binary(min_size=1, max_size=4))
-    else:
-        del content[place : place + data.draw(st.integers(1, 8))]
+    end = place + data.draw(st.integers(0, 8)) if data.draw(st.booleans()) else None
+    content[place:end] = data.draw(st.binary(max_size=4))
     path.write_bytes(content)
     try:
         Translator.from_pretrained(folder, device="cpu")
@@ -377,9 +322,8 @@ def test_random_damage_loads_or_raises_one_line(intact, tmp_path_factory, data):
 
 def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").touch()
     for path, named in [
-        (tmp_path / "nowhere", "no such folder"),
         (tmp_path / "file", "is a file"),
         (Path("tests/nowhere"), "no such folder"),
         (Path("just-a-name"), "no such folder"),

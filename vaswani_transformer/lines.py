@@ -77,12 +77,9 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 
 def open_stdin() -> io.BufferedReader:
-    """Open stdin for reading bytes. Raises InputError if it is closed."""
-    try:
-        os.set_blocking(0, True)  # if the parent made it non-blocking, Python takes a pause for the end of the file
-        return open(0, "rb", closefd=False)
-    except OSError as error:
-        raise InputError(f"stdin cannot be read ({error.strerror}); give a file") from None
+    """Open stdin for reading bytes."""
+    os.set_blocking(0, True)  # if the parent made it non-blocking, Python takes a pause for the end of the file
+    return open(0, "rb", closefd=False)
 
 
 def arriving_lines(most: int) -> Iterator[list[str]]:
@@ -113,16 +110,8 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
     A symbolic link is kept and its target written; devices and named pipes are written directly.
     """
     if str(path) == "-":
-        if sys.stdout is None:
-            raise InputError("stdout is closed; give --output FILE")
-        stream = sys.stdout.buffer
-        if isinstance(stream, io.RawIOBase):  # PYTHONUNBUFFERED: its write() may write only a part
-            os.set_blocking(stream.fileno(), True)
-            with open(stream.fileno(), "wb", closefd=False) as stream:
-                yield stream
-        else:
-            yield stream
-            stream.flush()
+        yield sys.stdout.buffer
+        sys.stdout.flush()
         return
     path = Path(path)
     if path.is_dir():
