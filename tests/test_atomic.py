@@ -25,36 +25,26 @@ from vaswani_transformer.lines import check_new_folder, open_output
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 # Under the program's name the package does not import torch.
-IMPORTS = """
+WRITER = """
 import sys
 sys.argv[0] = "vaswani-transformer"
 from pathlib import Path
-from vaswani_transformer.atomic import atomic_file, atomic_folder
+from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import exit_cleanly
-"""
-WRITERS = {
-    "folder": """
 def write(args, **settings):
     with atomic_folder(Path(args[0])) as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "weights").write_bytes(b"half")
         print("writing", flush=True)
         sys.stdin.readline()
-""",
-    "file": """
-def write(args, **settings):
-    with atomic_file(Path(args[0])) as stream:
-        stream.write(b"half")
-        print("writing", flush=True)
-        sys.stdin.readline()
-""",
-}
+exit_cleanly(write, sys.argv[1:])
+"""
 
 
-def start_writing(path: Path, kind: str) -> subprocess.Popen[str]:
-    """Start a process and return while it is writing `path`."""
+def start_writing(path: Path) -> subprocess.Popen[str]:
+    """Start a process and return while it is writing the folder `path`."""
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{IMPORTS}{WRITERS[kind]}exit_cleanly(write, sys.argv[1:])", str(path)],
+        [sys.executable, "-c", WRITER, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -72,19 +62,16 @@ def end(process: subprocess.Popen[str], number: int) -> int:
     return process.returncode
 
 
-@pytest.mark.parametrize(
-    "kind, number",
-    [("folder", signal.SIGTERM), ("folder", signal.SIGHUP), ("file", signal.SIGTERM), ("file", signal.SIGINT)],
-)
-def test_a_signal_leaves_no_files_behind(tmp_path: Path, kind: str, number: int) -> None:
-    process = start_writing(tmp_path / "out", kind)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_files_behind(tmp_path: Path, number: int) -> None:
+    process = start_writing(tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == [f".out.{process.pid}.tmp"]
     assert end(process, number) == 128 + number
     assert not list(tmp_path.iterdir())
 
 
 def test_the_next_writer_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
-    process = start_writing(tmp_path / "out", "folder")
+    process = start_writing(tmp_path / "out")
     assert end(process, signal.SIGKILL) == -signal.SIGKILL
     theirs = [tmp_path / f".{name}.{process.pid}.tmp" for name in ("other", "out.2")]
     for path in theirs:
@@ -96,7 +83,7 @@ def test_the_next_writer_removes_leftovers_of_a_killed_one(tmp_path: Path) -> No
 
 
 def test_files_of_a_running_process_are_not_removed(tmp_path: Path) -> None:
-    process = start_writing(tmp_path / "out", "folder")
+    process = start_writing(tmp_path / "out")
     (theirs,) = tmp_path.iterdir()
     remove_stale(tmp_path / "out")
     assert (theirs / "inner" / "weights").read_bytes() == b"half"

@@ -2,16 +2,13 @@
 
 import errno
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 import typer
-from saved_model import saved_model
 
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import (
@@ -175,44 +172,16 @@ def test_one_line_keeps_spaces_and_escapes_invisible_characters():
     assert one_line("a  b\r\n\tc\u202e\ud800") == r"a  b c\u202e\ud800"
 
 
-@pytest.fixture
-def programs_imported_again():
-    """Lets the test import the programs a second time, and restores the first ones."""
-
-    def take_out() -> dict[str, ModuleType]:
-        names = [n for n in sys.modules if n.startswith(("training", "hub.", "vaswani_transformer.pictures"))]
-        return {name: sys.modules.pop(name) for name in names}
-
-    before = take_out()
-    yield
-    take_out()
-    sys.modules.update(before)
+@pytest.mark.parametrize("package, extra", EXTRAS.items())
+def test_a_missing_package_is_named_with_its_extra(package, extra):
+    error = ModuleNotFoundError(f"No module named '{package}'", name=package)
+    assert exit_code_of(error) == 4
+    assert render(error) == [f'error: {package} is not installed: pip install "vaswani-transformer[{extra}]"']
 
 
-@pytest.mark.parametrize(
-    "missing, command",
-    [
-        ("sacrebleu", "evaluate {model} --source {text} --reference {text}"),
-        ("accelerate", "plan --config demo --seconds 0"),
-        ("accelerate", "-m training --config demo"),
-        ("jinja2", "push {model} owner/name"),
-        ("matplotlib", "plot positions --output positions.png"),
-    ],
-)
-def test_a_missing_package_is_named_with_its_extra(
-    programs_imported_again, missing, command, tmp_path, monkeypatch, capsys
-):
-    saved_model(tmp_path / "model")
-    (tmp_path / "text").write_text("a dog\n")
-    for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, missing, None)
-    words = command.format(model=tmp_path / "model", text=tmp_path / "text").split()
+def test_a_missing_package_is_named_by_the_command_that_needs_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SystemExit) as stopped:
-        if words[0] == "-m":  # `train` starts it in a process of its own
-            monkeypatch.setattr(sys, "argv", words[1:])
-            runpy.run_module(words[1], run_name="__main__")
-        main(words)
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert stopped.value.code == 4 and line.startswith("error: ") and missing in line
-    assert line.endswith(f': pip install "vaswani-transformer[{EXTRAS[missing]}]"')
+        main(["plot", "positions", "--output", "positions.png"])
+    line = capsys.readouterr().err
+    assert stopped.value.code == 4 and line.endswith(': pip install "vaswani-transformer[viz]"\n')

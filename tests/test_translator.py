@@ -131,14 +131,6 @@ def test_long_texts_are_split_at_sentence_ends(translator):
     assert translator.translate([text], max_source_length=fits) == [" ".join(translator.translate(ENGLISH))]
 
 
-def test_long_sentences_are_split_at_spaces(translator):
-    words = "apples " * 40
-    parts = list(translator._parts(0, words.strip(), 20))
-    assert len(parts) > 1 and all(len(part.source) <= 20 for part in parts)
-    pieces = zip(parts, decoded(translator, parts), strict=True)
-    assert "".join(part.separator + piece for part, piece in pieces) == words.strip()
-
-
 def test_a_text_at_the_limit_is_not_split(translator):
     text = "A house, a cat"
     ids, _ = translator._encode(text)
@@ -159,13 +151,6 @@ def test_splitting_loses_no_character_and_keeps_the_limit(translator, text, limi
     assert "".join("".join(pieces).split()) == "".join(text.split())
     for part, piece in zip(parts[1:], pieces[1:], strict=True):
         assert not part.separator.strip() and not piece[0].isspace()
-
-
-def test_very_long_texts_are_split_in_bounded_windows(translator):
-    text = "x" * (CHARACTERS_PER_TOKEN[1] * 16 * 3)
-    parts = list(translator._parts(0, text, 16))
-    assert sum(len(part.source) - 1 for part in parts) >= len(text) / CHARACTERS_PER_TOKEN[1]
-    assert "".join(decoded(translator, parts)) == text
 
 
 def test_very_long_tokens_lose_no_character():

@@ -360,10 +360,6 @@ def save_picture(figure, output: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    if arguments is None and sys.getfilesystemencoding() != "utf-8":
-        # Under LC_ALL=C Python may decode file names as ASCII, and most libraries fail on other names: restart.
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see training/__init__.py
     exit_cleanly(app, arguments or ["--help"], name="vaswani-transformer")
