@@ -160,9 +160,8 @@ def test_another_kind_of_model_is_refused(folder):
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(folder):
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"]["new"] = VOCABULARY
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    content = json.loads((folder / "tokenizer.json").read_text())["model"]
+    change(folder / "tokenizer.json", model=content | {"vocab": content["vocab"] | {"new": VOCABULARY}})
     assert f"ids up to {VOCABULARY}, but config.json has vocab_size {VOCABULARY}" in refusal(folder)
 
 
@@ -218,10 +217,7 @@ def test_neutral_settings_are_accepted(folder):
 
 def test_omitted_search_settings_are_those_of_transformers(folder):
     path = folder / "generation_config.json"
-    fields = json.loads(path.read_text())
-    for name in ("num_beams", "length_penalty", "early_stopping"):
-        del fields[name]
-    path.write_text(json.dumps(fields))
+    change(path, num_beams=None, length_penalty=None, early_stopping=None)
     translator = Translator.from_pretrained(folder, device="cpu")
     assert translator.default_search == (1, 1.0, False)
     batch = translator.tokenizer(ENGLISH, return_tensors="pt", padding=True)
@@ -272,11 +268,9 @@ def sharded(folder: Path, file: str) -> None:
     """Split the weights into two files, the second of which is `file`."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
-    names = sorted(tensors)
-    first, second = names[::2], names[1::2]
-    save_file({name: tensors[name] for name in first}, folder / "one.safetensors", {"format": "pt"})
-    save_file({name: tensors[name] for name in second}, folder / file, {"format": "pt"})
-    places = dict.fromkeys(first, "one.safetensors") | dict.fromkeys(second, file)
+    places = {name: ("one.safetensors", file)[i % 2] for i, name in enumerate(tensors)}
+    for part in ("one.safetensors", file):
+        save_file({n: tensor for n, tensor in tensors.items() if places[n] == part}, folder / part, {"format": "pt"})
     index = {"metadata": {"total_size": 1}, "weight_map": places}
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
 

@@ -267,7 +267,7 @@ def plot_attention(
     from vaswani_transformer.attention import attention_maps
     from vaswani_transformer.pictures import attention_figure, figure_class
 
-    figure_class()
+    figure_class()  # before the model is loaded
     translator = load_translator(model, "cpu", "float32", download)
     maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
     save_picture(attention_figure(maps, kind, layer, head), output)
@@ -291,9 +291,8 @@ def plot_curve(
     output: Annotated[str, typer.Option(help="A .png, .svg or .pdf file.")],
 ) -> None:
     picture_format(output)
-    from vaswani_transformer.pictures import curve_figure, curves_of, figure_class
+    from vaswani_transformer.pictures import curve_figure, curves_of
 
-    figure_class()
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 
 

@@ -70,24 +70,21 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     name: the program's name in usage hints.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = debug_wanted(arguments)
-    if debug:
+    if "--debug" in arguments:
+        arguments.remove("--debug")
         os.environ["VASWANI_DEBUG"] = "1"  # child processes read it
-        if "--debug" in arguments:
-            arguments.remove("--debug")
+    debug = os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
     if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr: a terminal that cannot show a character gets a substitute
         sys.stdout.reconfigure(errors="backslashreplace")
     exit_on_signals()
     try:
         code = command(args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
         sys.stdout.flush()
-    except SystemExit as stop:
-        if not isinstance(stop.__context__, BrokenPipeError):
+    except (SystemExit, BrokenPipeError) as stop:
+        closed = stop if isinstance(stop, BrokenPipeError) else stop.__context__  # typer turns it into exit code 1
+        if not isinstance(closed, BrokenPipeError):
             raise
-        discard_output(1)  # typer turns a closed pipe into exit code 1
-        return
-    except BrokenPipeError:  # the reader of stdout has closed it (`| head`)
-        discard_output(1)
+        discard_output(1)  # its reader has closed it (`| head`)
         return
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -117,12 +114,6 @@ def is_first_error(error: BaseException) -> bool:
     except OSError as problem:  # without space, better two reports than none
         return not isinstance(problem, FileExistsError)
     return True
-
-
-def debug_wanted(arguments: list[str]) -> bool:
-    """Return whether `--debug` (before a `--`) or VASWANI_DEBUG asks for tracebacks."""
-    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--debug" in options or os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
 
 
 def exit_on_signals() -> None:

@@ -172,10 +172,9 @@ class OnnxTranslator(TextTranslator):
         import onnxruntime
 
         binding = self.session.io_binding()
-        on_cuda = self.session.get_providers()[0] == "CUDAExecutionProvider"
-        device = int(self.session.get_provider_options()["CUDAExecutionProvider"]["device_id"]) if on_cuda else 0
+        cuda = self.session.get_provider_options().get("CUDAExecutionProvider")
         for name, array in inputs.items():
-            place = ("cuda", device) if on_cuda and array.ndim else ("cpu", 0)
+            place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
             binding.bind_ortvalue_input(name, value)
         for name in ("sequences", "scores"):
@@ -212,7 +211,7 @@ def graph_name(precision: str | None = None) -> str:
     return "model.onnx" if precision is None else f"model_{precision}.onnx"
 
 
-def as_array(rows: np.ndarray, name: str) -> np.ndarray:
+def as_array(rows: Any, name: str) -> np.ndarray:
     """Convert nested lists. Raises InputError if the rows have unequal lengths."""
     try:
         return np.asarray(rows)
@@ -243,9 +242,8 @@ def load_config(path: Path) -> dict[str, Any]:
         config["max_position_embeddings"] = None  # sinusoids have no maximum; converted files may still name one
     for field in ("vocab_size", "decoder_vocab_size", "max_position_embeddings"):
         value = config.get(field)
-        if value is None and field != "vocab_size":
-            continue
-        if type(value) is not int or not 1 <= value <= 10_000_000:
+        is_missing = value is None and field != "vocab_size"
+        if not is_missing and (type(value) is not int or not 1 <= value <= 10_000_000):
             raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between 1 and 10000000")
     check_token_ids(path, config, ("pad_token_id", "eos_token_id"))
     return config

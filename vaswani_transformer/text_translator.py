@@ -177,15 +177,13 @@ class TextTranslator(ABC):
         for part, hypotheses in zip(parts, found, strict=True):
             so_far = translations[part.text]
             translations[part.text] = joined(so_far, part.separator, hypotheses) if so_far else hypotheses
-        empty = [Hypothesis("", 0.0, [])]
-        if return_scores or n_best > 1:
-            return [hypotheses or empty for hypotheses in translations]
-        return [hypotheses[0].text if hypotheses else "" for hypotheses in translations]
+        translations = [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
+        return translations if return_scores or n_best > 1 else [best.text for best, *_ in translations]
 
     def _source_limit(self, max_source_length: int | None, split_sentences: bool = True) -> int:
         if max_source_length is None:
             return default_source_limit(self.trained_length if split_sentences else None, self.positions)
-        most = 1_000_000 if self.positions is None else self.positions
+        most = NO_MAXIMUM if self.positions is None else self.positions
         return check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
 
     def _parts(self, number: int, text: str, limit: int, sentences: bool = True) -> Iterator[Part]:
