@@ -253,13 +253,6 @@ def test_an_exported_folder_hints_at_the_onnx_backend(tmp_path, capsys):
     assert code == 2 and "holds an ONNX export; " in line and "--backend onnx" in line
 
 
-def test_a_broken_model_exits_with_3(tmp_path, source, capsys):
-    saved_model(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
-    code, line = refused(capsys, "translate", "--model", tmp_path / "model", "--input", source)
-    assert code == 3 and "model.safetensors" in line and line.count("\n") == 1
-
-
 def test_score_prints_the_log_probability_of_each_pair(model, tmp_path, capfdbinary):
     for name, lines in (("a.en", ENGLISH), ("a.de", GERMAN)):
         (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")

@@ -117,14 +117,6 @@ def test_logits_to_keep_selects_positions(tiny_model: ModelMaker) -> None:
     torch.testing.assert_close(model(**inputs, logits_to_keep=torch.tensor([0, 2])).logits, everything[:, [0, 2]])
 
 
-def test_tuple_output_equals_named_output(tiny_model: ModelMaker) -> None:
-    model = tiny_model()
-    named = model(**labelled_batch())
-    loss, logits, *_ = model(**labelled_batch(), return_dict=False)
-    assert torch.equal(loss, named.loss)
-    assert torch.equal(logits, named.logits)
-
-
 def test_attentions_and_hidden_states_have_documented_shapes(tiny_model: ModelMaker) -> None:
     model = tiny_model(attn_implementation="eager", d_k=3, d_v=5)
     batch = labelled_batch()

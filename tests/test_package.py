@@ -81,7 +81,7 @@ def links_of(page: str) -> list[str]:
     return re.findall(r"\]\(([^)]*)\)", page)
 
 
-@pytest.mark.parametrize("url", ["", "../vaswani", "https://git.example.org/a/b.git", "git@internal:a/b.git"])
+@pytest.mark.parametrize("url", ["", "../vaswani", "git@internal:a/b.git"])
 def test_without_a_public_origin_the_page_has_no_link_into_the_clone(clone, url):
     if url:
         add_origin(clone, url)
@@ -93,15 +93,7 @@ def test_without_a_public_origin_the_page_has_no_link_into_the_clone(clone, url)
     assert links and all(link.startswith("https://") for link in links)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://github.com/them/vaswani.git",
-        "https://name:secret@github.com/them/vaswani",
-        "git@github.com:them/vaswani.git",
-        "ssh://git@github.com/them/vaswani.git/",
-    ],
-)
+@pytest.mark.parametrize("url", ["https://name:secret@github.com/them/vaswani", "git@github.com:them/vaswani.git"])
 def test_the_wheel_links_to_the_origin_of_the_clone(clone, url):
     add_origin(clone, url)
     metadata = metadata_of(clone)

@@ -82,15 +82,8 @@ def test_the_trainer_learns_and_saves_the_copy_task(
     assert sum(text == source for text, source in zip(decoded, sentences[-20:], strict=True)) >= 10
 
     trainer.save_model(str(tmp_path / "model"))
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
-    assert loaded.generation_config.num_beams == 4
-    assert loaded.generation_config.max_source_length_offset == 50
-    with torch.no_grad():
-        loaded.model.shared.weight[2] = 0  # makes </s> unlikely, so that the limit ends the search
-        loaded.model.shared.weight[2, 0] = -100 * loaded.model.shared.weight[2, 0].sign()
-    source = torch.tensor([[5] * 9 + [2]])
-    never = loaded.generate(source, suppress_tokens=[0, 1, 2])
-    assert never.shape[1] == 1 + 10 + 50, "Seq2SeqTrainer must not change the limit"
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model").generation_config
+    assert (loaded.num_beams, loaded.max_source_length_offset) == (4, 50)
 
 
 def test_evaluation_does_not_change_the_search(make_trainer: Callable[..., Any]) -> None:

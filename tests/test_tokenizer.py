@@ -43,17 +43,6 @@ def test_decoding_returns_exactly_the_text(tokenizer, text):
     assert ids[-1] == 2 and all(token >= 4 for token in ids[:-1])
 
 
-@settings(max_examples=60, deadline=None)
-@given(texts=st.lists(awkward_text | with_control_tokens, min_size=1, max_size=5))
-def test_batches_are_encoded_like_single_texts(tokenizer, texts):
-    batch = tokenizer(texts, text_target=texts[::-1], padding=True)
-    for text, ids, mask in zip(texts, batch["input_ids"], batch["attention_mask"], strict=True):
-        assert [token for token, real in zip(ids, mask, strict=True) if real] == tokenizer(text)["input_ids"]
-        assert mask == sorted(mask, reverse=True)  # padding is on the right
-        assert all(token == 1 for token, real in zip(ids, mask, strict=True) if not real)
-    assert tokenizer.batch_decode(batch["labels"], skip_special_tokens=True) == texts[::-1]
-
-
 def test_special_tokens_have_the_ids_of_the_model(tokenizer):
     assert tokenizer.convert_tokens_to_ids(CONTROL_TOKENS) == [0, 1, 2, 3]
     assert [getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos", "unk")] == [0, 1, 2, 3]
