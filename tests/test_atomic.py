@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import file_size_limit, wait_until
+from conftest import file_size_limit
 from safetensors.numpy import save_file
-from saved_model import saved_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -211,19 +210,3 @@ def test_empty_folders_that_cannot_be_replaced_are_refused(tmp_path: Path, monke
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)  # only a superuser can mount one
     with pytest.raises(InputError, match="is a mount point, .*; give the name of a new folder inside it"):
         check_new_folder(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_terminated_export_leaves_no_files_behind(tmp_path: Path) -> None:
-    """SIGTERM during the export removes its temporary folder and that of an export killed earlier."""
-    saved_model(tmp_path / "model")
-    words = ["export", "onnx", str(tmp_path / "model"), str(tmp_path / "out")]
-    code = "import sys; from vaswani_transformer.cli import main; main(sys.argv[1:])"
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        process = subprocess.Popen([sys.executable, "-c", code, *words], env=ENVIRONMENT)
-        temporary = tmp_path / f".out.{process.pid}.tmp"
-        wait_until(lambda folder=temporary: any(folder.glob("*")))
-        assert {path.name for path in tmp_path.iterdir()} == {"model", temporary.name}
-        process.send_signal(number)
-        assert process.wait(timeout=300) in (-number, 128 + number)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -112,60 +112,32 @@ def test_success_returns_and_exit_codes_are_kept(capsys):
     assert capsys.readouterr().err == ""
 
 
-WRITER = """
-import sys
-import typer
-from vaswani_transformer.errors import exit_cleanly
-sys.argv[0] = "vaswani-transformer"  # under this name the package does not import torch
-app = typer.Typer()
-@app.command()
-def write() -> None:
-    for _ in range(100_000):
-        {statement}
-exit_cleanly(app, [])
-"""
+def start(folder: Path, body: str, redirection: str = "") -> subprocess.Popen[str]:
+    """Start a process whose command has this body."""
+    script = folder / "vaswani-transformer"  # under this name the package does not import torch
+    script.write_text(
+        "import sys\nimport typer\nfrom vaswani_transformer.errors import InputError, exit_cleanly, tell\n"
+        f"app = typer.Typer()\n@app.command()\ndef command() -> None:\n    {body}\nexit_cleanly(app, [])\n"
+    )
+    words = ["sh", "-c", f'exec "$0" "$1" {redirection}', sys.executable, str(script)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.parametrize("statement", ["typer.echo('line')", "print('line')"])
 def test_a_closed_pipe_is_no_error(statement, tmp_path):
-    script = tmp_path / "vaswani-transformer"
-    script.write_text(WRITER.format(statement=statement))
-    writer = subprocess.Popen(
-        [sys.executable, script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    writer = start(tmp_path, f"for _ in range(100_000): {statement}")
     assert writer.stdout is not None and writer.stderr is not None
-    assert writer.stdout.readline() == b"line\n"
+    assert writer.stdout.readline() == "line\n"
     writer.stdout.close()
-    assert (writer.stderr.read(), writer.wait(timeout=200)) == (b"", 0)
+    assert (writer.stderr.read(), writer.wait(timeout=200)) == ("", 0)
     writer.stderr.close()
 
 
-FAILING = """
-import sys
-import typer
-from vaswani_transformer.errors import InputError, exit_cleanly, tell
-sys.argv[0] = "vaswani-transformer"
-app = typer.Typer()
-@app.command()
-def fail() -> None:
-    print("line")
-    tell("note")
-    raise InputError("wrong")
-exit_cleanly(app, [])
-"""
-
-
-@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
-def test_errors_never_end_up_in_stdout(where, tmp_path):
-    script = tmp_path / "vaswani-transformer"
-    script.write_text(FAILING)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = ["sh", "-c", f'exec "$0" "$1" {where}', sys.executable, str(script)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=200)
-    assert (result.returncode, result.stdout, result.stderr) == (2, "line\n", "")
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_errors_never_end_up_in_stdout(redirection, tmp_path):
+    failing = start(tmp_path, 'print("line"); tell("note"); raise InputError("wrong")', redirection)
+    assert failing.communicate(timeout=200) == ("line\n", "") and failing.returncode == 2
 
 
 def test_one_line_keeps_spaces_and_escapes_invisible_characters():

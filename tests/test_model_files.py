@@ -76,7 +76,7 @@ def test_a_damaged_file_is_named(folder, file, what):
 @pytest.mark.parametrize(
     "value, reason",
     [
-        (b"[" * 100_000 + b"]" * 100_000, "maximum recursion depth"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
         (b"9" * 5000, "5000 digits"),
         (b'"\xff"', "byte 0xff in position 7"),
     ],

@@ -84,7 +84,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         closed = stop if isinstance(stop, BrokenPipeError) else stop.__context__  # typer turns it into exit code 1
         if not isinstance(closed, BrokenPipeError):
             raise
-        discard_output(1)  # its reader has closed it (`| head`)
+        discard_output(1)  # the reader of stdout has closed it (`| head`)
         return
     except KeyboardInterrupt:
         code = INTERRUPTED

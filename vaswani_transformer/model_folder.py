@@ -73,7 +73,8 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
     except OSError as error:
         raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        reason = "it is empty" if path.stat().st_size == 0 else one_line(str(error))
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
+        reason = "it is empty" if path.stat().st_size == 0 else reason
         raise BrokenFileError(f"{path} is not valid JSON: {reason}; copy or download it again") from None
     if not isinstance(content, dict):
         raise BrokenFileError(f"{path} holds a {type(content).__name__}; it must hold an object")
