@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -152,20 +153,6 @@ def test_typed_lines_are_translated_at_once_until_ctrl_c(translate, expected):
         assert process.stdout.readline().decode() == f"{translation}\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=300) == (b"", b"interrupted\n") and process.returncode == 130
-
-
-def test_a_non_blocking_stdin_is_read_to_its_end(translate):
-    """Python mistakes a pause of such a stdin for the end."""
-    theirs, ours = os.pipe()
-    os.set_blocking(theirs, False)
-    process = command(*translate, "--num-beams", "1", stdin=theirs)
-    os.write(ours, b"a\nb")
-    wait_until(lambda: os.get_blocking(theirs))  # the process shares the setting with this one
-    os.close(theirs)
-    os.write(ours, b"\n" * 9000)
-    os.close(ours)
-    out, err = process.communicate(timeout=300)
-    assert (out.count(b"\n"), err, process.returncode) == (9001, b"", 0)
 
 
 def test_a_closed_pipe_is_no_error(translate):
@@ -395,3 +382,51 @@ def test_an_error_of_several_processes_is_one_line_with_a_rank(tmp_path):
     )
     assert result.returncode == 3
     assert re.fullmatch(rb"error: rank [01]: broken, says each of 2\n", result.stderr), result.stderr
+
+
+def test_chunk_lines_does_not_change_translations(model, source, expected, capfdbinary):
+    main(["translate", "--model", str(model), "--input", str(source), "--chunk-lines", "2", "--device", "cpu"])
+    assert capfdbinary.readouterr().out.decode().split("\n") == [*expected, ""]
+
+
+def test_the_shell_completes_commands():
+    words = "vaswani-transformer tr"
+    process = command(_VASWANI_TRANSFORMER_COMPLETE="complete_bash", COMP_CWORD="1", COMP_WORDS=words)
+    out, _ = process.communicate()
+    assert out.decode().split() == ["train", "translate"]
+
+
+def test_non_blocking_pipes_work(translate):
+    """Python mistakes a pause of such a stdin for the end; an unbuffered stdout may write only a part."""
+    (theirs, ours), (read, write) = os.pipe(), os.pipe()
+    os.set_blocking(theirs, False)
+    os.set_blocking(write, False)
+    words = [sys.executable, *SCRIPT, *translate, "--num-beams", "1"]
+    with (
+        subprocess.Popen(
+            words, stdin=theirs, stdout=write, stderr=subprocess.PIPE, env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"}
+        ) as process,
+        open(ours, "wb", buffering=0) as text,
+        open(read, "rb") as translations,
+    ):
+        # The process makes both ends, which are shared with this one, blocking before it uses them.
+        text.write(ENGLISH[0][:3].encode())
+        wait_until(lambda: os.get_blocking(theirs) and os.get_blocking(write))
+        os.close(theirs)
+        os.close(write)
+        many = 9000  # more than a pipe holds
+        text.write(ENGLISH[0][3:].encode() + b"\n" * many)
+        text.close()
+        assert len(translations.read().splitlines()) == many
+        assert (process.communicate()[1], process.returncode) == (b"", 0)
+
+
+def test_a_closed_stdin_or_stdout_is_named(translate, source):
+    script = [sys.executable, *SCRIPT, *translate]
+    for words, close, said in (
+        ([], "<&-", "stdin cannot be read"),
+        (["--input", str(source)], ">&-", "stdout is closed"),
+    ):
+        line = f"{shlex.join([*script, *words])} {close}"
+        done = subprocess.run(["sh", "-c", line], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr

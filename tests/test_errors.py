@@ -134,12 +134,6 @@ def test_a_closed_pipe_is_no_error(statement, tmp_path):
     writer.stderr.close()
 
 
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
-def test_errors_never_end_up_in_stdout(redirection, tmp_path):
-    failing = start(tmp_path, 'print("line"); tell("note"); raise InputError("wrong")', redirection)
-    assert failing.communicate(timeout=200) == ("line\n", "") and failing.returncode == 2
-
-
 def test_one_line_keeps_spaces_and_escapes_invisible_characters():
     assert one_line("a  b\r\n\tc\u202e\ud800") == r"a  b c\u202e\ud800"
 
@@ -157,3 +151,12 @@ def test_a_missing_package_is_named_by_the_command_that_needs_it(monkeypatch, ca
         main(["plot", "positions", "--output", "positions.png"])
     line = capsys.readouterr().err
     assert stopped.value.code == 4 and line.endswith(': pip install "vaswani-transformer[viz]"\n')
+
+
+@pytest.mark.parametrize("where", ["2>&-", "<&- 2>&-", "2>/dev/full", "2>file"])
+def test_errors_never_end_up_in_stdout_or_another_file(where, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = start(tmp_path, "print('line'); tell('note'); raise InputError('wrong')", where)
+    assert (*process.communicate(timeout=200), process.returncode) == ("line\n", "", 2)
+    if where == "2>file":
+        assert (tmp_path / "file").read_text() == "note\nerror: wrong\n"

@@ -13,6 +13,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.cache_utils import DynamicCache
+from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 END = 2
@@ -231,3 +232,22 @@ def test_a_folder_without_generation_config_keeps_the_papers_search(lively_model
     loaded = type(model).from_pretrained(tmp_path)
     assert loaded.generation_config.num_beams == 4 and loaded.generation_config.max_source_length_offset == 50
     assert torch.equal(loaded.generate(**batch), model.generate(**batch))
+
+
+def test_the_streamer_receives_every_token(lively_model: ModelMaker) -> None:
+    class Collect(BaseStreamer):
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+            self.ended = False
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.ended = True
+
+    model = lively_model(1)
+    streamer = Collect()
+    row = model.generate(torch.tensor([[5, 6, 2]]), num_beams=1, streamer=streamer)[0]
+    assert streamer.tokens == row.tolist()
+    assert streamer.ended

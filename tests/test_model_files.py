@@ -318,3 +318,20 @@ def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
     ]:
         with pytest.raises(InputError, match=named):
             find_folder(path)
+
+
+def test_a_panic_in_tokenizers_is_a_one_line_error(folder, capfd):
+    change(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    assert "tokenizer.json is not a tokenizer (Precompiled: " in refusal(folder)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_links_of_a_hub_cache_are_followed(intact, tmp_path):
+    repository = tmp_path / "models--a--b"
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / "0123"
+    shutil.copytree(intact, blobs)
+    sharded(blobs, "two.safetensors")
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(Path("../..") / "blobs" / file.name)
+    assert torch.equal(load_model(snapshot, device="cpu").lm_head.weight, trained_model().lm_head.weight)

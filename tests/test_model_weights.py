@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 import torch
 from conftest import ModelMaker, labelled_batch, tiny_config
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
@@ -115,3 +115,26 @@ def test_gradients_reach_every_parameter(tiny_model: ModelMaker) -> None:
     for name, weight in model.named_parameters():
         if not name.endswith("k_proj.bias"):  # cancels in the softmax
             assert weight.grad is not None and weight.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("copy", ["lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"])
+def test_any_copy_of_the_shared_matrix_is_enough(tiny_model: ModelMaker, tmp_path: Path, copy: str) -> None:
+    """Converted checkpoints may store the shared matrix under another name."""
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[f"{copy}.weight"] = tensors.pop("model.shared.weight")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = VaswaniTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_loading_does_not_depend_on_the_seed(tiny_model: ModelMaker, tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    inputs = {"input_ids": torch.tensor([[5, 2]]), "decoder_input_ids": torch.tensor([[0, 7]])}
+    logits = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        logits.append(AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()(**inputs).logits)
+    assert torch.equal(*logits)

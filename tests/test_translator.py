@@ -307,3 +307,19 @@ def test_a_saved_folder_translates_as_its_model(translator, tmp_path):
     loaded = Translator.from_pretrained(saved_model(tmp_path), device="cpu")
     assert loaded.translate(SENTENCES) == translator.translate(SENTENCES)
     assert Translator.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+def test_long_sentences_are_split_at_spaces(translator):
+    words = "apples " * 40
+    parts = list(translator._parts(0, words.strip(), 20))
+    assert len(parts) > 1 and all(len(part.source) <= 20 for part in parts)
+    rejoined = parts[0].separator + translator.tokenizer.decode(parts[0].source, skip_special_tokens=True)
+    for part in parts[1:]:
+        rejoined += part.separator + translator.tokenizer.decode(part.source, skip_special_tokens=True)
+    assert rejoined == words.strip()
+
+
+def test_two_vocabularies_need_two_tokenizers():
+    model = untrained_model(decoder_vocab_size=310, share_encoder_decoder_embeddings=False)
+    with pytest.raises(InputError, match="300 source and 310 target tokens"):
+        Translator(model, trained_tokenizer())

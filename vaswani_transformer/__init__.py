@@ -28,13 +28,17 @@ if TYPE_CHECKING:  # for editors; at run time `__getattr__` below imports these 
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "configuration_vaswani_transformer": "PRESETS VaswaniTransformerConfig",
-    "modeling_vaswani_transformer": "VaswaniTransformerForConditionalGeneration VaswaniTransformerModel "
-    "gnmt_length_penalty label_smoothed_cross_entropy scaled_dot_product_attention sinusoidal_positional_encoding",
-    "translator": "Translator",
+_HOME = {
+    "PRESETS": "configuration_vaswani_transformer",
+    "VaswaniTransformerConfig": "configuration_vaswani_transformer",
+    "VaswaniTransformerForConditionalGeneration": "modeling_vaswani_transformer",
+    "VaswaniTransformerModel": "modeling_vaswani_transformer",
+    "gnmt_length_penalty": "modeling_vaswani_transformer",
+    "label_smoothed_cross_entropy": "modeling_vaswani_transformer",
+    "scaled_dot_product_attention": "modeling_vaswani_transformer",
+    "sinusoidal_positional_encoding": "modeling_vaswani_transformer",
+    "Translator": "translator",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_HOME, "register"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -111,6 +111,8 @@ def remove(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Flush a file's bytes, or a folder's entries, to disk, so that a power cut cannot lose them."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -70,21 +71,28 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     name: the program's name in usage hints.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if "--debug" in arguments:
-        arguments.remove("--debug")
+    debug = debug_wanted(arguments)
+    if debug:
         os.environ["VASWANI_DEBUG"] = "1"  # child processes read it
-    debug = os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
-    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr: a terminal that cannot show a character gets a substitute
-        sys.stdout.reconfigure(errors="backslashreplace")
-    exit_on_signals()
+        if "--debug" in arguments:
+            arguments.remove("--debug")
+    if sys.stderr is None:  # closed (2>&-): else the next file opened gets descriptor 2, and the errors
+        discard_output(2)
+        sys.stderr = open(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character gets a substitute
+            stream.reconfigure(errors="backslashreplace")
+    handled = exit_on_signals()
     try:
         code = command(args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
         sys.stdout.flush()
-    except (SystemExit, BrokenPipeError) as stop:
-        closed = stop if isinstance(stop, BrokenPipeError) else stop.__context__  # typer turns it into exit code 1
-        if not isinstance(closed, BrokenPipeError):
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):
             raise
-        discard_output(1)  # the reader of stdout has closed it (`| head`)
+        discard_output(1)  # typer turns a closed pipe into exit code 1
+        return
+    except BrokenPipeError:  # the reader of stdout has closed it (`| head`)
+        discard_output(1)
         return
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -95,6 +103,9 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
             for line in render(error, name):
                 tell(line)
         raise SystemExit(exit_code_of(error)) from None
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
     if code == INTERRUPTED:  # typer returns it instead of raising
         tell("interrupted")
     if isinstance(code, int) and code != 0:
@@ -111,23 +122,35 @@ def is_first_error(error: BaseException) -> bool:
     try:
         with open(path, "x") as file:
             file.write(str(exit_code_of(error)))
-    except OSError as problem:  # without space, better two reports than none
-        return not isinstance(problem, FileExistsError)
+    except FileExistsError:
+        return False
+    except OSError:  # no space: better two reports than none
+        return True
     return True
 
 
-def exit_on_signals() -> None:
+def debug_wanted(arguments: list[str]) -> bool:
+    """Return whether `--debug` (before a `--`) or VASWANI_DEBUG asks for tracebacks."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--debug" in options or os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
+
+
+def exit_on_signals() -> list[int]:
     """Make SIGTERM and SIGHUP raise SystemExit (SIGINT raises KeyboardInterrupt): temporary files are then removed.
 
-    A signal that the parent ignores (nohup) stays ignored.
+    Returns the signals whose handler was set. A signal that the parent ignores (nohup) stays ignored.
     """
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)  # as shells report it
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, stop)
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
+    handled = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, stop)
+    return handled
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -186,10 +209,9 @@ def render(error: BaseException, name: str | None = None) -> list[str]:
 
 
 def tell(message: str) -> None:
-    """Print a line on stderr, or discard it if stderr is closed or cannot be written (full disk)."""
+    """Print a line on stderr, or discard it if stderr cannot be written (closed by its reader, full disk)."""
     try:
-        if sys.stderr is not None:  # else print() would write on stdout
-            print(message, file=sys.stderr, flush=True)
+        print(message, file=sys.stderr, flush=True)
     except OSError:
         discard_output(2)
 
@@ -203,5 +225,8 @@ def one_line(message: str) -> str:
 def discard_output(descriptor: int) -> None:
     """Point a file descriptor at /dev/null, so that Python's flush at exit does not fail."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, descriptor)
-    os.close(null)
+    if null == descriptor:  # it was closed
+        os.set_inheritable(descriptor, True)
+    else:
+        os.dup2(null, descriptor)
+        os.close(null)

@@ -6,9 +6,10 @@ A line ends at `\\n`. A `\\r` before it and a byte order mark at the start of th
 import gzip
 import io
 import os
+import queue
 import re
-import select
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             raise EOFError("it is empty")
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             yield cast(BinaryIO, stream)
+    except PermissionError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BrokenFileError(f"{path} is not a complete gzip file ({error}); download or copy it again") from None
 
@@ -76,31 +79,48 @@ def read_lines(path: str | Path) -> Iterator[str]:
         yield from decode_lines(stream, str(path))
 
 
-def open_stdin() -> io.BufferedReader:
-    """Open stdin for reading bytes."""
-    os.set_blocking(0, True)  # if the parent made it non-blocking, Python takes a pause for the end of the file
-    return open(0, "rb", closefd=False)
+def open_stdin() -> BinaryIO:
+    """Open stdin a second time: the interpreter cannot shut down while a thread reads sys.stdin. Raises InputError."""
+    try:
+        os.set_blocking(0, True)  # if the parent made it non-blocking, Python takes a pause for the end of the file
+        return open(os.dup(0), "rb")
+    except OSError as error:
+        raise InputError(f"stdin cannot be read ({error.strerror}); give a file") from None
 
 
 def arriving_lines(most: int) -> Iterator[list[str]]:
     """Yield the lines of stdin in lists of at most `most`: long lists from a file, single lines from a terminal."""
-    number, rest = 0, bytearray()
-    lines: list[str] = []
-    with open_stdin() as stdin:
-        while chunk := stdin.read1(1 << 16):
-            rest += chunk
-            if b"\n" in chunk:
-                *complete, rest = rest.split(b"\n")
-                lines += [decode_line(bytes(raw), "stdin", number + n) for n, raw in enumerate(complete, start=1)]
-                number += len(complete)
-            # A user waits for the translation: wait for more lines for 20 ms only.
-            while len(lines) >= most or (lines and not select.select([stdin], [], [], 0.02)[0]):
-                yield lines[:most]
-                lines = lines[most:]
-    if rest:
-        lines.append(decode_line(bytes(rest), "stdin", number + 1))
-    if lines:
-        yield lines
+    arrived: queue.Queue[str | Exception | None] = queue.Queue(maxsize=2 * most)
+    source = open_stdin()
+
+    def read() -> None:
+        with source:
+            try:
+                for line in decode_lines(source, "stdin"):
+                    arrived.put(line)
+                arrived.put(None)
+            except Exception as error:  # raised below, in the caller's thread
+                arrived.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        lines: list[str] = []
+        end: Exception | None = None
+        try:
+            while len(lines) < most:
+                line = arrived.get(timeout=0.02 if lines else None)
+                if not isinstance(line, str):
+                    end = line or EOFError()
+                    break
+                lines.append(line)
+        except queue.Empty:
+            pass  # no further line for 20 ms: do not keep a user waiting for the translation
+        if lines:
+            yield lines
+        if isinstance(end, EOFError):
+            return
+        if end is not None:
+            raise end
 
 
 @contextmanager
@@ -110,17 +130,31 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
     A symbolic link is kept and its target written; devices and named pipes are written directly.
     """
     if str(path) == "-":
-        yield sys.stdout.buffer
-        sys.stdout.flush()
+        if sys.stdout is None:
+            raise InputError("stdout is closed; give --output FILE")
+        stream = sys.stdout.buffer
+        if isinstance(stream, io.RawIOBase):  # PYTHONUNBUFFERED: its write() may write only a part
+            os.set_blocking(stream.fileno(), True)
+            with open(stream.fileno(), "wb", closefd=False) as stream:
+                yield stream
+        else:
+            yield stream
+            stream.flush()
         return
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the name of a file")
+    if path.exists() and not path.is_file():
+        try:
+            with path.open("wb") as stream:
+                yield stream
+        except BrokenPipeError:
+            raise InputError(f"{path}: the reader closed the pipe before everything was written") from None
+        return
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if not target.parent.is_dir():
         raise InputError(f"{path}: the folder {target.parent} does not exist")
-    is_device = path.exists() and not path.is_file()
-    with path.open("wb") if is_device else atomic_file(target) as stream:
+    with atomic_file(target) as stream:
         yield stream
 
 

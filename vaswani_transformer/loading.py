@@ -34,15 +34,34 @@ from .text_vaswani_transformer import TARGET_TOKENIZER
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 # Settings of generate() that the search of Translator and ONNX does not support, with their neutral values.
-NEUTRAL = [
-    (0, "diversity_penalty encoder_no_repeat_ngram_size min_length min_new_tokens no_repeat_ngram_size penalty_alpha"),
-    (1, "encoder_repetition_penalty guidance_scale num_beam_groups repetition_penalty"),
-    (False, "do_sample renormalize_logits token_healing"),
-    (None, "bad_words_ids begin_suppress_tokens constraints dola_layers exponential_decay_length_penalty"),
-    (None, "force_words_ids forced_bos_token_id forced_eos_token_id max_new_tokens max_time sequence_bias"),
-    (None, "stop_strings watermarking_config"),
-]
-UNSUPPORTED_SETTINGS = {field: neutral for neutral, fields in NEUTRAL for field in fields.split()}
+UNSUPPORTED_SETTINGS = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "constraints": None,
+    "diversity_penalty": 0.0,
+    "do_sample": False,
+    "dola_layers": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1.0,
+    "max_new_tokens": None,
+    "max_time": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0.0,
+    "renormalize_logits": False,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "token_healing": False,
+    "watermarking_config": None,
+}
 
 
 def load_model(
@@ -136,12 +155,18 @@ def weight_files(folder: Path) -> list[Path]:
     file_of_tensor = read_json_object(path).get("weight_map")
     if not isinstance(file_of_tensor, dict) or not all(isinstance(name, str) for name in file_of_tensor.values()):
         raise BrokenFileError(f"{path}: weight_map must map the name of each tensor to a file name")
-    files = [folder / name for name in sorted(set(file_of_tensor.values()))]
-    for file in files:
-        if file.parent != folder:
-            raise BrokenFileError(f"{path}: {str(file)!r} is outside the model folder and is not read")
+    # Files in the Hub's cache are links to its folder of blobs.
+    inside = folder.resolve()
+    if inside.parent.name == "snapshots":
+        inside = inside.parent.parent
+    files = []
+    for name in sorted(set(file_of_tensor.values())):
+        file = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts or not file.resolve().is_relative_to(inside):
+            raise BrokenFileError(f"{path}: {name!r} is outside the model folder and is not read")
         if not file.is_file():
             raise BrokenFileError(f"{file}: no such file, but {INDEX} names it")
+        files.append(file)
     return files
 
 

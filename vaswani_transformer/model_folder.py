@@ -5,12 +5,14 @@
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import BrokenFileError, InputError, UnavailableError, one_line
+from .errors import BrokenFileError, InputError, UnavailableError, discard_output, one_line
 from .text_translator import LENGTH_PENALTIES, LOOKAHEAD, MAX_BEAMS, NO_MAXIMUM, SearchSettings
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
@@ -187,8 +189,11 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
     path = folder / "tokenizer.json"
     read_json_object(path)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust library raises no subclass
+        with discarded_stderr():
+            tokenizer = Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the Rust library raises Exception, and for a panic a subclass of BaseException
         raise BrokenFileError(f"{path} is not a tokenizer ({error}); copy or download it again") from None
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if vocabulary is not None and largest >= vocabulary:
@@ -197,3 +202,15 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             "tokenizer and model do not belong together"
         )
     return tokenizer
+
+
+@contextmanager
+def discarded_stderr() -> Iterator[None]:
+    """Discard the stack trace that native code (a panic in tokenizers) writes to stderr."""
+    saved = os.dup(2)
+    discard_output(2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

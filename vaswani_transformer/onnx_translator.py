@@ -29,7 +29,15 @@ from .text_translator import NO_MAXIMUM, Hypothesis, SearchSettings, TextTransla
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
-INPUTS = set("input_ids attention_mask num_beams max_length length_penalty min_length num_return_sequences".split())
+INPUTS = {
+    "input_ids",
+    "attention_mask",
+    "num_beams",
+    "max_length",
+    "length_penalty",
+    "min_length",
+    "num_return_sequences",
+}
 
 
 class OnnxTranslator(TextTranslator):
