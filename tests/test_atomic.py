@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import file_size_limit, wait_until
+from conftest import file_size_limit
 from safetensors.numpy import save_file
-from saved_model import saved_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -25,36 +24,26 @@ from vaswani_transformer.lines import check_new_folder, open_output
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 # Under the program's name the package does not import torch.
-IMPORTS = """
+WRITER = """
 import sys
 sys.argv[0] = "vaswani-transformer"
 from pathlib import Path
-from vaswani_transformer.atomic import atomic_file, atomic_folder
+from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import exit_cleanly
-"""
-WRITERS = {
-    "folder": """
 def write(args, **settings):
     with atomic_folder(Path(args[0])) as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "weights").write_bytes(b"half")
         print("writing", flush=True)
         sys.stdin.readline()
-""",
-    "file": """
-def write(args, **settings):
-    with atomic_file(Path(args[0])) as stream:
-        stream.write(b"half")
-        print("writing", flush=True)
-        sys.stdin.readline()
-""",
-}
+exit_cleanly(write, sys.argv[1:])
+"""
 
 
-def start_writing(path: Path, kind: str) -> subprocess.Popen[str]:
-    """Start a process and return while it is writing `path`."""
+def start_writing(path: Path) -> subprocess.Popen[str]:
+    """Start a process and return while it is writing the folder `path`."""
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{IMPORTS}{WRITERS[kind]}exit_cleanly(write, sys.argv[1:])", str(path)],
+        [sys.executable, "-c", WRITER, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -72,29 +61,28 @@ def end(process: subprocess.Popen[str], number: int) -> int:
     return process.returncode
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_leaves_no_files_behind(tmp_path: Path, kind: str, number: int) -> None:
-    process = start_writing(tmp_path / "out", kind)
+def test_a_signal_leaves_no_files_behind(tmp_path: Path, number: int) -> None:
+    process = start_writing(tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == [f".out.{process.pid}.tmp"]
     assert end(process, number) == 128 + number
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_the_next_writer_removes_leftovers_of_a_killed_one(tmp_path: Path, kind: str) -> None:
-    for name in ("out", "out.2", "other"):
-        assert end(start_writing(tmp_path / name, kind), signal.SIGKILL) == -signal.SIGKILL
-    assert len(list(tmp_path.iterdir())) == 3
+def test_the_next_writer_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
+    process = start_writing(tmp_path / "out")
+    assert end(process, signal.SIGKILL) == -signal.SIGKILL
+    theirs = [tmp_path / f".{name}.{process.pid}.tmp" for name in ("other", "out.2")]
+    for path in theirs:
+        path.touch()
     with atomic_file(tmp_path / "out") as stream:
         stream.write(b"complete")
     assert (tmp_path / "out").read_bytes() == b"complete"
-    remaining = sorted(path.name for path in tmp_path.iterdir())
-    assert len(remaining) == 3 and remaining[0].startswith(".other.") and remaining[1].startswith(".out.2.")
+    assert sorted(tmp_path.iterdir()) == [*theirs, tmp_path / "out"]
 
 
 def test_files_of_a_running_process_are_not_removed(tmp_path: Path) -> None:
-    process = start_writing(tmp_path / "out", "folder")
+    process = start_writing(tmp_path / "out")
     (theirs,) = tmp_path.iterdir()
     remove_stale(tmp_path / "out")
     assert (theirs / "inner" / "weights").read_bytes() == b"half"
@@ -148,15 +136,6 @@ def test_devices_and_pipes_are_written_directly(tmp_path: Path) -> None:
     os.close(reader)
     assert pipe.is_fifo() and (tmp_path / "link").is_symlink() and Path(os.devnull).is_char_device()
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_closed_named_pipe_is_an_error(tmp_path: Path) -> None:
-    """A closed stdout is no error (`| head`), but here the requested file is incomplete."""
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(InputError, match="pipe: the reader closed the pipe"), open_output(tmp_path / "pipe") as out:
-        os.close(reader)
-        out.write(b"line\n")
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
@@ -233,17 +212,10 @@ def test_empty_folders_that_cannot_be_replaced_are_refused(tmp_path: Path, monke
         check_new_folder(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_terminated_export_leaves_no_files_behind(tmp_path: Path) -> None:
-    """SIGTERM during the export removes its temporary folder and that of an export killed earlier."""
-    saved_model(tmp_path / "model")
-    words = ["export", "onnx", str(tmp_path / "model"), str(tmp_path / "out")]
-    code = "import sys; from vaswani_transformer.cli import main; main(sys.argv[1:])"
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        process = subprocess.Popen([sys.executable, "-c", code, *words], env=ENVIRONMENT)
-        temporary = tmp_path / f".out.{process.pid}.tmp"
-        wait_until(lambda folder=temporary: any(folder.glob("*")))
-        assert {path.name for path in tmp_path.iterdir()} == {"model", temporary.name}
-        process.send_signal(number)
-        assert process.wait(timeout=300) in (-number, 128 + number)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+def test_a_closed_named_pipe_is_an_error(tmp_path: Path) -> None:
+    """A closed stdout is no error (`| head`), but here the requested file is incomplete."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(InputError, match="pipe: the reader closed the pipe"), open_output(tmp_path / "pipe") as out:
+        os.close(reader)
+        out.write(b"line\n")

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
@@ -74,31 +73,18 @@ def test_a_damaged_file_is_named(folder, file, what):
         assert str(path) in refusal(folder)
 
 
-def test_a_file_with_its_last_byte_missing_is_named(folder):
-    for file in (WEIGHTS, "tokenizer.json"):
-        content = (folder / file).read_bytes().rstrip()
-        (folder / file).write_bytes(content[:-1])
-        assert str(folder / file) in refusal(folder)
-        (folder / file).write_bytes(content)
-
-
-DEEP, LONG = b"[" * 100_000 + b"]" * 100_000, b"9" * 5000
-
-
-@pytest.mark.parametrize("file", [file for file in FILES if file.endswith(".json")])
 @pytest.mark.parametrize(
-    "value, reason", [(DEEP, "nested too deeply"), (LONG, "5000 digits"), (b'"\xff"', "byte 0xff at offset 7 is not")]
+    "value, reason",
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+        (b"9" * 5000, "5000 digits"),
+        (b'"\xff"', "byte 0xff in position 7"),
+    ],
 )
-def test_extreme_json_is_refused_in_one_line(folder, file, value, reason):
-    (folder / file).write_bytes(b'{"a": ' + value + b"}")
-    message = refusal(folder).removesuffix("; copy or download it again")
-    assert message.startswith(f"{folder / file} is not valid JSON: ") and reason in message
-
-
-def test_a_panic_in_tokenizers_is_a_one_line_error(folder, capfd):
-    change(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
-    assert "tokenizer.json is not a tokenizer (Precompiled: " in refusal(folder)
-    assert capfd.readouterr().err == ""
+def test_extreme_json_is_refused_in_one_line(folder, value, reason):
+    (folder / "config.json").write_bytes(b'{"a": ' + value + b"}")
+    message = refusal(folder)
+    assert message.startswith(f"{folder / 'config.json'} is not valid JSON: ") and reason in message
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -109,16 +95,9 @@ def test_a_weight_that_is_not_finite_is_named(folder, value):
     assert refusal(folder).startswith(f"{folder / WEIGHTS} has NaN or infinite values in {name}; ")
 
 
-def test_a_header_of_terabytes_is_refused(folder):
-    (folder / WEIGHTS).write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
-    assert WEIGHTS in refusal(folder)
-
-
 def test_missing_and_unused_layers_are_named(folder):
     change(folder / "config.json", decoder_layers=3)
-    assert re.search(r"lacks model\.decoder\.layers\.2\.\*: .*decoder_layers 3, the file has 2", refusal(folder))
-    change(folder / "config.json", decoder_layers=900)
-    assert "and 894 more" in refusal(folder)
+    assert re.search(r"lacks model\.decoder\.layers\.2\..* and 14 more", refusal(folder))
     change(folder / "config.json", decoder_layers=1)
     assert "model.decoder.layers.1." in refusal(folder)
 
@@ -150,28 +129,20 @@ def test_any_copy_of_the_tied_matrix_is_enough(folder):
     "field, value",
     [
         ("d_model", "32"),
-        ("d_model", 0),
-        ("d_model", -32),
-        ("d_model", 10**9),
-        ("d_model", 33),
-        ("encoder_attention_heads", 5),
         ("encoder_layers", 2.5),
         ("vocab_size", 10**12),
-        ("dropout", 1.5),
         ("dropout", [0.1]),
         ("norm_position", "middle"),
-        ("position_embedding_type", 3),
-        ("pad_token_id", -1),
-        ("eos_token_id", VOCABULARY),
         ("eos_token_id", [2, 5]),
         ("eos_token_id", None),
+        ("pad_token_id", None),
         ("decoder_start_token_id", 10**6),
     ],
 )
 def test_a_wrong_config_field_is_named_with_its_value(folder, field, value):
     change(folder / "config.json", **{field: value})
     message = refusal(folder)
-    assert field.removesuffix("_attention_heads") in message and "config.json" in message
+    assert field in message and "config.json" in message
     assert str(value).strip("[]") in message
 
 
@@ -183,15 +154,9 @@ def test_another_kind_of_model_is_refused(folder):
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(folder):
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"]["new"] = VOCABULARY
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    content = json.loads((folder / "tokenizer.json").read_text())["model"]
+    change(folder / "tokenizer.json", model=content | {"vocab": content["vocab"] | {"new": VOCABULARY}})
     assert f"ids up to {VOCABULARY}, but config.json has vocab_size {VOCABULARY}" in refusal(folder)
-
-
-def test_a_length_that_is_no_number_is_named(folder):
-    change(folder / "tokenizer_config.json", model_max_length="x")
-    assert "tokenizer_config.json: model_max_length is 'x'; it must be a number" in refusal(folder)
 
 
 @pytest.mark.parametrize("token", ["<unk>", None, "<other>"])
@@ -202,13 +167,15 @@ def test_special_tokens_must_match_the_model(folder, token):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("num_beams", 0), ("num_beams", 10**9), ("num_beams", "4"), ("max_new_tokens", -1), ("eos_token_id", VOCABULARY)]
-    + [
+    [
+        ("num_beams", 0),
+        ("num_beams", "4"),
+        ("max_new_tokens", -1),
         ("length_penalty", "x"),
         ("early_stopping", 7),
-        ("stopping_lookahead", -1),
+        ("stopping_lookahead", True),
+        ("eos_token_id", VOCABULARY),
         ("suppress_tokens", [-1]),
-        ("max_source_length_offset", 0),
     ],
 )
 def test_an_invalid_generation_config_entry_is_named(folder, field, value):
@@ -219,27 +186,21 @@ def test_an_invalid_generation_config_entry_is_named(folder, field, value):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("no_repeat_ngram_size", 3), ("min_new_tokens", 4), ("do_sample", True), ("eos_token_id", [2, 5])]
-    + [("pad_token_id", 5), ("repetition_penalty", 1.2), ("forced_eos_token_id", 2)]
-    + [("max_time", 3.0), ("renormalize_logits", True), ("guidance_scale", 2.0), ("stop_strings", ["a"])]
-    + [("num_beam_groups", 2), ("diversity_penalty", 0.5), ("force_words_ids", [[5]]), ("token_healing", True)]
-    + [
-        ("forced_bos_token_id", 5),
-        ("min_length", 4),
-        ("bad_words_ids", [[5]]),
-        ("decoder_start_token_id", 5),
+    [
+        ("no_repeat_ngram_size", 3),
+        ("repetition_penalty", 1.2),
+        ("do_sample", True),
+        ("stop_strings", ["a"]),
+        ("watermarking_config", {"greenlist_ratio": 0.5}),
+        ("eos_token_id", [2, 5]),
+        ("pad_token_id", 5),
     ],
 )
 def test_settings_that_only_generate_supports_are_refused(folder, field, value):
     change(folder / "generation_config.json", **{field: value})
-    message = refusal(folder, InputError)
-    assert f"generation_config.json: {field} is {value}" in message
+    found = f"generation_config.json: {field} is " + ("" if isinstance(value, dict) else str(value))
+    assert found in refusal(folder, InputError)
     load_model(folder, device="cpu")  # for generate()
-
-
-def test_a_setting_that_is_an_object_is_refused(folder):
-    change(folder / "generation_config.json", watermarking_config={"greenlist_ratio": 0.5})
-    assert "watermarking_config is " in refusal(folder, InputError)
 
 
 def test_neutral_settings_are_accepted(folder):
@@ -250,10 +211,7 @@ def test_neutral_settings_are_accepted(folder):
 
 def test_omitted_search_settings_are_those_of_transformers(folder):
     path = folder / "generation_config.json"
-    fields = json.loads(path.read_text())
-    for name in ("num_beams", "length_penalty", "early_stopping"):
-        del fields[name]
-    path.write_text(json.dumps(fields))
+    change(path, num_beams=None, length_penalty=None, early_stopping=None)
     translator = Translator.from_pretrained(folder, device="cpu")
     assert translator.default_search == (1, 1.0, False)
     batch = translator.tokenizer(ENGLISH, return_tensors="pt", padding=True)
@@ -304,13 +262,9 @@ def sharded(folder: Path, file: str) -> None:
     """Split the weights into two files, the second of which is `file`."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
-    names = sorted(tensors)
-    first, second = names[::2], names[1::2]
-    save_file({name: tensors[name] for name in first}, folder / "one.safetensors", {"format": "pt"})
-    target = folder / file
-    if target.parent.is_dir():
-        save_file({name: tensors[name] for name in second}, target, {"format": "pt"})
-    places = dict.fromkeys(first, "one.safetensors") | dict.fromkeys(second, file)
+    places = {name: ("one.safetensors", file)[i % 2] for i, name in enumerate(tensors)}
+    for part in ("one.safetensors", file):
+        save_file({n: tensor for n, tensor in tensors.items() if places[n] == part}, folder / part, {"format": "pt"})
     index = {"metadata": {"total_size": 1}, "weight_map": places}
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
 
@@ -323,13 +277,53 @@ def test_weights_in_several_files_load(folder):
     assert "two.safetensors: no such file" in refusal(folder)
 
 
-@pytest.mark.parametrize("file", ["../two.safetensors", "{absolute}", "link.safetensors", "sub/../../two.safetensors"])
+@pytest.mark.parametrize("file", ["../two.safetensors", "{absolute}"])
 def test_an_index_cannot_name_files_outside_the_folder(folder, file, tmp_path):
     sharded(folder, file.format(absolute=tmp_path / "two.safetensors"))
-    if file == "link.safetensors":
-        (folder / file).rename(tmp_path / "elsewhere.safetensors")
-        (folder / file).symlink_to(tmp_path / "elsewhere.safetensors")
     assert "is outside the model folder" in refusal(folder)
+
+
+def test_a_config_cannot_name_other_weights(folder, tmp_path):
+    change(folder / "config.json", transformers_weights="../elsewhere.safetensors")
+    loaded = load_model(folder, device="cpu")
+    assert torch.equal(loaded.lm_head.weight, trained_model().lm_head.weight)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_random_damage_loads_or_raises_one_line(intact, tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp() / "damaged"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(intact, folder)
+    path = folder / data.draw(st.sampled_from(FILES))
+    content = bytearray(path.read_bytes())
+    # Headers and fields are at the beginning; the rest of the weights are numbers.
+    place = data.draw(st.integers(0, min(len(content), 4000) - 1))
+    end = place + data.draw(st.integers(0, 8)) if data.draw(st.booleans()) else None
+    content[place:end] = data.draw(st.binary(max_size=4))
+    path.write_bytes(content)
+    try:
+        Translator.from_pretrained(folder, device="cpu")
+    except (InputError, BrokenFileError) as refused:
+        assert str(folder) in str(refused)
+
+
+def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
+    (tmp_path / "file").touch()
+    for path, named in [
+        (tmp_path / "file", "is a file"),
+        (Path("tests/nowhere"), "no such folder"),
+        (Path("just-a-name"), "no such folder"),
+    ]:
+        with pytest.raises(InputError, match=named):
+            find_folder(path)
+
+
+def test_a_panic_in_tokenizers_is_a_one_line_error(folder, capfd):
+    change(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    assert "tokenizer.json is not a tokenizer (Precompiled: " in refusal(folder)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_links_of_a_hub_cache_are_followed(intact, tmp_path):
@@ -341,54 +335,3 @@ def test_the_links_of_a_hub_cache_are_followed(intact, tmp_path):
     for file in blobs.iterdir():
         (snapshot / file.name).symlink_to(Path("../..") / "blobs" / file.name)
     assert torch.equal(load_model(snapshot, device="cpu").lm_head.weight, trained_model().lm_head.weight)
-
-
-def test_a_config_cannot_name_other_weights(folder, tmp_path):
-    change(folder / "config.json", transformers_weights="../elsewhere.safetensors")
-    loaded = load_model(folder, device="cpu")
-    assert torch.equal(loaded.lm_head.weight, trained_model().lm_head.weight)
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_random_damage_loads_or_raises_one_line(intact, tmp_path_factory, data):
-    folder = tmp_path_factory.getbasetemp() / "damaged"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(intact, folder)
-    path = folder / data.draw(st.sampled_from(FILES))
-    content = bytearray(path.read_bytes())
-    # Headers and fields are at the beginning; the rest of the weights are numbers.
-    place = data.draw(st.integers(0, min(len(content), 4000) - 1))
-    action = data.draw(st.sampled_from(["flip", "cut", "insert", "delete"]))
-    if action == "flip":
-        content[place] ^= 1 << data.draw(st.integers(0, 7))
-    elif action == "cut":
-        del content[place:]
-    elif action == "insert":
-        content[place:place] = data.draw(st.binary(min_size=1, max_size=4))
-    else:
-        del content[place : place + data.draw(st.integers(1, 8))]
-    path.write_bytes(content)
-    try:
-        Translator.from_pretrained(folder, device="cpu")
-    except (InputError, BrokenFileError) as refused:
-        assert str(folder) in str(refused)
-
-
-def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
-    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
-    (tmp_path / "file").write_text("")
-    for path, named in [
-        (tmp_path / "nowhere", "no such folder"),
-        (tmp_path / "file", "is a file"),
-        (Path("tests/nowhere"), "no such folder"),
-        (Path("just-a-name"), "no such folder"),
-    ]:
-        with pytest.raises(InputError, match=named):
-            find_folder(path)
-
-
-@pytest.mark.parametrize("option, named", [({"device": "toaster"}, "toaster"), ({"dtype": "int8"}, "int8")])
-def test_an_impossible_device_or_dtype_is_named(intact, option, named):
-    with pytest.raises(InputError, match=named):
-        Translator.from_pretrained(intact, **option)

@@ -81,7 +81,7 @@ def links_of(page: str) -> list[str]:
     return re.findall(r"\]\(([^)]*)\)", page)
 
 
-@pytest.mark.parametrize("url", ["", "../vaswani", "https://git.example.org/a/b.git", "git@internal:a/b.git"])
+@pytest.mark.parametrize("url", ["", "../vaswani", "git@internal:a/b.git"])
 def test_without_a_public_origin_the_page_has_no_link_into_the_clone(clone, url):
     if url:
         add_origin(clone, url)
@@ -93,15 +93,7 @@ def test_without_a_public_origin_the_page_has_no_link_into_the_clone(clone, url)
     assert links and all(link.startswith("https://") for link in links)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://github.com/them/vaswani.git",
-        "https://name:secret@github.com/them/vaswani",
-        "git@github.com:them/vaswani.git",
-        "ssh://git@github.com/them/vaswani.git/",
-    ],
-)
+@pytest.mark.parametrize("url", ["https://name:secret@github.com/them/vaswani", "git@github.com:them/vaswani.git"])
 def test_the_wheel_links_to_the_origin_of_the_clone(clone, url):
     add_origin(clone, url)
     metadata = metadata_of(clone)
@@ -123,22 +115,11 @@ def test_an_sdist_keeps_the_urls(clone):
     assert metadata_of(unpacked)["urls"] == metadata_of(clone)["urls"]
 
 
-def test_the_console_script_runs_in_an_empty_folder(installed, tmp_path):
-    result = run([installed / "vaswani-transformer", "--help"], tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "translate" in result.stdout
-
-
-def test_the_installed_modules_come_from_the_wheel(installed, tmp_path):
-    code = (
-        "import vaswani_transformer, vaswani_transformer.training.recipe as r; print(r.__file__); r.load_recipe('demo')"
-    )
+def test_the_installed_script_runs_the_programs_of_the_wheel(installed, tmp_path):
+    code = "import vaswani_transformer.training.recipe as r; print(r.__file__); r.load_recipe('demo')"
     result = run([installed / "python", "-c", code], tmp_path)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(installed.parent)
-
-
-def test_the_installed_script_runs_the_training_program(installed, tmp_path):
-    result = run([installed / "vaswani-transformer", "train", "--help"], tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "--config" in result.stdout
+    for words, shown in (["--help"], "translate"), (["train", "--help"], "--config"):
+        result = run([installed / "vaswani-transformer", *words], tmp_path)
+        assert result.returncode == 0 and shown in result.stdout, result.stderr

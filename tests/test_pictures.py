@@ -14,10 +14,7 @@ from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
 from vaswani_transformer import sinusoidal_positional_encoding
 from vaswani_transformer.attention import AttentionMaps, attention_maps, token_labels
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.pictures import (
-    attention_figure,
-    positional_encoding_figure,
-)
+from vaswani_transformer.pictures import attention_figure, positional_encoding_figure
 
 SOURCE, TARGET = ENGLISH[1], GERMAN[1]  # zwölf, Äpfel, möchten
 
@@ -35,15 +32,13 @@ def opened(figure: Figure) -> Image.Image:
 
 def labels(figure: Figure) -> list[tuple[list[str], list[str], np.ndarray]]:
     """Return (column labels, row labels, values) of every visible heat map."""
-    return [
-        (
-            [label.get_text() for label in axis.get_xticklabels()],
-            [label.get_text() for label in axis.get_yticklabels()],
-            np.asarray(axis.images[0].get_array()),
-        )
-        for axis in figure.axes
-        if axis.images and axis.get_visible()
-    ]
+    shown = []
+    for axis in figure.axes:
+        if axis.images and axis.get_visible():
+            top, side = axis.get_xticklabels(), axis.get_yticklabels()
+            values = np.asarray(axis.images[0].get_array())
+            shown.append(([label.get_text() for label in top], [label.get_text() for label in side], values))
+    return shown
 
 
 def test_every_row_of_attention_sums_to_one(maps):
@@ -122,10 +117,10 @@ def test_layers_and_heads_can_be_chosen(maps, kind, layer, head, panels):
 
 
 def test_characters_without_a_glyph_are_shown_as_code_points():
-    shown = labels(attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "\n")))
-    top, side, _ = shown[0]
+    figure = attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "\n"))
+    top, side, _ = labels(figure)[0]
     assert top[0] == "U+65E5 1/3" and "$" in "".join(top) and side[0] == "U+000A"
-    opened(attention_figure(attention_maps(trained_model(), trained_tokenizer(), "日 $x_1$", "\n")))
+    opened(figure)
 
 
 def test_the_positional_encoding_figure_shows_the_formula():

@@ -109,3 +109,4 @@ def test_the_longest_training_sentence_is_recorded(translator: Translator) -> No
     parts = [part for part in translator._parts(0, " ".join(ENGLISH).replace(".", ","), translator._source_limit(None))]
     assert len(parts) > 1 and all(len(part.source) <= 12 for part in parts)
     assert default_source_limit(None, None) == 256 and default_source_limit(300, 100) == 100
+    assert default_source_limit(None, 1000) == 256

@@ -35,7 +35,7 @@ def tokenizer(request, tmp_path_factory) -> PreTrainedTokenizerFast:
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=any_text | awkward_text | with_control_tokens)
 def test_decoding_returns_exactly_the_text(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
@@ -43,22 +43,9 @@ def test_decoding_returns_exactly_the_text(tokenizer, text):
     assert ids[-1] == 2 and all(token >= 4 for token in ids[:-1])
 
 
-@settings(max_examples=60, deadline=None)
-@given(texts=st.lists(awkward_text | with_control_tokens, min_size=1, max_size=5))
-def test_batches_are_encoded_like_single_texts(tokenizer, texts):
-    batch = tokenizer(texts, text_target=texts[::-1], padding=True)
-    for text, ids, mask in zip(texts, batch["input_ids"], batch["attention_mask"], strict=True):
-        assert [token for token, real in zip(ids, mask, strict=True) if real] == tokenizer(text)["input_ids"]
-        assert mask == sorted(mask, reverse=True)  # padding is on the right
-        assert all(token == 1 for token, real in zip(ids, mask, strict=True) if not real)
-    assert tokenizer.batch_decode(batch["labels"], skip_special_tokens=True) == texts[::-1]
-
-
 def test_special_tokens_have_the_ids_of_the_model(tokenizer):
     assert tokenizer.convert_tokens_to_ids(CONTROL_TOKENS) == [0, 1, 2, 3]
-    assert [tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id] == [
-        *range(4)
-    ]
+    assert [getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos", "unk")] == [0, 1, 2, 3]
 
 
 def test_a_pair_of_texts_is_one_sentence(tokenizer):
@@ -68,18 +55,8 @@ def test_a_pair_of_texts_is_one_sentence(tokenizer):
 
 def test_typed_special_tokens_are_text(tokenizer):
     for typed in CONTROL_TOKENS:
-        for ids in (
-            tokenizer(typed)["input_ids"],
-            tokenizer.encode(typed),
-            tokenizer([typed, "longer text"], padding=True)["input_ids"][0][: len(tokenizer(typed)["input_ids"])],
-            tokenizer(text_target=typed)["input_ids"],
-        ):
+        for ids in (tokenizer(typed)["input_ids"], tokenizer.encode(typed), tokenizer(text_target=typed)["input_ids"]):
             assert [token for token in ids if token < 4] == [2], typed
-
-
-def test_special_tokens_are_decoded_on_request(tokenizer):
-    assert tokenizer.decode([0, 2, 1, 1]) == "<s></s><pad><pad>"
-    assert tokenizer.decode([0, 2, 1, 1], skip_special_tokens=True) == ""
 
 
 def test_no_merge_produces_a_special_token(tmp_path):
@@ -173,31 +150,18 @@ def test_training_is_deterministic_across_processes(tmp_path):
     assert one == two
 
 
-@pytest.mark.parametrize(
-    "content, lines",
-    [
-        ("Äpfel\n\nzwei\u2028Zeilen".encode(), ["Äpfel", "", "zwei\u2028Zeilen"]),
-        (b"\xef\xbb\xbf" + "Äpfel\r\n\r\nzwei\u2028Zeilen\r\n".encode(), ["Äpfel", "", "zwei\u2028Zeilen"]),
-        (b"a \t\r\n b\r\r\n\n", ["a \t", " b\r", ""]),
-    ],
-    ids=["plain", "byte order mark and carriage returns", "trailing white space"],
-)
-def test_lines_are_read_without_line_ends(tmp_path, content, lines):
-    (tmp_path / "text").write_bytes(content)
-    assert list(lines_of_files([tmp_path / "text"])) == lines
+def test_lines_are_read_without_line_ends(tmp_path):
+    (tmp_path / "text").write_bytes("\ufeffÄpfel \t\r\n\r\n b\r\r\nzwei\u2028Zeilen".encode())
+    assert list(lines_of_files([tmp_path / "text"])) == ["Äpfel \t", "", " b\r", "zwei\u2028Zeilen"]
 
 
-@pytest.mark.parametrize(
-    "vocab_size, named", [(259, "need 260"), (0, "need 260"), (-5, "need 260"), (5000, "5000.* at most")]
-)
-def test_impossible_vocabulary_sizes_are_refused_with_the_limit(vocab_size, named):
-    with pytest.raises(InputError, match=named) as refused:
-        train_tokenizer(TEXTS, vocab_size)
-    if vocab_size == 5000:
-        enough = int(str(refused.value).rsplit(maxsplit=1)[-1])
-        assert len(train_tokenizer(TEXTS, enough)) == enough
-        with pytest.raises(InputError, match=f"at most {enough}"):
-            train_tokenizer(TEXTS, enough + 1)
+def test_impossible_vocabulary_sizes_are_refused_with_the_limit():
+    with pytest.raises(InputError, match="need 260"):
+        train_tokenizer(TEXTS, 259)
+    with pytest.raises(InputError, match="5000.* at most") as refused:
+        train_tokenizer(TEXTS, 5000)
+    enough = int(str(refused.value).rsplit(maxsplit=1)[-1])
+    assert len(train_tokenizer(TEXTS, enough)) == enough
 
 
 @pytest.mark.parametrize(
@@ -213,7 +177,6 @@ def test_a_corpus_without_text_is_refused(texts, named):
     [
         (b"fine\nb\xe4d\n", r"corpus line 2: byte 0xe4 at column 2 is not UTF-8.*Latin-1"),
         ("\ufefffine".encode("utf-16-le"), r"corpus line 1: byte 0xff at column 1 .* if the file is UTF-16"),
-        ("\ufefffine".encode("utf-16-be"), r"corpus line 1: byte 0xfe at column 1 .* if the file is UTF-16"),
     ],
 )
 def test_invalid_utf_8_is_refused_by_line_and_byte(tmp_path, content, named):
@@ -229,13 +192,6 @@ def test_broken_gzip_files_are_named(tmp_path, content):
     (tmp_path / "text.gz").write_bytes(content)
     with pytest.raises(BrokenFileError, match=r"text\.gz is not a complete gzip file"):
         list(lines_of_files([tmp_path / "text.gz"]))
-
-
-def test_missing_files_and_folders_are_named(tmp_path):
-    with pytest.raises(InputError, match="nowhere: no such file"):
-        list(lines_of_files([tmp_path / "nowhere"]))
-    with pytest.raises(InputError, match="is a folder"):
-        list(lines_of_files([tmp_path]))
 
 
 def test_a_million_letters_in_one_line_train_and_encode():

@@ -53,10 +53,7 @@ def register() -> None:
     from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
     from .configuration_vaswani_transformer import VaswaniTransformerConfig
-    from .modeling_vaswani_transformer import (
-        VaswaniTransformerForConditionalGeneration,
-        VaswaniTransformerModel,
-    )
+    from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, VaswaniTransformerModel
     from .pipeline_vaswani_transformer import register_pipeline
 
     AutoConfig.register("vaswani_transformer", VaswaniTransformerConfig, exist_ok=True)

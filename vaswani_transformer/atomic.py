@@ -69,13 +69,13 @@ def disk_error(error: BaseException, temporary: Path) -> int | None:
         return None
     while not isinstance(error, OSError) and isinstance(error.__context__, Exception):
         error = error.__context__  # torch.save raises a RuntimeError on top of the OSError
-    if not isinstance(error, OSError):  # safetensors and tokenizers, written in Rust, append "(os error 28)"
-        number = re.search(r"\(os error (\d+)\)\W*$", str(error))
-        return int(number[1]) if number and int(number[1]) in FULL_DISK else None
-    names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]  # of a copy, two
-    if names:
-        return error.errno if any(Path(os.fsdecode(name)).is_relative_to(temporary) for name in names) else None
-    return error.errno if error.errno in FULL_DISK else None
+    if isinstance(error, OSError):
+        names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]  # of a copy, two
+        if any(Path(os.fsdecode(name)).is_relative_to(temporary) for name in names):
+            return error.errno
+        return error.errno if not names and error.errno in FULL_DISK else None
+    number = re.search(r"\(os error (\d+)\)\W*$", str(error))  # of safetensors and tokenizers, written in Rust
+    return int(number[1]) if number and int(number[1]) in FULL_DISK else None
 
 
 def remove_stale(path: Path) -> None:
@@ -96,10 +96,8 @@ def remove_stale(path: Path) -> None:
 def is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # the process belongs to another user
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # PermissionError: it belongs to another user
     return True
 
 

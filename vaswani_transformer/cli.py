@@ -6,7 +6,6 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 import importlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -41,14 +40,24 @@ app.add_typer(export_app, name="export", help="Export a model to another runtime
 app.add_typer(recipes_app, name="recipes", help="List the recipes of the package, or show one.")
 app.add_typer(plot_app, name="plot", help="Draw attention weights, the positional encoding, or a run's curve.")
 
-# The programs parse their arguments themselves, including --help.
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 Model = Annotated[str, typer.Option(help="A model folder.")]
 Download = Annotated[bool, typer.Option("--download", help="Download --model from the Hub if it is a repository.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")]
 Output = Annotated[str, typer.Option(help="A file, or - for stdout.")]
+
+
+# The programs parse their arguments themselves, including --help.
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def add_program(group: typer.Typer, name: str, help: str, module: str, of: str = "training", subcommand: str = ""):
+    """Add a command that passes its arguments on to the `main` of a program's module."""
+
+    @group.command(name, add_help_option=False, context_settings=PASS_ON, help=help)
+    def run(context: typer.Context) -> None:
+        program(module, of).main([subcommand, *context.args] if subcommand else context.args)
 
 
 def show_version(wanted: bool) -> None:
@@ -126,9 +135,7 @@ def show_recipe(name: Annotated[str, typer.Argument(help="The name of a recipe."
     typer.echo(program("recipe").recipe_path(name).read_text(encoding="utf-8"), nl=False)
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Compute BLEU of a model's translations.")
-def evaluate(context: typer.Context) -> None:
-    program("evaluate").main(context.args)
+add_program(app, "evaluate", "Compute BLEU of a model's translations.", "evaluate")
 
 
 @app.command(help="Translate lines of text: one line in, one line out.")
@@ -236,41 +243,13 @@ def score(
             out.write(f"{line}\n".encode())
 
 
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Average the weights of checkpoints (section 6.1).")
-def average(context: typer.Context) -> None:
-    program("average").main(context.args)
-
-
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Estimate FLOPs, memory and time of a recipe.")
-def plan(context: typer.Context) -> None:
-    program("plan").main(context.args)
-
-
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Reproduce the paper's tables, figures and claims.")
-def paper(context: typer.Context) -> None:
-    program("paper.__main__").main(context.args)
-
-
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Convert from another toolkit; with --to, to one.")
-def convert(context: typer.Context) -> None:
-    program("__main__", of="conversion").main(context.args)
-
-
-@export_app.command(
-    "onnx", add_help_option=False, context_settings=PASS_ON, help="Write one ONNX file, with its search."
-)
-def export_onnx(context: typer.Context) -> None:
-    program("onnx.__main__", of="conversion").main(context.args)
-
-
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Upload a model with its card to the Hub.")
-def push(context: typer.Context) -> None:
-    program("__main__", of="hub").main(["push", *context.args])
-
-
-@app.command(add_help_option=False, context_settings=PASS_ON, help="Write a Space for a model of the Hub.")
-def space(context: typer.Context) -> None:
-    program("__main__", of="hub").main(["space", *context.args])
+add_program(app, "average", "Average the weights of checkpoints (section 6.1).", "average")
+add_program(app, "plan", "Estimate FLOPs, memory and time of a recipe.", "plan")
+add_program(app, "paper", "Reproduce the paper's tables, figures and claims.", "paper.__main__")
+add_program(app, "convert", "Convert from another toolkit; with --to, to one.", "__main__", of="conversion")
+add_program(export_app, "onnx", "Write one ONNX file, with its search.", "onnx.__main__", of="conversion")
+add_program(app, "push", "Upload a model with its card to the Hub.", "__main__", of="hub", subcommand="push")
+add_program(app, "space", "Write a Space for a model of the Hub.", "__main__", of="hub", subcommand="space")
 
 
 @plot_app.command("attention", help="Draw attention weights of a sentence and its translation as heat maps.")
@@ -288,7 +267,7 @@ def plot_attention(
     from vaswani_transformer.attention import attention_maps
     from vaswani_transformer.pictures import attention_figure, figure_class
 
-    figure_class()
+    figure_class()  # before the model is loaded
     translator = load_translator(model, "cpu", "float32", download)
     maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
     save_picture(attention_figure(maps, kind, layer, head), output)
@@ -312,21 +291,17 @@ def plot_curve(
     output: Annotated[str, typer.Option(help="A .png, .svg or .pdf file.")],
 ) -> None:
     picture_format(output)
-    from vaswani_transformer.pictures import curve_figure, curves_of, figure_class
+    from vaswani_transformer.pictures import curve_figure, curves_of
 
-    figure_class()
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 
 
 @app.command(help="Show machine and installation; check that a model folder loads.")
-def doctor(
-    model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None,
-) -> None:
-    from vaswani_transformer.doctor import examination
+def doctor(model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None) -> None:
+    from vaswani_transformer.doctor import examination, model_lines
 
-    quiet_transformers()
-    translator = None if model is None else load_translator(model, None, None, download=False)
-    for line in examination(translator, None if model is None else Path(model)):
+    of_model = [] if model is None else model_lines(load_translator(model, None, None, download=False), Path(model))
+    for line in (*examination(), *of_model):
         typer.echo(line)
 
 
@@ -342,8 +317,7 @@ def load_translator(
     """Load a Translator; the network is only used with --download. Raises InputError."""
     folder = Path(model)
     if not download and not folder.is_dir():
-        hint = "; a repository of the Hub needs --download" if re.fullmatch(r"[\w.-]+/[\w.-]+", model) else ""
-        raise InputError(f"--model {model}: no such folder{hint}")
+        raise InputError(f"--model {model}: no such folder; a repository of the Hub needs --download")
     if backend == "torch" and (folder / "model.onnx").is_file() and not any(folder.glob("*.safetensors*")):
         raise InputError(
             f"--model {model} holds an ONNX export; `translate` and `evaluate` read it with --backend onnx"
@@ -385,10 +359,6 @@ def save_picture(figure, output: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    if arguments is None and sys.getfilesystemencoding() != "utf-8":
-        # Under LC_ALL=C Python may decode file names as ASCII, and most libraries fail on other names: restart.
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     arguments = sys.argv[1:] if arguments is None else arguments
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see training/__init__.py
     exit_cleanly(app, arguments or ["--help"], name="vaswani-transformer")

@@ -173,9 +173,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         # Not in `validate_...` methods, whose errors are wrapped in a second exception.
         self._check_sizes()
-        self._check_choices()
-        self._check_attention()
-        self._check_numbers()
+        self._check_values()
         self._check_token_ids()
 
     @classmethod
@@ -196,69 +194,59 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             manifest.unlink()  # checksums of an earlier model there
         super(VaswaniTransformerConfig, saved).save_pretrained(save_directory, push_to_hub, **kwargs)
 
+    def _require(self, holds: bool, field: str, rule: str):
+        if not holds:
+            name = field.removeprefix("_")
+            raise ValueError(f"config field `{name}` is {getattr(self, field)!r}; {rule}")
+
     def _check_sizes(self):
         for field, largest in ((field, largest) for fields, largest in _LARGEST.items() for field in fields.split()):
             size = getattr(self, field)
-            if size is not None and not 1 <= size <= largest:
-                raise ValueError(f"config field `{field}` is {size}; it must lie between 1 and {largest}")
+            self._require(size is None or 1 <= size <= largest, field, f"it must lie between 1 and {largest}")
         for stack in ("encoder", "decoder"):
             heads = getattr(self, f"{stack}_attention_heads")
-            if self.d_model % heads and None in (self.d_k, self.d_v):
-                raise ValueError(
-                    f"config field `d_model` is {self.d_model}, which is not divisible by {heads} {stack} heads; "
-                    "choose another number of heads or set `d_k` and `d_v`"
-                )
-        if self.position_embedding_type == "sinusoidal" and self.d_model % 2:
-            raise ValueError(f"config field `d_model` is {self.d_model}; sinusoids need an even number")
-        if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
-            raise ValueError(
-                f"config field `decoder_vocab_size` is {self.decoder_vocab_size} and `vocab_size` is "
-                f"{self.vocab_size}; different vocabularies need `share_encoder_decoder_embeddings=False`"
+            self._require(
+                self.d_model % heads == 0 or None not in (self.d_k, self.d_v),
+                "d_model",
+                f"it must be divisible by the {heads} {stack} heads, or set `d_k` and `d_v`",
             )
+        sinusoidal = self.position_embedding_type == "sinusoidal"
+        self._require(self.d_model % 2 == 0 or not sinusoidal, "d_model", "sinusoids need an even number")
+        self._require(
+            self.decoder_vocab_size == self.vocab_size or not self.share_encoder_decoder_embeddings,
+            "decoder_vocab_size",
+            f"another size than `vocab_size` ({self.vocab_size}) needs `share_encoder_decoder_embeddings=False`",
+        )
 
-    def _check_choices(self):
+    def _check_values(self):
         for field, choices in {
             "position_embedding_type": ("sinusoidal", "learned"),
             "norm_position": ("post", "pre"),
             "activation_function": tuple(ACT2FN),
         }.items():
-            if getattr(self, field) not in choices:
-                raise ValueError(
-                    f"config field `{field}` is {getattr(self, field)!r}; it must be one of {', '.join(choices)}"
-                )
-
-    def _check_attention(self):
-        # A config.json must not make transformers download and run the kernel "owner/name".
-        implementation = self._attn_implementation
-        if implementation is not None and (not isinstance(implementation, str) or "/" in implementation):
-            raise ValueError(
-                f"config field `attn_implementation` is {implementation!r}; it must be one of eager, sdpa, "
-                "flash_attention_2, flash_attention_3, flex_attention (or call `model.set_attn_implementation` for a "
-                "kernel from the Hub)"
-            )
-
-    def _check_numbers(self):
+            self._require(getattr(self, field) in choices, field, f"it must be one of {', '.join(choices)}")
         for field in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(
-                    f"config field `{field}` is {getattr(self, field)}; it must be at least 0 and less than 1"
-                )
+            self._require(0 <= getattr(self, field) < 1, field, "it must be at least 0 and less than 1")
         for field in ("layer_norm_eps", "position_base"):
-            if not 0 < getattr(self, field) < float("inf"):
-                raise ValueError(f"config field `{field}` is {getattr(self, field)}; it must be positive and finite")
-        if self.position_offset < 0:
-            raise ValueError(f"config field `position_offset` is {self.position_offset}; it must not be negative")
+            self._require(0 < getattr(self, field) < float("inf"), field, "it must be positive and finite")
+        self._require(self.position_offset >= 0, "position_offset", "it must not be negative")
+        # A config.json must not make transformers download and run the kernel "owner/name".
+        attention = self._attn_implementation
+        self._require(
+            attention is None or (isinstance(attention, str) and "/" not in attention),
+            "_attn_implementation",
+            "it must be one of eager, sdpa, flash_attention_2, flash_attention_3, flex_attention (or call "
+            "`model.set_attn_implementation` for a kernel from the Hub)",
+        )
 
     def _check_token_ids(self):
-        if isinstance(self.eos_token_id, list):
-            raise ValueError(f"config field `eos_token_id` is {self.eos_token_id}; it must be a single token id")
-        decoder_vocab_size = self.decoder_vocab_size or self.vocab_size
-        smaller = min(self.vocab_size, decoder_vocab_size)
+        self._require(not isinstance(self.eos_token_id, list), "eos_token_id", "it must be a single token id")
+        target = self.decoder_vocab_size or self.vocab_size
         for field in ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"):
             token_id = getattr(self, field)
-            size = decoder_vocab_size if field == "decoder_start_token_id" else smaller
-            if token_id is not None and not 0 <= token_id < size:
-                raise ValueError(f"config field `{field}` is {token_id}; the ids of the vocabulary are 0 to {size - 1}")
+            size = target if field == "decoder_start_token_id" else min(self.vocab_size, target)
+            valid = token_id is None or 0 <= token_id < size
+            self._require(valid, field, f"the ids of the vocabulary are 0 to {size - 1}")
 
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
         # transformers 5.17 reads the size of the target vocabulary from `get_text_config().vocab_size`.

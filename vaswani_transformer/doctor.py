@@ -24,8 +24,8 @@ def installed(package: str) -> str:
         return f"{package} -"
 
 
-def examination(translator: Translator | None, folder: Path | None) -> Iterator[str]:
-    """Yield the lines of the screen; with a translator, also those about its model, which `folder` holds."""
+def examination() -> Iterator[str]:
+    """Yield the lines about the machine and the installation."""
     yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
     required = map(installed, ("transformers", "tokenizers", "safetensors", "numpy"))
     yield "required    " + ", ".join([f"torch {torch.__version__}", *required])  # metadata lacks "+cpu" and the like
@@ -40,15 +40,16 @@ def examination(translator: Translator | None, folder: Path | None) -> Iterator[
     usage = shutil.disk_usage(Path.cwd())
     yield f"disk        {usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB here"
     yield f"programs    {program_name()}"
-    if translator is not None and folder is not None:
-        parameters = sum(parameter.numel() for parameter in translator.model.parameters())
-        yield (
-            f"model       loads: {parameters:,} parameters, {translator.model.dtype} on "
-            f"{translator.model.device}, {len(translator.tokenizer)} tokens"
-        )
-        verified = (folder / MANIFEST).exists()  # loading has compared the files with it
-        yield f"            {f'matches its checksums ({MANIFEST})' if verified else f'has no checksums ({MANIFEST})'}"
-        yield f"            translates 'a' to {translator.translate(['a'])[0]!r}"
+
+
+def model_lines(translator: Translator, folder: Path) -> Iterator[str]:
+    """Yield the lines about a model folder that has been loaded."""
+    model = translator.model
+    size = f"{model.num_parameters():,} parameters, {model.dtype} on {model.device}"
+    yield f"model       loads: {size}, {len(translator.tokenizer)} tokens"
+    verified = (folder / MANIFEST).exists()  # loading has compared the files with it
+    yield f"            {'matches its' if verified else 'has no'} checksums ({MANIFEST})"
+    yield f"            translates 'a' to {translator.translate(['a'])[0]!r}"
 
 
 def matmul_speeds() -> Iterator[str]:

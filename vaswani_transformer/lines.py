@@ -174,6 +174,15 @@ def check_new_folder(path: str | Path) -> Path:
     return path
 
 
+def check_unicode(text: str, name: str) -> None:
+    """Raise InputError if the text has a lone surrogate, which UTF-8 cannot encode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        character = f"the lone surrogate {ascii(text[error.start])} at character {error.start + 1}"
+        raise InputError(f"{name}: {character} is not Unicode text") from None
+
+
 def in_one_line(text: str) -> str:
     """Replace each run of line breaks by a space, so that one input line gives one output line."""
     return re.sub(r"[\r\n]+", " ", text)

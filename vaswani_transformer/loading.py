@@ -6,7 +6,6 @@ are not opened.
 """
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -85,8 +84,6 @@ def load_model(
         model = VaswaniTransformerForConditionalGeneration.from_pretrained(
             folder, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
         )
-    except (ValueError, KeyError) as error:  # names of functions in config.json, such as the attention's
-        raise BrokenFileError(f"{folder / 'config.json'}: {one_line(str(error))}") from error
     finally:
         if bars_wanted:
             logging.enable_progress_bar()
@@ -119,39 +116,21 @@ def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
     """Check names and shapes of the saved tensors against config.json. Raises BrokenFileError naming the tensors."""
     found = {name: shape for file in weight_files(folder) for name, shape in tensor_shapes(file).items()}
     where = weights_file(folder)
-
-    # Layers first: the model is built only once its size is known to be plausible.
-    for stack in ("encoder", "decoder"):
-        layers = getattr(config, f"{stack}_layers")
-        present = {int(n) for name in found for n in re.findall(rf"\b{stack}\.layers\.(\d+)\.", name)}
-        lacking = [f"model.{stack}.layers.{n}.*" for n in range(layers) if n not in present]
-        if lacking:
-            raise BrokenFileError(
-                f"{where} lacks {enumerated(lacking)}: config.json says {stack}_layers {layers}, "
-                f"the file has {len(present)}"
-            )
     try:
         with torch.device("meta"):
             model = VaswaniTransformerForConditionalGeneration(config)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError) as error:  # names of functions in config.json, such as the attention's
         raise BrokenFileError(f"{folder / 'config.json'}: {one_line(str(error))}") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = model.all_tied_weights_keys  # one copy of a tied matrix is enough
-    present_sources = {tied.get(name, name) for name in found}
-
-    missing = [name for name in expected if tied.get(name, name) not in present_sources]
-    unknown = [name for name in found if name not in expected]
-    misshapen = [
-        f"{name} {found[name]} where config.json gives {shape}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    if missing:
+    present = {tied.get(name, name) for name in found}
+    if missing := [name for name in expected if tied.get(name, name) not in present]:
         raise BrokenFileError(f"{where} lacks {enumerated(missing)}, which config.json requires")
-    if unknown:
+    if unknown := [name for name in found if name not in expected]:
         raise BrokenFileError(f"{where} has {enumerated(unknown)}, which config.json does not mention")
-    if misshapen:
-        raise BrokenFileError(f"{where} has {enumerated(misshapen)}")
+    for name, shape in found.items():
+        if shape != expected[name]:
+            raise BrokenFileError(f"{where} has {name} {shape} where config.json gives {expected[name]}")
 
 
 def weights_file(folder: Path) -> Path:
@@ -248,15 +227,8 @@ def load_tokenizer(
     folder = Path(folder)
     settings_path = folder / "tokenizer_config.json"
     settings = read_json_object(settings_path)
-    length = settings.get("model_max_length")
-    if not isinstance(length, int | float | None) or isinstance(length, bool):
-        raise BrokenFileError(f"{settings_path}: model_max_length is {length!r}; it must be a number")
-    if config is None:
-        read_tokenizer(folder)
-    elif target:
-        read_tokenizer(folder, target_vocabulary(config), "decoder_vocab_size")
-    else:
-        read_tokenizer(folder, config.vocab_size)
+    size_field = "decoder_vocab_size" if target else "vocab_size"
+    read_tokenizer(folder, getattr(config, size_field, None), size_field)
     try:
         # Not AutoTokenizer, which may run code that the folder names; a plain tokenizer.json needs none.
         loaded = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
@@ -268,11 +240,9 @@ def load_tokenizer(
             continue  # OpenNMT-py's sources have no </s>; the target tokenizer has one
         expected = getattr(config, field, value)
         if value is None or value != expected:
-            raise BrokenFileError(
-                f"{settings_path}: {field} is {value}"
-                + (f", but config.json has {expected}" if config is not None else "")
-                + f"; {field.removesuffix('_id')} is {settings.get(field.removesuffix('_id'))!r}"
-            )
+            token = field.removesuffix("_id")
+            known = "" if config is None else f", but config.json has {expected}"
+            raise BrokenFileError(f"{settings_path}: {token} is {settings.get(token)!r}; {field} is {value}{known}")
     return loaded
 
 

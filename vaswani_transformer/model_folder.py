@@ -30,15 +30,9 @@ PAPER_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.
 
 # Allowed ranges in generation_config.json; null is always allowed.
 GENERATION_LIMITS = {
-    "num_beams": (1, MAX_BEAMS),
-    "num_return_sequences": (1, MAX_BEAMS),
-    "max_length": (1, 1_000_000),
-    "max_new_tokens": (1, 1_000_000),
-    "min_length": (0, 1_000_000),
-    "min_new_tokens": (0, 1_000_000),
-    "max_source_length": (1, 1_000_000),
-    "max_source_length_offset": (1, 1_000_000),
-    "stopping_lookahead": (0, NO_MAXIMUM),
+    "num_beams num_return_sequences": (1, MAX_BEAMS),
+    "max_length max_new_tokens max_source_length max_source_length_offset": (1, NO_MAXIMUM),
+    "min_length min_new_tokens stopping_lookahead": (0, NO_MAXIMUM),
     "length_penalty": LENGTH_PENALTIES,
 }
 
@@ -75,19 +69,14 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
     objects: fields that must be objects as well, if they are there
     """
     try:
-        content = json.loads(path.read_bytes().decode("utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BrokenFileError(f"{path}: no such file; a model folder needs it") from None
     except OSError as error:
         raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        reason = f"byte 0x{error.object[error.start]:02x} at offset {error.start} is not UTF-8"
-        raise BrokenFileError(f"{path} is not valid JSON: {reason}; copy or download it again") from None
-    except RecursionError:
-        raise BrokenFileError(f"{path} is not valid JSON: it is nested too deeply; copy or download it again") from None
-    except ValueError as error:
-        # For integers of more than 4,300 digits, Python's message also names a function of the interpreter.
-        reason = "it is empty" if path.stat().st_size == 0 else one_line(str(error)).partition("; use sys.")[0]
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
+        reason = "it is empty" if path.stat().st_size == 0 else reason
         raise BrokenFileError(f"{path} is not valid JSON: {reason}; copy or download it again") from None
     if not isinstance(content, dict):
         raise BrokenFileError(f"{path} holds a {type(content).__name__}; it must hold an object")
@@ -106,8 +95,8 @@ def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
     """
     if not (folder / MANIFEST).exists():
         return False
+    manifest = read_json_object(folder / MANIFEST)
     try:
-        manifest = read_json_object(folder / MANIFEST)
         if "files" not in manifest:
             return False  # another program's
         entries = [(str(entry["name"]), entry["size"], entry["sha256"]) for entry in manifest["files"]]
@@ -158,21 +147,20 @@ def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any]
     if not path.exists():
         return None
     settings = read_json_object(path)
-    for field, (least, most) in GENERATION_LIMITS.items():
-        value = settings.get(field)
-        kinds = (int, float) if field == "length_penalty" else int
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most
-        ):
-            raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between {least} and {most}")
+    limits = {field: limit for fields, limit in GENERATION_LIMITS.items() for field in fields.split()}
     for field, value in settings.items():
-        if not field.endswith(("_token_id", "suppress_tokens")) or value is None:
+        if value is None:
             continue
-        ids = value if isinstance(value, list) else [value]
-        if not all(type(token) is int and 0 <= token < target_vocabulary for token in ids):
-            raise BrokenFileError(
-                f"{path}: {field} is {value!r}; ids go from 0 to {target_vocabulary - 1} (config.json)"
-            )
+        if field in limits:
+            least, most = limits[field]
+            kinds = (int, float) if field == "length_penalty" else (int,)
+            if type(value) not in kinds or not least <= value <= most:
+                raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between {least} and {most}")
+        elif field.endswith(("_token_id", "suppress_tokens")):
+            most = target_vocabulary - 1
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(token) is int and 0 <= token <= most for token in ids):
+                raise BrokenFileError(f"{path}: {field} is {value!r}; ids go from 0 to {most} (config.json)")
     return settings
 
 

@@ -103,14 +103,8 @@ class OnnxTranslator(TextTranslator):
                     f"{graph} has {field} {sizes[field]}, but {folder / 'config.json'} has {size}: "
                     "graph and config do not belong together"
                 )
-        translator = cls(
-            session,
-            tokenizer,
-            config,
-            target_tokenizer,
-            search_settings_of(settings),
-            (settings or {}).get("max_source_length"),
-        )
+        trained_length = (settings or {}).get("max_source_length")
+        translator = cls(session, tokenizer, config, target_tokenizer, search_settings_of(settings), trained_length)
         translator.loaded = (folder.absolute(), device, threads, precision)
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
@@ -143,9 +137,7 @@ class OnnxTranslator(TextTranslator):
         input_ids = check_ids(as_array(input_ids, "input_ids"), self.vocabulary)
         mask = (input_ids != self.pad) if attention_mask is None else as_array(attention_mask, "attention_mask")
         if mask.shape != input_ids.shape:
-            raise InputError(
-                f"attention_mask has shape {mask.shape} and input_ids {input_ids.shape}; they must be equal"
-            )
+            raise InputError(f"attention_mask has shape {mask.shape}, input_ids {input_ids.shape}; they must be equal")
         if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
             raise InputError("attention_mask must hold integers, 1 at tokens and 0 at padding")
         empty = np.flatnonzero(mask.sum(axis=1) == 0)
@@ -158,20 +150,20 @@ class OnnxTranslator(TextTranslator):
         check_number("min_length", min_length, 0, NO_MAXIMUM)
         wanted = num_beams if num_return_sequences is None else num_return_sequences
         check_number("num_return_sequences", wanted, 1, num_beams)
-        inputs = {
-            "input_ids": input_ids.astype(np.int64),
-            "attention_mask": mask.astype(np.int64),
-            "num_beams": np.array(num_beams, np.int64),
-            "max_length": np.array(max_length, np.int64),
-            "length_penalty": np.array(length_penalty, np.float32),
-            "min_length": np.array(min_length, np.int64),
-            "num_return_sequences": np.array(wanted, np.int64),
+        inputs: dict[str, Any] = {
+            "input_ids": input_ids,
+            "attention_mask": mask,
+            "num_beams": num_beams,
+            "max_length": max_length,
+            "min_length": min_length,
+            "num_return_sequences": wanted,
         }
         if self.has_stopping_rules:
-            inputs["early_stopping"] = np.array(lookahead_of(rule), np.int64)
+            inputs["early_stopping"] = lookahead_of(rule)
         elif rule != "never":
             raise InputError('the file has no input early_stopping and supports only "never"; export the model again')
-        return self._run(inputs)
+        arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
+        return self._run(arrays | {"length_penalty": np.asarray(length_penalty, np.float32)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder's name: a session cannot be sent to another process (datasets.map, multiprocessing)."""
@@ -188,10 +180,9 @@ class OnnxTranslator(TextTranslator):
         import onnxruntime
 
         binding = self.session.io_binding()
-        on_cuda = self.session.get_providers()[0] == "CUDAExecutionProvider"
-        device = int(self.session.get_provider_options()["CUDAExecutionProvider"]["device_id"]) if on_cuda else 0
+        cuda = self.session.get_provider_options().get("CUDAExecutionProvider")
         for name, array in inputs.items():
-            place = ("cuda", device) if on_cuda and array.ndim else ("cpu", 0)
+            place = ("cuda", int(cuda["device_id"])) if cuda is not None and array.ndim else ("cpu", 0)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
             binding.bind_ortvalue_input(name, value)
         for name in ("sequences", "scores"):
@@ -215,13 +206,9 @@ class OnnxTranslator(TextTranslator):
         return self.target_tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _search(self, sources: list[list[int]], settings: SearchSettings, n_best: int) -> list[list[Hypothesis]]:
-        longest = max(map(len, sources))
-        input_ids = np.array([source + [self.pad] * (longest - len(source)) for source in sources])
-        mask = np.array([[1] * len(source) + [0] * (longest - len(source)) for source in sources])
-        beams, alpha, rule = settings
-        sequences, scores = self.generate(
-            input_ids, mask, beams, alpha, num_return_sequences=n_best, early_stopping=rule
-        )
+        input_ids, mask = map(np.array, self._padded(sources))
+        options = settings._asdict() | {"num_return_sequences": n_best}
+        sequences, scores = self.generate(input_ids, mask, **options)
         return self._hypotheses(sequences.tolist(), scores.tolist())
 
 
@@ -232,7 +219,7 @@ def graph_name(precision: str | None = None) -> str:
     return "model.onnx" if precision is None else f"model_{precision}.onnx"
 
 
-def as_array(rows: np.ndarray, name: str) -> np.ndarray:
+def as_array(rows: Any, name: str) -> np.ndarray:
     """Convert nested lists. Raises InputError if the rows have unequal lengths."""
     try:
         return np.asarray(rows)
@@ -263,9 +250,8 @@ def load_config(path: Path) -> dict[str, Any]:
         config["max_position_embeddings"] = None  # sinusoids have no maximum; converted files may still name one
     for field in ("vocab_size", "decoder_vocab_size", "max_position_embeddings"):
         value = config.get(field)
-        if value is None and field != "vocab_size":
-            continue
-        if type(value) is not int or not 1 <= value <= 10_000_000:
+        is_missing = value is None and field != "vocab_size"
+        if not is_missing and (type(value) is not int or not 1 <= value <= 10_000_000):
             raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between 1 and 10000000")
     check_token_ids(path, config, ("pad_token_id", "eos_token_id"))
     return config

@@ -44,14 +44,12 @@ def attention_figure(
     check_choice("layer", layer, layers, "all layers")
     check_choice("head", head, heads, "their mean")
     if head == 0:
-        panels = {"mean of the heads": weights.mean(dim=1)}  # title: (layers, query, key)
+        columns = {"mean of the heads": weights.mean(dim=1)}  # title: (layers, query, key)
     else:
-        panels = {f"head {n}": weights[:, n - 1] for n in (range(1, heads + 1) if head is None else [head])}
-    across = len(panels) if layer == 0 else min(len(panels), 4)
-    if layer == 0:
-        panels = {f"layer {n}, {title}": of[n - 1] for n in range(1, layers + 1) for title, of in panels.items()}
-    else:
-        panels = {title: of[layer - 1] for title, of in panels.items()}
+        columns = {f"head {n}": weights[:, n - 1] for n in (range(1, heads + 1) if head is None else [head])}
+    rows = {f"layer {n}, ": n - 1 for n in range(1, layers + 1)} if layer == 0 else {"": layer - 1}
+    panels = {row + title: of[index] for row, index in rows.items() for title, of in columns.items()}
+    across = len(columns) if layer == 0 else min(len(columns), 4)
     # Queries of the decoder are labelled with the tokens that it predicts there.
     keys = maps.target if kind == "decoder" else maps.source
     queries = maps.source if kind == "encoder" else maps.predicted

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsIndex
 
 from .errors import InputError
+from .lines import check_unicode
 from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, default_source_limit, split_text
 
 MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which is published without this file
@@ -110,14 +111,15 @@ class TextTranslator(ABC):
         found = []
         for rows, row_scores in zip(sequences, scores, strict=True):
             stripped = [[token for token in row if token != self.pad] for row in rows]
-            found.append(
-                [
-                    Hypothesis(self._decode(row), score, row)
-                    for row, score in zip(stripped, row_scores, strict=True)
-                    if row
-                ]
-            )
+            pairs = zip(stripped, row_scores, strict=True)
+            found.append([Hypothesis(self._decode(row), score, row) for row, score in pairs if row])
         return found
+
+    def _padded(self, rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+        """Return ids padded on the right, and their mask, (rows, longest) both."""
+        longest = max(map(len, rows))
+        ids = [row + [self.pad] * (longest - len(row)) for row in rows]
+        return ids, [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
 
     def translate(
         self,
@@ -175,15 +177,13 @@ class TextTranslator(ABC):
         for part, hypotheses in zip(parts, found, strict=True):
             so_far = translations[part.text]
             translations[part.text] = joined(so_far, part.separator, hypotheses) if so_far else hypotheses
-        empty = [Hypothesis("", 0.0, [])]
-        if return_scores or n_best > 1:
-            return [hypotheses or empty for hypotheses in translations]
-        return [hypotheses[0].text if hypotheses else "" for hypotheses in translations]
+        translations = [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
+        return translations if return_scores or n_best > 1 else [best.text for best, *_ in translations]
 
     def _source_limit(self, max_source_length: int | None, split_sentences: bool = True) -> int:
         if max_source_length is None:
             return default_source_limit(self.trained_length if split_sentences else None, self.positions)
-        most = 1_000_000 if self.positions is None else self.positions
+        most = NO_MAXIMUM if self.positions is None else self.positions
         return check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
 
     def _parts(self, number: int, text: str, limit: int, sentences: bool = True) -> Iterator[Part]:
@@ -228,13 +228,7 @@ def as_texts(texts: str | Sequence[str], kind: str, max_characters: int | None =
                 f"{kind} {number} has {len(text):,} characters; max_characters is {max_characters:,}: shorten the "
                 "text or raise the limit"
             )
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{kind} {number}: the lone surrogate {ascii(text[error.start])} at character {error.start + 1} "
-                "is not Unicode text"
-            ) from None
+        check_unicode(text, f"{kind} {number}")
     return texts
 
 

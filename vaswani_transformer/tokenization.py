@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import read_lines
+from vaswani_transformer.lines import check_unicode, read_lines
 
 # In the order of their ids, 0 to 3. With <pad> as 0, transformers would pad finished beams with </s>.
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -99,13 +99,7 @@ def training_texts(texts: Iterable[str]) -> Iterator[str]:
     """Yield the texts in pieces for the trainer. Raises `InputError` for invalid Unicode or if all texts are empty."""
     is_empty = True
     for number, text in enumerate(texts, start=1):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"text {number}: the lone surrogate {ascii(text[error.start])} at character {error.start + 1} "
-                "is not Unicode text"
-            ) from None
+        check_unicode(text, f"text {number}")
         is_empty = is_empty and not text
         for start in range(0, len(text), LONGEST_TRAINING_TEXT):
             yield text[start : start + LONGEST_TRAINING_TEXT]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, overload
 
 from .errors import InputError
+from .model_folder import find_folder, search_settings_of
 from .text_translator import (
     Hypothesis,
     SearchSettings,
@@ -59,12 +60,11 @@ class Translator(TextTranslator):
         target_tokenizer: PreTrainedTokenizerFast | None = None,
     ):
         """target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own."""
-        from .loading import target_vocabulary
-
-        if target_tokenizer is None and target_vocabulary(model.config) != model.config.vocab_size:
+        source, target = model.config.vocab_size, model.config.decoder_vocab_size
+        if target_tokenizer is None and target != source:
             raise InputError(
-                f"the model has {model.config.vocab_size} source and {target_vocabulary(model.config)} target tokens; "
-                f"it needs a second tokenizer for its translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
+                f"the model has {source} source and {target} target tokens; it needs a second tokenizer for its "
+                f"translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
             )
         self.model, self.tokenizer, self.target_tokenizer = model.eval(), tokenizer, target_tokenizer or tokenizer
         self.trained_length = getattr(model.generation_config, "max_source_length", None)
@@ -127,7 +127,6 @@ class Translator(TextTranslator):
         if threads is not None or precision is not None:
             raise InputError("threads and precision are for the ONNX backend; for torch: torch.set_num_threads, dtype")
         from .loading import check_search, load_model, load_tokenizer
-        from .model_folder import find_folder
 
         folder = find_folder(folder_or_repo, revision)
         model = load_model(folder, device, dtype)
@@ -138,9 +137,7 @@ class Translator(TextTranslator):
 
     @property
     def default_search(self) -> SearchSettings:
-        from .loading import default_search
-
-        return default_search(self.model)
+        return search_settings_of(self.model.generation_config.to_dict())
 
     def _description(self) -> str:
         model = self.model
@@ -158,19 +155,11 @@ class Translator(TextTranslator):
 
         from .beam_search import beam_search
 
-        batch = self._padded(sources)
-        offset = getattr(self.model.generation_config, "max_source_length_offset", None)
+        batch, options = self._batch(sources), settings._asdict() | {"num_return_sequences": n_best}
+        if (offset := getattr(self.model.generation_config, "max_source_length_offset", None)) is not None:
+            options["max_source_length_offset"] = offset
         with torch.inference_mode():
-            sequences, scores = beam_search(
-                self.model,
-                batch["input_ids"],
-                batch["attention_mask"],
-                settings.num_beams,
-                settings.length_penalty,
-                50 if offset is None else offset,
-                num_return_sequences=n_best,
-                early_stopping=settings.early_stopping,
-            )
+            sequences, scores = beam_search(self.model, batch["input_ids"], batch["attention_mask"], **options)
         return self._hypotheses(sequences.tolist(), scores.tolist())
 
     def score(
@@ -193,11 +182,10 @@ class Translator(TextTranslator):
             return []
         source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
         target_ids = cast(list[list[int]], self.target_tokenizer(text_target=targets, verbose=False)["input_ids"])
-        positions = self.model.config.max_position_embeddings
         for kind, side in (("source", source_ids), ("target", target_ids)):
             for number, ids in enumerate(side, start=1):
-                if positions is not None and len(ids) > positions:
-                    raise InputError(f"{kind} {number} has {len(ids)} tokens; the model has {positions} positions")
+                if self.positions is not None and len(ids) > self.positions:
+                    raise InputError(f"{kind} {number} has {len(ids)} tokens; the model has {self.positions} positions")
         lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
         decodings: dict[int, ForcedDecoding] = {}
         with shown_progress(progress, "scoring", len(sources)) as advance:
@@ -212,22 +200,19 @@ class Translator(TextTranslator):
         """Return log P of each target token, given the source and the preceding target tokens."""
         import torch
 
-        labels = self._padded(targets)["input_ids"]  # (batch, target)
+        labels = self._batch(targets)["input_ids"]  # (batch, target)
         with torch.inference_mode():
             logits = self.model(
-                **self._padded(sources),
+                **self._batch(sources),
                 decoder_input_ids=self.model.prepare_decoder_input_ids_from_labels(labels),
                 use_cache=False,
             ).logits.float()  # (batch, target, vocab_size)
         log_probabilities = logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(-1)
         return [row[: len(target)] for row, target in zip(log_probabilities.tolist(), targets, strict=True)]
 
-    def _padded(self, rows: list[list[int]]) -> dict[str, Tensor]:
-        """input_ids and attention_mask, (batch, longest), on the model's device"""
+    def _batch(self, rows: list[list[int]]) -> dict[str, Tensor]:
+        """Return input_ids and attention_mask, (batch, longest), on the model's device."""
         import torch
 
-        longest = max(map(len, rows))
-        pad = cast(int, self.model.config.pad_token_id)
-        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], device=self.model.device)
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=self.model.device)
+        ids, mask = (torch.tensor(padded, device=self.model.device) for padded in self._padded(rows))
         return {"input_ids": ids, "attention_mask": mask}
