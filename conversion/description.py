@@ -21,7 +21,7 @@ class Description:
 
     tensors: its tensors by the toolkit's names, fused matrices split
     rules: our name of each tensor
-    config: fields of our configuration, without vocabulary sizes, ties and ids
+    config: fields of our configuration, without those that the tensors and the vocabulary tell
     positions: its sinusoids, unless the rules read learned tables
     position_tables: names of saved tables of sinusoids, which must be those of `positions`
     unscaled: those of SOURCE and TARGET that the toolkit does not multiply by sqrt(d_model)

@@ -1,17 +1,12 @@
-"""A converted model -> an ordinary model folder, which appears under its name only when it is complete."""
+"""A converted model -> an ordinary model folder."""
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import check_new_folder
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import Description
@@ -20,25 +15,10 @@ from .origin import ORIGINALS, RECORD
 NOTES = "CONVERSION.md"
 
 
-@contextmanager
-def new_model_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out` that takes its name at the end, and is removed if something fails."""
-    out = check_new_folder(out)
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
-    with atomic_folder(out) as unfinished:
-        yield unfinished
-
-
 def save(description: Description, model: Model, folder: Path) -> None:
     """Write the model and its configurations, tokenizers, notes, and the toolkit's files for the way back."""
-    bars_wanted = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    try:
-        model.save_pretrained(folder)
-    finally:
-        if bars_wanted:
-            logging.enable_progress_bar()
+    model.save_pretrained(folder)
     vocabulary = description.vocabulary
     texts = {side: tokenizer.to_str() for side, tokenizer in vocabulary.tokenizers.items()}
     if "source" in texts:

@@ -1,18 +1,21 @@
 """Both directions of a conversion, from the path to the written folder and the printed summary."""
 
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line
+from vaswani_transformer.lines import check_new_folder
 from vaswani_transformer.loading import load_model
 
 from .build import build_model
 from .check import check as check_model
 from .description import Description
-from .folder import new_model_folder, save
-from .formats import WRITERS, Reader, find_checkpoint
+from .folder import save
+from .formats import WRITERS, find_checkpoint
 from .origin import Origin
 from .reasons import Reasons
 from .toolkits import torch_nn
@@ -40,9 +43,8 @@ def convert_in(
     toolkit, file = find_checkpoint(path, wanted)
     if scale_embeddings is not None and toolkit is not torch_nn:
         raise InputError(f"--scale-embeddings is for {torch_nn.NAME}; a checkpoint of {toolkit.NAME} says it itself")
-    reasons = Reasons(file)
-    with new_model_folder(out) as folder, torch.inference_mode():
-        description, model = read(toolkit, file, reasons, scale_embeddings)
+    with atomic_folder(new_folder(out)) as folder, torch.inference_mode():
+        description, model = read(toolkit, file, scale_embeddings)
         save(description, model, folder)
         proof = check_model(description, folder, model, check, logits)
     config, default = model.config, type(model.config)()
@@ -56,10 +58,16 @@ def convert_in(
         print(line)
 
 
-def read(
-    toolkit: Reader, file: Path, reasons: Reasons, scale_embeddings: bool | None = None
-) -> tuple[Description, Model]:
+def new_folder(out: Path) -> Path:
+    """Return the path of a folder to create. Raises InputError if it cannot be one."""
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
+    return check_new_folder(out)
+
+
+def read(toolkit: ModuleType, file: Path, scale_embeddings: bool | None) -> tuple[Description, Model]:
     """Read a checkpoint as a model. Raises InputError or BrokenFileError with all reasons why it cannot be one."""
+    reasons = Reasons(file)
     try:
         scale = (scale_embeddings,) if toolkit is torch_nn else ()
         description = toolkit.read(file, reasons, *scale)
@@ -85,10 +93,9 @@ def convert_out(path: Path, out: Path, wanted: str) -> None:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; --to takes a model folder of this project")
     model = load_model(path, device="cpu")
-    reasons = Reasons(f"{path} (to {wanted})")
-    with new_model_folder(out) as folder, torch.inference_mode():
+    with atomic_folder(new_folder(out)) as folder, torch.inference_mode():
         origin = Origin(path)
-        WRITERS[wanted].write_checkpoint(model, origin, folder, reasons)
+        WRITERS[wanted].write_checkpoint(model, origin, folder, Reasons(f"{path} (to {wanted})"))
         if origin.toolkit == wanted:
             origin.copy_originals(folder)
     print(f"{wanted}: {model.num_parameters():,} parameters")

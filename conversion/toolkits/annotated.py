@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
@@ -24,7 +23,6 @@ FILES = ["*.pt"]
 EPSILON = 1e-12
 NOTEBOOK_HEADS = 8
 FIRST_WEIGHT = "encoder.layers.0.self_attn.linears.0.weight"
-RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "dropout")
 
 NORM = "{a_2,b_2}"
 PROJECTIONS = "linears.{0,1,2,3}.{weight,bias}"
@@ -46,8 +44,6 @@ def recognise(path: Path, content: Any) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and, if it is beside it, config.json with `h` and `dropout`."""
     weights = load_checkpoint(path)
-    if not recognise(path, weights):
-        raise InputError(f"{path} is not of the Annotated Transformer: it lacks {FIRST_WEIGHT}")
     file, assumed = path.with_name("config.json"), []
     options = Options(read_json_object(file) if file.exists() else {}, reasons)
     if "h" not in options:
@@ -60,8 +56,10 @@ def read(path: Path, reasons: Reasons) -> Description:
         config[f"{stack}_layers"] = count_layers(tensors, stack)
         config[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.feed_forward.w_1.bias"])
     reasons.refuse_if_any()
-    config |= options.rates(RATES, default=0.1)
-    config |= {"norm_position": "pre", "layer_norm_eps": EPSILON, "attention_bias": True}
+    config |= options.rates(0.1, "dropout") | {
+        "norm_position": "pre",
+        "layer_norm_eps": EPSILON,
+    }
 
     fold_standard_deviation(tensors, config["d_model"])
     rules = [

@@ -19,7 +19,7 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, rows_of
 from ..layout import CONCATENATED
-from ..options import size_names
+from ..options import RATES, size_names
 from ..origin import Origin
 from ..reasons import Reasons
 from ..rename import Rule, expand, first_present, write
@@ -144,7 +144,7 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
 
 def marian_config(config: Any) -> dict[str, Any]:
     """Return the settings of a MarianConfig, without the sizes of the vocabularies."""
-    same = [*size_names(hugging_face.SIZES), *hugging_face.RATES]
+    same = [*size_names(hugging_face.SIZES), *RATES]
     same += ["activation_function", "share_encoder_decoder_embeddings"]
     same += ["eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"]
     return {name: getattr(config, name) for name in same} | {

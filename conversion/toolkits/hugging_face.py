@@ -13,7 +13,7 @@ from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import read_json_object
 
 from ..description import penalty_note
-from ..options import Options
+from ..options import RATES, Options
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, stack_rules
 from ..unpickle import load_checkpoint
@@ -21,7 +21,6 @@ from ..vocabulary import required_file
 from .fairseq import EPSILON, LAYER
 
 SIZES = ("d_model", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_dim")
-RATES = {name: name for name in ("dropout", "attention_dropout", "activation_dropout")}
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PENALTY_NOTE = penalty_note("transformers", "log P / L^length_penalty")
 
@@ -51,10 +50,10 @@ def read_model(
     options.require(supported)
     config = options.sizes(SIZES)
     reasons.refuse_if_any()
-    config |= options.rates(RATES, default=0.0)
+    config |= options.rates(0.0, *RATES)
     name = options.get("activation_function", activation)
     config |= {"activation_function": "silu" if name == "swish" else name}
-    return options, checked_tensors(weights, reasons), config | {"layer_norm_eps": EPSILON, "attention_bias": True}
+    return options, checked_tensors(weights, reasons), config | {"layer_norm_eps": EPSILON}
 
 
 def load_safetensors(file: Path) -> dict[str, Tensor]:

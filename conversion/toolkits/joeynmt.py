@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.lines import read_lines
 
 from ..description import OUTPUT, SOURCE, TARGET, Description
@@ -26,7 +26,6 @@ SUPPORTED: dict[str, tuple] = {
     "alpha": (1.0, 1),  # the weight of the residual (DeepNet)
 }
 SIZES = ("encoder.hidden_size", "{stack}.num_layers", "{stack}.num_heads", "{stack}.ff_size")
-RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "encoder.dropout")
 # Our name of an id -> the option with the token, and its default.
 SYMBOLS = {
     "unknown": ("unk_token", "<unk>"),
@@ -66,8 +65,6 @@ def recognise(path: Path, content: Any) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a .ckpt file and the config.yaml beside it."""
     checkpoint = load_checkpoint(path)
-    if not recognise(path, checkpoint):
-        raise InputError(f"{path} is not from JoeyNMT: it lacks `model_state`")
     file = required_file(path.parent, "config.yaml", "*.yaml", remedy=", so the number of heads is not known")
     settings = read_yaml(file)
     model = settings.get("model")
@@ -83,14 +80,12 @@ def read(path: Path, reasons: Reasons) -> Description:
     check_options(options)
     reasons.refuse_if_any()
 
-    config |= options.rates(RATES, default=0.1)
-    config |= {
+    config |= options.rates(0.1, "encoder.dropout") | {
         "activation_function": ACTIVATIONS[options.get("encoder.activation", "relu")],
         "norm_position": norm_positions["encoder"],
         "encoder_final_norm": final_norms["encoder"],
         "decoder_final_norm": final_norms["decoder"],
         "layer_norm_eps": EPSILON,
-        "attention_bias": True,
     }
     outputs = ["decoder.output_layer.weight", *(["trg_embed.lut.weight"] if model.get("tied_softmax") else [])]
     rules = [

@@ -19,7 +19,7 @@ from ..layout import PAPER, TENSOR2TENSOR
 from ..options import Options
 from ..origin import Origin, save_pickle
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, expand, layer_rules, rules_of, write
+from ..rename import Rule, checked_tensors, expand, rules_of, stack_rules, write
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, numbered_tokens
@@ -37,8 +37,9 @@ NOTES = [
 ]
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR, None: PAPER}
 # With "silu" and "gated-gelu" the feed-forward network has a gate.
-OFF = "multiquery parallel_residual shared_layer_norm aan_useffn copy_attn coverage_attn".split()
-SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
+OFF = "multiquery parallel_residual shared_layer_norm aan_useffn coverage_attn relative_positions_buckets num_kv"
+OFF += " sliding_window num_experts quant_type lora_layers"
+SUPPORTED: dict[str, tuple] = {
     "model_task": ("seq2seq",),
     "model_type": ("text",),
     "encoder_type": ("transformer",),
@@ -47,17 +48,12 @@ SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
     "position_encoding_type": tuple(SINUSOIDS),
     "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
     "max_relative_positions": (0,),
-    "relative_positions_buckets": (0,),
     "layer_norm": ("standard",),
     "pos_ffn_activation_fn": ("relu", "gelu"),
-    "num_kv": (0,),
-    "sliding_window": (0,),
-    "num_experts": (0,),
+    "copy_attn": (False,),
     "n_src_feats": (0,),
     "lambda_align": (0.0, 0),
     "generator_function": ("softmax",),
-    "quant_type": ("",),
-    "lora_layers": ([],),
 }
 # Options of SUPPORTED that a checkpoint needs; it gets the first value.
 WRITTEN = (
@@ -79,22 +75,20 @@ COMMON = {
     "feed_forward.w_{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
     "feed_forward.layer_norm.{weight,bias}": "feed_forward_norm.{weight,bias}",
 }
-ENCODER_LAYER = COMMON | {"layer_norm.{weight,bias}": "self_attn_norm.{weight,bias}"}
-DECODER_LAYER = COMMON | {
-    "layer_norm_1.{weight,bias}": "self_attn_norm.{weight,bias}",
-    f"context_attn.{PROJECTIONS}": "cross_attn.{q,k,v,out}_proj.{weight,bias}",
-    "layer_norm_2.{weight,bias}": "cross_attn_norm.{weight,bias}",
+LAYERS = {
+    "encoder": COMMON | {"layer_norm.{weight,bias}": "self_attn_norm.{weight,bias}"},
+    "decoder": COMMON
+    | {
+        f"context_attn.{PROJECTIONS}": "cross_attn.{q,k,v,out}_proj.{weight,bias}",
+        "layer_norm_{1,2}.{weight,bias}": "{self_attn,cross_attn}_norm.{weight,bias}",
+    },
 }
-FINAL_NORMS = {"{encoder,decoder}.layer_norm.{weight,bias}": "model.{encoder,decoder}.final_norm.{weight,bias}"}
+PLACES = {"encoder": "encoder.transformer.{n}.", "decoder": "decoder.transformer_layers.{n}."}
 
 
 def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
     """Return the rules of all tensors, without those of biases that the model does not have."""
-    rules = [
-        *rules_of(EMBEDDINGS | FINAL_NORMS),
-        *layer_rules("encoder", config["encoder_layers"], "encoder.transformer.{n}.", ENCODER_LAYER),
-        *layer_rules("decoder", config["decoder_layers"], "decoder.transformer_layers.{n}.", DECODER_LAYER),
-    ]
+    rules = rules_of(EMBEDDINGS) + stack_rules(config, PLACES, LAYERS, "{stack}.layer_norm.{weight,bias}")
     absent = [] if config["attention_bias"] else ["_proj.bias"]
     absent += [] if feed_forward_bias else [".fc1.bias", ".fc2.bias"]
     return [rule for rule in rules if not rule.ours.endswith(tuple(absent))]
@@ -112,10 +106,8 @@ def recognise(path: Path, content: Any) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a .pt file, whose tensors may be in .safetensors files beside it."""
     checkpoint = load_checkpoint(path)
-    if not recognise(path, checkpoint):
-        raise InputError(f"{path} is not from OpenNMT-py: it lacks `opt` or `vocab`")
     options = Options(vars(checkpoint["opt"]), reasons, "--{} {}")
-    options.require(SUPPORTED)
+    options.require(SUPPORTED, OFF)
     for name, old_names in OLD_NAMES.items():
         options.setdefault(name, next((options[old] for old in old_names if old in options), None))
     config = options.sizes(SIZES)

@@ -27,29 +27,18 @@ NAME = "sockeye"
 FILES = ["params.*"]
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "swish1": "silu", "gelu": "gelu"}
-SUPPORTED: dict[str, tuple] = {
-    "config_length_task": (None,),
-    "lhuc": (False,),
-    "neural_vocab_selection": (None,),
-    "dtype": ("float32", "float16", "bfloat16"),
-}
+OFF = "config_length_task lhuc neural_vocab_selection"
+OFF_IN_STACK = ("block_prepended_cross_attention", "use_glu", "use_lhuc")
 SUPPORTED_IN_STACK: dict[str, tuple] = {
     "act_type": tuple(ACTIVATIONS),
     "decoder_type": ("transformer",),
-    "block_prepended_cross_attention": (False,),
     "positional_embedding_type": ("fixed", "learned"),
-    "use_glu": (False,),
-    "use_lhuc": (False,),
 }
 SIZES = (
     *("config_encoder.model_size", "config_{stack}.num_layers"),
     *("config_{stack}.attention_heads", "config_{stack}.feed_forward_num_hidden"),
 )
-RATES = {
-    "dropout": "config_encoder.dropout_prepost",
-    "attention_dropout": "config_encoder.dropout_attention",
-    "activation_dropout": "config_encoder.dropout_act",
-}
+DROPOUT = [f"config_encoder.dropout_{place}" for place in ("prepost", "attention", "act")]
 # Operations before and after a sub-layer, see `Options.norm_position`; `r` is the residual.
 NORM_POSITIONS = {("n", "r"): "pre", ("", "rn"): "post"}
 SYMBOLS = ["<pad>", "<unk>", "<s>", "</s>"]
@@ -77,7 +66,8 @@ def layers(config: Mapping[str, Any]) -> list[Rule]:
 
 
 def recognise(path: Path, content: Any) -> bool:
-    return path.name.startswith("params.") and (path.parent / "config").is_file() and is_pickled(path)
+    has_config = content is not None or (path.parent / "config").is_file()  # if it lacks only that, `read` says so
+    return path.name.startswith("params.") and has_config and is_pickled(path)
 
 
 def read(path: Path, reasons: Reasons) -> Description:
@@ -91,7 +81,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     tensors = checked_tensors(load_checkpoint(path), reasons, r"traced_.*")
     for stack in STACKS:
         split_projections(tensors, stack, config["d_model"], config[f"{stack}_attention_heads"])
-    config |= options.rates(RATES, default=0.0) | {
+    config |= options.rates(0.0, *DROPOUT) | {
         "activation_function": ACTIVATIONS[options.get("config_encoder.act_type", "relu")],
         "layer_norm_eps": EPSILON,
     }
@@ -124,10 +114,11 @@ ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", ConfigLoader.cons
 
 def check_options(options: Options, reasons: Reasons) -> str | None:
     """Add to the reasons the options that the model cannot represent; return the position of the norm."""
-    options.require(SUPPORTED)
+    options.require({"dtype": ("float32", "float16", "bfloat16")}, OFF)
     positions = []
     for part in ("config_encoder", "config_decoder"):
-        options.require({f"{part}.{name}": values for name, values in SUPPORTED_IN_STACK.items()})
+        supported = {f"{part}.{name}": values for name, values in SUPPORTED_IN_STACK.items()}
+        options.require(supported, " ".join(f"{part}.{name}" for name in OFF_IN_STACK))
         operations = (f"{part}.preprocess_sequence", f"{part}.postprocess_sequence")
         positions.append(options.norm_position(*operations, NORM_POSITIONS))
     if positions[0] != positions[1]:

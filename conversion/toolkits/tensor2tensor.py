@@ -28,19 +28,15 @@ NAME = "tensor2tensor"
 FILES = ["*.index"]
 TARGET_SPACE = 0  # SpaceID.GENERIC, the default of text problems
 
-OFF = "attention_variables_3d proximity_bias unidirectional_encoder factored_logits".split()
-SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
+OFF = "attention_variables_3d proximity_bias unidirectional_encoder factored_logits split_targets_chunk_length"
+OFF += " num_area_layers position_features hard_attention_k gumbel_noise_weight"
+SUPPORTED: dict[str, tuple] = {
     "pos": ("timing", "emb"),
-    "split_targets_chunk_length": (0,),
     "ffn_layer": ("dense_relu_dense", "conv_hidden_relu"),
     "norm_type": ("layer",),
     "self_attention_type": ("dot_product",),
     "multiply_embedding_mode": ("sqrt_depth", ""),
-    "num_area_layers": (0,),
     "causal_decoder_self_attention": (True,),
-    "position_features": ("",),
-    "hard_attention_k": (0,),
-    "gumbel_noise_weight": (0.0,),
     "prepend_mode": ("none",),
     "scheduled_sampling_method": ("parallel", "sequential"),
 }
@@ -84,7 +80,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     """Describe a checkpoint's .index and the hparams.json beside it."""
     bundle = Bundle(path)
     options = Options(read_hparams(path.parent), reasons, "hparams.{} is {}")
-    options.require(SUPPORTED)
+    options.require(SUPPORTED, OFF)
     for stack in STACKS:
         options[f"num_{stack}_layers"] = options.get(f"num_{stack}_layers") or options.get("num_hidden_layers")
     config = options.sizes(SIZES)
@@ -104,13 +100,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     weights = {name.removeprefix(body): torch.from_numpy(bundle.tensor(name)) for name in names}
     tensors = checked_tensors(weights, reasons)
     join_embeddings(tensors, config["d_model"], reasons)
-    config |= {
-        **channels(options),
-        "dropout": float(options.get("layer_prepostprocess_dropout", 0.1)),
-        "attention_dropout": float(options.get("attention_dropout", 0.0)),
-        "activation_dropout": float(options.get("relu_dropout", 0.0)),
-        "layer_norm_eps": float(options.get("norm_epsilon", 1e-6)),
-    }
+    options.setdefault("layer_prepostprocess_dropout", 0.1)
+    config |= options.rates(0.0, "layer_prepostprocess_dropout", "attention_dropout", "relu_dropout")
+    config |= channels(options) | {"layer_norm_eps": float(options.get("norm_epsilon", 1e-6))}
     rules = [
         Rule(first_present(tensors, "input_emb", "shared"), SOURCE),
         Rule(first_present(tensors, "target_emb", "shared", "input_emb"), TARGET),  # input_emb: shared_embedding

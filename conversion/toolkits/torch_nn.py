@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
@@ -41,7 +40,6 @@ SUPPORTED: dict[str, tuple] = {
     "norm_first": (True, False),
     "scale_embeddings": (True, False),
 }
-RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "dropout")
 
 COMMON = {
     "self_attn.{q,k,v,out}_proj.{weight,bias}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
@@ -80,8 +78,6 @@ def without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> Description:
     """Describe a state_dict and the config.json beside it, in which `scale_embeddings` may be missing or wrong."""
     checkpoint = load_checkpoint(path)
-    if not recognise(path, checkpoint):
-        raise InputError(f"{path} has no nn.Transformer: it lacks a tensor {FIRST_WEIGHT}")
     file = required_file(path.parent, "config.json", remedy='; put {"nhead": ...} into it, which no tensor tells')
     options = Options(read_json_object(file), reasons)
     if scale_embeddings is not None:
@@ -95,12 +91,10 @@ def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> 
 
     split_in_proj(tensors)
     bias = "encoder.layers.0.linear1.bias" in tensors
-    config |= options.rates(RATES, default=0.1)
-    config |= {
+    config |= options.rates(0.1, "dropout") | {
         "activation_function": options.get("activation", "relu"),
         "norm_position": "pre" if options.get("norm_first") else "post",
         "layer_norm_eps": float(options.get("layer_norm_eps", 1e-5)),
-        "attention_bias": bias,
     }
     for stack in LAYERS:
         config[f"{stack}_layers"] = count_layers(tensors, stack)
