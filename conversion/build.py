@@ -40,12 +40,20 @@ def build_model(description: Description, reasons: Reasons) -> Model:
         config |= limit_positions(tensors, config.get("position_offset", 0))
     else:
         config["position_base"] = description.positions.base(d_model)
-    add_zero_biases(tensors)
+    for name, tensor in list(tensors.items()):  # the paper's biases, which some toolkits do not have
+        if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
+            tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
     config |= tie_and_extend(tensors, vocabulary)
     if description.positions.concatenated and ENCODER_POSITIONS not in tensors:
         tensors = interleave(tensors, d_model)
 
-    model = empty_model(config, reasons)
+    try:
+        with torch.device("meta"):  # without memory for its weights
+            model = Model(VaswaniTransformerConfig(**config))
+    except Exception as error:  # strict dataclasses raise several kinds, each naming the field
+        reasons.unsupported(one_line(str(error)))
+        reasons.refuse_if_any()
+        raise
     check_tensors(model, tensors, reasons)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
@@ -84,13 +92,6 @@ def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
     return {"position_embedding_type": "learned", "max_position_embeddings": rows - offset}
 
 
-def add_zero_biases(tensors: dict[str, Tensor]) -> None:
-    """Add the paper's biases of norms and feed-forward networks, as zeros, where a toolkit has none."""
-    for name, tensor in list(tensors.items()):
-        if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
-            tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
-
-
 def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[str, Any]:
     """Share equal matrices and add the rows of new symbols and aliases; return the configuration's fields.
 
@@ -125,17 +126,6 @@ def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[s
         "pad_token_id": vocabulary.pad_id,
         "decoder_start_token_id": vocabulary.start_id,
     }
-
-
-def empty_model(config: dict[str, Any], reasons: Reasons) -> Model:
-    """Return the model of this configuration without memory for its weights."""
-    try:
-        with torch.device("meta"):
-            return Model(VaswaniTransformerConfig(**config))
-    except Exception as error:  # strict dataclasses raise several kinds, each naming the field
-        reasons.unsupported(one_line(str(error)))
-        reasons.refuse_if_any()
-        raise
 
 
 def check_tensors(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> None:

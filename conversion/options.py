@@ -49,6 +49,18 @@ class Options(dict[str, Any]):
         if values[0] != values[1]:
             self.reasons.unsupported(f"{self.show(first)} and {self.show(second)} differ")
 
+    def require_in_stacks(self, part: str, supported: Mapping[str, tuple], off: str, equal: str) -> None:
+        """Check options of both stacks. part: what is written before them, with `{stack}`
+
+        equal: names of options that must agree
+        """
+        encoder, decoder = (part.format(stack=stack) for stack in STACKS)
+        for prefix in (encoder, decoder):
+            names = {f"{prefix}{name}": values for name, values in supported.items()}
+            self.require(names, " ".join(prefix + name for name in off.split()))
+        for name in equal.split():
+            self.require_equal(encoder + name, decoder + name)
+
     def norm_position(self, before: str, after: str, known: Mapping[tuple[str, str], str]) -> str | None:
         """Return "pre" or "post".
 

@@ -7,14 +7,12 @@ the 1e-6 changes a logit by about 1e-6.
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from vaswani_transformer.model_folder import read_json_object
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
+from ..description import SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, count_layers, stack_rules
+from ..rename import STACKS, checked_tensors, count_layers, rules_of, stack_rules
 from ..segmentation import read_word_lists
 from ..unpickle import load_checkpoint
 
@@ -61,21 +59,13 @@ def read(path: Path, reasons: Reasons) -> Description:
         "layer_norm_eps": EPSILON,
     }
 
-    fold_standard_deviation(tensors, config["d_model"])
+    correction = ((config["d_model"] - 1) / config["d_model"]) ** 0.5  # of the unbiased standard deviation
+    tensors |= {name: (t.double() * correction).float() for name, t in tensors.items() if name.endswith(".a_2")}
     rules = [
-        Rule("src_embed.0.lut.weight", SOURCE),
-        Rule("tgt_embed.0.lut.weight", TARGET),
-        Rule("generator.proj.weight", OUTPUT),
-        Rule("generator.proj.bias", OUTPUT_BIAS),
+        *rules_of({"src_embed.0.lut.weight": SOURCE, "tgt_embed.0.lut.weight": TARGET}),
+        *rules_of({"generator.proj.{weight,bias}": "lm_head.{weight,bias}"}),
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, f"{{stack}}.norm.{NORM}"),
     ]
     files, tables = [file] if file.exists() else [], ["src_embed.1.pe", "tgt_embed.1.pe"]
     vocabulary = read_word_lists(path.parent)
     return Description(tensors, rules, config, vocabulary, position_tables=tables, assumed=assumed, files=files)
-
-
-def fold_standard_deviation(tensors: dict[str, Tensor], d_model: int) -> None:
-    """Multiply the norms' weights by the ratio of the biased to the unbiased standard deviation."""
-    for name in tensors:
-        if name.endswith(".a_2"):
-            tensors[name] = (tensors[name].double() * ((d_model - 1) / d_model) ** 0.5).float()

@@ -10,7 +10,7 @@ from vaswani_transformer.lines import read_lines
 from ..description import OUTPUT, SOURCE, TARGET, Description
 from ..options import Options, flattened, read_yaml
 from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, expand, first_present, stack_rules
+from ..rename import STACKS, Rule, checked_tensors, expand, first_present, rules_of, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, required_file
@@ -74,23 +74,24 @@ def read(path: Path, reasons: Reasons) -> Description:
     final_norms = {stack: f"{stack}.layer_norm.weight" in tensors for stack in STACKS}
     options = Options(flattened(model), reasons, "{}: {}")
     norm_positions = DEFAULT_NORMS | ({"decoder": "pre"} if final_norms["decoder"] else {})
-    for stack in STACKS:
-        norm_positions[stack] = options.setdefault(f"{stack}.layer_norm", norm_positions[stack])
+    for stack, position in norm_positions.items():
+        options.setdefault(f"{stack}.layer_norm", position)
     config = options.sizes(SIZES)
-    check_options(options)
+    options.require_in_stacks("{stack}.", SUPPORTED, off="", equal="hidden_size activation layer_norm")
+    for stack in STACKS:
+        options.require_equal(f"{stack}.embeddings.embedding_dim", f"{stack}.hidden_size", missing=config["d_model"])
     reasons.refuse_if_any()
 
     config |= options.rates(0.1, "encoder.dropout") | {
         "activation_function": ACTIVATIONS[options.get("encoder.activation", "relu")],
-        "norm_position": norm_positions["encoder"],
+        "norm_position": options["encoder.layer_norm"],
         "encoder_final_norm": final_norms["encoder"],
         "decoder_final_norm": final_norms["decoder"],
         "layer_norm_eps": EPSILON,
     }
     outputs = ["decoder.output_layer.weight", *(["trg_embed.lut.weight"] if model.get("tied_softmax") else [])]
     rules = [
-        Rule("src_embed.lut.weight", SOURCE),
-        Rule("trg_embed.lut.weight", TARGET),
+        *rules_of({"src_embed.lut.weight": SOURCE, "trg_embed.lut.weight": TARGET}),
         Rule(first_present(tensors, *outputs), OUTPUT),
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.layer_norm.{weight,bias}"),
     ]
@@ -98,16 +99,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     unscaled = tuple(name for name, stack in embeddings if not options.get(f"{stack}.embeddings.scale", False))
     vocabulary, tables = read_vocabulary(path.parent, settings.get("data") or {}), expand("{encoder,decoder}.pe.pe")
     return Description(tensors, rules, config, vocabulary, position_tables=tables, unscaled=unscaled, files=[file])
-
-
-def check_options(options: Options) -> None:
-    """Add to the reasons the options that the model cannot represent."""
-    for stack in STACKS:
-        options.require({f"{stack}.{name}": values for name, values in SUPPORTED.items()})
-        size = options.get(f"{stack}.hidden_size")
-        options.require_equal(f"{stack}.embeddings.embedding_dim", f"{stack}.hidden_size", missing=size)
-    for name in ("hidden_size", "activation", "layer_norm"):
-        options.require_equal(f"encoder.{name}", f"decoder.{name}")
 
 
 def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:

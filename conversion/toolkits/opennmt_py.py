@@ -116,11 +116,13 @@ def read(path: Path, reasons: Reasons) -> Description:
     reasons.refuse_if_any()
 
     tensors = checked_tensors(weights_of(checkpoint, path), reasons, r"decoder\.transformer_layers\.\d+\.mask")
+    rates = [options.get(name, 0.1) for name in ("dropout", "attention_dropout")]
+    rates = [rate[-1] if isinstance(rate, list) else rate for rate in rates]  # a list has one for each training stage
     feed_forward_bias = "encoder.transformer.0.feed_forward.w_1.bias" in tensors
     config |= {
         "activation_function": options.get("pos_ffn_activation_fn", "relu"),
-        "dropout": last_rate(options.get("dropout", 0.1)),
-        "attention_dropout": last_rate(options.get("attention_dropout", 0.1)),
+        "dropout": float(rates[0]),
+        "attention_dropout": float(rates[1]),
         "norm_position": "pre",
         "layer_norm_eps": float(options.get("norm_eps", 1e-6)),
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
@@ -139,11 +141,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     return Description(
         tensors, rules, config, vocabulary, SINUSOIDS[encoding], POSITION_TABLES, notes=NOTES, options=kept
     )
-
-
-def last_rate(rate: Any) -> float:
-    """Return a dropout rate; a list has one for each stage of the training."""
-    return float(rate[-1] if isinstance(rate, list) else rate)
 
 
 def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:

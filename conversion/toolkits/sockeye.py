@@ -21,14 +21,14 @@ from ..reasons import Reasons, shown
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import is_pickled, load_checkpoint
-from ..vocabulary import Vocabulary, required_file, tokens_by_id
+from ..vocabulary import SIDES, Vocabulary, required_file, tokens_by_id
 
 NAME = "sockeye"
 FILES = ["params.*"]
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "swish1": "silu", "gelu": "gelu"}
 OFF = "config_length_task lhuc neural_vocab_selection"
-OFF_IN_STACK = ("block_prepended_cross_attention", "use_glu", "use_lhuc")
+OFF_IN_STACK = "block_prepended_cross_attention use_glu use_lhuc"
 SUPPORTED_IN_STACK: dict[str, tuple] = {
     "act_type": tuple(ACTIVATIONS),
     "decoder_type": ("transformer",),
@@ -75,7 +75,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     file = required_file(path.parent, "config", remedy=", so the number of heads is not known")
     options = Options(flattened(read_yaml(file, ConfigLoader)), reasons, "{}: {}")
     config = options.sizes(SIZES)
-    config["norm_position"] = check_options(options, reasons)
+    config["norm_position"] = check_options(options, config["d_model"], reasons)
     reasons.refuse_if_any()
 
     tensors = checked_tensors(load_checkpoint(path), reasons, r"traced_.*")
@@ -89,8 +89,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     if "softmax" in shown(options.get("weight_tying_type")):
         outputs.append("embedding_target.embedding.weight")
     rules = [
-        Rule("embedding_source.embedding.weight", SOURCE),
-        Rule("embedding_target.embedding.weight", TARGET),
+        *rules_of({"embedding_source.embedding.weight": SOURCE, "embedding_target.embedding.weight": TARGET}),
         Rule(first_present(tensors, *outputs), OUTPUT),
         Rule("output_layer.bias", OUTPUT_BIAS),
         *layers(config),
@@ -112,25 +111,20 @@ ConfigLoader.add_multi_constructor("!", lambda loader, suffix, node: loader.cons
 ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", ConfigLoader.construct_sequence)
 
 
-def check_options(options: Options, reasons: Reasons) -> str | None:
+def check_options(options: Options, d_model: int, reasons: Reasons) -> str | None:
     """Add to the reasons the options that the model cannot represent; return the position of the norm."""
     options.require({"dtype": ("float32", "float16", "bfloat16")}, OFF)
-    positions = []
-    for part in ("config_encoder", "config_decoder"):
-        supported = {f"{part}.{name}": values for name, values in SUPPORTED_IN_STACK.items()}
-        options.require(supported, " ".join(f"{part}.{name}" for name in OFF_IN_STACK))
-        operations = (f"{part}.preprocess_sequence", f"{part}.postprocess_sequence")
-        positions.append(options.norm_position(*operations, NORM_POSITIONS))
+    equal = "model_size act_type positional_embedding_type"
+    options.require_in_stacks("config_{stack}.", SUPPORTED_IN_STACK, OFF_IN_STACK, equal)
+    before, after = ([f"config_{stack}.{place}process_sequence" for stack in STACKS] for place in ("pre", "post"))
+    positions = [options.norm_position(*names, NORM_POSITIONS) for names in zip(before, after, strict=True)]
     if positions[0] != positions[1]:
         reasons.unsupported("encoder and decoder have their norms in different places")
-    for name in ("model_size", "act_type", "positional_embedding_type"):
-        options.require_equal(f"config_encoder.{name}", f"config_decoder.{name}")
-    for side in ("source", "target"):
+    for side in SIDES:
         part = f"config_embed_{side}"
         if options.get(f"{part}.num_factors", 1) != 1 or options.get(f"{part}.factor_configs"):
             reasons.unsupported(f"{part} has {side} factors")
-        size = options.get("config_encoder.model_size")
-        options.require_equal(f"{part}.num_embed", "config_encoder.model_size", missing=size)
+        options.require_equal(f"{part}.num_embed", "config_encoder.model_size", missing=d_model)
     return positions[0]
 
 

@@ -102,7 +102,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     join_embeddings(tensors, config["d_model"], reasons)
     options.setdefault("layer_prepostprocess_dropout", 0.1)
     config |= options.rates(0.0, "layer_prepostprocess_dropout", "attention_dropout", "relu_dropout")
-    config |= channels(options) | {"layer_norm_eps": float(options.get("norm_epsilon", 1e-6))}
+    config["layer_norm_eps"] = float(options.get("norm_epsilon", 1e-6))
+    for field, name in (("d_k", "attention_key_channels"), ("d_v", "attention_value_channels")):
+        config[field] = (options.get(name) or 0) // options["num_heads"] or None  # 0: d_model channels in all heads
     rules = [
         Rule(first_present(tensors, "input_emb", "shared"), SOURCE),
         Rule(first_present(tensors, "target_emb", "shared", "input_emb"), TARGET),  # input_emb: shared_embedding
@@ -128,12 +130,6 @@ def read_hparams(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise BrokenFileError(f"{file} is not complete JSON ({error}); copy it again") from None
     return content
-
-
-def channels(options: Options) -> dict[str, int | None]:
-    """d_k and d_v; the channels of all heads together, 0 if they are d_model."""
-    names = {"d_k": "attention_key_channels", "d_v": "attention_value_channels"}
-    return {field: (options.get(name) or 0) // options["num_heads"] or None for field, name in names.items()}
 
 
 def join_embeddings(tensors: dict[str, Tensor], d_model: int, reasons: Reasons) -> None:
