@@ -26,7 +26,9 @@ def build_model(description: Description, reasons: Reasons) -> Model:
     Adds to `description.options` the values that converting the model back needs.
     """
     config, d_model, vocabulary = dict(description.config), description.config["d_model"], description.vocabulary
-    tensors = renamed_tensors(description, reasons)
+    known, positions = {rule.theirs for rule in description.rules}, description.positions
+    found = {name: t for name, t in description.tensors.items() if name in known or not positions.match(t, d_model)}
+    tensors = rename(found, description.rules, reasons)
     check_tables(tensors, vocabulary, d_model, reasons)
     reasons.refuse_if_any()
 
@@ -39,12 +41,12 @@ def build_model(description: Description, reasons: Reasons) -> Model:
     if ENCODER_POSITIONS in tensors:
         config |= limit_positions(tensors, config.get("position_offset", 0))
     else:
-        config["position_base"] = description.positions.base(d_model)
+        config["position_base"] = positions.base(d_model)
     for name, tensor in list(tensors.items()):  # the paper's biases, which some toolkits do not have
         if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
     config |= tie_and_extend(tensors, vocabulary)
-    if description.positions.concatenated and ENCODER_POSITIONS not in tensors:
+    if positions.concatenated and ENCODER_POSITIONS not in tensors:
         tensors = interleave(tensors, d_model)
 
     try:
@@ -59,16 +61,6 @@ def build_model(description: Description, reasons: Reasons) -> Model:
     model.tie_weights()
     description.options |= {"source_tokens": len(vocabulary.source), "target_tokens": len(vocabulary.target)}
     return model.eval()
-
-
-def renamed_tensors(description: Description, reasons: Reasons) -> dict[str, Tensor]:
-    """Return the tensors under our names. Tables of sinusoids are compared with the formula and left out."""
-    d_model, tensors = description.config["d_model"], dict(description.tensors)
-    for name in description.position_tables:
-        table = tensors.pop(name, None)
-        if table is not None and (table.shape[-1] != d_model or not description.positions.match(table)):
-            reasons.broken(f"tensor {name} does not hold {description.toolkit}'s sinusoids")
-    return rename(tensors, description.rules, reasons)
 
 
 def check_tables(tensors: dict[str, Tensor], vocabulary: Vocabulary, d_model: int, reasons: Reasons) -> None:

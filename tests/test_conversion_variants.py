@@ -153,14 +153,15 @@ def test_variants_of_torch_transformers(options: dict, tmp_path: Path):
     assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
 
 
+SIZES: dict[str, Any] = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 20, "decoder_ffn_dim": 28, "max_position_embeddings": 32,
+}  # fmt: skip
+
+
 def marian_of_transformers(**changes: Any) -> MarianMTModel:
-    settings: dict[str, Any] = {
-        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 17, "pad_token_id": 13,
-        "eos_token_id": 0, "decoder_start_token_id": 13, "forced_eos_token_id": None,
-    }  # fmt: skip
-    config = MarianConfig(**settings | changes)
-    model = MarianMTModel(config)
+    settings = {"vocab_size": 17, "pad_token_id": 13, "eos_token_id": 0, "decoder_start_token_id": 13}
+    model = MarianMTModel(MarianConfig(**SIZES | settings | {"forced_eos_token_id": None} | changes))
     randomised(model)
     model.get_buffer("final_logits_bias").normal_()
     return model
@@ -181,12 +182,8 @@ def test_marian_models_of_transformers(shared: bool, activation: str, tmp_path: 
     model = marian_of_transformers(
         decoder_vocab_size=17 if shared else 14,
         share_encoder_decoder_embeddings=shared,
-        encoder_layers=3,
-        decoder_attention_heads=4,
-        decoder_ffn_dim=28,
         activation_function=activation,
         scale_embedding=shared,
-        max_position_embeddings=32,
     )
     model.save_pretrained(tmp_path / "theirs")
     assert converted_difference(model, tmp_path, pad=13) <= 1e-5
@@ -204,21 +201,8 @@ def test_missing_settings_of_marian_models_have_defaults(tmp_path: Path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_fsmt_models_of_transformers(tied: bool, tmp_path: Path):
-    config = FSMTConfig(
-        langs=["en", "de"],
-        src_vocab_size=17,
-        tgt_vocab_size=17 if tied else 14,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=3,
-        encoder_attention_heads=4,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=20,
-        decoder_ffn_dim=28,
-        activation_function="relu",
-        max_position_embeddings=32,
-        tie_word_embeddings=tied,
-    )
+    sizes = SIZES | {"src_vocab_size": 17, "tgt_vocab_size": 17 if tied else 14, "tie_word_embeddings": tied}
+    config = FSMTConfig(langs=["en", "de"], activation_function="relu", **sizes)
     model = FSMTForConditionalGeneration(config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("embed_positions" not in name)

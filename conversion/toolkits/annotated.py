@@ -66,6 +66,5 @@ def read(path: Path, reasons: Reasons) -> Description:
         *rules_of({"generator.proj.{weight,bias}": "lm_head.{weight,bias}"}),
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, f"{{stack}}.norm.{NORM}"),
     ]
-    files, tables = [file] if file.exists() else [], ["src_embed.1.pe", "tgt_embed.1.pe"]
-    vocabulary = read_word_lists(path.parent)
-    return Description(tensors, rules, config, vocabulary, position_tables=tables, assumed=assumed, files=files)
+    files, vocabulary = [file] if file.exists() else [], read_word_lists(path.parent)
+    return Description(tensors, rules, config, vocabulary, assumed=assumed, files=files)

@@ -51,7 +51,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     tables = {rule.theirs: tensors[rule.theirs].clone() for rule in TABLES if rule.theirs in tensors}
     for table in tables.values():
         table[OFFSET - 1] = TENSOR2TENSOR.table(OFFSET, config["d_model"])[-1]  # row 1, the padding's, is zeros
-    if all(TENSOR2TENSOR.match(table) for table in tables.values()):
+    if all(TENSOR2TENSOR.match(table, config["d_model"]) for table in tables.values()):
         for name in tables:
             del tensors[name]
     else:

@@ -71,7 +71,6 @@ def read(path: Path, reasons: Reasons) -> Description:
         config,
         read_vocabulary(path.parent, options, rows_of(tensors, rules)),
         CONCATENATED,
-        expand("model.{encoder,decoder}.embed_positions.weight"),  # older versions save the tables
         unscaled=() if scaled else (SOURCE, TARGET),
         notes=NOTES,
         options={"config": dict(options), "scale_embedding": scaled},

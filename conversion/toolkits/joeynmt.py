@@ -10,7 +10,7 @@ from vaswani_transformer.lines import read_lines
 from ..description import OUTPUT, SOURCE, TARGET, Description
 from ..options import Options, flattened, read_yaml
 from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, expand, first_present, rules_of, stack_rules
+from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import set_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, required_file
@@ -97,8 +97,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     ]
     embeddings = zip((SOURCE, TARGET), STACKS, strict=True)
     unscaled = tuple(name for name, stack in embeddings if not options.get(f"{stack}.embeddings.scale", False))
-    vocabulary, tables = read_vocabulary(path.parent, settings.get("data") or {}), expand("{encoder,decoder}.pe.pe")
-    return Description(tensors, rules, config, vocabulary, position_tables=tables, unscaled=unscaled, files=[file])
+    vocabulary = read_vocabulary(path.parent, settings.get("data") or {})
+    return Description(tensors, rules, config, vocabulary, unscaled=unscaled, files=[file])
 
 
 def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:

@@ -138,9 +138,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         "tgt_vocab": vocabulary.target,
         "decoder_start_token": BOS if start is None else vocabulary.target[start],
     }
-    return Description(
-        tensors, rules, config, vocabulary, SINUSOIDS[encoding], POSITION_TABLES, notes=NOTES, options=kept
-    )
+    return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, options=kept)
 
 
 def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -43,7 +43,6 @@ DROPOUT = [f"config_encoder.dropout_{place}" for place in ("prepost", "attention
 NORM_POSITIONS = {("n", "r"): "pre", ("", "rn"): "post"}
 SYMBOLS = ["<pad>", "<unk>", "<s>", "</s>"]
 
-LEARNED = rules_of({"{encoder,decoder}.pos_embedding.weight": POSITIONS})
 # Names of Sockeye's sub-layers -> ours.
 SUBLAYERS = {
     "encoder": {"self_attention": "self_attn"},
@@ -94,13 +93,11 @@ def read(path: Path, reasons: Reasons) -> Description:
         Rule("output_layer.bias", OUTPUT_BIAS),
         *layers(config),
     ]
-    learned = options["config_encoder.positional_embedding_type"] == "learned"
-    if learned:
-        rules += LEARNED
-    tables = [] if learned else [rule.theirs for rule in LEARNED]
+    if options["config_encoder.positional_embedding_type"] == "learned":
+        rules += rules_of({"{encoder,decoder}.pos_embedding.weight": POSITIONS})
     note = penalty_note("Sockeye", "log P / ((beta + L) / (beta + 1))^alpha, by default with beta 0 and alpha 1")
     vocabulary = read_vocabulary(path.parent)
-    return Description(tensors, rules, config, vocabulary, CONCATENATED, tables, notes=[note], files=[file])
+    return Description(tensors, rules, config, vocabulary, CONCATENATED, notes=[note], files=[file])
 
 
 class ConfigLoader(yaml.SafeLoader):

@@ -115,7 +115,7 @@ def around_transformer(
 ) -> tuple[list[Rule], Sinusoids, list[str]]:
     """Return the rules for the tensors outside nn.Transformer, the sinusoids, and what is assumed of these.
 
-    rules: those of nn.Transformer.  Removes tables of sinusoids.
+    rules: those of nn.Transformer.
     """
     inside = {rule.theirs for rule in rules}
     around = {name: tensor for name, tensor in tensors.items() if name not in inside}
@@ -126,9 +126,7 @@ def around_transformer(
     }
     more_rules = embeddings(around, reasons)
     for sinusoids in (PAPER, CONCATENATED, TENSOR2TENSOR):
-        if all(sinusoids.match(table) for table in tables.values()):
-            for name in tables:
-                del tensors[name]
+        if all(sinusoids.match(table, d_model) for table in tables.values()):
             return more_rules, sinusoids, [] if tables else [POSITIONS_ASSUMED]
     # Learned: one table for both stacks, or one for the source and one for the target.
     if len(tables) > 2:
