@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import shutil
-import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -141,16 +140,6 @@ def test_a_file_that_would_unpack_to_gigabytes_is_refused(name: str, tmp_path: P
     assert "would unpack to" in refusal(capsys, tmp_path / name, tmp_path / "out", code=3)
 
 
-def test_a_shape_that_exceeds_memory_is_refused(tmp_path: Path, capsys):
-    """The header of an array says 10^15 numbers; the file ends after it."""
-    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 1000000), }"
-    header = header.ljust(117) + b"\n"
-    with zipfile.ZipFile(tmp_path / "model.npz", "w") as archive:
-        archive.writestr("Wemb.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
-    message = refusal(capsys, tmp_path / "model.npz", tmp_path / "out", code=3)
-    assert "model.npz or a file beside it is not complete" in message
-
-
 def test_every_wrong_tensor_is_named(tmp_path: Path, capsys, copy_of):
     folder = copy_of("fairseq")
 
@@ -236,9 +225,8 @@ def test_joeynmt_without_layer_norm_has_joeynmts_defaults(tmp_path: Path, capsys
     folder = copy_of("variants/joeynmt-post")
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"\n +layer_norm: \w+", "", text))
-    assert "encoder.layer_norm: 'pre' and decoder.layer_norm: 'post' differ" in refusal(
-        capsys, folder, tmp_path / "out"
-    )
+    message = refusal(capsys, folder, tmp_path / "out")
+    assert "encoder.layer_norm: 'pre' and decoder.layer_norm: 'post' differ" in message
 
 
 def test_relu_dropout_of_old_fairseq_counts(tmp_path: Path, copy_of):

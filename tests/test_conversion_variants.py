@@ -160,8 +160,9 @@ SIZES: dict[str, Any] = {
 
 
 def marian_of_transformers(**changes: Any) -> MarianMTModel:
-    settings = {"vocab_size": 17, "pad_token_id": 13, "eos_token_id": 0, "decoder_start_token_id": 13}
-    model = MarianMTModel(MarianConfig(**SIZES | settings | {"forced_eos_token_id": None} | changes))
+    settings: dict[str, Any] = SIZES | {"vocab_size": 17, "pad_token_id": 13, "decoder_start_token_id": 13}
+    settings |= {"eos_token_id": 0, "forced_eos_token_id": None} | changes
+    model = MarianMTModel(MarianConfig(**settings))
     randomised(model)
     model.get_buffer("final_logits_bias").normal_()
     return model
@@ -201,7 +202,11 @@ def test_missing_settings_of_marian_models_have_defaults(tmp_path: Path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_fsmt_models_of_transformers(tied: bool, tmp_path: Path):
-    sizes = SIZES | {"src_vocab_size": 17, "tgt_vocab_size": 17 if tied else 14, "tie_word_embeddings": tied}
+    sizes: dict[str, Any] = SIZES | {
+        "src_vocab_size": 17,
+        "tgt_vocab_size": 17 if tied else 14,
+        "tie_word_embeddings": tied,
+    }
     config = FSMTConfig(langs=["en", "de"], activation_function="relu", **sizes)
     model = FSMTForConditionalGeneration(config)
     for name, parameter in model.named_parameters():

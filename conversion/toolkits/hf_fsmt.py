@@ -19,11 +19,6 @@ from . import hugging_face
 NAME = "hf-fsmt"
 FILES = ["config.json"]
 OFFSET = 2  # padding_idx + 1
-SUPPORTED: dict[str, tuple] = {
-    "activation_function": ("relu", "gelu", "gelu_new", "silu", "swish"),
-    "quantization_config": (None,),
-    "pad_token_id": (1,),  # positions are counted from it
-}
 EMBEDDINGS = {
     "model.encoder.embed_tokens.weight": SOURCE,
     "model.decoder.embed_tokens.weight": TARGET,
@@ -40,7 +35,8 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with an FSMT model."""
-    options, tensors, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="relu")
+    # Positions are counted from the id of <pad>.
+    options, tensors, config = hugging_face.read_model(path, reasons, "relu", pad_token_id=(OFFSET - 1,))
     config["position_offset"] = OFFSET
 
     # Tied matrices are saved under one name or more.

@@ -29,14 +29,6 @@ from . import hugging_face
 
 NAME = "hf-marian"
 FILES = ["config.json"]
-SUPPORTED: dict[str, tuple] = {
-    "static_position_embeddings": (True,),
-    "normalize_before": (False,),
-    "normalize_embedding": (False,),
-    "add_final_layer_norm": (False,),
-    "activation_function": ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu"),
-    "quantization_config": (None,),
-}
 LANGUAGE_CODE = re.compile(r">>.+<<")
 SHARED = "model.shared.weight"
 ENCODER, DECODER = expand("model.{encoder,decoder}.embed_tokens.weight")
@@ -53,7 +45,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with a MarianMTModel."""
-    options, tensors, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="gelu")
+    options, tensors, config = hugging_face.read_model(path, reasons, "gelu", static_position_embeddings=(True,))
 
     rules = [
         Rule(first_present(tensors, ENCODER, SHARED), SOURCE),

@@ -21,6 +21,8 @@ from ..vocabulary import required_file
 from .fairseq import EPSILON, LAYER
 
 SIZES = ("d_model", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_dim")
+OFF = "normalize_before normalize_embedding add_final_layer_norm quantization_config"
+ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PENALTY_NOTE = penalty_note("transformers", "log P / L^length_penalty")
 
@@ -38,16 +40,16 @@ def model_type_of(path: Path) -> str | None:
 
 
 def read_model(
-    path: Path, reasons: Reasons, supported: dict[str, tuple], activation: str
+    path: Path, reasons: Reasons, activation: str, **supported: tuple
 ) -> tuple[Options, dict[str, Tensor], dict[str, Any]]:
     """Return the options, the weights, and the fields of our configuration that both toolkits share.
 
-    activation: the default of the toolkit's `activation_function`.  Refuses options that are not `supported`.
+    activation: the default of `activation_function`;  supported: the values that options must have
     """
     options = Options(read_json_object(path.with_name("config.json")), reasons)
     file = required_file(path.parent, *WEIGHTS)
     weights = load_checkpoint(file) if file.suffix == ".bin" else load_safetensors(file)
-    options.require(supported)
+    options.require({"activation_function": ACTIVATIONS, **supported}, OFF)
     config = options.sizes(SIZES)
     reasons.refuse_if_any()
     config |= options.rates(0.0, *RATES)

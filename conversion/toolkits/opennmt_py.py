@@ -39,27 +39,24 @@ SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR, 
 # With "silu" and "gated-gelu" the feed-forward network has a gate.
 OFF = "multiquery parallel_residual shared_layer_norm aan_useffn coverage_attn relative_positions_buckets num_kv"
 OFF += " sliding_window num_experts quant_type lora_layers"
-SUPPORTED: dict[str, tuple] = {
-    "model_task": ("seq2seq",),
-    "model_type": ("text",),
-    "encoder_type": ("transformer",),
-    "decoder_type": ("transformer",),
-    "position_encoding": (True,),
-    "position_encoding_type": tuple(SINUSOIDS),
-    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
-    "max_relative_positions": (0,),
-    "layer_norm": ("standard",),
-    "pos_ffn_activation_fn": ("relu", "gelu"),
-    "copy_attn": (False,),
-    "n_src_feats": (0,),
-    "lambda_align": (0.0, 0),
-    "generator_function": ("softmax",),
+# Options that a checkpoint needs, with the values that they must have.
+FIXED: dict[str, Any] = {
+    **dict.fromkeys(("encoder_type", "decoder_type"), "transformer"),
+    **dict.fromkeys(("max_relative_positions", "n_src_feats"), 0),
+    "model_task": "seq2seq",
+    "model_type": "text",
+    "position_encoding": True,
+    "self_attn_type": "scaled-dot",
+    "layer_norm": "standard",
+    "copy_attn": False,
+    "lambda_align": 0.0,
+    "generator_function": "softmax",
 }
-# Options of SUPPORTED that a checkpoint needs; it gets the first value.
-WRITTEN = (
-    "model_task model_type encoder_type decoder_type position_encoding self_attn_type max_relative_positions".split()
-)
-WRITTEN += "layer_norm generator_function copy_attn lambda_align n_src_feats".split()
+SUPPORTED = {name: (value,) for name, value in FIXED.items()} | {
+    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
+    "position_encoding_type": tuple(SINUSOIDS),
+    "pos_ffn_activation_fn": ("relu", "gelu"),
+}
 SIZES = ("hidden_size", "{stack:.3}_layers", "heads", "transformer_ff")
 # The names of sizes in older versions.
 OLD_NAMES = {"hidden_size": ("rnn_size", "enc_rnn_size"), "enc_layers": ("layers",), "dec_layers": ("layers",)}
@@ -248,7 +245,7 @@ def options_for(config: Any) -> dict[str, Any]:
     """OpenNMT-py's options of our model."""
     sizes = ("hidden_size", "enc_hid_size", "dec_hid_size", "word_vec_size", "src_word_vec_size", "tgt_word_vec_size")
     return {
-        **{name: SUPPORTED[name][0] for name in WRITTEN},
+        **FIXED,
         "data_task": "seq2seq",
         "enc_layers": config.encoder_layers,
         "dec_layers": config.decoder_layers,
