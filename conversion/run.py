@@ -1,5 +1,6 @@
 """Both directions of a conversion, from the path to the written folder and the printed summary."""
 
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -96,6 +97,6 @@ def convert_out(path: Path, out: Path, wanted: str) -> None:
     with atomic_folder(new_folder(out)) as folder, torch.inference_mode():
         origin = Origin(path)
         WRITERS[wanted].write_checkpoint(model, origin, folder, Reasons(f"{path} (to {wanted})"))
-        if origin.toolkit == wanted:
-            origin.copy_originals(folder)
+        if origin.toolkit == wanted and origin.originals.is_dir():  # the vocabularies, byte for byte
+            shutil.copytree(origin.originals, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
     print(f"{wanted}: {model.num_parameters():,} parameters")

@@ -1,6 +1,5 @@
 """The comparison at the end of a conversion, with torch's or transformers' own model or with logits from a file."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -15,8 +14,6 @@ from golden import FIXTURES, converted, golden, refusal
 from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer, randomised, write_words
 
 from conversion.__main__ import main
-from conversion.check import toolkit_scores
-from conversion.reasons import Reasons
 from conversion.toolkits import torch_nn
 from vaswani_transformer import Translator
 
@@ -148,20 +145,6 @@ def test_a_wrong_file_of_logits_is_refused(unscaled: Path, change: dict, code: i
     np.savez(tmp_path / "logits.npz", **{name: array for name, array in arrays.items() if array is not None})
     arguments = ["--no-scale-embeddings", "--logits", tmp_path / "logits.npz", unscaled, tmp_path / "out"]
     assert message in refusal(capsys, *arguments, code=code)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_wrong_option_changes_the_reference_scores(unscaled: Path):
-    """Post-norm layers that are read as pre-norm have different scores."""
-    found = dataclasses.replace(
-        torch_nn.read(unscaled / "model.pt", Reasons(unscaled)), toolkit=torch_nn.NAME, path=unscaled / "model.pt"
-    )
-    pairs = [([4, 5, 6], [7, 8, 3])]
-    with torch.inference_mode():
-        (right,) = toolkit_scores(found, pairs)
-        found.config["norm_position"] = "pre"
-        (wrong,) = toolkit_scores(found, pairs)
-    assert (right - wrong).abs().max() > 0.01
 
 
 def test_a_source_vocabulary_without_eos_translates(tmp_path: Path):
