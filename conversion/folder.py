@@ -1,18 +1,30 @@
-"""A converted model -> an ordinary model folder."""
+"""A converted model -> an ordinary model folder, which appears under its name only when it is complete."""
 
 import json
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import check_new_folder
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import Description
 from .origin import ORIGINALS, RECORD
 
 NOTES = "CONVERSION.md"
+
+
+def new_model_folder(out: Path) -> AbstractContextManager[Path]:
+    """Return a context with a folder beside `out` that takes its name at the end, and is removed if something fails."""
+    out = check_new_folder(out)
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
+    return atomic_folder(out)
 
 
 def save(description: Description, model: Model, folder: Path) -> None:

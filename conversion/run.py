@@ -7,15 +7,13 @@ from types import ModuleType
 import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line
-from vaswani_transformer.lines import check_new_folder
 from vaswani_transformer.loading import load_model
 
 from .build import build_model
 from .check import check as check_model
 from .description import Description
-from .folder import save
+from .folder import new_model_folder, save
 from .formats import WRITERS, find_checkpoint
 from .origin import Origin
 from .reasons import Reasons
@@ -44,7 +42,7 @@ def convert_in(
     toolkit, file = find_checkpoint(path, wanted)
     if scale_embeddings is not None and toolkit is not torch_nn:
         raise InputError(f"--scale-embeddings is for {torch_nn.NAME}; a checkpoint of {toolkit.NAME} says it itself")
-    with atomic_folder(new_folder(out)) as folder, torch.inference_mode():
+    with new_model_folder(out) as folder, torch.inference_mode():
         description, model = read(toolkit, file, scale_embeddings)
         save(description, model, folder)
         proof = check_model(description, folder, model, check, logits)
@@ -57,13 +55,6 @@ def convert_in(
     print("switches: " + (", ".join(f"{name}={value}" for name, value in different.items()) or "none, as the paper"))
     for line in [*("note: " + note for note in description.all_notes()), *proof]:
         print(line)
-
-
-def new_folder(out: Path) -> Path:
-    """Return the path of a folder to create. Raises InputError if it cannot be one."""
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
-    return check_new_folder(out)
 
 
 def read(toolkit: ModuleType, file: Path, scale_embeddings: bool | None) -> tuple[Description, Model]:
@@ -94,7 +85,7 @@ def convert_out(path: Path, out: Path, wanted: str) -> None:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; --to takes a model folder of this project")
     model = load_model(path, device="cpu")
-    with atomic_folder(new_folder(out)) as folder, torch.inference_mode():
+    with new_model_folder(out) as folder, torch.inference_mode():
         origin = Origin(path)
         WRITERS[wanted].write_checkpoint(model, origin, folder, Reasons(f"{path} (to {wanted})"))
         if origin.toolkit == wanted and origin.originals.is_dir():  # the vocabularies, byte for byte

@@ -11,11 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import yaml
-from golden import FIXTURES, refusal
+from golden import FIXTURES, change_marians_options, refusal
 from safetensors.torch import load_file, save_file
 
 from conversion.__main__ import main
@@ -42,11 +40,7 @@ def change_pickle(file: Path, change: Callable[[dict[str, Any]], None], **option
 def change_options(folder: Path, changes: dict[str, Any]) -> None:
     """Change options in the file in which the toolkit keeps them."""
     if (folder / "model.npz").exists():
-        with np.load(folder / "model.npz") as archive:
-            arrays: dict[str, Any] = dict(archive)
-        options = yaml.safe_load(arrays["special:model.yml"].tobytes().split(b"\0")[0]) | changes
-        arrays["special:model.yml"] = np.frombuffer(yaml.safe_dump(options).encode(), dtype=np.int8)
-        np.savez(folder / "model.npz", allow_pickle=False, **arrays)
+        change_marians_options(folder / "model.npz", lambda options: options | changes)
     elif (folder / "checkpoint_best.pt").exists():
 
         def change(checkpoint: dict[str, Any]) -> None:

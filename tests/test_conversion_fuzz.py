@@ -14,11 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from golden import FIXTURES
+from golden import FIXTURES, change_marians_options
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -102,12 +101,7 @@ def spoil_content(file: Path, chance: random.Random) -> None:
         load, dump = (json.loads, json.dumps) if file.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
         file.write_text(dump(spoil_value(load(file.read_text()), chance)))
     elif file.suffix == ".npz":
-        with np.load(file) as archive:
-            arrays: dict[str, Any] = dict(archive)
-        options = yaml.safe_load(arrays["special:model.yml"].tobytes().split(b"\0")[0])
-        text = yaml.safe_dump(spoil_value(options, chance)).encode()
-        arrays["special:model.yml"] = np.frombuffer(text, dtype=np.int8)
-        np.savez(file, allow_pickle=False, **arrays)
+        change_marians_options(file, lambda options: spoil_value(options, chance))
     elif file.suffix in (".pt", ".ckpt", ".best"):
         content = load_checkpoint(file)
         spoilt = file.with_suffix(".spoilt")
