@@ -29,8 +29,8 @@ from .toolkits import (
 )
 from .unpickle import is_pickled, load_checkpoint
 
-READING: list[ModuleType] = [fairseq, opennmt_py, joeynmt, torch_nn, annotated]  # pickles, recognised by their content
-READING += [marian, hf_marian, hf_fsmt, sockeye, tensor2tensor]
+BY_CONTENT: list[ModuleType] = [fairseq, opennmt_py, joeynmt, torch_nn, annotated]  # pickles
+READING = [*BY_CONTENT, marian, hf_marian, hf_fsmt, sockeye, tensor2tensor]
 READERS = {toolkit.NAME: toolkit for toolkit in READING}
 WRITERS = {toolkit.NAME: toolkit for toolkit in (fairseq, marian, hf_marian, opennmt_py, ctranslate2)}
 PICKLES = (".pt", ".pth", ".ckpt")
@@ -53,11 +53,11 @@ def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[ModuleType, 
             raise InputError(f"{path}: no such file or folder")
         path = index
     found = [toolkit for toolkit in toolkits if toolkit.recognise(path, None)]
-    if not found and (is_pickled(path) or path.suffix in PICKLES):
+    if not found and wanted and toolkits[0] not in BY_CONTENT:
+        found = toolkits  # a file of another name; `read` reports any other fault
+    elif not found and (is_pickled(path) or path.suffix in PICKLES):
         content = load_checkpoint(path)
         found = [toolkit for toolkit in toolkits if toolkit.recognise(path, content)]
-    elif not found and wanted:
-        found = toolkits  # `read` reports the fault
     if not found:
         raise InputError(f"{path} is not a checkpoint of {expected}")
     return found[0], path
