@@ -94,9 +94,14 @@ def first_present(tensors: Mapping[str, Any], *names: str) -> str:
     return next((name for name in names if name in tensors), names[0])
 
 
-def count_layers(tensors: Mapping[str, Any], stack: str) -> int:
-    """Return the number of layers of a stack whose tensors are called `{stack}.layers.{n}....`."""
-    return len({name.split(".")[2] for name in tensors if name.startswith(f"{stack}.layers.")})
+def stack_sizes(tensors: Mapping[str, Tensor], fc1: str) -> dict[str, int]:
+    """Return layers and d_ff of stacks whose tensors are called `{stack}.layers.{n}....`. fc1: its first matrix of d_ff rows"""
+    sizes = {}
+    for stack in STACKS:
+        names = [name for name in tensors if name.startswith(f"{stack}.layers.")]
+        sizes[f"{stack}_layers"] = len({name.split(".")[2] for name in names})
+        sizes[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.{fc1}"])
+    return sizes
 
 
 def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str) -> dict[str, Tensor]:

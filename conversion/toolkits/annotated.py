@@ -12,7 +12,7 @@ from vaswani_transformer.model_folder import read_json_object
 from ..description import SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import STACKS, checked_tensors, count_layers, rules_of, stack_rules
+from ..rename import checked_tensors, rules_of, stack_rules, stack_sizes
 from ..segmentation import read_word_lists
 from ..unpickle import load_checkpoint
 
@@ -50,14 +50,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     tensors = checked_tensors(weights, reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     config |= options.heads("h", config["d_model"])
-    for stack in STACKS:
-        config[f"{stack}_layers"] = count_layers(tensors, stack)
-        config[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.feed_forward.w_1.bias"])
     reasons.refuse_if_any()
-    config |= options.rates(0.1, "dropout") | {
-        "norm_position": "pre",
-        "layer_norm_eps": EPSILON,
-    }
+    config |= stack_sizes(tensors, "feed_forward.w_1.weight") | options.rates(0.1, "dropout")
+    config |= {"norm_position": "pre", "layer_norm_eps": EPSILON}
 
     correction = ((config["d_model"] - 1) / config["d_model"]) ** 0.5  # of the unbiased standard deviation
     tensors |= {name: (t.double() * correction).float() for name, t in tensors.items() if name.endswith(".a_2")}

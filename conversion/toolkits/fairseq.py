@@ -21,7 +21,7 @@ from ..options import RATES, Options, size_names
 from ..origin import Origin, save_pickle
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, rules_of, stack_rules, write
-from ..segmentation import set_tokenizers
+from ..segmentation import with_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, find_file, numbered_tokens, read_counted_words
 
@@ -159,9 +159,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
         why = f"{missing} is not beside the checkpoint. Ids are fairseq's"
         return numbered_tokens(SPECIAL, rows, why, **IDS)
     source, target = (SPECIAL + read_counted_words(file) for file in found)
-    vocabulary = Vocabulary(source, target, files=found, **IDS)
-    set_tokenizers(vocabulary, folder, languages)
-    return vocabulary
+    return with_tokenizers(Vocabulary(source, target, files=found, **IDS), folder, languages)
 
 
 # ---- from our model to fairseq -----------------------------------------------------------------------------------

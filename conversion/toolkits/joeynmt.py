@@ -11,7 +11,7 @@ from ..description import OUTPUT, SOURCE, TARGET, Description
 from ..options import Options, flattened, read_yaml
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
-from ..segmentation import set_tokenizers
+from ..segmentation import with_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, required_file
 
@@ -119,8 +119,7 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
     for side, options in sides.items():
         if options.get("lowercase"):
             vocabulary.notes.append(f"data.{side}.lowercase is on: convert texts to lower case before the tokenizer.")
-    set_tokenizers(vocabulary, folder, [options.get("lang") for options in sides.values()])
-    return vocabulary
+    return with_tokenizers(vocabulary, folder, [options.get("lang") for options in sides.values()])
 
 
 def options_of_side(data: Mapping[str, Any], side: str) -> dict[str, Any]:

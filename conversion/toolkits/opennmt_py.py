@@ -20,7 +20,7 @@ from ..options import Options
 from ..origin import Origin, save_pickle
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, expand, rules_of, stack_rules, write
-from ..segmentation import set_tokenizers
+from ..segmentation import with_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, numbered_tokens
 from .hugging_face import load_safetensors
@@ -170,8 +170,7 @@ def read_vocabulary(folder: Path, found: Any, options: Mapping[str, Any], rows: 
     ids |= {"eos": eos, "bos": bos, "start": bos}
     has_symbols = source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start]
     vocabulary = Vocabulary(source, target, ends=False, source_has_symbols=has_symbols, **ids)
-    set_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
-    return vocabulary
+    return with_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
 
 
 def tokens_of(found: Any) -> list[str] | None:

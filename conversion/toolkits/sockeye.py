@@ -19,7 +19,7 @@ from ..layout import CONCATENATED, POSITIONS
 from ..options import Options, flattened, read_yaml
 from ..reasons import Reasons, shown
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
-from ..segmentation import set_tokenizers
+from ..segmentation import with_tokenizers
 from ..unpickle import is_pickled, load_checkpoint
 from ..vocabulary import SIDES, Vocabulary, required_file, tokens_by_id
 
@@ -152,5 +152,4 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         if tokens[:4] != SYMBOLS:
             raise InputError(f"{file}: ids 0 to 3 are {json.dumps(tokens[:4])}, Sockeye's are {json.dumps(SYMBOLS)}")
     vocabulary = Vocabulary(source, target, pad=0, unknown=1, bos=2, start=2, eos=3, files=files)
-    set_tokenizers(vocabulary, folder)
-    return vocabulary
+    return with_tokenizers(vocabulary, folder)

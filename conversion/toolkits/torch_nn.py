@@ -18,7 +18,7 @@ from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
 from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, TENSOR2TENSOR, Sinusoids, split_in_proj
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, count_layers, stack_rules
+from ..rename import STACKS, Rule, checked_tensors, stack_rules, stack_sizes
 from ..segmentation import read_word_lists
 from ..unpickle import load_checkpoint
 from ..vocabulary import required_file
@@ -96,10 +96,8 @@ def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> 
         "norm_position": "pre" if options.get("norm_first") else "post",
         "layer_norm_eps": float(options.get("layer_norm_eps", 1e-5)),
     }
-    for stack in LAYERS:
-        config[f"{stack}_layers"] = count_layers(tensors, stack)
-        config[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.linear1.weight"])
-        config[f"{stack}_final_norm"] = f"{stack}.norm.weight" in tensors
+    config |= stack_sizes(tensors, "linear1.weight")
+    config |= {f"{stack}_final_norm": f"{stack}.norm.weight" in tensors for stack in STACKS}
     rules = stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.norm.{weight,bias}")
     rules = [rule for rule in rules if bias or not rule.ours.endswith("bias")]
     more_rules, positions, assumed = around_transformer(tensors, rules, config["d_model"], reasons)
