@@ -95,7 +95,10 @@ def first_present(tensors: Mapping[str, Any], *names: str) -> str:
 
 
 def stack_sizes(tensors: Mapping[str, Tensor], fc1: str) -> dict[str, int]:
-    """Return layers and d_ff of stacks whose tensors are called `{stack}.layers.{n}....`. fc1: its first matrix of d_ff rows"""
+    """Return the layers and d_ff of stacks whose tensors are called `{stack}.layers.{n}....`.
+
+    fc1: the name of a matrix (d_ff, d_model) in a layer
+    """
     sizes = {}
     for stack in STACKS:
         names = [name for name in tensors if name.startswith(f"{stack}.layers.")]
