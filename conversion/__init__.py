@@ -4,6 +4,6 @@
 
 A toolkit's file reads the options, refuses what the model cannot represent (options.py, reasons.py), and names every
 tensor (rename.py). Remaining differences are absorbed in the weights (layout.py), so that the forward pass stays the
-paper's. To add one, write its file with `NAME`, `checkpoints`, `recognise` and `read` (to export, `write_checkpoint`),
-list it in formats.py and __main__.py and, for the comparison at the end of a conversion, in reference_forward.py.
+paper's. To add one, write its file with the names that formats.py describes, list it there and in __main__.py and, if
+torch or transformers computes its model, in check.py.
 """

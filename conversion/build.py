@@ -25,56 +25,55 @@ def build_model(description: Description, reasons: Reasons) -> Model:
 
     Adds to `description.options` the values that converting the model back needs.
     """
-    tensors = renamed_tensors(description, reasons)
-    check_rows(tensors, description.vocabulary, reasons)
+    config, d_model, vocabulary = dict(description.config), description.config["d_model"], description.vocabulary
+    known, positions = {rule.theirs for rule in description.rules}, description.positions
+    found = {name: t for name, t in description.tensors.items() if name in known or not positions.match(t, d_model)}
+    tensors = rename(found, description.rules, reasons)
+    check_tables(tensors, vocabulary, d_model, reasons)
     reasons.refuse_if_any()
 
-    config, d_model = dict(description.config), description.config["d_model"]
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
     description.options["dtype"] = dtypes.pop() if len(dtypes) == 1 and not description.unscaled else "float32"
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     for name in description.unscaled:  # our model multiplies by sqrt(d_model)
         tensors[name] = tensors[name] / d_model**0.5
+    config.setdefault("attention_bias", any(name.endswith(".q_proj.bias") for name in tensors))
     if ENCODER_POSITIONS in tensors:
         config |= limit_positions(tensors, config.get("position_offset", 0))
     else:
-        config["position_base"] = description.positions.base(d_model)
-    add_zero_biases(tensors)
-    config |= tie_and_extend(tensors, description.vocabulary)
-    if description.positions.concatenated and ENCODER_POSITIONS not in tensors:
+        config["position_base"] = positions.base(d_model)
+    for name, tensor in list(tensors.items()):  # the paper's biases, which some toolkits do not have
+        if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
+            tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
+    config |= tie_and_extend(tensors, vocabulary)
+    if positions.concatenated and ENCODER_POSITIONS not in tensors:
         tensors = interleave(tensors, d_model)
 
-    model = empty_model(config, reasons)
+    try:
+        with torch.device("meta"):  # without memory for its weights
+            model = Model(VaswaniTransformerConfig(**config))
+    except Exception as error:  # strict dataclasses raise several kinds, each naming the field
+        reasons.unsupported(one_line(str(error)))
+        reasons.refuse_if_any()
+        raise
     check_tensors(model, tensors, reasons)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    vocabulary = description.vocabulary
     description.options |= {"source_tokens": len(vocabulary.source), "target_tokens": len(vocabulary.target)}
     return model.eval()
 
 
-def renamed_tensors(description: Description, reasons: Reasons) -> dict[str, Tensor]:
-    """Return the tensors under our names. Tables of sinusoids are compared with the formula and left out."""
-    d_model, tensors = description.config["d_model"], dict(description.tensors)
-    for name in description.position_tables:
-        table = tensors.pop(name, None)
-        if table is not None and (table.shape[-1] != d_model or not description.positions.match(table)):
-            reasons.broken(f"tensor {name} does not hold {description.toolkit}'s sinusoids")
-    found = rename(tensors, description.rules, reasons)
-    for rule in description.rules:
-        if rule.ours in (SOURCE, TARGET, OUTPUT, ENCODER_POSITIONS, DECODER_POSITIONS) and rule.ours in found:
-            shape = tuple(found[rule.ours].shape)
-            if len(shape) != 2 or shape[1] != d_model:
-                reasons.broken(f"tensor {rule.theirs} has shape {shape}; the options say (any, {d_model})")
-    return found
-
-
-def check_rows(tensors: dict[str, Tensor], vocabulary: Vocabulary, reasons: Reasons) -> None:
-    """Check that each embedding has a row for every token."""
-    for name, side in ((SOURCE, "source"), (TARGET, "target"), (OUTPUT, "target")):
-        entries = len(vocabulary.tokens(side))
-        if name in tensors and tensors[name].dim() == 2 and len(tensors[name]) != entries:
-            reasons.broken(f"the {side} vocabulary has {entries} entries, its matrix {len(tensors[name])} rows")
+def check_tables(tensors: dict[str, Tensor], vocabulary: Vocabulary, d_model: int, reasons: Reasons) -> None:
+    """Check the tables that are cut or extended below: the embeddings need a row for every token."""
+    sides = {SOURCE: "source", TARGET: "target", OUTPUT: "target"}
+    for name in (*sides, ENCODER_POSITIONS, DECODER_POSITIONS):
+        if name not in tensors:
+            continue
+        shape = tuple(tensors[name].shape)
+        if len(shape) != 2 or shape[1] != d_model:
+            reasons.broken(f"{name} has shape {shape}; the options say (any, {d_model})")
+        elif name in sides and shape[0] != (entries := len(vocabulary.tokens(sides[name]))):
+            reasons.broken(f"the {sides[name]} vocabulary has {entries} entries, its matrix {shape[0]} rows")
 
 
 def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
@@ -83,13 +82,6 @@ def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
     for name in (ENCODER_POSITIONS, DECODER_POSITIONS):
         tensors[name] = tensors[name][:rows].clone()  # both may be one table
     return {"position_embedding_type": "learned", "max_position_embeddings": rows - offset}
-
-
-def add_zero_biases(tensors: dict[str, Tensor]) -> None:
-    """Add the paper's biases of norms and feed-forward networks, as zeros, where a toolkit has none."""
-    for name, tensor in list(tensors.items()):
-        if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
-            tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
 
 
 def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[str, Any]:
@@ -128,21 +120,10 @@ def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[s
     }
 
 
-def empty_model(config: dict[str, Any], reasons: Reasons) -> Model:
-    """Return the model of this configuration without memory for its weights."""
-    try:
-        with torch.device("meta"):
-            return Model(VaswaniTransformerConfig(**config))
-    except Exception as error:  # strict dataclasses raise several kinds, each naming the field
-        reasons.unsupported(one_line(str(error)))
-        reasons.refuse_if_any()
-        raise
-
-
 def check_tensors(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> None:
     """Refuse tensors that are missing, left over, of another shape than the model's, or not finite."""
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    for name in expected.keys() - tensors.keys():
+    for name in sorted(expected.keys() - tensors.keys()):
         if model.all_tied_weights_keys.get(name) not in tensors:
             reasons.broken(f"{name} has no tensor")
     for name, tensor in tensors.items():

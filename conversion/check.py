@@ -6,33 +6,41 @@ be compared with the output of the toolkit's scorer.
 """
 
 import io
+import random
 import warnings
 import zipfile
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from torch import Tensor, nn
+from transformers import FSMTForConditionalGeneration, MarianMTModel, PreTrainedTokenizerFast
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .description import Description
-from .reference_forward import FORWARDS, Forward
+from .description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
+from .layout import DECODER_POSITIONS, ENCODER_POSITIONS
+from .rename import STACKS
+from .toolkits import hf_fsmt, hf_marian, torch_nn
+from .unpickle import load_checkpoint
 from .vocabulary import SIDES, Vocabulary
 
 MAX_DIFFERENCE = 1e-3  # float32; a wrong switch shows as 0.2 to 10
 RANDOM_PAIRS, RANDOM_LENGTH = 4, 10  # without texts; some tables of positions are short
 PRINTED_PAIRS = 5
 MAX_COMPARED = 100  # pairs that the toolkit computes
+TABLE_ROWS = 1024
 # The arrays in a file of logits; the masks may be missing.
 ARRAYS = ("src_ids", "tgt_in_ids", "logits", "src_mask", "tgt_mask")
 
 Pair = tuple[list[int], list[int]]  # source ids, target ids
+# (source ids, decoder's input ids), both (1, length) -> logits (1, target, vocabulary)
+Forward = Callable[[Tensor, Tensor], Tensor]
 
 
 @torch.inference_mode()
@@ -49,38 +57,27 @@ def check(
     """
     name, vocabulary = description.toolkit, description.vocabulary
     if texts:
-        pairs = encoded_pairs(folder, texts)
+        pairs = encoded_pairs(folder, texts, vocabulary)
     else:
         pairs = random_pairs(vocabulary, min(RANDOM_LENGTH, model.config.max_position_embeddings or RANDOM_LENGTH))
-    pairs = [
-        (toolkit_ids(source, vocabulary, "source"), toolkit_ids(target, vocabulary, "target"))
-        for source, target in pairs
-    ]
-
-    def ours(ids: Tensor, decoder_ids: Tensor) -> Tensor:
-        return model(input_ids=ids, decoder_input_ids=decoder_ids).logits
-
-    lines, start = [], vocabulary.start_id
+    ours = [log_probabilities(forward_of(model), vocabulary.start_id, *pair) for pair in pairs]
+    lines = []
     if texts:
-        totals = [log_probabilities(ours, start, *pair).sum().item() for pair in pairs]
+        totals = [scores.sum().item() for scores in ours]
         lines += [f"log P of pair {n}: {total:.4f}" for n, total in enumerate(totals[:PRINTED_PAIRS], start=1)]
         lines.append(f"log P of all {len(totals)} pairs: {sum(totals):.4f}")
     if logits:
-        differences = differences_from_file(model, logits, vocabulary)
-        name = str(logits)
+        name, differences = str(logits), differences_from_file(model, logits, vocabulary)
     elif name not in FORWARDS:
         rest = "its scorer should print these numbers" if texts else "--check SRC TGT prints log-probabilities"
         return [*lines, f"check: {name} cannot be run from here; {rest}; --logits FILE compares with its logits"]
     else:
-        pairs = pairs[:MAX_COMPARED]
         try:
-            scores = toolkit_scores(description, pairs)
+            theirs = toolkit_scores(description, pairs[:MAX_COMPARED])
         except Exception as error:  # of another program, of any version
             found = f"{type(error).__name__}: {one_line(str(error))[:200]}"
             return [*lines, f"check: {name} does not compute this model ({found})"]
-        differences = [
-            (log_probabilities(ours, start, *pair) - theirs).abs() for pair, theirs in zip(pairs, scores, strict=True)
-        ]
+        differences = [(a - b).abs() for a, b in zip(ours, theirs, strict=False)]
     largest = torch.cat([torch.zeros(1), *differences]).max().item()
     if not largest <= MAX_DIFFERENCE:  # NaN is a difference as well
         remedies = description.assumed or ["Check that the options beside the checkpoint are its own."]
@@ -90,12 +87,10 @@ def check(
     return [*lines, f"check: the largest difference from {name} in log P of {tokens:,} tokens is {largest:.1e}"]
 
 
-def toolkit_scores(description: Description, pairs: list[Pair]) -> list[Tensor]:
-    """Return the toolkit's log P of each token, for each pair (target,)."""
-    # The toolkit's output and warnings do not concern the conversion.
-    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        forward, start = FORWARDS[description.toolkit](description), description.vocabulary.start_id
-        return [log_probabilities(forward, start, source, target) for source, target in pairs]
+def log_probabilities(forward: Forward, start: int, source: list[int], target: list[int]) -> Tensor:
+    """log P of each token of the target, (target,). start: the decoder's first token"""
+    logits = forward(torch.tensor([source]), torch.tensor([[start, *target[:-1]]]))[0]
+    return logits.float().log_softmax(-1).gather(-1, torch.tensor(target)[:, None])[:, 0]
 
 
 def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> list[Tensor]:
@@ -128,46 +123,96 @@ def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> l
     return [row[mask] for row, mask in zip(largest, target_mask.expand_as(target), strict=True)]
 
 
-def toolkit_ids(ids: list[int], vocabulary: Vocabulary, side: str) -> list[int]:
-    """Return the toolkit's ids: a piece that its vocabulary lacks is `<unk>` to it."""
-    size, unknown = len(vocabulary.tokens(side)), vocabulary.unknown
-    return [id if id < size or unknown is None else unknown for id in ids]
-
-
-def log_probabilities(forward: Forward, start: int, source: list[int], target: list[int]) -> Tensor:
-    """log P of each token of the target, (target,). start: the decoder's first token"""
-    logits = forward(torch.tensor([source]), torch.tensor([[start, *target[:-1]]]))[0]
-    return logits.float().log_softmax(-1).gather(-1, torch.tensor(target)[:, None])[:, 0]
+# ---- pairs of sentences ------------------------------------------------------------------------------------------
 
 
 def random_pairs(vocabulary: Vocabulary, length: int) -> list[Pair]:
     """Return pairs of random ids without special tokens, the same in every run."""
-    generator = torch.Generator().manual_seed(0)
-    special = {vocabulary.pad, vocabulary.eos, vocabulary.bos, vocabulary.start}
-    words = [
-        torch.tensor([id for id in range(len(vocabulary.tokens(side))) if id not in special], dtype=torch.int64)
-        for side in SIDES
-    ]
-    if not all(map(len, words)):
-        return []
-    rows = [
-        [side[torch.randint(len(side), (length,), generator=generator)].tolist() for side in words]
-        for _ in range(RANDOM_PAIRS)
-    ]
-    return [(source, target) for source, target in rows]
+    chance, special = random.Random(0), {vocabulary.pad, vocabulary.eos, vocabulary.bos, vocabulary.start}
+    source, target = ([id for id in range(len(vocabulary.tokens(side))) if id not in special] for side in SIDES)
+    count = RANDOM_PAIRS if source and target else 0
+    return [(chance.choices(source, k=length), chance.choices(target, k=length)) for _ in range(count)]
 
 
-def encoded_pairs(folder: Path, texts: tuple[Path, Path]) -> list[Pair]:
-    """Return the pairs of lines of two files as ids. Raises InputError if the files differ in length."""
+def encoded_pairs(folder: Path, texts: tuple[Path, Path], vocabulary: Vocabulary) -> list[Pair]:
+    """Return the pairs of lines of two files as the toolkit's ids. Raises InputError if the files differ in length."""
     if not (folder / "tokenizer.json").exists():
         raise InputError("--check needs a tokenizer, but nothing beside the checkpoint says how text becomes ids")
-    target_folder = folder / TARGET_TOKENIZER if (folder / TARGET_TOKENIZER).exists() else folder
     sources, targets = (list(read_lines(file)) for file in texts)
     if len(sources) != len(targets) or not sources:
         raise InputError(f"{texts[0]} has {len(sources)} lines, {texts[1]} {len(targets)}; --check needs pairs")
-    rows = [
-        [tokenizer(text)["input_ids"] for text in lines]
-        for place, lines in ((folder, sources), (target_folder, targets))
-        for tokenizer in [PreTrainedTokenizerFast.from_pretrained(place)]
-    ]
-    return [(source, target) for source, target in zip(*rows, strict=True) if source and target]
+    separate, unknown = folder / TARGET_TOKENIZER, vocabulary.unknown
+
+    def encoded(lines: list[str], place: Path, size: int) -> list[list[int]]:
+        rows = PreTrainedTokenizerFast.from_pretrained(place)(lines)["input_ids"]
+        # A piece that the toolkit's vocabulary lacks is `<unk>` to it.
+        return [[id if id < size or unknown is None else unknown for id in row] for row in rows]
+
+    rows = encoded(sources, folder, len(vocabulary.source))
+    labels = encoded(targets, separate if separate.exists() else folder, len(vocabulary.target))
+    return [(source, target) for source, target in zip(rows, labels, strict=True) if source and target]
+
+
+# ---- the models of torch and transformers, of options and tensors that the readers have checked --------------------
+
+
+def toolkit_scores(description: Description, pairs: list[Pair]) -> list[Tensor]:
+    """Return the toolkit's log P of each token, for each pair (target,)."""
+    # The toolkit's output and warnings do not concern the conversion.
+    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        forward, start = FORWARDS[description.toolkit](description), description.vocabulary.start_id
+        return [log_probabilities(forward, start, source, target) for source, target in pairs]
+
+
+def torch_forward(description: Description) -> Forward:
+    """nn.Transformer with the file's tensors; embeddings, positions and output around it as the reader found them."""
+    config, tensors = description.config, description.tensors
+    around = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
+    weights = torch_nn.without_prefix(torch_nn.state_dict_of(load_checkpoint(description.path)))
+    with torch.device("meta"):
+        module = nn.Transformer(
+            d_model=config["d_model"],
+            nhead=config["encoder_attention_heads"],
+            num_encoder_layers=config["encoder_layers"],
+            num_decoder_layers=config["decoder_layers"],
+            dim_feedforward=config["encoder_ffn_dim"],
+            activation=config["activation_function"],
+            norm_first=config["norm_position"] == "pre",
+            layer_norm_eps=config["layer_norm_eps"],
+            bias="encoder.layers.0.linear1.bias" in weights,
+            batch_first=True,
+        )
+    for stack in STACKS:
+        if not config[f"{stack}_final_norm"]:
+            getattr(module, stack).norm = None
+    module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
+    module.float().eval()
+    table = description.positions.table(TABLE_ROWS, config["d_model"]).float()
+
+    def embedded(ids: Tensor, embedding: str, positions: str) -> Tensor:
+        scale = 1.0 if embedding in description.unscaled else config["d_model"] ** 0.5
+        return around[embedding][ids] * scale + around.get(positions, table)[: ids.shape[1]]
+
+    def forward(ids: Tensor, target: Tensor) -> Tensor:
+        source, target = embedded(ids, SOURCE, ENCODER_POSITIONS), embedded(target, TARGET, DECODER_POSITIONS)
+        states = module(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
+        return states @ around[OUTPUT].T + around.get(OUTPUT_BIAS, torch.zeros(()))
+
+    return forward
+
+
+def transformers_forward(description: Description) -> Forward:
+    kind = MarianMTModel if description.toolkit == hf_marian.NAME else FSMTForConditionalGeneration
+    return forward_of(kind.from_pretrained(description.path.parent, dtype=torch.float32, local_files_only=True).eval())
+
+
+def forward_of(model: nn.Module) -> Forward:
+    # With its cache FSMT is not causal for several target tokens.
+    return lambda ids, target: model(input_ids=ids, decoder_input_ids=target, use_cache=False).logits
+
+
+FORWARDS: dict[str, Callable[[Description], Forward]] = {
+    torch_nn.NAME: torch_forward,
+    hf_marian.NAME: transformers_forward,
+    hf_fsmt.NAME: transformers_forward,
+}

@@ -21,9 +21,8 @@ class Description:
 
     tensors: its tensors by the toolkit's names, fused matrices split
     rules: our name of each tensor
-    config: fields of our configuration, without vocabulary sizes, ties and ids
-    positions: its sinusoids, unless the rules read learned tables
-    position_tables: names of saved tables of sinusoids, which must be those of `positions`
+    config: fields of our configuration, without those that the tensors and the vocabulary tell
+    positions: its sinusoids, unless the rules read learned tables; saved tables of them are left out
     unscaled: those of SOURCE and TARGET that the toolkit does not multiply by sqrt(d_model)
     notes: sentences for the user about the model
     assumed: sentences about what the checkpoint does not say, with the remedy
@@ -37,7 +36,6 @@ class Description:
     config: dict[str, Any]
     vocabulary: Vocabulary
     positions: Sinusoids = PAPER
-    position_tables: list[str] = field(default_factory=list)
     unscaled: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)

@@ -2,8 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from transformers.utils import logging
@@ -20,25 +19,18 @@ from .origin import ORIGINALS, RECORD
 NOTES = "CONVERSION.md"
 
 
-@contextmanager
-def new_model_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out` that takes its name at the end, and is removed if something fails."""
+def new_model_folder(out: Path) -> AbstractContextManager[Path]:
+    """Return a context with a folder beside `out` that takes its name at the end, and is removed if something fails."""
     out = check_new_folder(out)
     if not out.absolute().parent.is_dir():
         raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
-    with atomic_folder(out) as unfinished:
-        yield unfinished
+    return atomic_folder(out)
 
 
 def save(description: Description, model: Model, folder: Path) -> None:
     """Write the model and its configurations, tokenizers, notes, and the toolkit's files for the way back."""
-    bars_wanted = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    try:
-        model.save_pretrained(folder)
-    finally:
-        if bars_wanted:
-            logging.enable_progress_bar()
+    model.save_pretrained(folder)
     vocabulary = description.vocabulary
     texts = {side: tokenizer.to_str() for side, tokenizer in vocabulary.tokenizers.items()}
     if "source" in texts:

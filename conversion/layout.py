@@ -47,8 +47,10 @@ class Sinusoids:
             return torch.cat((angles.sin(), angles.cos()), dim=1)
         return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)
 
-    def match(self, table: Tensor) -> bool:
-        """Return whether a saved table (..., d_model) is the one of the formula, up to the rounding of float32."""
+    def match(self, table: Tensor, d_model: int) -> bool:
+        """Return whether a saved tensor is a table (..., d_model) of the formula, up to the rounding of float32."""
+        if table.dim() < 2 or table.shape[-1] != d_model:
+            return False
         table = table.reshape(-1, table.shape[-1])[:COMPARED_POSITIONS].double()
         return bool(torch.allclose(table, self.table(*table.shape), atol=1e-3, rtol=0))
 

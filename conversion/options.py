@@ -11,6 +11,7 @@ from vaswani_transformer.errors import BrokenFileError
 from .reasons import Reasons, shown
 from .rename import STACKS
 
+RATES = ("dropout", "attention_dropout", "activation_dropout")
 MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # the limits of our configuration
 
 
@@ -29,8 +30,14 @@ class Options(dict[str, Any]):
         flag = name.replace("_", "-") if self.written.startswith("--") else name
         return self.written.format(flag, shown(self.get(name)))
 
-    def require(self, supported: Mapping[str, tuple]) -> None:
-        """Check that each option has one of the values that the model can represent, unless it is missing."""
+    def require(self, supported: Mapping[str, tuple], off: str = "") -> None:
+        """Check that each option has one of the values that the model can represent, unless it is missing.
+
+        off: names of options that must be off: False, 0, None or empty
+        """
+        for name in off.split():
+            if self.get(name):
+                self.reasons.unsupported(f"{self.show(name)} (not supported)")
         for name, values in supported.items():
             if name in self and self[name] not in values:
                 choices = " or ".join(map(repr, dict.fromkeys(values)))
@@ -41,6 +48,18 @@ class Options(dict[str, Any]):
         values = [missing if self.get(name) is None else self[name] for name in (first, second)]
         if values[0] != values[1]:
             self.reasons.unsupported(f"{self.show(first)} and {self.show(second)} differ")
+
+    def require_in_stacks(self, part: str, supported: Mapping[str, tuple], off: str, equal: str) -> None:
+        """Check options of both stacks. part: what is written before them, with `{stack}`
+
+        equal: names of options that must agree
+        """
+        encoder, decoder = (part.format(stack=stack) for stack in STACKS)
+        for prefix in (encoder, decoder):
+            names = {f"{prefix}{name}": values for name, values in supported.items()}
+            self.require(names, " ".join(prefix + name for name in off.split()))
+        for name in equal.split():
+            self.require_equal(encoder + name, decoder + name)
 
     def norm_position(self, before: str, after: str, known: Mapping[tuple[str, str], str]) -> str | None:
         """Return "pre" or "post".
@@ -63,9 +82,10 @@ class Options(dict[str, Any]):
                 self.reasons.unsupported(f"{self.show(name)} (supported: sizes from 1 to {limit:,})")
         return {field: self.get(name, 0) for field, name in options.items()}
 
-    def rates(self, names: Mapping[str, str], default: float) -> dict[str, float]:
-        """Return fields of our configuration, each from the option that holds this dropout rate."""
-        return {field: float(self.get(name, default)) for field, name in names.items()}
+    def rates(self, default: float, *names: str) -> dict[str, float]:
+        """Return our three dropout rates. names: the option of each, or one option for all"""
+        options = zip(RATES, names * 3 if len(names) == 1 else names, strict=True)
+        return {field: float(self.get(name, default) or 0) for field, name in options}
 
     def heads(self, name: str, d_model: int) -> dict[str, int]:
         """Return the fields for the number of heads where no tensor and no other option tells it."""

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,12 +96,6 @@ class Origin:
         dtype = getattr(torch, self.options.get("dtype", "float32"))
         seen: dict[int, Tensor] = {}
         return {name: seen.setdefault(t.data_ptr(), t.to(dtype).contiguous()) for name, t in tensors.items()}
-
-    def copy_originals(self, out: Path) -> None:
-        """Copy the toolkit's vocabulary files byte for byte."""
-        if self.originals.is_dir():
-            for file in sorted(self.originals.iterdir()):
-                shutil.copyfile(file, out / file.name)
 
 
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:

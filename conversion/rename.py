@@ -7,7 +7,7 @@ the number of the layer.
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,46 +42,40 @@ class Rule:
         return tensor.T if self.transposed else tensor
 
 
-def rules_of(names: Mapping[str, str], transposed: bool = False, row: bool = False) -> list[Rule]:
-    """Return the rules of a table: the toolkit's names -> ours."""
+def rules_of(names: Mapping[str, str], **form: bool) -> list[Rule]:
+    """Return the rules of a table: the toolkit's names -> ours. form: fields of `Rule`"""
     return [
-        Rule(theirs, ours, transposed, row)
+        Rule(theirs, ours, **form)
         for pattern, our_pattern in names.items()
         for theirs, ours in zip(expand(pattern), expand(our_pattern), strict=True)
     ]
 
 
-def layer_rules(
-    stack: str, layers: int, theirs: str, names: Mapping[str, str], first: int = 0, **form: bool
-) -> list[Rule]:
-    """Return the rules of a table of names inside a layer, for every layer of a stack.
-
-    stack: "encoder", for which the names of the cross-attention are left out, or "decoder"
-    theirs: what the toolkit writes before these names, with `{n}`
-    first: the toolkit's number of the first layer
-    form: fields of `Rule`
-    """
-    rules = [rule for rule in rules_of(names, **form) if stack == "decoder" or not rule.ours.startswith("cross_attn")]
-    return [
-        Rule(theirs.replace("{n}", str(n + first)) + rule.theirs, f"model.{stack}.layers.{n}.{rule.ours}", **form)
-        for n in range(layers)
-        for rule in rules
-    ]
-
-
 def stack_rules(
-    config: Mapping[str, Any], theirs: str, names: Mapping[str, Any], final: str = "", first: int = 0, **form: bool
+    config: Mapping[str, Any],
+    theirs: str | Mapping[str, str],
+    names: Mapping[str, Any],
+    final: str = "",
+    first: int = 0,
+    **form: bool,
 ) -> list[Rule]:
     """Return the rules of the layers of both stacks and, where the model has them, of the final norms.
 
-    theirs: as for `layer_rules`, with `{stack}`
-    names: the table of names inside a layer, or one for each stack
+    theirs: what the toolkit writes before the names inside a layer, with `{stack}` and `{n}`; or one for each stack
+    names: the table of names inside a layer, or one for each stack; the encoder leaves the cross-attention out
     final: the toolkit's names of a final norm, with `{stack}`
+    first: the toolkit's number of the first layer
+    form: fields of `Rule`
     """
     rules = []
     for stack in STACKS:
-        prefix, table = theirs.replace("{stack}", stack), names.get(stack, names)
-        rules += layer_rules(stack, config[f"{stack}_layers"], prefix, table, first, **form)
+        prefix = theirs if isinstance(theirs, str) else theirs[stack]
+        inside = rules_of(names.get(stack, names), **form)
+        if stack == "encoder":
+            inside = [rule for rule in inside if not rule.ours.startswith("cross_attn")]
+        for n in range(config[f"{stack}_layers"]):
+            before, ours = prefix.format(stack=stack, n=n + first), f"model.{stack}.layers.{n}."
+            rules += [replace(rule, theirs=before + rule.theirs, ours=ours + rule.ours) for rule in inside]
         if final and config.get(f"{stack}_final_norm", config.get("norm_position") == "pre"):
             norm = f"model.{stack}.final_norm.{{weight,bias}}"
             rules += rules_of({final.replace("{stack}", stack): norm}, **form)
@@ -100,9 +94,17 @@ def first_present(tensors: Mapping[str, Any], *names: str) -> str:
     return next((name for name in names if name in tensors), names[0])
 
 
-def count_layers(tensors: Mapping[str, Any], stack: str) -> int:
-    """Return the number of layers of a stack whose tensors are called `{stack}.layers.{n}....`."""
-    return len({name.split(".")[2] for name in tensors if name.startswith(f"{stack}.layers.")})
+def stack_sizes(tensors: Mapping[str, Tensor], fc1: str) -> dict[str, int]:
+    """Return the layers and d_ff of stacks whose tensors are called `{stack}.layers.{n}....`.
+
+    fc1: the name of a matrix (d_ff, d_model) in a layer
+    """
+    sizes = {}
+    for stack in STACKS:
+        names = [name for name in tensors if name.startswith(f"{stack}.layers.")]
+        sizes[f"{stack}_layers"] = len({name.split(".")[2] for name in names})
+        sizes[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.{fc1}"])
+    return sizes
 
 
 def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str) -> dict[str, Tensor]:
@@ -141,9 +143,8 @@ def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reason
     rules = list(rules)
     missing = {rule.theirs for rule in rules} - tensors.keys()
     for name in sorted(missing):
-        if not any(fault.startswith(f"tensor {name} is ") for fault in reasons.faults):
-            reasons.broken(f"tensor {name} is missing")
-    for name in tensors.keys() - {rule.theirs for rule in rules}:
+        reasons.broken(f"tensor {name} is missing")
+    for name in sorted(tensors.keys() - {rule.theirs for rule in rules}):
         reasons.broken(f"tensor {name} has no place in the model")
     return {rule.ours: rule.read(tensors[rule.theirs]) for rule in rules if rule.theirs not in missing}
 

@@ -1,6 +1,8 @@
 """Both directions of a conversion, from the path to the written folder and the printed summary."""
 
+import shutil
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -12,7 +14,7 @@ from .build import build_model
 from .check import check as check_model
 from .description import Description
 from .folder import new_model_folder, save
-from .formats import WRITERS, Reader, find_checkpoint
+from .formats import WRITERS, find_checkpoint
 from .origin import Origin
 from .reasons import Reasons
 from .toolkits import torch_nn
@@ -40,9 +42,8 @@ def convert_in(
     toolkit, file = find_checkpoint(path, wanted)
     if scale_embeddings is not None and toolkit is not torch_nn:
         raise InputError(f"--scale-embeddings is for {torch_nn.NAME}; a checkpoint of {toolkit.NAME} says it itself")
-    reasons = Reasons(file)
     with new_model_folder(out) as folder, torch.inference_mode():
-        description, model = read(toolkit, file, reasons, scale_embeddings)
+        description, model = read(toolkit, file, scale_embeddings)
         save(description, model, folder)
         proof = check_model(description, folder, model, check, logits)
     config, default = model.config, type(model.config)()
@@ -56,10 +57,9 @@ def convert_in(
         print(line)
 
 
-def read(
-    toolkit: Reader, file: Path, reasons: Reasons, scale_embeddings: bool | None = None
-) -> tuple[Description, Model]:
+def read(toolkit: ModuleType, file: Path, scale_embeddings: bool | None) -> tuple[Description, Model]:
     """Read a checkpoint as a model. Raises InputError or BrokenFileError with all reasons why it cannot be one."""
+    reasons = Reasons(file)
     try:
         scale = (scale_embeddings,) if toolkit is torch_nn else ()
         description = toolkit.read(file, reasons, *scale)
@@ -85,10 +85,9 @@ def convert_out(path: Path, out: Path, wanted: str) -> None:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; --to takes a model folder of this project")
     model = load_model(path, device="cpu")
-    reasons = Reasons(f"{path} (to {wanted})")
     with new_model_folder(out) as folder, torch.inference_mode():
         origin = Origin(path)
-        WRITERS[wanted].write_checkpoint(model, origin, folder, reasons)
-        if origin.toolkit == wanted:
-            origin.copy_originals(folder)
+        WRITERS[wanted].write_checkpoint(model, origin, folder, Reasons(f"{path} (to {wanted})"))
+        if origin.toolkit == wanted and origin.originals.is_dir():  # the vocabularies, byte for byte
+            shutil.copytree(origin.originals, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
     print(f"{wanted}: {model.num_parameters():,} parameters")

@@ -21,11 +21,14 @@ SYMBOLS = {
 }
 
 
-def set_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = ("src", "tgt")) -> None:
-    """Give the vocabulary the tokenizers of both sides. languages: the codes in names of files."""
+def with_tokenizers(
+    vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = ("src", "tgt")
+) -> Vocabulary:
+    """Return the vocabulary with the tokenizers of both sides. languages: the codes in names of files"""
     for side, language, default in zip(SIDES, languages, ("src", "tgt"), strict=True):
         vocabulary.tokenizers[side] = find_tokenizer(vocabulary, side, folder, language or default)
     vocabulary.files = list(dict.fromkeys(vocabulary.files))
+    return vocabulary
 
 
 def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: str) -> Tokenizer:
@@ -81,6 +84,4 @@ def read_word_lists(folder: Path) -> Vocabulary:
     ]
     source, target = (list(read_lines(file)) for file in files)
     ids = common_ids(source, target, SYMBOLS, " and ".join(file.name for file in files))
-    vocabulary = Vocabulary(source, target, start=ids["bos"], begins=True, files=files, **ids)
-    set_tokenizers(vocabulary, folder)
-    return vocabulary
+    return with_tokenizers(Vocabulary(source, target, start=ids["bos"], begins=True, files=files, **ids), folder)

@@ -13,7 +13,7 @@ import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError
 
-from .wire import fields, varint
+from .wire import fields, varints
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 NO_COMPRESSION = 0
@@ -72,19 +72,11 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the (key, value) pairs of a LevelDB table."""
     if len(data) < FOOTER or int.from_bytes(data[-8:], "little") != MAGIC:
         raise ValueError("the table has no footer")
-    footer = data[-FOOTER:]
-    _, position = read_handle(footer, 0)  # the index of filters
-    index, _ = read_handle(footer, position)
+    # A block's place is its offset and size. The footer has that of the index of filters, then that of the index.
+    (_, _, *index), _ = varints(data[-FOOTER:], 0, 4)
     for _, handle in read_block(data, *index):
-        place, _ = read_handle(handle, 0)
+        place, _ = varints(handle, 0, 2)
         yield from read_block(data, *place)
-
-
-def read_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
-    """(offset, size) of a block, and the position after them."""
-    offset, position = varint(data, position)
-    size, position = varint(data, position)
-    return (offset, size), position
 
 
 def read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
@@ -97,9 +89,7 @@ def read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, byt
     end = len(block) - 4 * (int.from_bytes(block[-4:], "little") + 1)
     position, key = 0, b""
     while position < end:
-        shared, position = varint(block, position)
-        unshared, position = varint(block, position)
-        length, position = varint(block, position)
+        (shared, unshared, length), position = varints(block, position, 3)
         key = key[:shared] + block[position : position + unshared]
         position += unshared
         yield key, block[position : position + length]

@@ -62,16 +62,17 @@ def load_checkpoint(path: Path) -> Any:
     """
     check_archive(path)
     shells: dict[str, type] = {}
+    zipped = zipfile.is_zipfile(path)  # the format since torch 1.6
     while True:
         known = [*CONTAINERS, *((shell, name) for name, shell in shells.items())]
         try:
             with torch.serialization.safe_globals(known), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # about pickles with another protocol than torch's
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip(path))
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
         except pickle.UnpicklingError as error:
             found = UNKNOWN_NAME.search(str(error))
             if found is None:
-                if "persistent_load" in str(error) or "Unsupported operand" in str(error) or not is_zip(path):
+                if "persistent_load" in str(error) or "Unsupported operand" in str(error) or not zipped:
                     raise BrokenFileError(f"{path} is not a checkpoint of PyTorch ({first_line(error)})") from None
                 raise InputError(f"{path} is refused, and none of it was run: {first_line(error)}") from None
             name = found[1].rstrip(".")
@@ -100,12 +101,6 @@ def check_archive(path: Path) -> None:
         raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it is refused")
 
 
-def is_zip(path: Path) -> bool:
-    """Return whether the file has the format of torch.save since 1.6."""
-    with path.open("rb") as stream:
-        return stream.read(4) == b"PK\x03\x04"
-
-
 def first_line(error: BaseException) -> str:
     """Return the reason in torch's message, whose rest advises to switch the protection off."""
     text = str(error)
@@ -119,5 +114,4 @@ def first_line(error: BaseException) -> str:
 def is_pickled(path: Path) -> bool:
     """Return whether the file looks like one of torch.save, of any version."""
     with path.open("rb") as stream:
-        start = stream.read(2)
-    return start in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+        return stream.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -1,7 +1,7 @@
 """A toolkit's vocabulary -> a plain tokenizer.json with the toolkit's ids.
 
-Words, and subword-nmt's and fastBPE's codes; SentencePiece and tensor2tensor's subwords have separate files. The
-segmentation can make pieces that the vocabulary lacks, which are `<unk>` to the toolkit. A tokenizer needs an id for
+Words, and subword-nmt's and fastBPE's codes; sentencepiece.py and tensor2tensor.py have those of other segmentations.
+A segmentation can make pieces that the vocabulary lacks, which are `<unk>` to the toolkit. A tokenizer needs an id for
 them, because further merges build on them: they get the ids after the toolkit's, with the embedding of `<unk>`.
 """
 

@@ -19,6 +19,15 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
             return number, position
 
 
+def varints(data: bytes, position: int, count: int) -> tuple[list[int], int]:
+    """Return several numbers, and the position after them."""
+    numbers = []
+    for _ in range(count):
+        number, position = varint(data, position)
+        numbers.append(number)
+    return numbers, position
+
+
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the fields of a message as (number, value): int for varints, bytes for all others.
 

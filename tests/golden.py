@@ -2,12 +2,15 @@
 
 import functools
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -59,9 +62,12 @@ class Golden:
         assert pad is not None
         return {"input_ids": ids.masked_fill(mask == 0, pad), "attention_mask": mask}
 
-    def logits(self, decoder_input_ids: Tensor) -> Tensor:
+    def logits(self, decoder_input_ids: np.ndarray) -> Tensor:
+        """decoder_input_ids: the toolkit's; our start token takes the place of a zero vector"""
+        ids = torch.tensor(decoder_input_ids)
+        ids[:, 0] = self.model.config.decoder_start_token_id
         with torch.inference_mode():
-            return self.model(**self.source(), decoder_input_ids=decoder_input_ids).logits
+            return self.model(**self.source(), decoder_input_ids=ids).logits
 
     def log_probabilities(self, rows: list[int], hypotheses: list[list[int]]) -> list[Tensor]:
         """log P of each token of hypotheses, each for the source of its row."""
@@ -86,6 +92,15 @@ def converted(name: str) -> Golden:
     lines = (checkpoint / "inputs.txt").read_text(encoding="utf-8").splitlines()
     inputs = [(line.split("\t")[0], line.split("\t")[1]) for line in lines]
     return Golden(name, checkpoint, folder, expected, inputs)
+
+
+def change_marians_options(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the options inside a model.npz."""
+    with np.load(file) as archive:
+        arrays: dict[str, Any] = dict(archive)
+    options = change(yaml.safe_load(arrays["special:model.yml"].tobytes().split(b"\0")[0]))
+    arrays["special:model.yml"] = np.frombuffer(yaml.safe_dump(options).encode(), dtype=np.int8)
+    np.savez(file, allow_pickle=False, **arrays)
 
 
 def refusal(capsys: pytest.CaptureFixture, *arguments: str | Path, code: int = 2) -> str:

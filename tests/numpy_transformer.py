@@ -6,6 +6,7 @@ weights with the model.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,9 @@ class NumpyTransformer:
         normed = centred / np.sqrt(variance + self.config.layer_norm_eps)
         return normed * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
-    def attention(self, name: str, heads: int, x: Array, memory: Array, causal: bool) -> Array:
+    def attention(self, name: str, heads: int, causal: bool, memory: Array | None, x: Array) -> Array:
         """Return softmax(Q K^T / sqrt(d_k)) V of all heads, concatenated (Sections 3.2.1, 3.2.2)."""
+        memory = x if memory is None else memory
         query, key, value = (
             self.linear(f"{name}.{which}_proj", of).reshape(len(of), heads, -1).transpose(1, 0, 2)
             for which, of in (("q", x), ("k", memory), ("v", memory))
@@ -72,23 +74,16 @@ class NumpyTransformer:
 
     def stack(self, side: str, x: Array, memory: Array | None) -> Array:
         heads = getattr(self.config, f"{side}_attention_heads")
+
+        def attend(name: str, causal: bool, memory: Array | None, x: Array) -> Array:
+            return self.residual(f"{name}_norm", x, partial(self.attention, name, heads, causal, memory))
+
         for index in range(getattr(self.config, f"{side}_layers")):
             layer = f"model.{side}.layers.{index}"
-            attention = f"{layer}.self_attn"
-            x = self.residual(
-                f"{attention}_norm",
-                x,
-                lambda y, name=attention: self.attention(name, heads, y, y, causal=side == "decoder"),
-            )
+            x = attend(f"{layer}.self_attn", side == "decoder", None, x)
             if memory is not None:
-                attention = f"{layer}.cross_attn"
-                x = self.residual(
-                    f"{attention}_norm",
-                    x,
-                    lambda y, name=attention: self.attention(name, heads, y, memory, causal=False),
-                )
-            network = f"{layer}.feed_forward"
-            x = self.residual(f"{network}_norm", x, lambda y, name=network: self.feed_forward(name, y))
+                x = attend(f"{layer}.cross_attn", False, memory, x)
+            x = self.residual(f"{layer}.feed_forward_norm", x, partial(self.feed_forward, f"{layer}.feed_forward"))
         final_norm = getattr(self.config, f"{side}_final_norm")
         if self.config.norm_position == "pre" if final_norm is None else final_norm:
             x = self.layer_norm(f"model.{side}.final_norm", x)

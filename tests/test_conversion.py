@@ -1,6 +1,6 @@
 """Converted checkpoints of other toolkits have the logits, ids and hypotheses that the toolkits computed."""
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import torch
 from golden import Golden, converted, golden, golden_folders
 
 from benchmarks import conversion_marian
-from conversion.__main__ import FROM, TO, main
+from conversion.__main__ import FROM, TO
 from conversion.formats import READERS, WRITERS
 
 NAMES = [folder.name for folder in golden_folders()]
@@ -19,12 +19,10 @@ TOLERANCE = {"marian": 2e-5, "marian-spm": 2e-5, "marian-prenorm": 2e-5, "annota
 
 # How each toolkit ranks a hypothesis of L tokens, </s> counted; anything else is sum log P / ((5 + L) / 6)^0.6, ours.
 SCORES = {
-    "fairseq": lambda total, length: total / length**0.6,
-    "fairseq-old": lambda total, length: total / length**0.6,
-    "hf-fsmt": lambda total, length: total / length**0.6,
-    "hf-marian": lambda total, length: total / length**0.6,
-    "marian": lambda total, length: total / length**0.6,
-    "marian-spm": lambda total, length: total / length**0.6,
+    **dict.fromkeys(
+        ("fairseq", "fairseq-old", "hf-fsmt", "hf-marian", "marian", "marian-spm"),
+        lambda total, length: total / length**0.6,
+    ),
     "opennmt-py": lambda total, length: total / ((5 + length + 1) / 6) ** 0.6,  # it counts <s> as well
     "sockeye": lambda total, length: -total / length,
 }
@@ -39,13 +37,6 @@ def checkpoint(request) -> Golden:
     return converted(request.param)
 
 
-def with_our_start(decoder_input_ids: np.ndarray, checkpoint: Golden) -> torch.Tensor:
-    """Return the toolkit's decoder inputs, with our start token in place of its zero vector."""
-    ids = torch.tensor(decoder_input_ids)
-    ids[:, 0] = checkpoint.model.config.decoder_start_token_id
-    return ids
-
-
 def test_all_toolkits_have_checkpoints():
     assert len(NAMES) == 13
 
@@ -56,7 +47,7 @@ def test_logits_equal_the_toolkits(checkpoint: Golden):
     which = next((name for name in ("logits", "log_probs", "ref_log_probs") if name in expected), None)
     if which is None:
         return  # Marian gives only log-probabilities of its hypotheses: see the next test
-    ours = checkpoint.logits(with_our_start(expected[f"{prefix}tgt_in_ids"], checkpoint))
+    ours = checkpoint.logits(expected[f"{prefix}tgt_in_ids"])
     if which != "logits":
         ours = ours.log_softmax(dim=-1)
     theirs = torch.tensor(expected[which])
@@ -76,39 +67,37 @@ def test_tokenizers_give_the_toolkits_ids(checkpoint: Golden):
         assert checkpoint.tokenizer("target")([target for _, target in checkpoint.inputs])["input_ids"] == wanted
 
 
-def hypotheses_of(checkpoint: Golden) -> tuple[list[int], list[list[int]], list[float]]:
-    """Return rows, token ids and scores of the toolkit's hypotheses, best first."""
+def up_to(eos: Any, ids: list[int]) -> list[int]:
+    return ids[: ids.index(eos) + 1] if eos in ids else [id for id in ids if id >= 0]
+
+
+def hypotheses_of(checkpoint: Golden) -> list[tuple[int, list[int], float]]:
+    """Return row, token ids and score of each of the toolkit's hypotheses, best first."""
     expected, eos = checkpoint.expected, checkpoint.model.config.eos_token_id
     if "greedy_ids" in expected:
         beams, scores = expected["greedy_ids"][:, None], expected["greedy_scores"][:, None]
     else:
         beams, scores = expected["beam_ids"], expected["beam_scores"]
-    rows: list[int] = []
-    hypotheses: list[list[int]] = []
-    found: list[float] = []
-    for row in range(len(beams)):
-        for beam, score in zip(beams[row].tolist(), scores[row].tolist(), strict=True):
-            if beam[0] < 0 or np.isnan(score):
-                continue  # fewer hypotheses than beams
-            tokens = beam[: beam.index(eos) + 1] if eos in beam else [id for id in beam if id >= 0]
-            rows.append(row)
-            hypotheses.append(tokens)
-            found.append(score)
-    return rows, hypotheses, found
+    return [
+        (row, up_to(eos, beam), score)
+        for row in range(len(beams))
+        for beam, score in zip(beams[row].tolist(), scores[row].tolist(), strict=True)
+        if beam[0] >= 0 and not np.isnan(score)  # fewer hypotheses than beams
+    ]
 
 
 def test_hypotheses_have_the_toolkits_scores(checkpoint: Golden):
     if checkpoint.name in STEPWISE_IS_ANOTHER_FUNCTION:
         return
-    rows, hypotheses, scores = hypotheses_of(checkpoint)
+    rows, hypotheses, scores = zip(*hypotheses_of(checkpoint), strict=True)
     assert len(hypotheses) >= 5
     if "greedy_ids" in checkpoint.expected:
         score = lambda total, length: total  # noqa: E731
     else:
         score = SCORES.get(checkpoint.name, lambda total, length: total / ((5 + length) / 6) ** 0.6)
-    found = checkpoint.log_probabilities(rows, hypotheses)
+    found = checkpoint.log_probabilities(list(rows), list(hypotheses))
     ours = [score(chosen.sum().item(), len(chosen)) for chosen in found]
-    assert ours == pytest.approx(scores, abs=5e-5)
+    assert ours == pytest.approx(list(scores), abs=5e-5)
 
 
 def word_score_difference(checkpoint: Golden) -> float:
@@ -143,9 +132,8 @@ def test_marians_scores_are_closer_than_other_conversions(name: str, other):
 
 def test_prenorm_marian_is_the_trained_function():
     checkpoint = converted("marian-prenorm")
-    targets = [[id for id in row if id >= 0] for row in checkpoint.expected["gold_tgt_ids"].tolist()]
     eos = checkpoint.model.config.eos_token_id
-    targets = [row[: row.index(eos) + 1] if eos in row else row for row in targets]
+    targets = [up_to(eos, row) for row in checkpoint.expected["gold_tgt_ids"].tolist()]
     ours = [-words.sum().item() for words in checkpoint.log_probabilities(list(range(len(targets))), targets)]
     assert ours == pytest.approx(checkpoint.expected["gold_ce"].tolist(), abs=1e-4)  # six digits of up to 30 nats
     # Its step-wise decoder is another function, as the note in the folder says.
@@ -157,9 +145,7 @@ def generated(checkpoint: Golden, beams: int, returned: int, **settings) -> list
     """Return our hypotheses for each source as token ids, best first."""
     model = checkpoint.model
     ids = model.generate(**checkpoint.source(), num_beams=beams, num_return_sequences=returned, **settings)
-    eos, found = model.config.eos_token_id, []
-    for row in ids[:, 1:].tolist():
-        found.append(row[: row.index(eos) + 1] if eos in row else row)
+    found = [up_to(model.config.eos_token_id, row) for row in ids[:, 1:].tolist()]
     return [found[start : start + returned] for start in range(0, len(found), returned)]
 
 
@@ -167,20 +153,18 @@ def generated(checkpoint: Golden, beams: int, returned: int, **settings) -> list
 def test_toolkits_with_our_penalty_find_the_same_hypotheses(name: str, compared: int):
     """JoeyNMT keeps finished hypotheses in the beam, so only its best one must be the same."""
     checkpoint = converted(name)
-    rows, hypotheses, _ = hypotheses_of(checkpoint)
+    hypotheses = hypotheses_of(checkpoint)
     ours = generated(checkpoint, beams=4, returned=4, length_penalty=0.6)
     for row in range(len(ours)):
-        theirs = [hypothesis for at, hypothesis in zip(rows, hypotheses, strict=True) if at == row]
+        theirs = [tokens for at, tokens, _ in hypotheses if at == row]
         assert ours[row][:compared] == theirs[:compared]
 
 
 @pytest.mark.parametrize("name", ["torch-nn-transformer", "annotated-transformer"])
 def test_greedy_search_finds_the_same_hypotheses(name: str):
     checkpoint = converted(name)
-    _, hypotheses, _ = hypotheses_of(checkpoint)
-    assert [
-        best[0] for best in generated(checkpoint, beams=1, returned=1, length_penalty=1.0, early_stopping=False)
-    ] == hypotheses
+    ours = generated(checkpoint, beams=1, returned=1, length_penalty=1.0, early_stopping=False)
+    assert [best for (best,) in ours] == [tokens for _, tokens, _ in hypotheses_of(checkpoint)]
 
 
 @pytest.mark.parametrize(
@@ -189,39 +173,15 @@ def test_greedy_search_finds_the_same_hypotheses(name: str):
 def test_toolkits_with_other_penalties_find_nothing_better(name: str):
     """The best of our sixteen beams, ranked as the toolkit ranks, is no worse than the best of its four."""
     checkpoint = converted(name)
-    rows, _, scores = hypotheses_of(checkpoint)
+    hypotheses = hypotheses_of(checkpoint)
     ours = generated(checkpoint, beams=16, returned=16, length_penalty=0.0)
     for row, found in enumerate(ours):
         found = [tokens for tokens in found if tokens and tokens[-1] == checkpoint.model.config.eos_token_id]
         words = checkpoint.log_probabilities([row] * len(found), found)
-        theirs = [score for at, score in zip(rows, scores, strict=True) if at == row]
+        theirs = [score for at, _, score in hypotheses if at == row]
         sign = -1 if name in SMALLER_IS_BETTER else 1
         best = max(sign * SCORES[name](chosen.sum().item(), len(chosen)) for chosen in words)
         assert best >= sign * theirs[0] - 1e-4
-
-
-@pytest.mark.parametrize("name", ["hf-marian", "hf-fsmt", "fairseq"])
-def test_check_prints_log_probabilities_and_the_difference(name: str, tmp_path: Path, capsys: pytest.CaptureFixture):
-    for side, file in enumerate(("source.txt", "target.txt")):
-        lines = [pair[side] + "\n" for pair in converted(name).inputs]
-        (tmp_path / file).write_text("".join(lines), encoding="utf-8")
-    capsys.readouterr()
-    files = [str(tmp_path / file) for file in ("source.txt", "target.txt")]
-    main([str(golden(name)), str(tmp_path / "out"), "--check", *files])
-    printed = capsys.readouterr().out
-    expected = converted(name).expected
-    targets = [
-        [*row[mask == 1].tolist()[1:]] for row, mask in zip(expected["tgt_in_ids"], expected["tgt_mask"], strict=True)
-    ]
-    logits = torch.tensor(expected["logits"]).double().log_softmax(-1)
-    eos = converted(name).model.config.eos_token_id
-    total = sum(logits[i, n, id].item() for i, row in enumerate(targets) for n, id in enumerate([*row, eos]))
-    shown = float(printed.split("log P of all 5 pairs: ")[1].split("\n")[0])
-    assert shown == pytest.approx(total, abs=2e-3)
-    if name == "fairseq":
-        assert "fairseq cannot be run from here; its scorer should print these numbers" in printed
-    else:
-        assert float(printed.split(" tokens is ")[1].split("\n")[0]) <= 1e-5
 
 
 def test_the_help_names_every_toolkit() -> None:

@@ -75,19 +75,14 @@ def test_fine_tuning_improves_the_score(name: str, tmp_path: Path):
     assert after > before and losses[-1] < losses[0]
 
 
-def exported(folder: Path, out: Path) -> Path:
-    from conversion.onnx.export import export_folder
-
-    export_folder(folder, out)
-    return out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "variants/fairseq-learned", "variants/fairseq-relu-squared", "tensor2tensor"])
 def test_exported_converted_models_translate_as_torch(name: str, tmp_path: Path):
     pytest.importorskip("onnxruntime")
+    from conversion.onnx.export import export_folder
+
     main([str(FIXTURES / name), str(tmp_path / "model")])
-    exported(tmp_path / "model", tmp_path / "onnx")
+    export_folder(tmp_path / "model", tmp_path / "onnx")
     torchs = Translator.from_pretrained(tmp_path / "model", device="cpu")
     graphs = Translator.from_pretrained(tmp_path / "onnx", device="cpu", backend="onnx", threads=1)
     words = [token for token in torchs.tokenizer.get_vocab() if token.isalnum()][:8]

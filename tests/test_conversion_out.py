@@ -24,19 +24,9 @@ def tensors_of(file: Path) -> dict[str, np.ndarray]:
     if file.suffix == ".npz":
         with np.load(file) as archive:
             return dict(archive)
-    content = load_file(file) if file.suffix == ".safetensors" else load_checkpoint(file)
-    found: dict[str, np.ndarray] = {}
-
-    def collect(values, path: str) -> None:
-        if torch.is_tensor(values):
-            found[path] = values.numpy()
-        elif isinstance(values, dict):
-            for name, value in values.items():
-                collect(value, f"{path}/{name}")
-
-    for part in ("model", "generator"):
-        collect(content.get(part) if part in content else content if part == "model" else None, part)
-    return found
+    content = {"model": load_file(file)} if file.suffix == ".safetensors" else load_checkpoint(file)
+    parts = {part: content.get(part, {}) for part in ("model", "generator")}
+    return {f"{part}/{name}": tensor.numpy() for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 CHECKPOINTS = {

@@ -1,27 +1,26 @@
 """tensor2tensor's models of other forms than the fixture: its functions on checkpoints that are written here.
 
-tensor2tensor needs TensorFlow 1, which can no longer be installed. The functions below follow its source
-(common_attention.py, common_layers.py, transformer_layers.py) and use its variables.
+tensor2tensor needs TensorFlow 1, which can no longer be installed. Its source (common_attention.py, common_layers.py,
+transformer_layers.py) differs from the paper in the embeddings below and in the names of its variables.
 """
 
 import json
 import math
 import struct
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from numpy_transformer import Array, NumpyTransformer
+from test_conversion_variants import randomised
 
 from conversion.__main__ import main
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.loading import load_model
 
-Array = np.ndarray
-BODY = "transformer/body/"
+BODY, STACKS = "transformer/body/", ("encoder", "decoder")
 
 
 def varint(number: int) -> bytes:
@@ -59,112 +58,83 @@ def write_checkpoint(folder: Path, variables: dict[str, Array]) -> None:
     (folder / "model.ckpt-1.data-00000-of-00001").write_bytes(data)
 
 
-class Tensor2Tensor:
-    """The variables of a Transformer, and its logits for one sentence."""
+# Parts of our names -> tensor2tensor's, replaced in this order.
+NAMES = {
+    ".layers.": "/layer_",
+    ".self_attn.": "/self_attention/multihead_attention/",
+    ".cross_attn.": "/encdec_attention/multihead_attention/",
+    ".self_attn_norm.": "/self_attention/layer_norm_",
+    ".cross_attn_norm.": "/encdec_attention/layer_norm_",
+    ".feed_forward_norm.": "/ffn/layer_norm_",
+    ".final_norm.": "/layer_norm_",
+    ".feed_forward.fc": "/ffn/conv",
+    "out_proj.": "output_transform.",
+    "_proj.": ".",
+    "norm_weight": "norm_scale",
+    ".weight": "/kernel",
+    ".bias": "/bias",
+}
 
-    def __init__(self, hparams: dict, source: int, target: int, seed: int = 0):
-        self.hparams, self.random = hparams, np.random.default_rng(seed)
-        self.variables: dict[str, Array] = {}
-        d_model, pre = hparams["hidden_size"], hparams["layer_preprocess_sequence"] == "n"
-        self.scope = "layer_prepostprocess" if pre else "layer_postprocess"
-        keys, values = hparams["attention_key_channels"], hparams["attention_value_channels"]
-        for stack, kinds in (("encoder", ["self"]), ("decoder", ["self", "encdec"])):
-            for n in range(hparams[f"num_{stack}_layers"] or hparams["num_hidden_layers"]):
-                layer = f"{BODY}{stack}/layer_{n}"
-                for kind in kinds:
-                    name = f"{layer}/{kind}_attention"
-                    for part, size in (("q", keys), ("k", keys), ("v", values)):
-                        self.add(f"{name}/multihead_attention/{part}/kernel", d_model, size or d_model)
-                    self.add(f"{name}/multihead_attention/output_transform/kernel", values or d_model, d_model)
-                    self.add_norm(name, d_model)
-                for part, *shape in (
-                    ("conv1", d_model, hparams["filter_size"]),
-                    ("conv2", hparams["filter_size"], d_model),
-                ):
-                    self.add(f"{layer}/ffn/{part}/kernel", *shape)
-                    self.add(f"{layer}/ffn/{part}/bias", shape[1])
-                self.add_norm(f"{layer}/ffn", d_model)
-            if pre:
-                self.add_norm(f"{BODY}{stack}", d_model)
-        self.add(f"{BODY}target_space_embedding/kernel", 32, d_model)
-        if hparams["pos"] == "emb":
-            self.add(f"{BODY}inputs_positional_embedding", hparams["max_length"], d_model)
-            self.add(f"{BODY}targets_positional_embedding", hparams["max_length"], d_model)
-        shared = hparams["shared_embedding_and_softmax_weights"]
-        self.tables = []
-        for kind, size in (("input_emb", source), ("target_emb", target), ("softmax", target)):
-            place = f"transformer/symbol_modality_{size}_{d_model}/{'shared' if shared else kind}"
-            self.tables.append(place)
-            for shard in range(4):
-                rows = size // 4 + (shard < size % 4)
-                if f"{place}/weights_{shard}" not in self.variables:
-                    self.add(f"{place}/weights_{shard}", rows, d_model)
 
-    def add(self, name: str, *shape: int) -> None:
-        self.variables[name] = (0.4 * self.random.normal(size=shape)).astype(np.float32)
+class Tensor2Tensor(NumpyTransformer):
+    """The Transformer with tensor2tensor's embeddings and variables."""
 
-    def add_norm(self, name: str, d_model: int) -> None:
-        norm = f"{name}/{self.scope}/layer_norm/layer_norm"
-        self.add(f"{norm}_scale", d_model)
-        self.variables[f"{norm}_scale"] += 1
-        self.add(f"{norm}_bias", d_model)
-
-    def variable(self, name: str) -> Tensor:
-        return torch.from_numpy(self.variables[name]).double()
-
-    def table(self, kind: int) -> Tensor:
-        return torch.cat([self.variable(f"{self.tables[kind]}/weights_{n}") for n in range(4)])
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        norm = f"{name}/{self.scope}/layer_norm/layer_norm"
-        scale, bias = self.variable(f"{norm}_scale"), self.variable(f"{norm}_bias")
-        return F.layer_norm(x, x.shape[-1:], scale, bias, self.hparams["norm_epsilon"])
-
-    def attention(self, name: str, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
-        heads, name = self.hparams["num_heads"], f"{name}/multihead_attention"
-        q, k, v = (
-            (states @ self.variable(f"{name}/{part}/kernel")).unflatten(-1, (heads, -1)).transpose(0, 1)
-            for part, states in (("q", x), ("k", memory), ("v", memory))
+    def __init__(self, hparams: dict, source: int, target: int):
+        self.hparams, shared = hparams, hparams["shared_embedding_and_softmax_weights"]
+        self.pre, learned = hparams["layer_preprocess_sequence"] == "n", hparams["pos"] == "emb"
+        heads = hparams["num_heads"]
+        config = VaswaniTransformerConfig(
+            vocab_size=source,
+            decoder_vocab_size=target,
+            d_model=hparams["hidden_size"],
+            **{f"{stack}_layers": hparams[f"num_{stack}_layers"] or hparams["num_hidden_layers"] for stack in STACKS},
+            **{f"{stack}_attention_heads": heads for stack in STACKS},
+            **{f"{stack}_ffn_dim": hparams["filter_size"] for stack in STACKS},
+            d_k=hparams["attention_key_channels"] // heads or None,
+            d_v=hparams["attention_value_channels"] // heads or None,
+            norm_position="pre" if self.pre else "post",
+            layer_norm_eps=hparams["norm_epsilon"],
+            position_embedding_type="learned" if learned else "sinusoidal",
+            max_position_embeddings=hparams["max_length"] if learned else None,
+            share_encoder_decoder_embeddings=shared,
+            tie_word_embeddings=shared,
         )
-        context = F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(0, 1).flatten(1)
-        return context @ self.variable(f"{name}/output_transform/kernel")
+        super().__init__(randomised(VaswaniTransformerForConditionalGeneration(config)))
+        self.spaces = np.random.default_rng(0).normal(size=(32, config.d_model)).astype(np.float32)
 
-    def feed_forward(self, name: str, x: Tensor) -> Tensor:
-        inner = F.relu(x @ self.variable(f"{name}/conv1/kernel") + self.variable(f"{name}/conv1/bias"))
-        return inner @ self.variable(f"{name}/conv2/kernel") + self.variable(f"{name}/conv2/bias")
-
-    def positions(self, length: int, side: str) -> Tensor:
+    def embed(self, side: str, tokens: Sequence[int]) -> Array:
+        """The target space is added to the source; a zero vector comes before the target."""
+        d_model = self.hparams["hidden_size"]
+        scale = d_model**0.5 if self.hparams["multiply_embedding_mode"] else 1.0
+        x = self.weights[f"model.{side}.embed_tokens.weight"][list(tokens)] * scale
+        x = x + self.spaces[0] if side == "encoder" else np.pad(x, ((1, 0), (0, 0)))
         if self.hparams["pos"] == "emb":
-            return self.variable(f"{BODY}{side}_positional_embedding")[:length]
-        half = self.hparams["hidden_size"] // 2
-        scales = torch.exp(torch.arange(half).double() * -(math.log(10000.0) / (half - 1)))
-        angles = torch.arange(length)[:, None] * scales
-        return torch.cat([angles.sin(), angles.cos()], dim=1)
+            return x + self.weights[f"model.{side}.positional_encoding.table.weight"][: len(x)]
+        half = d_model // 2
+        scales = np.exp(np.arange(half) * -(math.log(10000.0) / (half - 1)))
+        angles = np.arange(len(x))[:, None] * scales
+        return x + np.concatenate((np.sin(angles), np.cos(angles)), axis=1)
 
-    def stack(self, stack: str, x: Tensor, memory: Tensor | None) -> Tensor:
-        pre = self.hparams["layer_preprocess_sequence"] == "n"
-
-        def sublayer(name: str, function: Callable[[Tensor], Tensor]) -> Tensor:
-            return x + function(self.norm(name, x)) if pre else self.norm(name, x + function(x))
-
-        for n in range(self.hparams[f"num_{stack}_layers"] or self.hparams["num_hidden_layers"]):
-            layer = f"{BODY}{stack}/layer_{n}"
-            attention = partial(self.attention, f"{layer}/self_attention", causal=memory is not None)
-            x = sublayer(f"{layer}/self_attention", lambda y, attention=attention: attention(y, y))
-            if memory is not None:
-                name = f"{layer}/encdec_attention"
-                x = sublayer(name, partial(self.attention, name, memory=memory, causal=False))
-            x = sublayer(f"{layer}/ffn", partial(self.feed_forward, f"{layer}/ffn"))
-        return self.norm(f"{BODY}{stack}", x) if pre else x
-
-    def logits(self, source: list[int], target: list[int]) -> Tensor:
-        """target: the tokens before each position; a zero vector is before the first."""
-        scale = self.hparams["hidden_size"] ** 0.5 if self.hparams["multiply_embedding_mode"] else 1.0
-        space = self.variable(f"{BODY}target_space_embedding/kernel")[0]
-        x = self.table(0)[source] * scale + space + self.positions(len(source), "inputs")
-        y = F.pad(self.table(1)[target] * scale, (0, 0, 1, 0))
-        y = self.stack("decoder", y + self.positions(len(y), "targets"), self.stack("encoder", x, None))
-        return y @ self.table(2).T
+    def variables(self) -> dict[str, Array]:
+        scope = f"/layer_{'prepostprocess' if self.pre else 'postprocess'}/layer_norm/layer_norm_"
+        found = {"global_step": np.zeros(()), f"{BODY}target_space_embedding/kernel": self.spaces}
+        for name, weight in self.weights.items():
+            if ".layers." in name or ".final_norm." in name:
+                for ours, theirs in NAMES.items():
+                    name = name.replace(ours, theirs)
+                name = BODY + name.removeprefix("model.").replace("/layer_norm_", scope)
+                found[name] = weight.T if name.endswith("kernel") else weight
+        for ours, theirs in (("encoder", "inputs"), ("decoder", "targets")):
+            if self.hparams["pos"] == "emb":
+                table = self.weights[f"model.{ours}.positional_encoding.table.weight"]
+                found[f"{BODY}{theirs}_positional_embedding"] = table
+        tables = {"input_emb": "model.encoder.embed_tokens", "target_emb": "model.decoder.embed_tokens"}
+        for kind, name in (tables | {"softmax": "lm_head"}).items():
+            table = self.weights[f"{name}.weight"]
+            kind = "shared" if self.hparams["shared_embedding_and_softmax_weights"] else kind
+            place = f"transformer/symbol_modality_{len(table)}_{table.shape[1]}/{kind}"
+            found |= {f"{place}/weights_{n}": piece for n, piece in enumerate(np.array_split(table, 4))}
+        return found
 
 
 HPARAMS = {
@@ -201,7 +171,7 @@ UNTIED = {"shared_embedding_and_softmax_weights": False}
 )
 def test_variants_have_tensor2tensors_logits(changes: dict, sizes: tuple[int, int], tmp_path: Path):
     theirs = Tensor2Tensor(HPARAMS | changes, *sizes)
-    write_checkpoint(tmp_path, theirs.variables | {"global_step": np.zeros(())})
+    write_checkpoint(tmp_path, theirs.variables())
     (tmp_path / "hparams.json").write_text(json.dumps(theirs.hparams))
     main([str(tmp_path), str(tmp_path / "ours")])
     model = load_model(tmp_path / "ours", device="cpu")
@@ -209,5 +179,5 @@ def test_variants_have_tensor2tensors_logits(changes: dict, sizes: tuple[int, in
     for source, target in (([5, 9, 7, 11, 1], [4, 6, 11]), ([8, 1], [12, 2, 5, 7, 3])):
         with torch.inference_mode():
             ours = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[start, *target]])).logits
-        expected = theirs.logits(source, target)
-        assert (ours[0, :, : sizes[1]] - expected).abs().max() <= 1e-5
+        expected = theirs.logits(theirs.encode(source), target)
+        assert np.abs(ours[0, :, : sizes[1]].numpy() - expected).max() <= 1e-5

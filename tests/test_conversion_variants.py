@@ -53,15 +53,9 @@ def test_variants_have_their_toolkits_logits(name: str, tmp_path: Path):
     folder = FIXTURES / "variants" / name
     main([str(folder), str(tmp_path / "ours")])
     with np.load(folder / "expected.npz") as expected:
-        source, mask, target, theirs = (
-            torch.from_numpy(expected[key]) for key in ("src_ids", "src_mask", "tgt_in_ids", "logits")
-        )
-    model = load_model(tmp_path / "ours", device="cpu")
-    assert model.config.pad_token_id is not None
-    source = source.masked_fill(mask == 0, model.config.pad_token_id)
-    target[:, 0] = model.config.decoder_start_token_id  # a zero vector has no id in its toolkit
-    with torch.inference_mode():
-        ours = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits[..., : theirs.shape[-1]]
+        variant = Golden(name, folder, tmp_path / "ours", dict(expected), [])
+    theirs = torch.from_numpy(variant.expected["logits"])
+    ours = variant.logits(variant.expected["tgt_in_ids"])[..., : theirs.shape[-1]]
     assert theirs.std() > 0.3
     assert (ours - theirs).abs().max().item() <= 1e-5
 
@@ -153,14 +147,16 @@ def test_variants_of_torch_transformers(options: dict, tmp_path: Path):
     assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
 
 
+SIZES: dict[str, Any] = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 20, "decoder_ffn_dim": 28, "max_position_embeddings": 32,
+}  # fmt: skip
+
+
 def marian_of_transformers(**changes: Any) -> MarianMTModel:
-    settings: dict[str, Any] = {
-        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 17, "pad_token_id": 13,
-        "eos_token_id": 0, "decoder_start_token_id": 13, "forced_eos_token_id": None,
-    }  # fmt: skip
-    config = MarianConfig(**settings | changes)
-    model = MarianMTModel(config)
+    settings: dict[str, Any] = SIZES | {"vocab_size": 17, "pad_token_id": 13, "decoder_start_token_id": 13}
+    settings |= {"eos_token_id": 0, "forced_eos_token_id": None} | changes
+    model = MarianMTModel(MarianConfig(**settings))
     randomised(model)
     model.get_buffer("final_logits_bias").normal_()
     return model
@@ -181,12 +177,8 @@ def test_marian_models_of_transformers(shared: bool, activation: str, tmp_path: 
     model = marian_of_transformers(
         decoder_vocab_size=17 if shared else 14,
         share_encoder_decoder_embeddings=shared,
-        encoder_layers=3,
-        decoder_attention_heads=4,
-        decoder_ffn_dim=28,
         activation_function=activation,
         scale_embedding=shared,
-        max_position_embeddings=32,
     )
     model.save_pretrained(tmp_path / "theirs")
     assert converted_difference(model, tmp_path, pad=13) <= 1e-5
@@ -204,21 +196,12 @@ def test_missing_settings_of_marian_models_have_defaults(tmp_path: Path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_fsmt_models_of_transformers(tied: bool, tmp_path: Path):
-    config = FSMTConfig(
-        langs=["en", "de"],
-        src_vocab_size=17,
-        tgt_vocab_size=17 if tied else 14,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=3,
-        encoder_attention_heads=4,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=20,
-        decoder_ffn_dim=28,
-        activation_function="relu",
-        max_position_embeddings=32,
-        tie_word_embeddings=tied,
-    )
+    sizes: dict[str, Any] = SIZES | {
+        "src_vocab_size": 17,
+        "tgt_vocab_size": 17 if tied else 14,
+        "tie_word_embeddings": tied,
+    }
+    config = FSMTConfig(langs=["en", "de"], activation_function="relu", **sizes)
     model = FSMTForConditionalGeneration(config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("embed_positions" not in name)

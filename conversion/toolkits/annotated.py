@@ -7,15 +7,12 @@ the 1e-6 changes a logit by about 1e-6.
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
+from ..description import SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, count_layers, stack_rules
+from ..rename import checked_tensors, rules_of, stack_rules, stack_sizes
 from ..segmentation import read_word_lists
 from ..unpickle import load_checkpoint
 
@@ -24,7 +21,6 @@ FILES = ["*.pt"]
 EPSILON = 1e-12
 NOTEBOOK_HEADS = 8
 FIRST_WEIGHT = "encoder.layers.0.self_attn.linears.0.weight"
-RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "dropout")
 
 NORM = "{a_2,b_2}"
 PROJECTIONS = "linears.{0,1,2,3}.{weight,bias}"
@@ -46,8 +42,6 @@ def recognise(path: Path, content: Any) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and, if it is beside it, config.json with `h` and `dropout`."""
     weights = load_checkpoint(path)
-    if not recognise(path, weights):
-        raise InputError(f"{path} is not of the Annotated Transformer: it lacks {FIRST_WEIGHT}")
     file, assumed = path.with_name("config.json"), []
     options = Options(read_json_object(file) if file.exists() else {}, reasons)
     if "h" not in options:
@@ -56,28 +50,16 @@ def read(path: Path, reasons: Reasons) -> Description:
     tensors = checked_tensors(weights, reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     config |= options.heads("h", config["d_model"])
-    for stack in STACKS:
-        config[f"{stack}_layers"] = count_layers(tensors, stack)
-        config[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.feed_forward.w_1.bias"])
     reasons.refuse_if_any()
-    config |= options.rates(RATES, default=0.1)
-    config |= {"norm_position": "pre", "layer_norm_eps": EPSILON, "attention_bias": True}
+    config |= stack_sizes(tensors, "feed_forward.w_1.weight") | options.rates(0.1, "dropout")
+    config |= {"norm_position": "pre", "layer_norm_eps": EPSILON}
 
-    fold_standard_deviation(tensors, config["d_model"])
+    correction = ((config["d_model"] - 1) / config["d_model"]) ** 0.5  # of the unbiased standard deviation
+    tensors |= {name: (t.double() * correction).float() for name, t in tensors.items() if name.endswith(".a_2")}
     rules = [
-        Rule("src_embed.0.lut.weight", SOURCE),
-        Rule("tgt_embed.0.lut.weight", TARGET),
-        Rule("generator.proj.weight", OUTPUT),
-        Rule("generator.proj.bias", OUTPUT_BIAS),
+        *rules_of({"src_embed.0.lut.weight": SOURCE, "tgt_embed.0.lut.weight": TARGET}),
+        *rules_of({"generator.proj.{weight,bias}": "lm_head.{weight,bias}"}),
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, f"{{stack}}.norm.{NORM}"),
     ]
-    files, tables = [file] if file.exists() else [], ["src_embed.1.pe", "tgt_embed.1.pe"]
-    vocabulary = read_word_lists(path.parent)
-    return Description(tensors, rules, config, vocabulary, position_tables=tables, assumed=assumed, files=files)
-
-
-def fold_standard_deviation(tensors: dict[str, Tensor], d_model: int) -> None:
-    """Multiply the norms' weights by the ratio of the biased to the unbiased standard deviation."""
-    for name in tensors:
-        if name.endswith(".a_2"):
-            tensors[name] = (tensors[name].double() * ((d_model - 1) / d_model) ** 0.5).float()
+    files, vocabulary = [file] if file.exists() else [], read_word_lists(path.parent)
+    return Description(tensors, rules, config, vocabulary, assumed=assumed, files=files)

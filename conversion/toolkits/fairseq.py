@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import InputError
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note, rows_of
 from ..layout import POSITIONS, TENSOR2TENSOR, split_in_proj
-from ..options import Options, size_names
+from ..options import RATES, Options, size_names
 from ..origin import Origin, save_pickle
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, rules_of, stack_rules, write
-from ..segmentation import set_tokenizers
+from ..segmentation import with_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, find_file, numbered_tokens, read_counted_words
 
@@ -43,19 +42,10 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
     "linear": "linear",
 }
-# Options that a version does not have are off.
-OFF = (
-    "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention layernorm_embedding".split()
-)
-SUPPORTED: dict[str, tuple] = dict.fromkeys((*OFF, "char_inputs"), (False,)) | {
-    "adaptive_softmax_cutoff": (None,),
-    "encoder_layers_to_keep": (None,),
-    "decoder_layers_to_keep": (None,),
-    "activation_fn": tuple(ACTIVATIONS),
-    "quant_noise_scalar": (0, 0.0),
-    "alignment_heads": (None, 0),
-    "base_layers": (0, None),
-}
+WRITTEN_OFF = "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention"
+WRITTEN_OFF += " layernorm_embedding"
+OFF = f"{WRITTEN_OFF} char_inputs adaptive_softmax_cutoff encoder_layers_to_keep decoder_layers_to_keep"
+OFF += " quant_noise_scalar alignment_heads base_layers"
 SIZES = ("encoder_embed_dim", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_embed_dim")
 DECODER_EMBEDDING, OUTPUT_PROJECTION = "decoder.embed_tokens.weight", "decoder.output_projection.weight"
 LAYER = {
@@ -103,10 +93,8 @@ def recognise(path: Path, content: Any) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a checkpoint_*.pt file and the dictionaries beside it."""
     checkpoint = load_checkpoint(path)
-    if not recognise(path, checkpoint):
-        raise InputError(f"{path} is not a Transformer of fairseq: it lacks `model` with `decoder.layers.0`, or `args`")
     options = Options(options_of(checkpoint), reasons, "--{} {}")
-    options.require(SUPPORTED)
+    options.require({"activation_fn": tuple(ACTIVATIONS)}, OFF)
     config = options.sizes(SIZES)
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         options.require_equal(name, "encoder_embed_dim", missing=config["d_model"])
@@ -119,17 +107,15 @@ def read(path: Path, reasons: Reasons) -> Description:
     tied = options.get("share_decoder_input_output_embed") or options.get("share_all_embeddings")
     if tied and DECODER_EMBEDDING in tensors:
         tensors.setdefault(OUTPUT_PROJECTION, tensors[DECODER_EMBEDDING])
-    config |= {
-        "dropout": float(options.get("dropout", 0.1)),
-        "attention_dropout": float(options.get("attention_dropout", 0.0)),
-        "activation_dropout": float(options.get("activation_dropout", options.get("relu_dropout")) or 0.0),
+    options.setdefault("dropout", 0.1)
+    options.setdefault("activation_dropout", options.get("relu_dropout"))  # its name before 0.9
+    config |= options.rates(0.0, *RATES) | {
         "activation_function": ACTIVATIONS[options.get("activation_fn") or "relu"],
         "position_offset": OFFSET,
         "norm_position": "pre" if options.get("encoder_normalize_before") else "post",
         "encoder_final_norm": "encoder.layer_norm.weight" in tensors,
         "decoder_final_norm": "decoder.layer_norm.weight" in tensors,
         "layer_norm_eps": EPSILON,
-        "attention_bias": True,
     }
     rules = rules_for(config, bool(options.get("encoder_learned_pos")))
     vocabulary = read_vocabulary(path.parent, options, rows_of(tensors, rules))
@@ -173,9 +159,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
         why = f"{missing} is not beside the checkpoint. Ids are fairseq's"
         return numbered_tokens(SPECIAL, rows, why, **IDS)
     source, target = (SPECIAL + read_counted_words(file) for file in found)
-    vocabulary = Vocabulary(source, target, files=found, **IDS)
-    set_tokenizers(vocabulary, folder, languages)
-    return vocabulary
+    return with_tokenizers(Vocabulary(source, target, files=found, **IDS), folder, languages)
 
 
 # ---- from our model to fairseq -----------------------------------------------------------------------------------
@@ -253,7 +237,7 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
         share_decoder_input_output_embed=config.tie_word_embeddings,
         no_scale_embedding=False,
         adaptive_softmax_cutoff=None,
-        **dict.fromkeys(OFF, False),
+        **dict.fromkeys(WRITTEN_OFF.split(), False),
     )
 
 

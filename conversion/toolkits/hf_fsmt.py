@@ -19,11 +19,6 @@ from . import hugging_face
 NAME = "hf-fsmt"
 FILES = ["config.json"]
 OFFSET = 2  # padding_idx + 1
-SUPPORTED: dict[str, tuple] = {
-    "activation_function": ("relu", "gelu", "gelu_new", "silu", "swish"),
-    "quantization_config": (None,),
-    "pad_token_id": (1,),  # positions are counted from it
-}
 EMBEDDINGS = {
     "model.encoder.embed_tokens.weight": SOURCE,
     "model.decoder.embed_tokens.weight": TARGET,
@@ -40,7 +35,8 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with an FSMT model."""
-    options, tensors, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="relu")
+    # Positions are counted from the id of <pad>.
+    options, tensors, config = hugging_face.read_model(path, reasons, "relu", pad_token_id=(OFFSET - 1,))
     config["position_offset"] = OFFSET
 
     # Tied matrices are saved under one name or more.
@@ -51,7 +47,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     tables = {rule.theirs: tensors[rule.theirs].clone() for rule in TABLES if rule.theirs in tensors}
     for table in tables.values():
         table[OFFSET - 1] = TENSOR2TENSOR.table(OFFSET, config["d_model"])[-1]  # row 1, the padding's, is zeros
-    if all(TENSOR2TENSOR.match(table) for table in tables.values()):
+    if all(TENSOR2TENSOR.match(table, config["d_model"]) for table in tables.values()):
         for name in tables:
             del tensors[name]
     else:

@@ -19,7 +19,7 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, rows_of
 from ..layout import CONCATENATED
-from ..options import size_names
+from ..options import RATES, size_names
 from ..origin import Origin
 from ..reasons import Reasons
 from ..rename import Rule, expand, first_present, write
@@ -29,14 +29,6 @@ from . import hugging_face
 
 NAME = "hf-marian"
 FILES = ["config.json"]
-SUPPORTED: dict[str, tuple] = {
-    "static_position_embeddings": (True,),
-    "normalize_before": (False,),
-    "normalize_embedding": (False,),
-    "add_final_layer_norm": (False,),
-    "activation_function": ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu"),
-    "quantization_config": (None,),
-}
 LANGUAGE_CODE = re.compile(r">>.+<<")
 SHARED = "model.shared.weight"
 ENCODER, DECODER = expand("model.{encoder,decoder}.embed_tokens.weight")
@@ -53,7 +45,7 @@ def recognise(path: Path, content: Any) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a folder with a MarianMTModel."""
-    options, tensors, config = hugging_face.read_model(path, reasons, SUPPORTED, activation="gelu")
+    options, tensors, config = hugging_face.read_model(path, reasons, "gelu", static_position_embeddings=(True,))
 
     rules = [
         Rule(first_present(tensors, ENCODER, SHARED), SOURCE),
@@ -71,7 +63,6 @@ def read(path: Path, reasons: Reasons) -> Description:
         config,
         read_vocabulary(path.parent, options, rows_of(tensors, rules)),
         CONCATENATED,
-        expand("model.{encoder,decoder}.embed_positions.weight"),  # older versions save the tables
         unscaled=() if scaled else (SOURCE, TARGET),
         notes=NOTES,
         options={"config": dict(options), "scale_embedding": scaled},
@@ -144,7 +135,7 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
 
 def marian_config(config: Any) -> dict[str, Any]:
     """Return the settings of a MarianConfig, without the sizes of the vocabularies."""
-    same = [*size_names(hugging_face.SIZES), *hugging_face.RATES]
+    same = [*size_names(hugging_face.SIZES), *RATES]
     same += ["activation_function", "share_encoder_decoder_embeddings"]
     same += ["eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"]
     return {name: getattr(config, name) for name in same} | {

@@ -13,7 +13,7 @@ from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import read_json_object
 
 from ..description import penalty_note
-from ..options import Options
+from ..options import RATES, Options
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, stack_rules
 from ..unpickle import load_checkpoint
@@ -21,7 +21,8 @@ from ..vocabulary import required_file
 from .fairseq import EPSILON, LAYER
 
 SIZES = ("d_model", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_dim")
-RATES = {name: name for name in ("dropout", "attention_dropout", "activation_dropout")}
+OFF = "normalize_before normalize_embedding add_final_layer_norm quantization_config"
+ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "swish", "quick_gelu")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PENALTY_NOTE = penalty_note("transformers", "log P / L^length_penalty")
 
@@ -39,22 +40,22 @@ def model_type_of(path: Path) -> str | None:
 
 
 def read_model(
-    path: Path, reasons: Reasons, supported: dict[str, tuple], activation: str
+    path: Path, reasons: Reasons, activation: str, **supported: tuple
 ) -> tuple[Options, dict[str, Tensor], dict[str, Any]]:
     """Return the options, the weights, and the fields of our configuration that both toolkits share.
 
-    activation: the default of the toolkit's `activation_function`.  Refuses options that are not `supported`.
+    activation: the default of `activation_function`;  supported: the values that options must have
     """
     options = Options(read_json_object(path.with_name("config.json")), reasons)
     file = required_file(path.parent, *WEIGHTS)
     weights = load_checkpoint(file) if file.suffix == ".bin" else load_safetensors(file)
-    options.require(supported)
+    options.require({"activation_function": ACTIVATIONS, **supported}, OFF)
     config = options.sizes(SIZES)
     reasons.refuse_if_any()
-    config |= options.rates(RATES, default=0.0)
+    config |= options.rates(0.0, *RATES)
     name = options.get("activation_function", activation)
     config |= {"activation_function": "silu" if name == "swish" else name}
-    return options, checked_tensors(weights, reasons), config | {"layer_norm_eps": EPSILON, "attention_bias": True}
+    return options, checked_tensors(weights, reasons), config | {"layer_norm_eps": EPSILON}
 
 
 def load_safetensors(file: Path) -> dict[str, Tensor]:

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.lines import read_lines
 
 from ..description import OUTPUT, SOURCE, TARGET, Description
 from ..options import Options, flattened, read_yaml
 from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, expand, first_present, stack_rules
-from ..segmentation import set_tokenizers
+from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
+from ..segmentation import with_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, required_file
 
@@ -26,7 +26,6 @@ SUPPORTED: dict[str, tuple] = {
     "alpha": (1.0, 1),  # the weight of the residual (DeepNet)
 }
 SIZES = ("encoder.hidden_size", "{stack}.num_layers", "{stack}.num_heads", "{stack}.ff_size")
-RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "encoder.dropout")
 # Our name of an id -> the option with the token, and its default.
 SYMBOLS = {
     "unknown": ("unk_token", "<unk>"),
@@ -66,8 +65,6 @@ def recognise(path: Path, content: Any) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a .ckpt file and the config.yaml beside it."""
     checkpoint = load_checkpoint(path)
-    if not recognise(path, checkpoint):
-        raise InputError(f"{path} is not from JoeyNMT: it lacks `model_state`")
     file = required_file(path.parent, "config.yaml", "*.yaml", remedy=", so the number of heads is not known")
     settings = read_yaml(file)
     model = settings.get("model")
@@ -77,42 +74,31 @@ def read(path: Path, reasons: Reasons) -> Description:
     final_norms = {stack: f"{stack}.layer_norm.weight" in tensors for stack in STACKS}
     options = Options(flattened(model), reasons, "{}: {}")
     norm_positions = DEFAULT_NORMS | ({"decoder": "pre"} if final_norms["decoder"] else {})
-    for stack in STACKS:
-        norm_positions[stack] = options.setdefault(f"{stack}.layer_norm", norm_positions[stack])
+    for stack, position in norm_positions.items():
+        options.setdefault(f"{stack}.layer_norm", position)
     config = options.sizes(SIZES)
-    check_options(options)
+    options.require_in_stacks("{stack}.", SUPPORTED, off="", equal="hidden_size activation layer_norm")
+    for stack in STACKS:
+        options.require_equal(f"{stack}.embeddings.embedding_dim", f"{stack}.hidden_size", missing=config["d_model"])
     reasons.refuse_if_any()
 
-    config |= options.rates(RATES, default=0.1)
-    config |= {
+    config |= options.rates(0.1, "encoder.dropout") | {
         "activation_function": ACTIVATIONS[options.get("encoder.activation", "relu")],
-        "norm_position": norm_positions["encoder"],
+        "norm_position": options["encoder.layer_norm"],
         "encoder_final_norm": final_norms["encoder"],
         "decoder_final_norm": final_norms["decoder"],
         "layer_norm_eps": EPSILON,
-        "attention_bias": True,
     }
     outputs = ["decoder.output_layer.weight", *(["trg_embed.lut.weight"] if model.get("tied_softmax") else [])]
     rules = [
-        Rule("src_embed.lut.weight", SOURCE),
-        Rule("trg_embed.lut.weight", TARGET),
+        *rules_of({"src_embed.lut.weight": SOURCE, "trg_embed.lut.weight": TARGET}),
         Rule(first_present(tensors, *outputs), OUTPUT),
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.layer_norm.{weight,bias}"),
     ]
     embeddings = zip((SOURCE, TARGET), STACKS, strict=True)
     unscaled = tuple(name for name, stack in embeddings if not options.get(f"{stack}.embeddings.scale", False))
-    vocabulary, tables = read_vocabulary(path.parent, settings.get("data") or {}), expand("{encoder,decoder}.pe.pe")
-    return Description(tensors, rules, config, vocabulary, position_tables=tables, unscaled=unscaled, files=[file])
-
-
-def check_options(options: Options) -> None:
-    """Add to the reasons the options that the model cannot represent."""
-    for stack in STACKS:
-        options.require({f"{stack}.{name}": values for name, values in SUPPORTED.items()})
-        size = options.get(f"{stack}.hidden_size")
-        options.require_equal(f"{stack}.embeddings.embedding_dim", f"{stack}.hidden_size", missing=size)
-    for name in ("hidden_size", "activation", "layer_norm"):
-        options.require_equal(f"encoder.{name}", f"decoder.{name}")
+    vocabulary = read_vocabulary(path.parent, settings.get("data") or {})
+    return Description(tensors, rules, config, vocabulary, unscaled=unscaled, files=[file])
 
 
 def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
@@ -133,8 +119,7 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
     for side, options in sides.items():
         if options.get("lowercase"):
             vocabulary.notes.append(f"data.{side}.lowercase is on: convert texts to lower case before the tokenizer.")
-    set_tokenizers(vocabulary, folder, [options.get("lang") for options in sides.values()])
-    return vocabulary
+    return with_tokenizers(vocabulary, folder, [options.get("lang") for options in sides.values()])
 
 
 def options_of_side(data: Mapping[str, Any], side: str) -> dict[str, Any]:

@@ -37,32 +37,23 @@ EPSILON = 1e-6
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 OFF = (
-    "right-left ulr transformer-no-projection transformer-rnn-projection transformer-pool "
-    "transformer-disable-position-embeddings transformer-alibi-trainable transformer-no-bias "
-    "transformer-no-affine"
-).split()
-SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
+    "right-left ulr transformer-no-projection transformer-rnn-projection transformer-pool transformer-no-bias "
+    "transformer-disable-position-embeddings transformer-alibi-trainable transformer-no-affine input-types "
+    "factors-dim-emb lemma-dim-emb lemma-dependency transformer-tied-layers"
+)
+SUPPORTED: dict[str, tuple] = {
     "type": ("transformer",),
-    "input-types": ([],),
-    "factors-dim-emb": (0,),
-    "lemma-dim-emb": (0,),
-    "lemma-dependency": ("",),
     "guided-alignment": ("none",),
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
     "transformer-decoder-autoreg": ("self-attention",),
-    "transformer-tied-layers": ([],),
     "transformer-attention-mask": ("default", ""),
     "transformer-ffn-activation": tuple(ACTIVATIONS),
     "transformer-postprocess-emb": ("d", ""),
     "transformer-postprocess-top": ("", "n", "dn", "nd", "d"),
 }
 SIZES = ("dim-emb", "{stack:.3}-depth", "transformer-heads", "transformer-dim-ffn")
-RATES = {
-    "dropout": "transformer-dropout",
-    "attention_dropout": "transformer-dropout-attention",
-    "activation_dropout": "transformer-dropout-ffn",
-}
+DROPOUT = ("transformer-dropout", "transformer-dropout-attention", "transformer-dropout-ffn")
 # Operations before and after a sub-layer, see `Options.norm_position`.
 NORM_POSITIONS = {("", "an"): "post", ("n", "a"): "pre"}
 
@@ -112,16 +103,15 @@ def read(path: Path, reasons: Reasons) -> Description:
     if text is None and not beside.exists():
         raise InputError(f"{path} has no {CONFIG} in it and no {beside.name} beside it: the number of heads is unknown")
     options = Options(read_yaml(beside if text is None else path, text=text), reasons, "--{} {}")
-    options.require(SUPPORTED)
+    options.require(SUPPORTED, OFF)
     config = options.sizes(SIZES)
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
-    config |= options.rates(RATES, default=0.0) | {
+    config |= options.rates(0.0, *DROPOUT) | {
         "decoder_ffn_dim": options.get("transformer-decoder-dim-ffn") or config["encoder_ffn_dim"],
         "norm_position": options.norm_position("transformer-preprocess", "transformer-postprocess", NORM_POSITIONS),
         "encoder_final_norm": final_norms,
         "decoder_final_norm": final_norms,
         "layer_norm_eps": EPSILON,
-        "attention_bias": True,
     }
     quantised = next((name for name, array in arrays.items() if array.dtype.kind != "f"), None)
     if quantised is not None:
@@ -230,20 +220,11 @@ def read_tokens(file: Path, rows: int) -> list[str]:
 def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
     """Write model.npz and its vocabularies. Raises all reasons why the model cannot be one of Marian's."""
     config = model.config
-    fields = {
-        "position_embedding_type": ("sinusoidal",),
-        "position_base": (TENSOR2TENSOR.base(config.d_model),),
-        "position_offset": (0,),
-        "layer_norm_eps": (EPSILON,),
-        "decoder_attention_heads": (config.encoder_attention_heads,),
-        "decoder_final_norm": (config.encoder_final_norm,),
-        "activation_function": (*ACTIVATIONS.values(), "quick_gelu"),
-    }
-    reasons.require(NAME, config, fields)
+    reasons.require(NAME, config, {"position_embedding_type": ("sinusoidal",)})
+    if not origin.came_from(NAME):
+        reasons.unsupported("only a model that came from Marian can be written for it: its vocabulary is not Marian's")
     if model.state_dict()[TARGET][config.decoder_start_token_id].any():
         reasons.unsupported("the decoder's first token has an embedding; Marian starts with a zero vector")
-    if not origin.came_from(NAME):
-        reasons.unsupported("the vocabulary is not Marian's: only a model that came from Marian can be written for it")
     ours = origin.tensors(model, TENSOR2TENSOR)
     reasons.refuse_if_any()
 

@@ -19,8 +19,8 @@ from ..layout import PAPER, TENSOR2TENSOR
 from ..options import Options
 from ..origin import Origin, save_pickle
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, expand, layer_rules, rules_of, write
-from ..segmentation import set_tokenizers
+from ..rename import Rule, checked_tensors, expand, rules_of, stack_rules, write
+from ..segmentation import with_tokenizers
 from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, numbered_tokens
 from .hugging_face import load_safetensors
@@ -37,33 +37,26 @@ NOTES = [
 ]
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR, None: PAPER}
 # With "silu" and "gated-gelu" the feed-forward network has a gate.
-OFF = "multiquery parallel_residual shared_layer_norm aan_useffn copy_attn coverage_attn".split()
-SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
-    "model_task": ("seq2seq",),
-    "model_type": ("text",),
-    "encoder_type": ("transformer",),
-    "decoder_type": ("transformer",),
-    "position_encoding": (True,),
-    "position_encoding_type": tuple(SINUSOIDS),
-    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
-    "max_relative_positions": (0,),
-    "relative_positions_buckets": (0,),
-    "layer_norm": ("standard",),
-    "pos_ffn_activation_fn": ("relu", "gelu"),
-    "num_kv": (0,),
-    "sliding_window": (0,),
-    "num_experts": (0,),
-    "n_src_feats": (0,),
-    "lambda_align": (0.0, 0),
-    "generator_function": ("softmax",),
-    "quant_type": ("",),
-    "lora_layers": ([],),
+OFF = "multiquery parallel_residual shared_layer_norm aan_useffn coverage_attn relative_positions_buckets num_kv"
+OFF += " sliding_window num_experts quant_type lora_layers"
+# Options that a checkpoint needs, with the values that they must have.
+FIXED: dict[str, Any] = {
+    **dict.fromkeys(("encoder_type", "decoder_type"), "transformer"),
+    **dict.fromkeys(("max_relative_positions", "n_src_feats"), 0),
+    "model_task": "seq2seq",
+    "model_type": "text",
+    "position_encoding": True,
+    "self_attn_type": "scaled-dot",
+    "layer_norm": "standard",
+    "copy_attn": False,
+    "lambda_align": 0.0,
+    "generator_function": "softmax",
 }
-# Options of SUPPORTED that a checkpoint needs; it gets the first value.
-WRITTEN = (
-    "model_task model_type encoder_type decoder_type position_encoding self_attn_type max_relative_positions".split()
-)
-WRITTEN += "layer_norm generator_function copy_attn lambda_align n_src_feats".split()
+SUPPORTED = {name: (value,) for name, value in FIXED.items()} | {
+    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
+    "position_encoding_type": tuple(SINUSOIDS),
+    "pos_ffn_activation_fn": ("relu", "gelu"),
+}
 SIZES = ("hidden_size", "{stack:.3}_layers", "heads", "transformer_ff")
 # The names of sizes in older versions.
 OLD_NAMES = {"hidden_size": ("rnn_size", "enc_rnn_size"), "enc_layers": ("layers",), "dec_layers": ("layers",)}
@@ -79,22 +72,20 @@ COMMON = {
     "feed_forward.w_{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
     "feed_forward.layer_norm.{weight,bias}": "feed_forward_norm.{weight,bias}",
 }
-ENCODER_LAYER = COMMON | {"layer_norm.{weight,bias}": "self_attn_norm.{weight,bias}"}
-DECODER_LAYER = COMMON | {
-    "layer_norm_1.{weight,bias}": "self_attn_norm.{weight,bias}",
-    f"context_attn.{PROJECTIONS}": "cross_attn.{q,k,v,out}_proj.{weight,bias}",
-    "layer_norm_2.{weight,bias}": "cross_attn_norm.{weight,bias}",
+LAYERS = {
+    "encoder": COMMON | {"layer_norm.{weight,bias}": "self_attn_norm.{weight,bias}"},
+    "decoder": COMMON
+    | {
+        f"context_attn.{PROJECTIONS}": "cross_attn.{q,k,v,out}_proj.{weight,bias}",
+        "layer_norm_{1,2}.{weight,bias}": "{self_attn,cross_attn}_norm.{weight,bias}",
+    },
 }
-FINAL_NORMS = {"{encoder,decoder}.layer_norm.{weight,bias}": "model.{encoder,decoder}.final_norm.{weight,bias}"}
+PLACES = {"encoder": "encoder.transformer.{n}.", "decoder": "decoder.transformer_layers.{n}."}
 
 
 def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
     """Return the rules of all tensors, without those of biases that the model does not have."""
-    rules = [
-        *rules_of(EMBEDDINGS | FINAL_NORMS),
-        *layer_rules("encoder", config["encoder_layers"], "encoder.transformer.{n}.", ENCODER_LAYER),
-        *layer_rules("decoder", config["decoder_layers"], "decoder.transformer_layers.{n}.", DECODER_LAYER),
-    ]
+    rules = rules_of(EMBEDDINGS) + stack_rules(config, PLACES, LAYERS, "{stack}.layer_norm.{weight,bias}")
     absent = [] if config["attention_bias"] else ["_proj.bias"]
     absent += [] if feed_forward_bias else [".fc1.bias", ".fc2.bias"]
     return [rule for rule in rules if not rule.ours.endswith(tuple(absent))]
@@ -112,10 +103,8 @@ def recognise(path: Path, content: Any) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a .pt file, whose tensors may be in .safetensors files beside it."""
     checkpoint = load_checkpoint(path)
-    if not recognise(path, checkpoint):
-        raise InputError(f"{path} is not from OpenNMT-py: it lacks `opt` or `vocab`")
     options = Options(vars(checkpoint["opt"]), reasons, "--{} {}")
-    options.require(SUPPORTED)
+    options.require(SUPPORTED, OFF)
     for name, old_names in OLD_NAMES.items():
         options.setdefault(name, next((options[old] for old in old_names if old in options), None))
     config = options.sizes(SIZES)
@@ -124,11 +113,13 @@ def read(path: Path, reasons: Reasons) -> Description:
     reasons.refuse_if_any()
 
     tensors = checked_tensors(weights_of(checkpoint, path), reasons, r"decoder\.transformer_layers\.\d+\.mask")
+    rates = [options.get(name, 0.1) for name in ("dropout", "attention_dropout")]
+    rates = [rate[-1] if isinstance(rate, list) else rate for rate in rates]  # a list has one for each training stage
     feed_forward_bias = "encoder.transformer.0.feed_forward.w_1.bias" in tensors
     config |= {
         "activation_function": options.get("pos_ffn_activation_fn", "relu"),
-        "dropout": last_rate(options.get("dropout", 0.1)),
-        "attention_dropout": last_rate(options.get("attention_dropout", 0.1)),
+        "dropout": float(rates[0]),
+        "attention_dropout": float(rates[1]),
         "norm_position": "pre",
         "layer_norm_eps": float(options.get("norm_eps", 1e-6)),
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
@@ -144,14 +135,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         "tgt_vocab": vocabulary.target,
         "decoder_start_token": BOS if start is None else vocabulary.target[start],
     }
-    return Description(
-        tensors, rules, config, vocabulary, SINUSOIDS[encoding], POSITION_TABLES, notes=NOTES, options=kept
-    )
-
-
-def last_rate(rate: Any) -> float:
-    """Return a dropout rate; a list has one for each stage of the training."""
-    return float(rate[-1] if isinstance(rate, list) else rate)
+    return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, options=kept)
 
 
 def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -186,8 +170,7 @@ def read_vocabulary(folder: Path, found: Any, options: Mapping[str, Any], rows: 
     ids |= {"eos": eos, "bos": bos, "start": bos}
     has_symbols = source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start]
     vocabulary = Vocabulary(source, target, ends=False, source_has_symbols=has_symbols, **ids)
-    set_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
-    return vocabulary
+    return with_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
 
 
 def tokens_of(found: Any) -> list[str] | None:
@@ -261,7 +244,7 @@ def options_for(config: Any) -> dict[str, Any]:
     """OpenNMT-py's options of our model."""
     sizes = ("hidden_size", "enc_hid_size", "dec_hid_size", "word_vec_size", "src_word_vec_size", "tgt_word_vec_size")
     return {
-        **{name: SUPPORTED[name][0] for name in WRITTEN},
+        **FIXED,
         "data_task": "seq2seq",
         "enc_layers": config.encoder_layers,
         "dec_layers": config.decoder_layers,

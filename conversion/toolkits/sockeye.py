@@ -19,42 +19,30 @@ from ..layout import CONCATENATED, POSITIONS
 from ..options import Options, flattened, read_yaml
 from ..reasons import Reasons, shown
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
-from ..segmentation import set_tokenizers
+from ..segmentation import with_tokenizers
 from ..unpickle import is_pickled, load_checkpoint
-from ..vocabulary import Vocabulary, required_file, tokens_by_id
+from ..vocabulary import SIDES, Vocabulary, required_file, tokens_by_id
 
 NAME = "sockeye"
 FILES = ["params.*"]
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "swish1": "silu", "gelu": "gelu"}
-SUPPORTED: dict[str, tuple] = {
-    "config_length_task": (None,),
-    "lhuc": (False,),
-    "neural_vocab_selection": (None,),
-    "dtype": ("float32", "float16", "bfloat16"),
-}
+OFF = "config_length_task lhuc neural_vocab_selection"
+OFF_IN_STACK = "block_prepended_cross_attention use_glu use_lhuc"
 SUPPORTED_IN_STACK: dict[str, tuple] = {
     "act_type": tuple(ACTIVATIONS),
     "decoder_type": ("transformer",),
-    "block_prepended_cross_attention": (False,),
     "positional_embedding_type": ("fixed", "learned"),
-    "use_glu": (False,),
-    "use_lhuc": (False,),
 }
 SIZES = (
     *("config_encoder.model_size", "config_{stack}.num_layers"),
     *("config_{stack}.attention_heads", "config_{stack}.feed_forward_num_hidden"),
 )
-RATES = {
-    "dropout": "config_encoder.dropout_prepost",
-    "attention_dropout": "config_encoder.dropout_attention",
-    "activation_dropout": "config_encoder.dropout_act",
-}
+DROPOUT = [f"config_encoder.dropout_{place}" for place in ("prepost", "attention", "act")]
 # Operations before and after a sub-layer, see `Options.norm_position`; `r` is the residual.
 NORM_POSITIONS = {("n", "r"): "pre", ("", "rn"): "post"}
 SYMBOLS = ["<pad>", "<unk>", "<s>", "</s>"]
 
-LEARNED = rules_of({"{encoder,decoder}.pos_embedding.weight": POSITIONS})
 # Names of Sockeye's sub-layers -> ours.
 SUBLAYERS = {
     "encoder": {"self_attention": "self_attn"},
@@ -77,7 +65,8 @@ def layers(config: Mapping[str, Any]) -> list[Rule]:
 
 
 def recognise(path: Path, content: Any) -> bool:
-    return path.name.startswith("params.") and (path.parent / "config").is_file() and is_pickled(path)
+    has_config = content is not None or (path.parent / "config").is_file()  # if it lacks only that, `read` says so
+    return path.name.startswith("params.") and has_config and is_pickled(path)
 
 
 def read(path: Path, reasons: Reasons) -> Description:
@@ -85,13 +74,13 @@ def read(path: Path, reasons: Reasons) -> Description:
     file = required_file(path.parent, "config", remedy=", so the number of heads is not known")
     options = Options(flattened(read_yaml(file, ConfigLoader)), reasons, "{}: {}")
     config = options.sizes(SIZES)
-    config["norm_position"] = check_options(options, reasons)
+    config["norm_position"] = check_options(options, config["d_model"], reasons)
     reasons.refuse_if_any()
 
     tensors = checked_tensors(load_checkpoint(path), reasons, r"traced_.*")
     for stack in STACKS:
         split_projections(tensors, stack, config["d_model"], config[f"{stack}_attention_heads"])
-    config |= options.rates(RATES, default=0.0) | {
+    config |= options.rates(0.0, *DROPOUT) | {
         "activation_function": ACTIVATIONS[options.get("config_encoder.act_type", "relu")],
         "layer_norm_eps": EPSILON,
     }
@@ -99,19 +88,16 @@ def read(path: Path, reasons: Reasons) -> Description:
     if "softmax" in shown(options.get("weight_tying_type")):
         outputs.append("embedding_target.embedding.weight")
     rules = [
-        Rule("embedding_source.embedding.weight", SOURCE),
-        Rule("embedding_target.embedding.weight", TARGET),
+        *rules_of({"embedding_source.embedding.weight": SOURCE, "embedding_target.embedding.weight": TARGET}),
         Rule(first_present(tensors, *outputs), OUTPUT),
         Rule("output_layer.bias", OUTPUT_BIAS),
         *layers(config),
     ]
-    learned = options["config_encoder.positional_embedding_type"] == "learned"
-    if learned:
-        rules += LEARNED
-    tables = [] if learned else [rule.theirs for rule in LEARNED]
+    if options["config_encoder.positional_embedding_type"] == "learned":
+        rules += rules_of({"{encoder,decoder}.pos_embedding.weight": POSITIONS})
     note = penalty_note("Sockeye", "log P / ((beta + L) / (beta + 1))^alpha, by default with beta 0 and alpha 1")
     vocabulary = read_vocabulary(path.parent)
-    return Description(tensors, rules, config, vocabulary, CONCATENATED, tables, notes=[note], files=[file])
+    return Description(tensors, rules, config, vocabulary, CONCATENATED, notes=[note], files=[file])
 
 
 class ConfigLoader(yaml.SafeLoader):
@@ -122,24 +108,20 @@ ConfigLoader.add_multi_constructor("!", lambda loader, suffix, node: loader.cons
 ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", ConfigLoader.construct_sequence)
 
 
-def check_options(options: Options, reasons: Reasons) -> str | None:
+def check_options(options: Options, d_model: int, reasons: Reasons) -> str | None:
     """Add to the reasons the options that the model cannot represent; return the position of the norm."""
-    options.require(SUPPORTED)
-    positions = []
-    for part in ("config_encoder", "config_decoder"):
-        options.require({f"{part}.{name}": values for name, values in SUPPORTED_IN_STACK.items()})
-        operations = (f"{part}.preprocess_sequence", f"{part}.postprocess_sequence")
-        positions.append(options.norm_position(*operations, NORM_POSITIONS))
+    options.require({"dtype": ("float32", "float16", "bfloat16")}, OFF)
+    equal = "model_size act_type positional_embedding_type"
+    options.require_in_stacks("config_{stack}.", SUPPORTED_IN_STACK, OFF_IN_STACK, equal)
+    before, after = ([f"config_{stack}.{place}process_sequence" for stack in STACKS] for place in ("pre", "post"))
+    positions = [options.norm_position(*names, NORM_POSITIONS) for names in zip(before, after, strict=True)]
     if positions[0] != positions[1]:
         reasons.unsupported("encoder and decoder have their norms in different places")
-    for name in ("model_size", "act_type", "positional_embedding_type"):
-        options.require_equal(f"config_encoder.{name}", f"config_decoder.{name}")
-    for side in ("source", "target"):
+    for side in SIDES:
         part = f"config_embed_{side}"
         if options.get(f"{part}.num_factors", 1) != 1 or options.get(f"{part}.factor_configs"):
             reasons.unsupported(f"{part} has {side} factors")
-        size = options.get("config_encoder.model_size")
-        options.require_equal(f"{part}.num_embed", "config_encoder.model_size", missing=size)
+        options.require_equal(f"{part}.num_embed", "config_encoder.model_size", missing=d_model)
     return positions[0]
 
 
@@ -170,5 +152,4 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         if tokens[:4] != SYMBOLS:
             raise InputError(f"{file}: ids 0 to 3 are {json.dumps(tokens[:4])}, Sockeye's are {json.dumps(SYMBOLS)}")
     vocabulary = Vocabulary(source, target, pad=0, unknown=1, bos=2, start=2, eos=3, files=files)
-    set_tokenizers(vocabulary, folder)
-    return vocabulary
+    return with_tokenizers(vocabulary, folder)

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.lines import read_lines
 
 from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
 from ..layout import POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
-from ..subwords import read_subwords, subword_tokenizer
 from ..tensorflow_bundle import TYPES, Bundle
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, required_file, unused_name
 
@@ -28,19 +29,15 @@ NAME = "tensor2tensor"
 FILES = ["*.index"]
 TARGET_SPACE = 0  # SpaceID.GENERIC, the default of text problems
 
-OFF = "attention_variables_3d proximity_bias unidirectional_encoder factored_logits".split()
-SUPPORTED: dict[str, tuple] = dict.fromkeys(OFF, (False,)) | {
+OFF = "attention_variables_3d proximity_bias unidirectional_encoder factored_logits split_targets_chunk_length"
+OFF += " num_area_layers position_features hard_attention_k gumbel_noise_weight"
+SUPPORTED: dict[str, tuple] = {
     "pos": ("timing", "emb"),
-    "split_targets_chunk_length": (0,),
     "ffn_layer": ("dense_relu_dense", "conv_hidden_relu"),
     "norm_type": ("layer",),
     "self_attention_type": ("dot_product",),
     "multiply_embedding_mode": ("sqrt_depth", ""),
-    "num_area_layers": (0,),
     "causal_decoder_self_attention": (True,),
-    "position_features": ("",),
-    "hard_attention_k": (0,),
-    "gumbel_noise_weight": (0.0,),
     "prepend_mode": ("none",),
     "scheduled_sampling_method": ("parallel", "sequential"),
 }
@@ -84,7 +81,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     """Describe a checkpoint's .index and the hparams.json beside it."""
     bundle = Bundle(path)
     options = Options(read_hparams(path.parent), reasons, "hparams.{} is {}")
-    options.require(SUPPORTED)
+    options.require(SUPPORTED, OFF)
     for stack in STACKS:
         options[f"num_{stack}_layers"] = options.get(f"num_{stack}_layers") or options.get("num_hidden_layers")
     config = options.sizes(SIZES)
@@ -104,13 +101,11 @@ def read(path: Path, reasons: Reasons) -> Description:
     weights = {name.removeprefix(body): torch.from_numpy(bundle.tensor(name)) for name in names}
     tensors = checked_tensors(weights, reasons)
     join_embeddings(tensors, config["d_model"], reasons)
-    config |= {
-        **channels(options),
-        "dropout": float(options.get("layer_prepostprocess_dropout", 0.1)),
-        "attention_dropout": float(options.get("attention_dropout", 0.0)),
-        "activation_dropout": float(options.get("relu_dropout", 0.0)),
-        "layer_norm_eps": float(options.get("norm_epsilon", 1e-6)),
-    }
+    options.setdefault("layer_prepostprocess_dropout", 0.1)
+    config |= options.rates(0.0, "layer_prepostprocess_dropout", "attention_dropout", "relu_dropout")
+    config["layer_norm_eps"] = float(options.get("norm_epsilon", 1e-6))
+    for field, name in (("d_k", "attention_key_channels"), ("d_v", "attention_value_channels")):
+        config[field] = (options.get(name) or 0) // options["num_heads"] or None  # 0: d_model channels in all heads
     rules = [
         Rule(first_present(tensors, "input_emb", "shared"), SOURCE),
         Rule(first_present(tensors, "target_emb", "shared", "input_emb"), TARGET),  # input_emb: shared_embedding
@@ -138,12 +133,6 @@ def read_hparams(folder: Path) -> dict[str, Any]:
     return content
 
 
-def channels(options: Options) -> dict[str, int | None]:
-    """d_k and d_v; the channels of all heads together, 0 if they are d_model."""
-    names = {"d_k": "attention_key_channels", "d_v": "attention_value_channels"}
-    return {field: (options.get(name) or 0) // options["num_heads"] or None for field, name in names.items()}
-
-
 def join_embeddings(tensors: dict[str, Tensor], d_model: int, reasons: Reasons) -> None:
     """Put the pieces of each embedding together, (vocabulary, d_model), under its kind: `shared`, `input_emb`, ..."""
     pieces: dict[str, dict[int, Tensor]] = {}
@@ -168,6 +157,15 @@ def add_target_space(tensors: dict[str, Tensor], rules: list[Rule], scale: float
     return [f"target_space_embedding[{TARGET_SPACE}], the default of text problems, is in the encoder's embedding."]
 
 
+# ---- SubwordTextEncoder's vocabulary -> a tokenizer.json -----------------------------------------------------------
+
+WORD, OTHER = r"[\p{L}\p{N}]", r"[^\p{L}\p{N}\x{E000}]"
+BOUNDARY, BACKSLASH = "\ue000", "\ue001"  # private use characters, which texts do not contain
+
+# Each character outside the alphabet needs a separate rule, so only European scripts and punctuation have one.
+WRITTEN_AS_NUMBERS = (range(0x00, 0x250), range(0x370, 0x530), range(0x2010, 0x2060), range(0x20A0, 0x20C0))
+
+
 def read_vocabulary(folder: Path, rows: list[int]) -> Vocabulary:
     """vocab.*.subwords: one for both sides, or one for each, chosen by its size."""
     files = sorted(file for file in folder.glob("vocab.*") if file.is_file())
@@ -188,3 +186,63 @@ def read_vocabulary(folder: Path, rows: list[int]) -> Vocabulary:
     for side in SIDES:
         vocabulary.tokenizers[side] = subword_tokenizer(vocabulary, side)
     return vocabulary
+
+
+def read_subwords(path: Path) -> list[str]:
+    """Return the pieces by id: one a line, in quotes."""
+    pieces = []
+    for number, line in enumerate(read_lines(path), start=1):
+        line = line.strip()
+        if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
+            raise BrokenFileError(f"{path} line {number}: {line!r} is not a piece in quotes")
+        pieces.append(line[1:-1])
+    return pieces
+
+
+def subword_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
+    """Return the tokenizer of one side, with the ids of the vocabulary's file.
+
+    A text is split between letters or digits and other characters; a single space between two words is dropped; every
+    token ends with `_` and is cut, from the left, into the longest pieces of the vocabulary. Characters outside the
+    alphabet are written as `\\number;`.
+    """
+    pieces = vocabulary.tokens(side)
+    alphabet = {letter for piece in pieces for letter in piece}
+    numbers = [
+        (chr(code), rf"\{code};")
+        for block in WRITTEN_AS_NUMBERS
+        for code in block
+        if chr(code) not in alphabet and (chr(code).isprintable() or code < 0x20)
+    ]
+    tokenizer = Tokenizer(
+        models.WordPiece(
+            vocabulary.ids(side),
+            unk_token=vocabulary.special_tokens(side)["pad_token"],
+            continuing_subword_prefix="",
+            max_input_chars_per_word=1_000_000,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace(Regex(f"(?<={WORD}) (?={WORD})"), BOUNDARY),
+            normalizers.Replace(Regex(f"(?<={WORD})(?={OTHER})|(?<={OTHER})(?={WORD})"), BOUNDARY),
+            normalizers.Replace("\\", "\\\\"),
+            normalizers.Replace("_", "\\u"),
+            *(normalizers.Replace(letter, number) for letter, number in numbers),
+            normalizers.Replace(BOUNDARY, "_" + BOUNDARY),
+            normalizers.Replace(Regex(r"(?<=[\s\S])\z"), "_"),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(BOUNDARY, "removed")
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Fuse(),
+            decoders.Replace("\\\\", BACKSLASH),
+            *(decoders.Replace(number, letter) for letter, number in numbers),
+            decoders.Replace(Regex(rf"(?<={WORD})(?<!\\u)_(?={WORD})"), " "),  # a literal `_` is not part of a word
+            decoders.Replace("_", ""),
+            decoders.Replace("\\u", "_"),
+            decoders.Replace(BACKSLASH, "\\"),
+        ]
+    )
+    return vocabulary.with_template(tokenizer, side)

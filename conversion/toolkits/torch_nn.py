@@ -12,14 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
 from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, TENSOR2TENSOR, Sinusoids, split_in_proj
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, count_layers, stack_rules
+from ..rename import STACKS, Rule, checked_tensors, stack_rules, stack_sizes
 from ..segmentation import read_word_lists
 from ..unpickle import load_checkpoint
 from ..vocabulary import required_file
@@ -41,7 +40,6 @@ SUPPORTED: dict[str, tuple] = {
     "norm_first": (True, False),
     "scale_embeddings": (True, False),
 }
-RATES: dict[str, str] = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), "dropout")
 
 COMMON = {
     "self_attn.{q,k,v,out}_proj.{weight,bias}": "self_attn.{q,k,v,out}_proj.{weight,bias}",
@@ -80,8 +78,6 @@ def without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> Description:
     """Describe a state_dict and the config.json beside it, in which `scale_embeddings` may be missing or wrong."""
     checkpoint = load_checkpoint(path)
-    if not recognise(path, checkpoint):
-        raise InputError(f"{path} has no nn.Transformer: it lacks a tensor {FIRST_WEIGHT}")
     file = required_file(path.parent, "config.json", remedy='; put {"nhead": ...} into it, which no tensor tells')
     options = Options(read_json_object(file), reasons)
     if scale_embeddings is not None:
@@ -95,17 +91,13 @@ def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> 
 
     split_in_proj(tensors)
     bias = "encoder.layers.0.linear1.bias" in tensors
-    config |= options.rates(RATES, default=0.1)
-    config |= {
+    config |= options.rates(0.1, "dropout") | {
         "activation_function": options.get("activation", "relu"),
         "norm_position": "pre" if options.get("norm_first") else "post",
         "layer_norm_eps": float(options.get("layer_norm_eps", 1e-5)),
-        "attention_bias": bias,
     }
-    for stack in LAYERS:
-        config[f"{stack}_layers"] = count_layers(tensors, stack)
-        config[f"{stack}_ffn_dim"] = len(tensors[f"{stack}.layers.0.linear1.weight"])
-        config[f"{stack}_final_norm"] = f"{stack}.norm.weight" in tensors
+    config |= stack_sizes(tensors, "linear1.weight")
+    config |= {f"{stack}_final_norm": f"{stack}.norm.weight" in tensors for stack in STACKS}
     rules = stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.norm.{weight,bias}")
     rules = [rule for rule in rules if bias or not rule.ours.endswith("bias")]
     more_rules, positions, assumed = around_transformer(tensors, rules, config["d_model"], reasons)
@@ -121,7 +113,7 @@ def around_transformer(
 ) -> tuple[list[Rule], Sinusoids, list[str]]:
     """Return the rules for the tensors outside nn.Transformer, the sinusoids, and what is assumed of these.
 
-    rules: those of nn.Transformer.  Removes tables of sinusoids.
+    rules: those of nn.Transformer.
     """
     inside = {rule.theirs for rule in rules}
     around = {name: tensor for name, tensor in tensors.items() if name not in inside}
@@ -132,9 +124,7 @@ def around_transformer(
     }
     more_rules = embeddings(around, reasons)
     for sinusoids in (PAPER, CONCATENATED, TENSOR2TENSOR):
-        if all(sinusoids.match(table) for table in tables.values()):
-            for name in tables:
-                del tensors[name]
+        if all(sinusoids.match(table, d_model) for table in tables.values()):
             return more_rules, sinusoids, [] if tables else [POSITIONS_ASSUMED]
     # Learned: one table for both stacks, or one for the source and one for the target.
     if len(tables) > 2:
