@@ -256,7 +256,7 @@ def test_only_an_unchanged_corpus_comes_from_the_cache(tmp_path, load):
 
 
 @pytest.mark.parametrize("name", ["source.ids", "target.ids", "source.lengths", "target.lengths", "pairs.hash"])
-@pytest.mark.parametrize(("damage", "message"), [("cut", "has 2 bytes, must have"), ("flip", "has been altered")])
+@pytest.mark.parametrize(("damage", "message"), [("cut", "has been altered"), ("flip", "has been altered")])
 def test_a_damaged_cache_is_named_and_tokenised_again(tmp_path, load, name, damage, message):
     write_both(tmp_path)
     corpus, _ = load()

@@ -49,15 +49,14 @@ def dataset_chunks(recipe: Recipe, split: str) -> tuple[Callable[[], Iterator[Ch
     loaded, fingerprint = load_split(recipe, split)
     from datasets.exceptions import DatasetsError
 
-    name = recipe.dataset
-    languages = (recipe.source_language, recipe.target_language)
+    where = f"dataset {recipe.dataset}, split {split}"
 
     def batches() -> Iterator[dict[str, list[Any]]]:
         try:
             yield from loaded.iter(batch_size=CHUNK)
         except (OSError, ValueError, DatasetsError) as error:  # a stream may break off
             problem = " ".join(str(error.__cause__ or error).split())
-            raise UnavailableError(f"dataset {name}, split {split}, cannot be read: {problem}") from error
+            raise UnavailableError(f"{where}, cannot be read: {problem}") from error
 
     def chunks() -> Iterator[Chunk]:
         first = 1
@@ -66,19 +65,18 @@ def dataset_chunks(recipe: Recipe, split: str) -> tuple[Callable[[], Iterator[Ch
             if nested := "translation" in batch:
                 rows = [row or {} for row in batch["translation"]]
                 columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
-            for language in languages:
+            sides: list[list[str | None]] = []
+            for language in recipe.languages:
                 if language not in columns:
                     what = "translation has no language" if nested else "there is no column 'translation' and no column"
-                    raise InputError(f"dataset {name}: {what} {language!r}; available: {', '.join(columns)}")
-            sides: list[list[str | None]] = [[text or "" for text in columns[language]] for language in languages]
-            for language, texts in zip(languages, sides, strict=True):
-                for number, text in enumerate(texts, first):
+                    raise InputError(f"{where}: {what} {language!r}; available: {', '.join(columns)}")
+                sides.append([text or "" for text in columns[language]])
+                for number, text in enumerate(sides[-1], first):
                     if not isinstance(text, str):
                         raise InputError(
-                            f"dataset {name}, split {split}, row {number}: {language!r} holds {type(text).__name__}, "
-                            "must be text"
+                            f"{where}, row {number}: {language!r} holds {type(text).__name__}, must be text"
                         )
             yield Chunk(first, *sides)
             first += len(sides[0])
 
-    return chunks, f"{fingerprint} {languages}"
+    return chunks, f"{fingerprint} {recipe.languages}"

@@ -200,6 +200,10 @@ class Recipe(BaseModel):
         return self
 
     @property
+    def languages(self) -> tuple[str, str]:
+        return self.source_language, self.target_language
+
+    @property
     def validation_interval(self) -> int:
         return self.validate_every or self.save_every
 
