@@ -6,7 +6,9 @@ import os
 import shutil
 import signal
 import threading
-from typing import Any
+from concurrent.futures import wait
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,9 +18,10 @@ from hypothesis import strategies as st
 from training import checkpoint, tensors
 from training.average import average_weights, write_model
 from training.average import main as average
-from training.checkpointer import Background
+from training.checkpointer import Checkpointer
 from training.json_files import write_json
 from training.output import lock_run, remove_unfinished
+from training.recipe import load_recipe
 from vaswani_transformer import atomic
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 
@@ -107,9 +110,7 @@ def test_a_stale_latest_file_is_repaired(root):
 
 
 def test_unfinished_checkpoints_are_removed(root):
-    """Also removes those of 0.1.0, which used other temporary names."""
-    for name in (f".step-40.{2**22 + 1}.tmp", "step-50.tmp-123"):  # the first number is larger than any process id
-        shutil.copytree(root / "step-30", root / name)
+    shutil.copytree(root / "step-30", root / f".step-40.{2**22 + 1}.tmp")  # larger than any process id
     assert names(checkpoint.checkpoints(root)) == ["step-30", "step-20", "step-10"]
     remove_unfinished(root)
     assert sorted(path.name for path in root.iterdir()) == ["latest", "step-10", "step-20", "step-30"]
@@ -365,8 +366,13 @@ def test_a_terminated_average_leaves_no_files_behind(root, tmp_path, monkeypatch
 # --- in the background ---------------------------------------------------------------------------------------------
 
 
-def test_a_background_checkpoint_holds_the_state_at_its_start(tmp_path):
-    saving, may_write = Background(), threading.Event()
+@pytest.fixture
+def checkpointer(tmp_path):
+    return Checkpointer(cast(Any, SimpleNamespace(recipe=load_recipe("demo"))), tmp_path)
+
+
+def test_a_background_checkpoint_holds_the_state_at_its_start(tmp_path, checkpointer):
+    may_write = threading.Event()
     state = {name: value.clone() for name, value in TENSORS.items()}
     copied = tensors.copies(state)
 
@@ -374,30 +380,26 @@ def test_a_background_checkpoint_holds_the_state_at_its_start(tmp_path):
         assert may_write.wait(60)
         checkpoint.save_checkpoint(tmp_path, 1, lambda folder: tensors.save_tensors(copied, folder / "a"))
 
-    saving.start(write)
-    saving.raise_if_failed()  # returns at once: it is still writing
+    checkpointer.writing = checkpointer.thread.submit(write)
+    checkpointer.raise_if_failed()  # returns at once: it is still writing
     for tensor in state.values():
         tensor.zero_()  # training continues
     may_write.set()
-    saving.wait()
+    checkpointer.finish_writing()
     for name, value in tensors.load_tensors(tmp_path / "step-1" / "a").items():
         assert torch.equal(value, TENSORS[name])
 
 
-def test_a_background_failure_is_raised_once(tmp_path):
+def test_a_background_failure_is_raised_once(checkpointer):
     def fail():
         raise UnavailableError("disk full")
 
-    done = []
-    for ask in (Background.wait, lambda saving: saving.start(lambda: done.append(1))):
-        saving = Background()
-        saving.start(fail)
+    for ask in (checkpointer.finish_writing, checkpointer.raise_if_failed):
+        checkpointer.writing = checkpointer.thread.submit(fail)
+        wait([checkpointer.writing])
         with pytest.raises(UnavailableError, match="disk full"):
-            ask(saving)
-        saving.wait()
-        saving.start(lambda: done.append(2))
-        saving.wait()
-    assert done == [2, 2]
+            ask()
+        ask()
 
 
 def test_weights_have_the_permissions_of_other_files(tmp_path):

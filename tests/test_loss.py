@@ -7,6 +7,7 @@ from torch._dynamo.testing import CompileCounter
 
 from training import machine
 from training.loss import TrainingLoss, linear_cross_entropy, smoothing_weights
+from training.recipe import load_recipe
 from vaswani_transformer import label_smoothed_cross_entropy
 
 TOKENS, D_MODEL, VOCABULARY = 23, 8, 31
@@ -152,7 +153,7 @@ def test_training_compiles_once_for_all_sizes(tiny_model, attention):
     """Batch sizes, lengths and numbers of target tokens all vary."""
     torch._dynamo.reset()
     model = tiny_model(attn_implementation=attention, attention_dropout=0.1, encoder_layers=1, decoder_layers=1)
-    machine.use_byte_dropout(model)
+    assert machine.use_byte_dropout(load_recipe("demo"), model, torch.device("cpu"))
     module = TrainingLoss(model, 0.1, "others").train()
     captured = CompileCounter()
     compiled = torch.compile(module, backend=captured, dynamic=True)

@@ -94,7 +94,6 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"max_steps": "1.5"}, "--max_steps is '1.5', must be a valid integer"),
         ({"max_steps": "true"}, "--max_steps is 'true', must be a valid integer"),
         ({"seed": "9" * 5000}, "--seed is '999.*999', must be a valid integer|--seed is '9+\\.\\.\\."),
-        ({"model": "[" * 40_000}, "not YAML .it is nested too deeply"),
         ({"vocab_size": "1000000000"}, "--vocab_size is '1000000000', must be less than or equal to 1000000"),
         ({"max_steps": "0"}, "--max_steps is '0', must be greater than or equal to 1"),
         ({"label_smoothing": "1"}, "--label_smoothing is '1', must be less than 1"),
@@ -116,7 +115,7 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"seed": "1", "seed.x": "1"}, "--seed.x: seed is 1, not a table"),
         ({"data": "a", "dataset": "b"}, "data and dataset are both given"),
         ({"data": "a", "streaming": "true"}, "streaming is true without a dataset"),
-        ({"train": "[1"}, r"--train \[1: not YAML"),
+        ({"train": "[1"}, r"--train '\[1' is not YAML"),
     ],
 )
 def test_wrong_keys_and_values_are_named_with_the_limit(flags, message):
@@ -145,10 +144,7 @@ def test_an_invalid_recipe_file_is_named(tmp_path):
     path = tmp_path / "mine.yaml"
     for text, message in (
         ("a: [", "is not YAML"),
-        ("model: " + "[" * 40_000, "is not YAML: it is nested too deeply"),
-        ("model: &a {b: c}\ntrain: *a", "is not YAML: aliases .* are not supported"),
         ("seed: " + "9" * 5000, "is not YAML: Exceeds the limit"),
-        ("\n".join(f"key{i}: 1" for i in range(300_000)), "bytes; a recipe has at most 100,000"),
         ("- a", "must hold `key: value` lines, not a list"),
         ("warmup_steps: true", "mine.yaml: warmup_steps is True, must be a number"),
         ("warmup_step: 3", "mine.yaml: warmup_step: unknown key; did you mean 'warmup_steps'"),

@@ -120,7 +120,6 @@ def test_the_average_excludes_a_damaged_checkpoint(start, tmp_path, uninterrupte
     [
         ({"progress": {}}, "lacks 'step'; the run cannot be resumed exactly"),
         ({"progress": None}, "trainer_state.json: progress is a NoneType; it must be an object"),
-        ({"progress": {"step": "4", "seconds": 1.0}}, "progress.step is '4', Input should be a valid integer"),
         ({"identity": []}, "trainer_state.json: identity is a list; it must be an object"),
         ({"environment": "cpu"}, "trainer_state.json: environment is a str; it must be an object"),
     ],

@@ -61,12 +61,15 @@ class _ByteDropout(torch.autograd.Function):
         return (gradients[0] * mask).mul_(ctx.scale), None
 
 
-def use_byte_dropout(model: nn.Module) -> None:
-    """Replace every nn.Dropout of the model, for training on a CPU. The saved weights stay the same."""
+def use_byte_dropout(recipe: Recipe, model: nn.Module, device: torch.device) -> bool:
+    """Replace every nn.Dropout of the model on a CPU, and return whether that was done. Saved weights stay the same."""
+    if recipe.fast_dropout != "auto" or device.type != "cpu":
+        return False
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
                 setattr(module, name, ByteDropout(child.p))
+    return True
 
 
 def keep_memory() -> None:

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,10 @@ class Reporter:
         self.said = -math.inf
 
     def say(self, message: str) -> None:
-        if not self.speaks:
-            return
-        if self.bar is not None:
+        if self.speaks and self.bar is not None:
             self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
-            return
-        tell(message)
+        elif self.speaks:
+            tell(message)
 
     def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
         self.metrics = output_dir / "metrics.jsonl"
@@ -100,16 +99,10 @@ class Reporter:
         else:
             self.say(
                 f"step {record['step']}/{record['total_steps']}  epoch {record['epoch']:.2f}  {news}  "
-                f"rate {record['learning_rate']:.2e}  {_duration(seconds_left)} left"
+                f"rate {record['learning_rate']:.2e}  {timedelta(seconds=round(seconds_left))} left"
             )
 
     def stop(self) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"

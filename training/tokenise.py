@@ -1,9 +1,10 @@
 """Filter and tokenise parallel text, chunk by chunk."""
 
 import hashlib
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Dropped:
         if len(self.first) < 5:
             self.first.append(where)
 
-    def lines(self) -> str:
+    def __str__(self) -> str:
         return f"lines {', '.join(self.first)}{', ...' if self.count > 5 else ''}"
 
 
@@ -74,12 +75,13 @@ def tokenise(
                     digest.update(raw := data.tobytes())
                     file.write(raw)
                 tokens[i] += len(flat)
-            hash_file.write(b"".join(_pair_hash(pair) for pair in compress(pairs, keep)))
+            for pair in compress(pairs, keep):
+                hash_file.write(hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest())
             kept += int(keep.sum())
             if read // 1_000_000 > told:
                 told = read // 1_000_000
                 log(f"{name}: {told} million pairs tokenised")
-    report = "".join(f"; dropped {d.count} {reason} ({d.lines()})" for reason, d in dropped.items() if d.count)
+    report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in dropped.items() if d.count)
     if not kept:
         raise InputError(f"{name}: none of {read} pairs can be used{report}")
     log(f"{name}: {read} pairs read, {kept} kept, {tokens[0]} source and {tokens[1]} target tokens{report}")
@@ -90,7 +92,7 @@ def tokenise(
         "tokens": {"source": tokens[0], "target": tokens[1]},
         "dtype": dtype.name,
         "sha256": digest.hexdigest(),
-        "dropped": {reason: {"count": d.count, "first": d.first} for reason, d in dropped.items()},
+        "dropped": {reason: asdict(d) for reason, d in dropped.items()},
     }
 
 
@@ -118,18 +120,10 @@ def _usable_text(chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], pref
 def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, dropped: dict[str, Dropped]) -> np.ndarray:
     """Return a mask of the pairs within the limits. lengths: (2, pairs)"""
     too_long = lengths.max(0) > recipe.max_length
-    for i in np.flatnonzero(too_long):
-        dropped["too long"].add(lines[i])
-    keep = ~too_long
-    if recipe.max_length_ratio is not None:
-        # Without </s>, so that the ratio means the same for short sentences.
-        words = np.maximum(lengths - 1, 1)
-        lopsided = keep & (words.max(0) > recipe.max_length_ratio * words.min(0))
-        for i in np.flatnonzero(lopsided):
-            dropped["length ratio"].add(lines[i])
-        keep &= ~lopsided
-    return keep
-
-
-def _pair_hash(pair: tuple[str, str]) -> bytes:
-    return hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest()
+    # Without </s>, so that the ratio means the same for short sentences.
+    words = np.maximum(lengths - 1, 1)
+    lopsided = ~too_long & (words.max(0) > (recipe.max_length_ratio or math.inf) * words.min(0))
+    for reason, mask in (("too long", too_long), ("length ratio", lopsided)):
+        for i in np.flatnonzero(mask):
+            dropped[reason].add(lines[i])
+    return ~(too_long | lopsided)

@@ -28,7 +28,7 @@ from vaswani_transformer.translator import Translator
 
 from . import machine
 from .json_files import read_json, write_json
-from .output import lock_run, remove_unfinished
+from .output import differences, lock_run, remove_unfinished
 from .parallel_text import files_sha256
 from .report import Reporter
 
@@ -130,7 +130,7 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
     path = folder / ABOUT
     if path.is_file():
         before = read_json(path)
-        changes = [f"{key} was {before.get(key)}, is {about[key]}" for key in about if before.get(key) != about[key]]
+        changes = differences(before, about)
         if changes and any(folder.glob("shard-*")):
             raise InputError(
                 f"{folder} holds shards of another translation ({'; '.join(changes)}); finish that one, or remove the "
