@@ -203,7 +203,7 @@ def test_a_results_file_with_other_columns_is_not_changed(model_folder, capsys):
         (["model"], "has no run.json; name a recipe"),
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
-        (["model", "--kinds", "s", "--config", "demo"], "--kinds requires --source and --reference"),
+        (["model", "--kinds", "s", "--config", "demo"], "and --kinds requires them"),
         (["model", "--config", "demo", "--hypotheses", "no/where"], "no/where: give the name of a file in a folder"),
         (["model", "--config", "paper_base_en_de", "--data", "nowhere"], "there is no folder nowhere"),
     ],

@@ -29,22 +29,19 @@ def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
             files.append(safe_open(folder / WEIGHTS, framework="pt"))
         except (OSError, SafetensorError) as error:
             raise BrokenFileError(f"{folder / WEIGHTS} cannot be read: {error}") from error
-    names = [set(file.keys()) for file in files]
-    for folder, found in zip(folders, names, strict=True):
-        if found != names[0]:
-            odd = ", ".join(sorted(found ^ names[0])[:5])
-            raise InputError(f"{folder / WEIGHTS} must have the tensors of {folders[0] / WEIGHTS}; different: {odd}")
+    shapes = [{name: file.get_slice(name).get_shape() for name in file.keys()} for file in files]  # noqa: SIM118
+    for folder, found in zip(folders, shapes, strict=True):
+        if found != shapes[0]:
+            odd = sorted(name for name in found | shapes[0] if found.get(name) != shapes[0].get(name))
+            raise InputError(
+                f"{folder / WEIGHTS} must have the tensors of {folders[0] / WEIGHTS}; different: {', '.join(odd[:5])}"
+            )
     averaged = {}
-    for name in sorted(names[0]):
-        first = files[0].get_tensor(name)
+    for name in sorted(shapes[0]):
+        first, *others = (file.get_tensor(name) for file in files)
         total = first.double()
-        for folder, file in zip(folders[1:], files[1:], strict=True):
-            tensor = file.get_tensor(name)
-            if tensor.shape != first.shape:
-                raise InputError(
-                    f"{folder / WEIGHTS}: {name} has shape {tuple(tensor.shape)}, must be {tuple(first.shape)}"
-                )
-            total += tensor
+        for other in others:
+            total += other
         averaged[name] = (total / len(files)).to(first.dtype)
     return averaged
 

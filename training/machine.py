@@ -226,12 +226,3 @@ def refuse_too_few_processes(wanted: int | None, running: int) -> None:
             f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
             f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
         )
-
-
-def refuse_deepspeed() -> None:
-    """Raise UnavailableError if Accelerate is configured for DeepSpeed, which it ignores silently without GPUs."""
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("true", "1"):
-        raise UnavailableError(
-            "Accelerate is configured for DeepSpeed, which is not supported; shard the weights with "
-            "training/accelerate/fsdp.yaml instead"
-        )

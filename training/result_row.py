@@ -77,20 +77,14 @@ def parameters(model: Path) -> int:
 
 
 def commit() -> str:
-    """Return the git revision of the clone that contains this file, or the package's version."""
-    here = Path(__file__).resolve().parent
-    git = ["git", "-C", str(here)]
+    """Return the git revision of the clone that contains this file, + if it has changes, or the package's version."""
+    here = Path(__file__).resolve()
     try:  # a package installed inside a clone of another project is not tracked there
-        known = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
-    except FileNotFoundError:  # no git on this machine
+        for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty=+", "--exclude=*"]):
+            git = subprocess.run(["git", "-C", here.parent, *words], capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
         return __version__
-    if known.returncode != 0:
-        return __version__
-    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        return __version__
-    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    return git.stdout.strip()
 
 
 def hardware() -> str:

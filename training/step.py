@@ -56,7 +56,8 @@ class Stepper:
         progress.tokens += batches.source_tokens + batches.target_tokens
         progress.seconds += time.perf_counter() - started
         progress.cpu_seconds += (time.process_time() - cpu_started) * prepared.accelerator.num_processes
-        self.window.add_tokens(batches.source_tokens, batches.target_tokens)
+        self.window.source_tokens += batches.source_tokens
+        self.window.target_tokens += batches.target_tokens
         if not self.skips_on_device:
             self.read_norms()
         return True
@@ -80,7 +81,8 @@ class Stepper:
                 loss, negative_log_likelihood = loss * each.weight, negative_log_likelihood * each.weight
                 # DDP averages over processes; a sum is needed here.
                 accelerator.backward(loss * (processes / batches.target_tokens))
-            self.window.add_losses(loss.detach(), negative_log_likelihood)
+            self.window.loss += loss.detach()
+            self.window.negative_log_likelihood += negative_log_likelihood
         return True
 
     def _update_weights(self) -> None:

@@ -36,7 +36,6 @@ def train(recipe: Recipe) -> None:
     output, began = Path(recipe.output_dir), time.perf_counter()
     check_model_fields(recipe)
     transformers_logging.disable_progress_bar()  # the reporter shows one
-    machine.refuse_deepspeed()
     shard_weights = fsdp.take_request()
     signals = Signals()
     with ExitStack() as stack:
@@ -52,7 +51,7 @@ def train(recipe: Recipe) -> None:
         accelerator.wait_for_everyone()
         with default_signal_handlers():  # there is nothing to save yet, and reading the text may take an hour
             prepared = prepare(recipe, output, accelerator, reporter, shard_weights)
-        stack.enter_context(signals)
+        stack.enter_context(signals.caught())
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
         stack.callback(release_model, prepared)

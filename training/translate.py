@@ -8,7 +8,6 @@ translates the missing shards, with any number of processes.
 """
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from itertools import islice
@@ -73,15 +72,13 @@ def translate(
     with ExitStack() as stack:
         if state.is_main_process:
             stack.enter_context(lock_run(folder))
-            _claim(
-                folder,
-                {**about, "input": files_sha256(source), "model": files_sha256(*_files_of(model))},
-            )
+            _claim(folder, {**about, "input": files_sha256(source), "model": files_sha256(*_files_of(model))})
         state.wait_for_everyone()
         lines = 0
-        for number, shard in enumerate(_shards(source, shard_lines)):
+        read = read_lines(source)
+        for number, shard in enumerate(iter(lambda: list(islice(read, shard_lines)), [])):
             lines += len(shard)
-            path = folder / _name(number)
+            path = folder / f"shard-{number:07}"
             if number % state.num_processes != state.process_index or path.is_file():
                 continue
             found = translator.translate(
@@ -96,7 +93,10 @@ def translate(
         state.wait_for_everyone()
         if state.is_main_process:
             _join(folder, output, -(-lines // shard_lines), lines)
-            _remove(folder)
+            for path in (*folder.glob("shard-*"), folder / ABOUT, folder / ".lock"):
+                path.unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
             reporter.say(f"{output}: {lines} lines")
         state.wait_for_everyone()
 
@@ -105,24 +105,6 @@ def _files_of(model: Path) -> list[Path]:
     """Return the files that determine a model's translations: weights, settings, tokenizers."""
     patterns = ("*.safetensors", "*config.json", "*tokenizer.json", f"{TARGET_TOKENIZER}/*.json")
     return sorted(path for pattern in patterns for path in model.glob(pattern))
-
-
-def _shards(source: Path, size: int) -> Iterator[list[str]]:
-    lines = read_lines(source)
-    while shard := list(islice(lines, size)):
-        yield shard
-
-
-def _name(number: int) -> str:
-    return f"shard-{number:07}"
-
-
-def _remove(folder: Path) -> None:
-    """Remove the files of this program, and the folder if it is empty then."""
-    for path in (*folder.glob("shard-*"), folder / ABOUT, folder / ".lock"):
-        path.unlink(missing_ok=True)
-    if not any(folder.iterdir()):
-        folder.rmdir()
 
 
 def _claim(folder: Path, about: dict[str, Any]) -> None:
@@ -164,7 +146,7 @@ def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
     written = 0
     with open_output(output) as out:
         for number in range(shards):
-            path = folder / _name(number)
+            path = folder / f"shard-{number:07}"
             try:
                 translations = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
