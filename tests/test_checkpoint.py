@@ -116,46 +116,50 @@ def test_unfinished_checkpoints_are_removed(root):
     assert sorted(path.name for path in root.iterdir()) == ["latest", "step-10", "step-20", "step-30"]
 
 
-class Calls:
-    """Counts the calls of several functions; call number `wrong` raises instead."""
+class Killed(BaseException):
+    """Leaves temporary files behind."""
 
-    def __init__(self, wrong: int, error: BaseException):
-        self.wrong, self.error, self.made = wrong, error, 0
 
-    def counting(self, function):
-        def run(*arguments, **keywords):
-            self.made += 1
-            if self.made == self.wrong:
-                raise self.error
-            return function(*arguments, **keywords)
+@pytest.mark.parametrize(
+    "error", [Killed(), OSError(errno.ENOSPC, "No space left on device")], ids=["kill", "full disk"]
+)
+def test_a_failed_write_leaves_the_previous_checkpoint(root, monkeypatch, error):
+    """Every call that changes the disk fails once."""
+    killed = isinstance(error, Killed)
+    calls = failures = 0
+
+    def failing(function, wrong):
+        def run(*arguments):
+            nonlocal calls
+            calls += 1
+            if calls == wrong:
+                raise error
+            return function(*arguments)
 
         return run
 
-
-def test_a_kill_leaves_the_previous_checkpoint(root, monkeypatch):
-    """Each call that changes the disk is killed once, without cleanup."""
-    kills = 0
-
-    class Killed(BaseException):
-        pass
-
     for number in range(1, 100):
-        calls = Calls(number, Killed())
+        shutil.rmtree(root / "step-40", ignore_errors=True)
+        calls = 0
         with monkeypatch.context() as patch:
-            patch.setattr(atomic, "remove", lambda path: None)
+            if killed:
+                patch.setattr(atomic, "remove", lambda path: None)
             for name in ("fsync", "replace", "mkdir"):
-                patch.setattr(os, name, calls.counting(getattr(os, name)))
+                patch.setattr(os, name, failing(getattr(os, name), number))
             try:
                 checkpoint.save_checkpoint(root, 40, write_step(40))
-            except Killed:
-                kills += 1
-        remove_unfinished(root)
+            except (Killed, UnavailableError) as raised:
+                failures += 1
+                assert killed or ("No space left on device" in str(raised) and "step-40" in str(raised))
+        if killed:
+            remove_unfinished(root)
         newest = checkpoint.newest_intact(root, pytest.fail)
-        assert newest is not None and newest in (root / "step-30", root / "step-40")
-        assert (root / "latest").read_text() == f"{newest.name}\n" and not list(root.glob(".*"))
-        if newest.name == "step-40":
-            break
-    assert kills > 10
+        assert newest is not None and newest in (root / "step-30", root / "step-40") and not list(root.glob(".*"))
+        assert (root / "latest").read_text() == f"{newest.name}\n"
+        checkpoint.verify(root / "step-30")
+        if calls < number:
+            break  # every call has failed once
+    assert failures > 5 and newest == root / "step-40"
 
 
 def test_files_are_on_disk_before_the_checkpoint_is_named(tmp_path, monkeypatch):
@@ -179,28 +183,6 @@ def test_an_optimizer_without_state_is_restored(tmp_path):
     assert not optimizer.state
     with pytest.raises(BrokenFileError, match=r"optimizer.safetensors does not fit the model: it lacks exp_avg/bias"):
         tensors.restore_optimizer(model, optimizer, tmp_path, stepped=True)
-
-
-def test_a_failed_write_leaves_the_previous_checkpoint(root, monkeypatch):
-    """Every call that changes the disk fails once; each time step 30 stays intact and no temporary file is left."""
-    failures = 0
-    for number in range(1, 100):
-        shutil.rmtree(root / "step-40", ignore_errors=True)
-        calls = Calls(number, OSError(errno.ENOSPC, "No space left on device"))
-        with monkeypatch.context() as patch:
-            for name in ("fsync", "replace", "mkdir"):
-                patch.setattr(os, name, calls.counting(getattr(os, name)))
-            try:
-                checkpoint.save_checkpoint(root, 40, write_step(40))
-            except UnavailableError as error:
-                failures += 1
-                assert "No space left on device" in str(error) and "step-40" in str(error)
-            if calls.made < number:
-                break  # every call has failed once
-        assert checkpoint.newest_intact(root, pytest.fail) in (root / "step-30", root / "step-40")
-        checkpoint.verify(root / "step-30")
-        assert not list(root.glob(".*"))
-    assert failures > 5 and checkpoint.newest_intact(root, pytest.fail) == root / "step-40"
 
 
 def test_a_full_disk_is_refused_before_anything_is_written(root):
@@ -232,34 +214,28 @@ def test_a_run_folder_is_locked_until_released(tmp_path):
 
 def test_model_and_optimizer_are_restored_bit_for_bit(tiny_model, tmp_path):
     def train(model, optimizer, steps):
-        for step in range(steps):
+        for step in steps:
             torch.manual_seed(step)
             optimizer.zero_grad()
             model(torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 2]])).loss.backward()
             optimizer.step()
 
-    model = tiny_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
-    train(model, optimizer, 3)
+    model, other = tiny_model(), tiny_model(seed=1)
+    optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2, fused=True) for each in (model, other)]
+    train(model, optimizers[0], range(3))
     model.save_pretrained(tmp_path)
-    tensors.save_tensors(tensors.optimizer_tensors(model, optimizer), tmp_path / tensors.OPTIMIZER)
-    train(model, optimizer, 2)
-    other = tiny_model(seed=1)
-    optimizer = torch.optim.Adam(other.parameters(), lr=1e-2, fused=True)
+    tensors.save_tensors(tensors.optimizer_tensors(model, optimizers[0]), tmp_path / tensors.OPTIMIZER)
     tensors.restore_model(other, tmp_path)
-    tensors.restore_optimizer(other, optimizer, tmp_path)
-    for step in range(2):
-        torch.manual_seed(step)
-        optimizer.zero_grad()
-        other(torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 2]])).loss.backward()
-        optimizer.step()
+    tensors.restore_optimizer(other, optimizers[1], tmp_path)
+    for each, optimizer in zip((model, other), optimizers, strict=True):
+        train(each, optimizer, range(3, 5))
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
     saved = tensors.load_tensors(tmp_path / tensors.OPTIMIZER)
     name = next(name for name in saved if name.startswith("exp_avg_sq/"))
     tensors.save_tensors(saved | {name: torch.zeros(1)}, tmp_path / tensors.OPTIMIZER)
     with pytest.raises(BrokenFileError, match=rf"{name} has shape \(1,\), must be"):
-        tensors.restore_optimizer(other, optimizer, tmp_path)
+        tensors.restore_optimizer(other, optimizers[1], tmp_path)
 
 
 def test_nan_and_infinities_are_found():

@@ -30,13 +30,6 @@ def test_shipped_recipes_load_and_document_their_bleu(name):
     assert max(map(len, head)) <= 120
 
 
-def test_all_documented_recipes_are_shipped():
-    assert set(shipped_recipes()) >= {
-        "demo", "multi30k_en_de", "multi30k_en_fr", "paper_base_en_de", "paper_base_en_fr", "paper_big_en_de",
-        "paper_big_en_fr", "tensor2tensor_base_v1", "tensor2tensor_base_v3", "iwslt14_de_en",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "steps", "averaged", "dropout"),
     [

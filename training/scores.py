@@ -2,7 +2,6 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
@@ -30,24 +29,19 @@ def scores(
     # force: no warning about tokenised input, if a corpus has spaces before full stops.
     bleu, lowercase = BLEU(force=True), BLEU(lowercase=True, force=True)
     plain, chrf = BLEU(tokenize="none", force=True), CHRF()
-    sides = (translations, references)
-    split = [[split_compounds(text) for text in side] for side in sides]
-    tokenised = [moses_tokenised(side, language) for side in sides]
+    split = [[split_compounds(text) for text in side] for side in (translations, references)]
+    tokenised = [moses_tokenised(side, language) for side in (translations, references)]
     matches = [t.strip() == r.strip() for t, r in zip(translations, references, strict=True)]
-
-    def score(metric: BLEU | CHRF, texts: Sequence[list[str]]) -> float:
-        return metric.corpus_score(texts[0], [texts[1]]).score
-
     result: dict[str, Any] = {
         "sentences": len(references),
-        "bleu": score(bleu, sides),
+        "bleu": bleu.corpus_score(translations, [references]).score,
         "bleu_signature": str(bleu.get_signature()),
-        "bleu_lowercase": score(lowercase, sides),
+        "bleu_lowercase": lowercase.corpus_score(translations, [references]).score,
         "bleu_lowercase_signature": str(lowercase.get_signature()),
-        "bleu_tokenised": score(plain, tokenised) if all(tokenised) else None,
-        "bleu_as_written": score(plain, sides),
-        "bleu_compound_split": score(plain, split),
-        "chrf": score(chrf, sides),
+        "bleu_tokenised": plain.corpus_score(tokenised[0], [tokenised[1]]).score if all(tokenised) else None,
+        "bleu_as_written": plain.corpus_score(translations, [references]).score,
+        "bleu_compound_split": plain.corpus_score(split[0], [split[1]]).score,
+        "chrf": chrf.corpus_score(translations, [references]).score,
         "chrf_signature": str(chrf.get_signature()),
         "exact_match": 100 * sum(matches) / len(matches),
     }
@@ -76,21 +70,17 @@ def split_compounds(text: str) -> str:
 
 def show(result: dict[str, Any]) -> str:
     """Format the scores as text."""
-    tokenised = "tokenised (Moses), lower-cased"
-    if result["bleu_tokenised"] is None:
-        tokenised += ": pip install sacremoses"
-    rows = {
-        "bleu": f"sacreBLEU, cased (it tokenises by mteval-v13a): {result['bleu_signature']}",
-        "bleu_lowercase": f"sacreBLEU, lower-cased: {result['bleu_lowercase_signature']}",
-        "bleu_tokenised": tokenised,
-        "bleu_compound_split": "tokenised (13a), compounds split: the paper's Table 2",
-        "bleu_as_written": "of the words between spaces, for text that is tokenised already",
-        "chrf": result["chrf_signature"],
-    }
-    lines = []
-    for name, meaning in rows.items():
-        score = "  -  " if result[name] is None else f"{result[name]:.2f}"
-        lines.append(f"{'chrF' if name == 'chrf' else 'BLEU'} {score}   {meaning}")
-    lines.append(f"exact match {result['exact_match']:.1f} % of {result['sentences']} sentences")
-    lines += [f"    {kind:<14} {share:5.1f} %" for kind, share in result.get("exact_match_by_kind", {}).items()]
-    return "\n".join(lines)
+    rows = [
+        f"BLEU {result['bleu']:.2f}   sacreBLEU, cased (it tokenises by mteval-v13a): {result['bleu_signature']}",
+        f"BLEU {result['bleu_lowercase']:.2f}   sacreBLEU, lower-cased: {result['bleu_lowercase_signature']}",
+        f"BLEU {result['bleu_tokenised']:.2f}   tokenised (Moses), lower-cased"
+        if result["bleu_tokenised"] is not None
+        else "BLEU   -     tokenised (Moses), lower-cased: pip install sacremoses",
+        f"BLEU {result['bleu_compound_split']:.2f}   tokenised (13a), compounds split: the paper's Table 2",
+        f"BLEU {result['bleu_as_written']:.2f}   of the words between spaces, for text that is tokenised already",
+        f"chrF {result['chrf']:.2f}   {result['chrf_signature']}",
+        f"exact match {result['exact_match']:.1f} % of {result['sentences']} sentences",
+    ]
+    for kind, share in result.get("exact_match_by_kind", {}).items():
+        rows.append(f"    {kind:<14} {share:5.1f} %")
+    return "\n".join(rows)
