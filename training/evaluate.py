@@ -47,17 +47,14 @@ def evaluate(
 
     from .result_row import append_row
     from .scores import scores, show
-    from .test_sets import files_test_set, recipe_of, test_set
+    from .test_sets import files_test_set, recipe_test_set
 
     if source is not None and reference is not None:
         chosen = files_test_set(source, reference, kinds)
     elif (source, reference, kinds) != (None, None, None):
         raise InputError("--source and --reference come together, and --kinds requires them")
     else:
-        flags = {key: value for key, value in (("data", data), ("test", test)) if value is not None}
-        if data is not None:
-            flags |= {"dataset": "null", "streaming": "false"}
-        chosen = test_set(recipe_of(model, config, flags))
+        chosen = recipe_test_set(model, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in a folder that is there")
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend

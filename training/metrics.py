@@ -1,4 +1,4 @@
-"""What is measured between two lines of metrics.jsonl: losses, speed, and the share of the possible speed (MFU)."""
+"""Measurements between two lines of metrics.jsonl: losses, speed, and the share of the possible speed (MFU)."""
 
 import math
 import time

@@ -94,7 +94,7 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
 
 
 def chosen_before(recipe: Recipe, output: Path) -> dict[str, Any]:
-    """Return what the newest checkpoint says of the machine's choices (precision, ...); {} for a new run."""
+    """Return the choices recorded in the newest checkpoint (precision, ...), or {} for a new run."""
     for folder in [] if recipe.overwrite else checkpoint.checkpoints(output / "checkpoints"):
         try:
             state = read_json(folder / checkpoint.STATE, "environment", "identity")
@@ -197,7 +197,7 @@ def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> tuple[Any, An
         )
     try:
         test = parallel_texts(recipe, recipe.test)
-    except InputError as error:  # a shipped recipe's test set, but one's own text: training does not need it
+    except InputError as error:  # a shipped recipe with the user's own text: training needs no test set
         reporter.say(f"warning: {error}; training continues without looking for test pairs in the training text")
         test = []
     tokenizer = load_or_train_tokenizer(recipe, output, texts, reporter.say)
