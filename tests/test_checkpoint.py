@@ -21,7 +21,7 @@ from training.average import average_weights, write_model
 from training.average import main as average
 from training.checkpointer import Checkpointer
 from training.json_files import write_json
-from training.output import lock_run, remove_unfinished
+from training.output import remove_unfinished
 from training.recipe import load_recipe
 from vaswani_transformer import atomic
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
@@ -57,10 +57,6 @@ def test_the_newest_checkpoint_is_found(root):
     assert {e["name"] for e in manifest["files"]} == {"model.safetensors", "trainer_state.json"}
     for entry in manifest["files"]:
         assert entry["size"] == (newest / entry["name"]).stat().st_size
-
-
-def test_a_new_folder_has_no_checkpoint(tmp_path):
-    assert checkpoint.newest_intact(tmp_path / "nothing", pytest.fail) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,13 +104,6 @@ def test_a_stale_latest_file_is_repaired(root):
     (root / "latest").write_text("step-20\n")
     assert checkpoint.newest_intact(root, pytest.fail) == root / "step-30"
     assert (root / "latest").read_text() == "step-30\n"
-
-
-def test_unfinished_checkpoints_are_removed(root):
-    shutil.copytree(root / "step-30", root / f".step-40.{2**22 + 1}.tmp")  # larger than any process id
-    assert names(checkpoint.checkpoints(root)) == ["step-30", "step-20", "step-10"]
-    remove_unfinished(root)
-    assert sorted(path.name for path in root.iterdir()) == ["latest", "step-10", "step-20", "step-30"]
 
 
 class Killed(BaseException):
@@ -202,17 +191,6 @@ def test_pruning_keeps_regular_newest_and_best_checkpoints(root):
     assert names(checkpoint.checkpoints(root)) == ["step-50", "step-40", "step-10"]
 
 
-def test_a_run_folder_is_locked_until_released(tmp_path):
-    held = lock_run(tmp_path / "run")
-    with pytest.raises(InputError, match=f"in use by process {os.getpid()} on "):
-        lock_run(tmp_path / "run")
-    held.close()
-    lock_run(tmp_path / "run").close()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is not a folder"):
-        lock_run(tmp_path / "file")
-
-
 def test_model_and_optimizer_are_restored_bit_for_bit(tiny_model, tmp_path):
     def train(model, optimizer, steps):
         for step in steps:
@@ -257,12 +235,6 @@ def test_weights_of_another_model_are_refused(tiny_model, tmp_path):
 
 
 # --- averaging -----------------------------------------------------------------------------------------------------
-
-
-def test_the_average_is_the_mean_of_every_tensor(root):
-    averaged = average_weights([root / "step-10", root / "step-30"])
-    for name, value in TENSORS.items():
-        torch.testing.assert_close(averaged[name], value * 20)
 
 
 def test_bfloat16_weights_are_averaged_in_float64(tmp_path):

@@ -331,13 +331,6 @@ def test_a_sentence_of_max_length_tokens_is_kept(tmp_path, load, tokenizer):
     assert len(load(max_length=longest - 1)[0]) < 4
 
 
-def test_pairs_beyond_max_length_ratio_are_dropped(tmp_path, load):
-    write_both(tmp_path, [*ENGLISH, "a"], [*GERMAN, "Das ist ein sehr langer Satz."])
-    assert len(load()[0]) == 5
-    corpus, said = load(max_length_ratio=3)
-    assert len(corpus) == 4 and "dropped 1 length ratio (lines 5)" in said[0]
-
-
 def test_the_length_ratio_excludes_the_end_token(tmp_path, load):
     """Without </s> the targets are two and three times as long as the sources."""
     write_both(tmp_path, ["x", "x"], ["yz", "yzx"])

@@ -139,7 +139,7 @@ def test_an_invalid_recipe_file_is_named(tmp_path):
         ("a: [", "is not YAML"),
         ("seed: " + "9" * 5000, "is not YAML: Exceeds the limit"),
         ("- a", "must hold `key: value` lines, not a list"),
-        ("warmup_steps: true", "mine.yaml: warmup_steps is True, must be a number"),
+        ("warmup_steps: many", "mine.yaml: warmup_steps is 'many', must be a valid integer"),
         ("warmup_step: 3", "mine.yaml: warmup_step: unknown key; did you mean 'warmup_steps'"),
     ):
         path.write_text(text)
