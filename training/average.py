@@ -9,7 +9,7 @@ import typer
 from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer.atomic import atomic_folder, remove, sync, temporary_path
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.errors import BrokenFileError, InputError, exit_cleanly
 from vaswani_transformer.model_folder import MANIFEST, WEIGHTS, read_json_object, verify_manifest
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
@@ -71,18 +71,15 @@ def write_model(folders: list[Path], model: Path) -> None:
 
 def write_model_folder(folders: list[Path], output: Path) -> None:
     """Write the averaged model into a run's folder: every file appears when it is complete, config.json last."""
-    try:
-        with temporary_path(output / "model") as temporary:
-            temporary.mkdir()
-            write_model(folders, temporary)
-            remove(output / MANIFEST)  # that of the files that are replaced now
-            for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
-                if (temporary / name).is_file():
-                    (output / name).parent.mkdir(exist_ok=True)
-                    sync(temporary / name)
-                    os.replace(temporary / name, output / name)
-    except (OSError, SafetensorError) as error:
-        raise UnavailableError(f"{output} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    with temporary_path(output / "model") as temporary:
+        temporary.mkdir()
+        write_model(folders, temporary)
+        remove(output / MANIFEST)  # that of the files that are replaced now
+        for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
+            if (temporary / name).is_file():
+                (output / name).parent.mkdir(exist_ok=True)
+                sync(temporary / name)
+                os.replace(temporary / name, output / name)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

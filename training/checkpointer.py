@@ -61,24 +61,21 @@ class Checkpointer:
         def save() -> None:
             size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
             checkpoint.save_checkpoint(self.root, step, write, size)
-            try:
-                if best_step == step:
-                    checkpoint.mark_best(self.root, step)
-                checkpoint.prune(self.root, prepared.recipe.keep, prepared.recipe.save_every)
-            except OSError as error:
-                raise UnavailableError(f"{self.root} cannot be written: {error.strerror}") from error
+            if best_step == step:
+                checkpoint.mark_best(self.root, step)
+            checkpoint.prune(self.root, prepared.recipe.keep, prepared.recipe.save_every)
 
         self.writing = self.thread.submit(save)
         stall = time.perf_counter() - started
         prepared.reporter.write({"event": "checkpoint", "step": step, "stall_seconds": stall})
 
     def finish_writing(self) -> None:
-        """Wait until the last checkpoint is on disk. Raises UnavailableError if it failed, unless keep_going is set."""
+        """Wait until the last checkpoint is on disk. Raises the error of writing it, unless keep_going is set."""
         writing, self.writing = self.writing, None
         try:
             if writing is not None:
                 writing.result()
-        except UnavailableError as error:
+        except (UnavailableError, OSError) as error:
             if not self.prepared.recipe.keep_going:
                 raise
             self.prepared.reporter.say(f"{error}; training continues")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError
 
 from .json_files import read_json, write_json
 from .parallel_text import ParallelText, files_sha256
@@ -111,9 +111,9 @@ def load_corpus(
             about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, log)
             files = {path.name: files_sha256(path) for path in sorted(temporary.iterdir())}
             write_json(temporary / "corpus.json", {**rules, **about, "files": files})
-    except OSError as error:
+    except OSError:
         if not folder.exists():  # a run that shares the cache may have created it first
-            raise UnavailableError(f"{cache}: the tokenised corpus cannot be written: {error.strerror}") from error
+            raise
     return open_corpus(folder)
 
 

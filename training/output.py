@@ -68,13 +68,10 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
         raise InputError(
             f"output_dir {output} is not empty ({', '.join(others[:3])}) and holds no training run; choose another"
         )
-    try:
-        command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
-        write_json(record, {"command": command, "identity": recipe.identity(), "recipe": recipe.model_dump()})
-        for folder in (output, output / "checkpoints", output / "corpus"):
-            remove_unfinished(folder)
-    except OSError as error:
-        raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
+    command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
+    write_json(record, {"command": command, "identity": recipe.identity(), "recipe": recipe.model_dump()})
+    for folder in (output, output / "checkpoints", output / "corpus"):
+        remove_unfinished(folder)
 
 
 def remove_unfinished(folder: Path) -> None:

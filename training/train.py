@@ -224,13 +224,10 @@ def finish(prepared: Prepared, output: Path, progress: Progress) -> None:
 
 def draw_curve(output: Path, reporter: Reporter) -> None:
     """Draw curve.png beside the model, if matplotlib is installed and something has been logged."""
-    path = output / "curve.png"
     try:
         curves = curves_of(output / "metrics.jsonl")
         if any(curves.values()):
-            with atomic_file(path) as file:
+            with atomic_file(output / "curve.png") as file:
                 curve_figure(curves).savefig(file, format="png")
     except (UnavailableError, BrokenFileError) as error:
         reporter.say(f"no curve.png: {error}")
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from error

@@ -19,7 +19,7 @@ import typer
 from accelerate import PartialState
 
 from vaswani_transformer.atomic import atomic_file
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.errors import BrokenFileError, InputError, exit_cleanly
 from vaswani_transformer.lines import existing_file, in_one_line, open_output, read_lines
 from vaswani_transformer.text_translator import MAX_BEAMS, check_length_penalty, check_number
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
@@ -88,7 +88,8 @@ def translate(
                 batch_tokens=batch_tokens,
                 split_sentences=False,
             )
-            _write(path, [in_one_line(translation) for translation in found])
+            with atomic_file(path) as file:  # a JSON list, in which truncation is detected
+                file.write(json.dumps([in_one_line(each) for each in found], ensure_ascii=False).encode())
             reporter.say(f"lines {lines - len(shard) + 1} to {lines} translated")
         state.wait_for_everyone()
         if state.is_main_process:
@@ -123,22 +124,8 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
             f"{folder} holds {shards[0].name} but no {ABOUT}, so its origin is unknown; move it away, or choose "
             "another --output"
         )
-    try:
-        remove_unfinished(folder)
-        write_json(path, about)
-    except OSError as error:
-        raise UnavailableError(f"{folder} cannot be written: {error.strerror}") from error
-
-
-def _write(path: Path, translations: list[str]) -> None:
-    """Write a shard as a JSON list, in which truncation is detected."""
-    try:
-        with atomic_file(path) as file:
-            file.write(json.dumps(translations, ensure_ascii=False).encode())
-    except OSError as error:
-        raise UnavailableError(
-            f"{path} cannot be written: {error.strerror}; run the same command again to resume"
-        ) from error
+    remove_unfinished(folder)
+    write_json(path, about)
 
 
 def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
