@@ -56,15 +56,13 @@ class Reporter:
             self.task = self.bar.add_task("training", total=total_steps, completed=step, news="")
             self.bar.start()
 
-    def show_sign_of_life(self, step: int, total_steps: int, seconds: float) -> None:
-        """Say where the run is after its first step, and then once a minute; seconds: per step."""
-        if self.bar is None and time.monotonic() - self.said > 60:
-            self.say(f"step {step}/{total_steps}  {seconds:.2f} s per step")
-            self.said = time.monotonic()
-
-    def advance(self, step: int) -> None:
+    def advance(self, step: int, total_steps: int, seconds: float) -> None:
+        """Move the bar; in a log, say where the run is after its first step and once a minute. seconds: per step"""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
+        elif time.monotonic() - self.said > 60:
+            self.say(f"step {step}/{total_steps}  {seconds:.2f} s per step")
+            self.said = time.monotonic()
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a line to metrics.jsonl and to the trackers. Raises UnavailableError if the disk is full."""

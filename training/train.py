@@ -170,8 +170,7 @@ class Run:
             prepared.reporter.progress(record, (total - step) * progress.seconds / step)
             self.window.start()
         else:
-            prepared.reporter.show_sign_of_life(step, total, progress.seconds / step)
-        prepared.reporter.advance(step)
+            prepared.reporter.advance(step, total, progress.seconds / step)
 
 
 def introduce(prepared: Prepared) -> None:
