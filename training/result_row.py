@@ -54,17 +54,16 @@ def append_row(path: Path, model: Path, test: TestSet, result: dict[str, Any], b
 
 def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """Append rows to a CSV file; a new file begins with the columns. Raises InputError if the file has others."""
-    new = not path.exists()
     try:
-        if not new:
-            with path.open(newline="", encoding="utf-8") as file:
-                if next(csv.reader(file), None) != list(columns):
-                    raise InputError(f"--record {path}: its columns are not {','.join(columns)}; choose a new file")
-        with path.open("a", newline="", encoding="utf-8") as file:
-            if not new and not path.read_bytes().endswith(b"\n"):
+        with path.open("a+", newline="", encoding="utf-8") as file:
+            file.seek(0)
+            before = file.read()
+            if before and next(csv.reader(before.splitlines())) != list(columns):
+                raise InputError(f"--record {path}: its columns are not {','.join(columns)}; choose a new file")
+            if before and not before.endswith("\n"):
                 file.write("\r\n")  # the last row lacks its line end (an editor, a full disk)
             writer = csv.DictWriter(file, columns)
-            if new:
+            if not before:
                 writer.writeheader()
             writer.writerows(rows)
     except OSError as error:

@@ -74,8 +74,7 @@ def translate(
             stack.enter_context(lock_run(folder))
             _claim(folder, {**about, "input": files_sha256(source), "model": files_sha256(*_files_of(model))})
         state.wait_for_everyone()
-        lines = 0
-        read = read_lines(source)
+        lines, read = 0, read_lines(source)
         for number, shard in enumerate(iter(lambda: list(islice(read, shard_lines)), [])):
             lines += len(shard)
             path = folder / f"shard-{number:07}"
