@@ -30,7 +30,8 @@ def take_request() -> bool:
     """
     requested = os.environ.pop("ACCELERATE_USE_FSDP", "").lower() in ("true", "1")
     for variable, remedy in UNSUPPORTED.items():
-        if os.environ.get(variable, "").lower() in ("true", "1"):
+        concerns_run = requested or not variable.startswith("FSDP_")
+        if concerns_run and os.environ.get(variable, "").lower() in ("true", "1"):
             raise UnavailableError(f"Accelerate's configuration: {remedy}")
     compiler = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if requested and compiler.lower() not in ("", "no"):
