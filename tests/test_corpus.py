@@ -97,7 +97,7 @@ def test_padding_and_mask_match_sentence_lengths(tmp_path, load, tokenizer):
 def test_any_unicode_text_survives(tmp_path_factory, tokenizer, pairs):
     folder = tmp_path_factory.mktemp("any")
     pairs = [tuple(side.replace("\n", " ") for side in pair) for pair in pairs]
-    write_both(folder, *zip(*pairs, strict=True))
+    write_both(folder, [english for english, _ in pairs], [german for _, german in pairs])
     recipe = load_recipe(None, {"data": json.dumps(str(folder))})
     expected = [tuple(side.removeprefix("\ufeff") if i == 0 else side for side in pair) for i, pair in enumerate(pairs)]
     expected = [(e.strip(), g.strip()) for e, g in expected if e.strip() and g.strip()]
