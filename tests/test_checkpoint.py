@@ -1,12 +1,15 @@
 """training/checkpoint.py: a checkpoint is complete or absent, and damage is detected."""
 
 import errno
+import itertools
 import json
 import os
 import shutil
 import signal
 import threading
-from typing import Any
+from concurrent.futures import wait
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,9 +19,10 @@ from hypothesis import strategies as st
 from training import checkpoint, tensors
 from training.average import average_weights, write_model
 from training.average import main as average
-from training.checkpointer import Background
+from training.checkpointer import Checkpointer
 from training.json_files import write_json
-from training.output import lock_run, remove_unfinished
+from training.output import remove_unfinished
+from training.recipe import load_recipe
 from vaswani_transformer import atomic
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 
@@ -53,10 +57,6 @@ def test_the_newest_checkpoint_is_found(root):
     assert {e["name"] for e in manifest["files"]} == {"model.safetensors", "trainer_state.json"}
     for entry in manifest["files"]:
         assert entry["size"] == (newest / entry["name"]).stat().st_size
-
-
-def test_a_new_folder_has_no_checkpoint(tmp_path):
-    assert checkpoint.newest_intact(tmp_path / "nothing", pytest.fail) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -106,55 +106,50 @@ def test_a_stale_latest_file_is_repaired(root):
     assert (root / "latest").read_text() == "step-30\n"
 
 
-def test_unfinished_checkpoints_are_removed(root):
-    """Also removes those of 0.1.0, which used other temporary names."""
-    for name in (f".step-40.{2**22 + 1}.tmp", "step-50.tmp-123"):  # the first number is larger than any process id
-        shutil.copytree(root / "step-30", root / name)
-    assert names(checkpoint.checkpoints(root)) == ["step-30", "step-20", "step-10"]
-    remove_unfinished(root)
-    assert sorted(path.name for path in root.iterdir()) == ["latest", "step-10", "step-20", "step-30"]
+class Killed(BaseException):
+    """Leaves temporary files behind."""
 
 
-class Calls:
-    """Counts the calls of several functions; call number `wrong` raises instead."""
+@pytest.mark.parametrize(
+    "error", [Killed(), OSError(errno.ENOSPC, "No space left on device")], ids=["kill", "full disk"]
+)
+def test_a_failed_write_leaves_the_previous_checkpoint(root, monkeypatch, error):
+    """Every call that changes the disk fails once."""
+    killed = isinstance(error, Killed)
+    calls = failures = 0
 
-    def __init__(self, wrong: int, error: BaseException):
-        self.wrong, self.error, self.made = wrong, error, 0
-
-    def counting(self, function):
-        def run(*arguments, **keywords):
-            self.made += 1
-            if self.made == self.wrong:
-                raise self.error
-            return function(*arguments, **keywords)
+    def failing(function, wrong):
+        def run(*arguments):
+            nonlocal calls
+            calls += 1
+            if calls == wrong:
+                raise error
+            return function(*arguments)
 
         return run
 
-
-def test_a_kill_leaves_the_previous_checkpoint(root, monkeypatch):
-    """Each call that changes the disk is killed once, without cleanup."""
-    kills = 0
-
-    class Killed(BaseException):
-        pass
-
-    for number in range(1, 100):
-        calls = Calls(number, Killed())
+    for number in itertools.count(1):
+        shutil.rmtree(root / "step-40", ignore_errors=True)
+        calls = 0
         with monkeypatch.context() as patch:
-            patch.setattr(atomic, "remove", lambda path: None)
+            if killed:
+                patch.setattr(atomic, "remove", lambda path: None)
             for name in ("fsync", "replace", "mkdir"):
-                patch.setattr(os, name, calls.counting(getattr(os, name)))
+                patch.setattr(os, name, failing(getattr(os, name), number))
             try:
                 checkpoint.save_checkpoint(root, 40, write_step(40))
-            except Killed:
-                kills += 1
-        remove_unfinished(root)
+            except (Killed, UnavailableError) as raised:
+                failures += 1
+                assert killed or ("No space left on device" in str(raised) and "step-40" in str(raised))
+        if killed:
+            remove_unfinished(root)
         newest = checkpoint.newest_intact(root, pytest.fail)
-        assert newest is not None and newest in (root / "step-30", root / "step-40")
-        assert (root / "latest").read_text() == f"{newest.name}\n" and not list(root.glob(".*"))
-        if newest.name == "step-40":
-            break
-    assert kills > 10
+        assert newest is not None and newest in (root / "step-30", root / "step-40") and not list(root.glob(".*"))
+        assert (root / "latest").read_text() == f"{newest.name}\n"
+        checkpoint.verify(root / "step-30")
+        if calls < number:  # every call has failed once
+            assert failures > 5 and newest == root / "step-40"
+            return
 
 
 def test_files_are_on_disk_before_the_checkpoint_is_named(tmp_path, monkeypatch):
@@ -180,28 +175,6 @@ def test_an_optimizer_without_state_is_restored(tmp_path):
         tensors.restore_optimizer(model, optimizer, tmp_path, stepped=True)
 
 
-def test_a_failed_write_leaves_the_previous_checkpoint(root, monkeypatch):
-    """Every call that changes the disk fails once; each time step 30 stays intact and no temporary file is left."""
-    failures = 0
-    for number in range(1, 100):
-        shutil.rmtree(root / "step-40", ignore_errors=True)
-        calls = Calls(number, OSError(errno.ENOSPC, "No space left on device"))
-        with monkeypatch.context() as patch:
-            for name in ("fsync", "replace", "mkdir"):
-                patch.setattr(os, name, calls.counting(getattr(os, name)))
-            try:
-                checkpoint.save_checkpoint(root, 40, write_step(40))
-            except UnavailableError as error:
-                failures += 1
-                assert "No space left on device" in str(error) and "step-40" in str(error)
-            if calls.made < number:
-                break  # every call has failed once
-        assert checkpoint.newest_intact(root, pytest.fail) in (root / "step-30", root / "step-40")
-        checkpoint.verify(root / "step-30")
-        assert not list(root.glob(".*"))
-    assert failures > 5 and checkpoint.newest_intact(root, pytest.fail) == root / "step-40"
-
-
 def test_a_full_disk_is_refused_before_anything_is_written(root):
     with pytest.raises(UnavailableError, match="about 1000000000000000000 bytes needed"):
         checkpoint.save_checkpoint(root, 40, lambda _: pytest.fail("written"), bytes_needed=10**18)
@@ -218,47 +191,30 @@ def test_pruning_keeps_regular_newest_and_best_checkpoints(root):
     assert names(checkpoint.checkpoints(root)) == ["step-50", "step-40", "step-10"]
 
 
-def test_a_run_folder_is_locked_until_released(tmp_path):
-    held = lock_run(tmp_path / "run")
-    with pytest.raises(InputError, match=f"in use by process {os.getpid()} on "):
-        lock_run(tmp_path / "run")
-    held.close()
-    lock_run(tmp_path / "run").close()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is not a folder"):
-        lock_run(tmp_path / "file")
-
-
 def test_model_and_optimizer_are_restored_bit_for_bit(tiny_model, tmp_path):
     def train(model, optimizer, steps):
-        for step in range(steps):
+        for step in steps:
             torch.manual_seed(step)
             optimizer.zero_grad()
             model(torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 2]])).loss.backward()
             optimizer.step()
 
-    model = tiny_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
-    train(model, optimizer, 3)
+    model, other = tiny_model(), tiny_model(seed=1)
+    optimizers = [torch.optim.Adam(each.parameters(), lr=1e-2, fused=True) for each in (model, other)]
+    train(model, optimizers[0], range(3))
     model.save_pretrained(tmp_path)
-    tensors.save_tensors(tensors.optimizer_tensors(model, optimizer), tmp_path / tensors.OPTIMIZER)
-    train(model, optimizer, 2)
-    other = tiny_model(seed=1)
-    optimizer = torch.optim.Adam(other.parameters(), lr=1e-2, fused=True)
+    tensors.save_tensors(tensors.optimizer_tensors(model, optimizers[0]), tmp_path / tensors.OPTIMIZER)
     tensors.restore_model(other, tmp_path)
-    tensors.restore_optimizer(other, optimizer, tmp_path)
-    for step in range(2):
-        torch.manual_seed(step)
-        optimizer.zero_grad()
-        other(torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 2]])).loss.backward()
-        optimizer.step()
+    tensors.restore_optimizer(other, optimizers[1], tmp_path)
+    for each, optimizer in zip((model, other), optimizers, strict=True):
+        train(each, optimizer, range(3, 5))
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
     saved = tensors.load_tensors(tmp_path / tensors.OPTIMIZER)
     name = next(name for name in saved if name.startswith("exp_avg_sq/"))
     tensors.save_tensors(saved | {name: torch.zeros(1)}, tmp_path / tensors.OPTIMIZER)
     with pytest.raises(BrokenFileError, match=rf"{name} has shape \(1,\), must be"):
-        tensors.restore_optimizer(other, optimizer, tmp_path)
+        tensors.restore_optimizer(other, optimizers[1], tmp_path)
 
 
 def test_nan_and_infinities_are_found():
@@ -279,12 +235,6 @@ def test_weights_of_another_model_are_refused(tiny_model, tmp_path):
 
 
 # --- averaging -----------------------------------------------------------------------------------------------------
-
-
-def test_the_average_is_the_mean_of_every_tensor(root):
-    averaged = average_weights([root / "step-10", root / "step-30"])
-    for name, value in TENSORS.items():
-        torch.testing.assert_close(averaged[name], value * 20)
 
 
 def test_bfloat16_weights_are_averaged_in_float64(tmp_path):
@@ -365,8 +315,13 @@ def test_a_terminated_average_leaves_no_files_behind(root, tmp_path, monkeypatch
 # --- in the background ---------------------------------------------------------------------------------------------
 
 
-def test_a_background_checkpoint_holds_the_state_at_its_start(tmp_path):
-    saving, may_write = Background(), threading.Event()
+@pytest.fixture
+def checkpointer(tmp_path):
+    return Checkpointer(cast(Any, SimpleNamespace(recipe=load_recipe("demo"))), tmp_path)
+
+
+def test_a_background_checkpoint_holds_the_state_at_its_start(tmp_path, checkpointer):
+    may_write = threading.Event()
     state = {name: value.clone() for name, value in TENSORS.items()}
     copied = tensors.copies(state)
 
@@ -374,30 +329,26 @@ def test_a_background_checkpoint_holds_the_state_at_its_start(tmp_path):
         assert may_write.wait(60)
         checkpoint.save_checkpoint(tmp_path, 1, lambda folder: tensors.save_tensors(copied, folder / "a"))
 
-    saving.start(write)
-    saving.raise_if_failed()  # returns at once: it is still writing
+    checkpointer.writing = checkpointer.thread.submit(write)
+    checkpointer.raise_if_failed()  # returns at once: it is still writing
     for tensor in state.values():
         tensor.zero_()  # training continues
     may_write.set()
-    saving.wait()
+    checkpointer.finish_writing()
     for name, value in tensors.load_tensors(tmp_path / "step-1" / "a").items():
         assert torch.equal(value, TENSORS[name])
 
 
-def test_a_background_failure_is_raised_once(tmp_path):
+def test_a_background_failure_is_raised_once(checkpointer):
     def fail():
         raise UnavailableError("disk full")
 
-    done = []
-    for ask in (Background.wait, lambda saving: saving.start(lambda: done.append(1))):
-        saving = Background()
-        saving.start(fail)
+    for ask in (checkpointer.finish_writing, checkpointer.raise_if_failed):
+        checkpointer.writing = checkpointer.thread.submit(fail)
+        wait([checkpointer.writing])
         with pytest.raises(UnavailableError, match="disk full"):
-            ask(saving)
-        saving.wait()
-        saving.start(lambda: done.append(2))
-        saving.wait()
-    assert done == [2, 2]
+            ask()
+        ask()
 
 
 def test_weights_have_the_permissions_of_other_files(tmp_path):

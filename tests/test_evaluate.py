@@ -98,20 +98,27 @@ def model_folder(tmp_path, tiny_model):
     return tmp_path
 
 
+def evaluate(folder, *words):
+    main([*map(str, (folder / "model", "--source", folder / "s", "--reference", folder / "r", "--beam", 2)), *words])
+
+
+def rows_of(table):
+    with table.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_the_command_translates_scores_and_records(model_folder, capsys):
-    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--beam", "2"]
     table, written = model_folder / "results.csv", model_folder / "out.txt"
     for _ in range(2):
-        main([str(model_folder / "model"), *files, "--json", "--record", str(table), "--hypotheses", str(written)])
+        evaluate(model_folder, "--json", "--record", str(table), "--hypotheses", str(written))
     result = json.loads(capsys.readouterr().out.split("}\n{")[0].rstrip("}") + "}")
     expected = scores(written.read_text().splitlines(), REFERENCES)
     assert {key: result[key] for key in expected} == expected
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(table)
     assert len(rows) == 2 and tuple(rows[0]) == COLUMNS
     assert rows[0]["bleu_signature"] == expected["bleu_signature"] and rows[0]["beam"] == "2"
     assert rows[0]["sentences"] == "3" and rows[0]["parameters"].isdigit()
-    main([str(model_folder / "model"), *files])
+    evaluate(model_folder)
     said = capsys.readouterr().out
     assert expected["bleu_signature"] in said and said.startswith("s, beam 2, length penalty 0.6\n")
 
@@ -159,10 +166,8 @@ def test_a_recorded_row_includes_hours_and_steps(model_folder):
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"progress": {"step": 7, "seconds": 5400.0, "cpu_seconds": 9000.0}}))
     (model_folder / "model/run.json").write_text(json.dumps({"command": "python -m training --config x"}))
-    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--beam", "1"]
-    main([str(model_folder / "model"), *files, "--record", str(model_folder / "results.csv")])
-    with (model_folder / "results.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
+    evaluate(model_folder, "--record", str(model_folder / "results.csv"))
+    (row,) = rows_of(model_folder / "results.csv")
     assert (row["hours"], row["cpu_hours"], row["steps"]) == ("1.5", "2.5", "7")
     assert row["command"] == "python -m training --config x"
 
@@ -175,24 +180,20 @@ def test_tokenised_text_is_also_scored_as_written():
     assert result["bleu_tokenised"] is None or result["bleu_tokenised"] > result["bleu_as_written"]
 
 
-def test_a_row_in_another_precision_is_refused(model_folder, capsys):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dtype", "bfloat16"], "use it without --dtype and --backend"),
+        ([], "results.csv: its columns are not date,"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_not_recorded(model_folder, capsys, words, message):
     table = model_folder / "results.csv"
-    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--record", str(table)]
-    with pytest.raises(SystemExit) as stop:
-        main([str(model_folder / "model"), *files, "--dtype", "bfloat16"])
-    assert stop.value.code == 2 and "use it without --dtype and --backend" in capsys.readouterr().err
-    assert not table.exists()
-
-
-def test_a_results_file_with_other_columns_is_not_changed(model_folder, capsys):
-    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r")]
-    table = model_folder / "older.csv"
     table.write_text("date,bleu\n2026-01-01,30\n")
-    with pytest.raises(SystemExit) as end:
-        main([str(model_folder / "model"), *files, "--record", str(table)])
-    assert end.value.code == 2
+    with pytest.raises(SystemExit) as stop:
+        evaluate(model_folder, "--record", str(table), *words)
     output = capsys.readouterr()
-    assert "older.csv: its columns are not date," in output.err and "chrF" in output.out
+    assert stop.value.code == 2 and message in output.err and ("chrF" in output.out) == (not words)
     assert table.read_text() == "date,bleu\n2026-01-01,30\n"
 
 
@@ -203,7 +204,7 @@ def test_a_results_file_with_other_columns_is_not_changed(model_folder, capsys):
         (["model"], "has no run.json; name a recipe"),
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
-        (["model", "--kinds", "s", "--config", "demo"], "--kinds requires --source and --reference"),
+        (["model", "--kinds", "s", "--config", "demo"], "and --kinds requires them"),
         (["model", "--config", "demo", "--hypotheses", "no/where"], "no/where: give the name of a file in a folder"),
         (["model", "--config", "paper_base_en_de", "--data", "nowhere"], "there is no folder nowhere"),
     ],
@@ -219,14 +220,11 @@ def test_wrong_arguments_are_one_line_errors(model_folder, arguments, message, c
 def test_a_row_starts_a_new_line_without_git(model_folder, monkeypatch):
     """An editor or a full disk may have removed the last line end."""
     table = model_folder / "results.csv"
-    files = ["--source", str(model_folder / "s"), "--reference", str(model_folder / "r"), "--beam", "1"]
-    record = [str(model_folder / "model"), *files, "--record", str(table)]
-    main(record)
+    evaluate(model_folder, "--record", str(table))
     table.write_bytes(table.read_bytes().rstrip())
     monkeypatch.setenv("PATH", str(model_folder))
-    main(record)
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    evaluate(model_folder, "--record", str(table))
+    rows = rows_of(table)
     assert len(rows) == 2 and rows[1]["commit"] == __version__
     assert {key: rows[0][key] for key in ("bleu", "test")} == {key: rows[1][key] for key in ("bleu", "test")}
 

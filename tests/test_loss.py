@@ -7,6 +7,7 @@ from torch._dynamo.testing import CompileCounter
 
 from training import machine
 from training.loss import TrainingLoss, linear_cross_entropy, smoothing_weights
+from training.recipe import load_recipe
 from vaswani_transformer import label_smoothed_cross_entropy
 
 TOKENS, D_MODEL, VOCABULARY = 23, 8, 31
@@ -65,11 +66,6 @@ def test_the_gradient_matches_finite_differences():
 
     # The logits are computed in float32, so the differences must be large.
     assert torch.autograd.gradcheck(loss, (hidden, weight, offset), eps=1e-2, atol=2e-2, rtol=1e-2)
-
-
-def test_an_unknown_spread_is_refused():
-    with pytest.raises(ValueError, match="'others' or 'all'"):
-        smoothing_weights(0.1, 10, "some")
 
 
 def test_huge_logits_stay_finite():
@@ -132,15 +128,6 @@ def test_half_precision_gradients_do_not_underflow(dtype):
         assert (found - expected).norm() < 0.01 * expected.norm()
 
 
-def test_evaluation_does_not_smooth(tiny_model):
-    model = tiny_model()
-    module = TrainingLoss(model, 0.1, "others").eval()
-    source = torch.tensor([[5, 6, 2]])
-    with torch.no_grad():
-        loss, plain = module(source, None, torch.tensor([[0, 7]]), torch.tensor([0, 1]), torch.tensor([7, 2]))
-    torch.testing.assert_close(loss, plain)
-
-
 @pytest.mark.parametrize("rate", [0.001, 0.3, 0.999])
 def test_dropout_keeps_the_mean(rate):
     dropped = machine.ByteDropout(rate).train()(torch.ones(4_000_000))
@@ -152,7 +139,7 @@ def test_training_compiles_once_for_all_sizes(tiny_model, attention):
     """Batch sizes, lengths and numbers of target tokens all vary."""
     torch._dynamo.reset()
     model = tiny_model(attn_implementation=attention, attention_dropout=0.1, encoder_layers=1, decoder_layers=1)
-    machine.use_byte_dropout(model)
+    assert machine.use_byte_dropout(load_recipe("demo"), model, torch.device("cpu"))
     module = TrainingLoss(model, 0.1, "others").train()
     captured = CompileCounter()
     compiled = torch.compile(module, backend=captured, dynamic=True)

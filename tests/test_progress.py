@@ -44,7 +44,8 @@ def test_a_nan_loss_is_never_the_best():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_takes_precedence_over_a_limit(number):
     before = signal.getsignal(number)
-    with Signals() as signals:
+    signals = Signals()
+    with signals.caught():
         signal.raise_signal(number)
     assert signals.received == number and signals.received.is_signal
     assert max(StopReason.LIMIT, signals.received) == number and not StopReason.LIMIT.is_signal

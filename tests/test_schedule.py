@@ -2,6 +2,7 @@
 
 import pytest
 
+from training.recipe import load_recipe
 from training.schedule import inverse_sqrt_learning_rate, learning_rate, linear_decay, paper_learning_rate
 
 
@@ -21,11 +22,6 @@ def test_the_rate_peaks_at_warmup(d_model, warmup, factor, peak):
     assert rates[warmup] == pytest.approx(peak, rel=1e-3)
 
 
-def test_the_factor_multiplies_the_paper_rate():
-    for step in (1, 4000, 9000):
-        assert learning_rate(step, d_model=512, warmup_steps=4000, factor=2) == 2 * paper_learning_rate(step, 512, 4000)
-
-
 def test_inverse_sqrt_equals_the_paper_at_its_peak():
     peak = paper_learning_rate(4000, 512, 4000)
     for step in (1, 400, 4000, 9000):
@@ -38,9 +34,12 @@ def test_decay_is_linear_and_ends_at_zero():
     assert linear_decay(11, 10, 0.4) == 0
 
 
-def test_only_decay_depends_on_the_total():
-    assert learning_rate(50, d_model=512, warmup_steps=10, total_steps=60) == learning_rate(
-        50, d_model=512, warmup_steps=10, total_steps=10**6
-    )
-    decayed = learning_rate(60, d_model=512, warmup_steps=10, peak=1e-3, total_steps=60, decay_share=0.5)
+def rate_of(step: int, total_steps: int, **keys: str) -> float:
+    return learning_rate(load_recipe(None, {"warmup_steps": "10", **keys}), 512, step, total_steps)
+
+
+def test_the_recipe_scales_and_decays_the_rate():
+    assert rate_of(50, 60, learning_rate_factor="2") == rate_of(50, 10**6, learning_rate_factor="2")
+    assert rate_of(50, 60, learning_rate_factor="2") == 2 * paper_learning_rate(50, 512, 10)
+    decayed = rate_of(60, 60, learning_rate="1e-3", decay_share="0.5")
     assert decayed == pytest.approx(inverse_sqrt_learning_rate(60, 1e-3, 10) / 30)

@@ -22,11 +22,10 @@ from vaswani_transformer.pictures import curves_of
     ],
 )
 def test_nan_and_infinity_are_never_saved(start, tmp_path, rate, message):
-    process = start(
+    said = start(
         learning_rate=rate, warmup_steps=1, max_bad_steps=3, save_every=1, validate_every=None, validation=[]
-    )
-    assert process.wait() == 2
-    assert message in process.said() and not (tmp_path / "run/model.safetensors").exists()
+    ).ends(2)
+    assert message in said and not (tmp_path / "run/model.safetensors").exists()
     for path in (tmp_path / "run/checkpoints").glob("step-*/*.safetensors"):
         assert all(tensor.isfinite().all() for tensor in load_file(path).values())
 
@@ -36,60 +35,55 @@ def test_a_first_run_with_own_text_is_advised(start, text, tmp_path):
     for name in ("train.en", "train.de"):
         shutil.copy(text / name, tmp_path / "own")
     keys = {"data": str(tmp_path / "own"), "model": {**SMALL["model"], "encoder_ffn_dim": 4096}, "warmup_steps": 100}
-    process = start(**keys, max_steps=3, save_every=3, validate_every=3, average_last=1)
-    assert process.wait() == 0, process.said()
-    for message in (
+    start(**keys, max_steps=3, save_every=3, validate_every=3, average_last=1).ends(
+        0,
         "no validation text val: every 50th training pair is held out, at most 2,000",
         "the learning rate rises for 100 steps (warmup_steps), but the run has 3",
         "parameters are too many for 118 pairs; use another --config: multi30k_en_de suits 10,000 to 50,000 pairs",
         "step 1/3  ",
         "step 3: validation loss",
-    ):
-        assert message in process.said()
+    )
 
 
 def test_an_unknown_field_of_the_model_is_named_before_anything_is_read(start, tmp_path):
-    process = start(**{"model.dropuot": 0.1}, data=str(tmp_path / "nowhere"))
-    assert process.wait() == 2 and "unknown config field 'dropuot'; did you mean 'dropout'?" in process.said()
+    start(**{"model.dropuot": 0.1}, data=str(tmp_path / "nowhere")).ends(
+        2, "unknown config field 'dropuot'; did you mean 'dropout'?"
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_steps_without_finite_gradients_are_skipped_and_counted(start, tmp_path):
-    process = start(fault=("nan", 4 * 2 + 1), max_steps=6, validation=[], validate_every=None)
-    assert process.wait() == 0 and "step 3: the gradient is not finite, step skipped" in process.said()
+    start(fault=("nan", 4 * 2 + 1), max_steps=6, validation=[], validate_every=None).ends(
+        0, "step 3: the gradient is not finite, step skipped"
+    )
     (record,) = [record for record in records_of(tmp_path / "run") if "skipped_steps" in record]
     assert record["skipped_steps"] == 1
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(start, tmp_path, uninterrupted):
-    assert start(fault=("term", 4 * 4 + 2)).wait() == 143
-    process = start(fault=("file size", 20_000))
-    assert process.wait() == 4
-    assert "step-5 cannot be written" in process.said() and "free); the previous one is intact" in process.said()
+    start(fault=("term", 4 * 4 + 2)).ends(143)
+    start(fault=("file size", 20_000)).ends(4, "step-5 cannot be written", "free); the previous one is intact")
     assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-4"]
-    assert start().wait() == 0
+    start().ends()
     # The checkpoint of step 4 has not replaced a regular one.
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_keep_going_survives_a_failed_checkpoint(start, tmp_path, uninterrupted):
-    process = start(fault=("disk full", 1), keep_going=True)
-    assert process.wait() == 0
-    assert re.search(
-        r"step-5 cannot be written: No space left on device \(about \d+ bytes.*; training continues", process.said()
-    )
+    said = start(fault=("disk full", 1), keep_going=True).ends()
+    assert re.search(r"step-5 cannot be written: No space left on device \(about \d+ bytes.*; training continues", said)
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
-    process = start("none", fault=("file size", 20_000), keep_going=True, max_steps=6)
-    assert process.wait() == 4 and "no checkpoint could be written, so there is no model" in process.said()
+    start("none", fault=("file size", 20_000), keep_going=True, max_steps=6).ends(
+        4, "no checkpoint could be written, so there is no model"
+    )
 
 
 def test_a_read_only_folder_is_refused_before_training(start, tmp_path):
     (tmp_path / "run").mkdir()
-    process = start(fault=("read-only", str(tmp_path / "run")))
-    assert process.wait() == 4, process.said()
-    assert f"output_dir {tmp_path / 'run'} cannot be written: " in process.said() and "step" not in process.said()
+    said = start(fault=("read-only", str(tmp_path / "run"))).ends(4)
+    assert f"output_dir {tmp_path / 'run'} cannot be written: " in said and "step" not in said
 
 
 def test_a_second_run_on_the_same_folder_is_refused(start):
@@ -105,9 +99,7 @@ def test_a_second_run_on_the_same_folder_is_refused(start):
     ("keys", "message"),
     [
         ({"micro_batches": 3, "processes": 2}, "1 process running, 2 requested"),
-        ({"model": {"d_modell": 16}}, "unknown config field 'd_modell'; did you mean 'd_model'?"),
         ({"model": {"d_model": 15}}, "`d_model` is 15"),
-        ({"model": {"attention_bias": 3}}, "field 'attention_bias'"),
         ({"preset": "huge"}, "preset 'huge' is not one of base"),
         ({"vocab_size": 100_000}, "vocab_size 100000 is larger than the texts give"),
         ({"tokenizer": "nowhere"}, "nowhere has no tokenizer.json"),
@@ -129,19 +121,16 @@ def test_wrong_input_is_a_one_line_error_before_training(start, keys, message):
 def test_a_folder_without_a_run_is_not_touched(start, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/thesis.txt").write_text("mine")
-    process = start(overwrite=True)
-    assert process.wait() == 2 and "is not empty (thesis.txt) and holds no training run" in process.said()
+    start(overwrite=True).ends(2, "is not empty (thesis.txt) and holds no training run")
     assert (tmp_path / "run/thesis.txt").read_text() == "mine"
     (tmp_path / "file").write_text("mine")
-    process = start(output="file")
-    assert process.wait() == 2 and "is not a folder" in process.said()
+    start(output="file").ends(2, "is not a folder")
 
 
 def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
-    assert start(vocab_size=100_000).wait() == 2
-    process = start(max_steps=6, test=["nowhere"])  # nothing has been trained there, so the recipe may change
-    assert process.wait() == 0, process.said()
-    assert "nowhere.en: no such file" in process.said() and "training continues" in process.said()
+    start(vocab_size=100_000).ends(2)
+    # Nothing has been trained there, so the recipe may change.
+    start(max_steps=6, test=["nowhere"]).ends(0, "nowhere.en: no such file", "training continues")
     trained = weights(tmp_path / "run")
     for keys, message in (
         ({"data": "nowhere"}, "there is no folder nowhere"),
@@ -149,8 +138,7 @@ def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
         ({"initial_weights": str(tmp_path / "run")}, "is inside output_dir"),
         ({"model": {"d_model": 15}}, "`d_model` is 15"),
     ):
-        process = start(max_steps=6, overwrite=True, **keys)
-        assert process.wait() == 2 and message in process.said()
+        start(max_steps=6, overwrite=True, **keys).ends(2, message)
         assert weights(tmp_path / "run").keys() == trained.keys()
         assert (tmp_path / "run/checkpoints/latest").read_text() == "step-6\n"
 
@@ -165,7 +153,7 @@ def test_a_nan_loss_is_null_in_the_log(tmp_path):
 
 @pytest.mark.parametrize("state", ["full", "closed"])
 def test_an_unwritable_stderr_does_not_end_training(start, tmp_path, state):
-    assert start(fault=("stderr", state), max_steps=2).wait() == 0
+    start(fault=("stderr", state), max_steps=2).ends()
     assert (tmp_path / "run/model.safetensors").is_file()
 
 

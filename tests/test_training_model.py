@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, processors
 
 from training.corpus import load_corpus
 from training.dry_run import make_plan
-from training.model import control_ids, load_or_train_tokenizer, load_target_tokenizer, model_config
+from training.model import load_or_train_tokenizer, load_target_tokenizer, model_config, sizes_and_ids
 from training.parallel_text import parallel_texts
 from training.recipe import Recipe, load_recipe
 from training.train import train
@@ -82,7 +82,7 @@ def test_special_ids_that_contradict_the_tokenizer_are_refused(folder: Path) -> 
     tokenizer = loaded(recipe_of(folder))
     recipe = recipe_of(folder, model=SIZES | {"eos_token_id": 5})
     with pytest.raises(InputError, match="eos_token_id is 5, in the tokenizer 2"):
-        model_config(recipe, len(tokenizer), None, control_ids(tokenizer))
+        model_config(recipe, *sizes_and_ids(tokenizer, None))
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(folder: Path) -> None:
@@ -150,7 +150,7 @@ def test_tokenizers_with_different_pad_ids_are_refused(folder: Path) -> None:
     exchange_ids(folder)
     recipe = recipe_of(folder)
     with pytest.raises(InputError, match="pad_token_id is 0 in the source's and 1 in the target's"):
-        control_ids(loaded(recipe), load_target_tokenizer(recipe, Path(recipe.output_dir)))
+        sizes_and_ids(loaded(recipe), load_target_tokenizer(recipe, Path(recipe.output_dir)))
 
 
 # --- steps ---------------------------------------------------------------------------------------------------------

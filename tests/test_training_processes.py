@@ -38,8 +38,7 @@ def test_more_processes_than_micro_batches_share_them(start, tmp_path):
     keys = {"micro_batches": 1, "tokens_per_step": 120, "max_steps": 12, "learning_rate": 1e-3, "save_every": 12}
     keys |= {"model": {**SMALL["model"], "dropout": 0.0}, "average_last": 1}
     for ranks in (1, 2):
-        process = start(f"run{ranks}", ranks=ranks, **keys)
-        assert process.wait() == 0, process.said()
+        start(f"run{ranks}", ranks=ranks, **keys).ends()
     one, two = ([r for r in records_of(tmp_path / f"run{ranks}") if "loss" in r] for ranks in (1, 2))
     assert len(one) == len(two) == 2
     for a, b in zip(one, two, strict=True):
@@ -76,8 +75,7 @@ def test_a_killed_fsdp_run_ends_with_the_same_bits(start, tmp_path, uninterrupte
 )
 def test_fsdp_has_the_losses_of_ddp_with_other_recipes(start, tmp_path, ranks, keys):
     for name, variables in (("ddp", None), ("fsdp", dict(FSDP))):
-        process = start(name, ranks=ranks, variables=variables, **keys)
-        assert process.wait() == 0, process.said()
+        start(name, ranks=ranks, variables=variables, **keys).ends()
     tolerance = 1e-2 if "mixed_precision" in keys else 1e-4
     assert_same_losses(tmp_path / "ddp", tmp_path / "fsdp", tolerance)
     ddp, fsdp = ([r.get("validation_bleu") for r in records_of(tmp_path / name)] for name in ("ddp", "fsdp"))
@@ -91,12 +89,11 @@ def test_a_run_resumes_with_and_without_fsdp(start, tmp_path, uninterrupted):
     for step, ranks, split in ((5, 1, False), (10, 2, True), (15, 2, False), (20, 2, True)):
         backward = fifth[ranks] + (ranks == 2 and not split)
         variables = dict(FSDP) if split else None
-        process = start(ranks=ranks, variables=variables, fault=("term", backward), allow_changed=True)
-        assert process.wait() == 143 and f"saved step {step}" in process.said(), process.said()
-    assert "weights was split by FSDP, is None" in process.said()
-    process = start(allow_changed=True)
-    assert process.wait() == 0 and "resuming from step-20" in process.said(), process.said()
-    assert "resuming a changed run: processes was 2, is 1" in process.said()
+        said = start(ranks=ranks, variables=variables, fault=("term", backward), allow_changed=True).ends(
+            143, f"saved step {step}"
+        )
+    assert "weights was split by FSDP, is None" in said
+    start(allow_changed=True).ends(0, "resuming from step-20", "resuming a changed run: processes was 2, is 1")
     folders = (uninterrupted(2)[0], tmp_path / "run")
     one, other = (next(r for r in reversed(records_of(folder)) if "validation_loss" in r) for folder in folders)
     assert one["step"] == other["step"] == STEPS
@@ -120,8 +117,7 @@ def test_unsupported_fsdp_settings_are_named(monkeypatch):
 
 
 def test_deepspeed_is_refused(start, tmp_path):
-    process = start(variables={"ACCELERATE_USE_DEEPSPEED": "true"})
-    assert process.wait() == 4 and "DeepSpeed, which is not supported" in process.said()
+    start(variables={"ACCELERATE_USE_DEEPSPEED": "true"}).ends(4, "DeepSpeed is not supported")
     assert not (tmp_path / "run").exists()
 
 
@@ -209,8 +205,7 @@ def test_the_end_of_several_processes_is_one_line(text, tmp_path, number, rank, 
 
 @pytest.mark.slow
 def test_processes_wait_for_the_text_longer_than_for_each_other(start):
-    process = start(ranks=2, fault=("slow text", 30), max_steps=6)
-    assert process.wait() == 0, process.said()
+    start(ranks=2, fault=("slow text", 30), max_steps=6).ends()
 
 
 @pytest.mark.slow
@@ -224,7 +219,6 @@ def test_a_process_that_hangs_ends_the_run(start):
 @pytest.mark.slow
 def test_the_model_is_released_before_the_process_group(start):
     """If DDP freed the group, Python could deadlock with one of its threads."""
-    process = start(ranks=2, fault=("threads", 0), max_steps=6)
-    assert process.wait() == 0
-    (threads,) = [line for line in process.said().splitlines() if line.startswith("threads:")]
+    said = start(ranks=2, fault=("threads", 0), max_steps=6).ends()
+    (threads,) = [line for line in said.splitlines() if line.startswith("threads:")]
     assert "python" in threads and "gloo" not in threads

@@ -55,8 +55,7 @@ def lines_of(path):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_line_is_translated_in_order(start, work, tmp_path, ranks):
-    process = start(ranks)
-    assert process.wait() == 0, process.said()
+    start(ranks).ends()
     assert lines_of(tmp_path / "out") == work[1]
     assert not (tmp_path / "out.shards").exists()
 
@@ -65,12 +64,9 @@ def test_a_killed_translation_resumes_with_missing_shards(start, work, tmp_path)
     assert start(fault=("kill", 16)).wait() == -9
     done = sorted(path.name for path in (tmp_path / "out.shards").glob("shard-*") if ".tmp" not in path.name)
     assert 0 < len(done) < LINES // SHARD and not (tmp_path / "out").exists()
-    process = start(**{"num-beams": 1})
-    assert process.wait() == 2
-    assert "shards of another translation (num_beams was 4, is 1)" in process.said()
-    process = start(ranks=2)
-    assert process.wait() == 0, process.said()
-    assert "lines 1 to 5 translated" not in process.said()
+    start(**{"num-beams": 1}).ends(2, "shards of another translation (num_beams was 4, is 1)")
+    said = start(ranks=2).ends()
+    assert "lines 1 to 5 translated" not in said
     assert lines_of(tmp_path / "out") == work[1]
 
 
@@ -80,8 +76,7 @@ def test_shards_depend_on_every_model_file(start, work, tmp_path):
     assert start(fault=("kill", 16), **words).wait() == -9
     settings = tmp_path / "model/generation_config.json"
     settings.write_text(settings.read_text().replace('"max_source_length_offset": 50', '"max_source_length_offset": 5'))
-    process = start(**words)
-    assert process.wait() == 2 and "holds shards of another translation (model was " in process.said()
+    start(**words).ends(2, "holds shards of another translation (model was ")
 
 
 @pytest.mark.parametrize(
@@ -111,18 +106,15 @@ def test_shards_of_another_text_or_search_are_refused(work, tmp_path, monkeypatc
 
 def test_invalid_outputs_and_settings_are_refused_early(start, work, tmp_path):
     (tmp_path / "folder").mkdir()
-    process = start(output=tmp_path / "folder")
-    assert process.wait() == 2 and "folder is a folder; give the name of a file" in process.said()
-    process = start(**{"num-beams": 100_000})
-    assert process.wait() == 2 and "num_beams is 100000; it must lie between 1 and 1000" in process.said()
+    start(output=tmp_path / "folder").ends(2, "folder is a folder; give the name of a file")
+    start(**{"num-beams": 100_000}).ends(2, "num_beams is 100000; it must lie between 1 and 1000")
     assert not (tmp_path / "out.shards").exists()
 
 
 def test_a_translation_without_shards_can_be_restarted(start, work, tmp_path):
     (tmp_path / "out.shards").mkdir()
     (tmp_path / "out.shards/about.json").write_text('{"num_beams": 9}')
-    process = start()
-    assert process.wait() == 0, process.said()
+    start().ends()
     assert lines_of(tmp_path / "out") == work[1]
 
 
@@ -130,11 +122,10 @@ def test_a_truncated_shard_is_named(start, work, tmp_path):
     assert start(fault=("kill", 16)).wait() == -9
     shard = tmp_path / "out.shards/shard-0000000"
     shard.write_text(shard.read_text()[:-3])
-    process = start()
-    assert process.wait() == 3 and "shard-0000000 is damaged" in process.said()
+    start().ends(3, "shard-0000000 is damaged")
     assert not (tmp_path / "out").exists()
     shard.unlink()
-    assert start().wait() == 0
+    start().ends()
     assert lines_of(tmp_path / "out") == work[1]
 
 
@@ -149,9 +140,8 @@ def test_files_of_unknown_origin_are_not_touched(start, work, tmp_path):
     folder = tmp_path / "out.shards"
     folder.mkdir()
     (folder / "notes").write_text("mine")
-    assert start().wait() == 0
+    start().ends()
     assert [path.name for path in folder.iterdir()] == ["notes"]
     (folder / "shard-00").write_text("mine")
-    process = start()
-    assert process.wait() == 2 and "so its origin is unknown" in process.said()
+    start().ends(2, "so its origin is unknown")
     assert (folder / "shard-00").read_text() == "mine"

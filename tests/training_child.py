@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -26,9 +27,6 @@ _context.set_forkserver_preload(
 )
 
 
-OF_ALL_RANKS = ("slow text", "hang")  # faults that concern several processes; the others happen to the first
-
-
 def in_new_process(function: Callable[..., object], *arguments: object) -> None:
     """Run a function of a test module in a process with another hash seed, which has imported torch."""
     process = _context.Process(target=function, args=arguments)
@@ -40,13 +38,7 @@ def in_new_process(function: Callable[..., object], *arguments: object) -> None:
 def child(
     arguments: list[str], log: str, environment: dict[str, str], fault: tuple[str, Any] | None, program: str
 ) -> None:
-    """Run a module of the training program. fault: ("kill", n): SIGKILL at the n-th call that changes the disk;
-    ("term", n), ("int", n), ("term twice", n): SIGTERM or SIGINT before the n-th backward pass; ("nan", n): its loss is
-    NaN; ("file size", n): no file may grow beyond n bytes; ("disk full", n): the n-th query of the free space
-    returns 0; ("read-only", folder): nothing can be written there; ("stderr", "full" or "closed"): stderr cannot be
-    written; ("slow text", n): the main process takes n seconds to read its text, and collectives may take n / 2;
-    ("hang", n): the other processes stop in their third backward pass, and collectives may take n seconds;
-    ("threads", 0): no fault, but the threads that remain after the process group has ended are printed."""
+    """Run a module of the training program with one of FAULTS, by name and value."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -57,31 +49,8 @@ def child(
     import torch
 
     torch.set_num_threads(1)
-    if fault is not None and fault[0] == "kill":
-        _kill_at_disk_call(fault[1])
-    if fault is not None and fault[0] in ("term", "int", "term twice"):
-        which = signal.SIGINT if fault[0] == "int" else signal.SIGTERM
-        _at_backward(fault[1], lambda loss: _send(which, 2 if "twice" in fault[0] else 1) or loss)
-    if fault is not None and fault[0] == "nan":
-        _at_backward(fault[1], lambda loss: loss * torch.nan)
-    if fault is not None and fault[0] == "file size":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (fault[1], fault[1]))
-    if fault is not None and fault[0] == "disk full":
-        _no_space_at_look(fault[1])
-    if fault is not None and fault[0] == "stderr":
-        os.dup2(os.open("/dev/full", os.O_WRONLY) if fault[1] == "full" else _pipe_without_reader(), 2)
-        sys.stderr = open(2, "w", buffering=1, closefd=False)
-    if fault is not None and fault[0] == "threads":
-        _name_threads_at_end()
-    if fault is not None and fault[0] == "slow text":
-        _read_text_slowly(int(fault[1]))
-        _allow_collectives(int(fault[1]) / 2)
-    if fault is not None and fault[0] == "hang":
-        _allow_collectives(int(fault[1]))
-        if environment["RANK"] != "0":
-            _at_backward(3, lambda _: time.sleep(1000))
-    if fault is not None and fault[0] == "read-only":
-        _make_read_only(fault[1])
+    if fault is not None:
+        FAULTS[fault[0]](fault[1])
     main = importlib.import_module(f"training.{program}").main
 
     try:
@@ -94,90 +63,75 @@ def child(
         os._exit(1)
 
 
-def _kill_at_disk_call(number: int) -> None:
-    calls = 0
+def _at_call(number: int, owner: Any, names: tuple[str, ...], instead: Callable[..., Any]) -> None:
+    """Replace the number-th call of these functions, counted together, by `instead(function, *arguments)`."""
+    calls = itertools.count(1)
 
     def wrapped(function: Any) -> Any:
         def run(*arguments: Any, **keywords: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == number:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if next(calls) == number:
+                return instead(function, *arguments, **keywords)
             return function(*arguments, **keywords)
 
         return run
 
-    for name in ("fsync", "replace", "mkdir", "unlink", "rmdir", "open"):
-        setattr(os, name, wrapped(getattr(os, name)))
+    for name in names:
+        setattr(owner, name, wrapped(getattr(owner, name)))
 
 
 def _at_backward(number: int, change: Callable[[Any], Any]) -> None:
     import torch
 
-    calls = 0
-    backward = torch.Tensor.backward
+    def run(backward: Any, loss: Any, *arguments: Any, **keywords: Any) -> Any:
+        return backward(change(loss), *arguments, **keywords)
 
-    def run(loss: Any, *arguments: Any, **keywords: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return backward(change(loss) if calls == number else loss, *arguments, **keywords)
-
-    torch.Tensor.backward = run  # type: ignore[method-assign]
+    _at_call(number, torch.Tensor, ("backward",), run)
 
 
-def _send(which: int, times: int) -> None:
-    for _ in range(times):
-        os.kill(os.getpid(), which)
+def _signal_at_backward(number: int, *signals: int) -> None:
+    def send(loss: Any) -> Any:
+        for each in signals:
+            os.kill(os.getpid(), each)
+        return loss
+
+    _at_backward(number, send)
 
 
-def _no_space_at_look(number: int) -> None:
-    calls = 0
-    disk_usage = shutil.disk_usage
-
-    def run(path: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        usage = disk_usage(path)
-        return usage._replace(free=0) if calls == number else usage
-
-    shutil.disk_usage = run
-
-
-def _pipe_without_reader() -> int:
+def _break_stderr(state: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    return writer
+    os.dup2(os.open("/dev/full", os.O_WRONLY) if state == "full" else writer, 2)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
 
 
-def _name_threads_at_end() -> None:
+def _name_threads_at_end(_: int) -> None:
     from accelerate import Accelerator
 
-    end_training = Accelerator.end_training
-
-    def run(accelerator: Accelerator) -> None:
+    def run(end_training: Any, accelerator: Accelerator) -> None:
         end_training(accelerator)
         print("threads:", *(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")), flush=True)
 
-    Accelerator.end_training = run  # type: ignore[method-assign]
+    _at_call(1, Accelerator, ("end_training",), run)
 
 
 def _read_text_slowly(seconds: int) -> None:
     from training import prepare
 
-    read_text = prepare.read_text
-
-    def run(*arguments: Any) -> Any:
+    def run(read_text: Any, *arguments: Any) -> Any:
         if os.environ["RANK"] == "0":
             time.sleep(seconds)
         return read_text(*arguments)
 
-    prepare.read_text = run
+    _at_call(1, prepare, ("read_text",), run)
+    prepare.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds / 2)
 
 
-def _allow_collectives(seconds: float) -> None:
+def _hang(seconds: int) -> None:
     from training import prepare
 
     prepare.COLLECTIVE_TIMEOUT = timedelta(seconds=seconds)
+    if os.environ["RANK"] != "0":
+        _at_backward(3, lambda _: time.sleep(1000))
 
 
 def _make_read_only(folder: str) -> None:
@@ -190,6 +144,33 @@ def _make_read_only(folder: str) -> None:
         raise OSError(ctypes.get_errno(), "unshare")
     for words in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "ro", "tmpfs", folder]):
         subprocess.run(["mount", *words], check=True)
+
+
+DISK_CALLS = ("fsync", "replace", "mkdir", "unlink", "rmdir", "open")
+OF_ALL_RANKS = ("slow text", "hang")  # the other faults happen to the first process only
+FAULTS: dict[str, Callable[[Any], None]] = {
+    # SIGKILL at the n-th call that changes the disk
+    "kill": lambda n: _at_call(n, os, DISK_CALLS, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)),
+    # before the n-th backward pass
+    "term": lambda n: _signal_at_backward(n, signal.SIGTERM),
+    "int": lambda n: _signal_at_backward(n, signal.SIGINT),
+    "term twice": lambda n: _signal_at_backward(n, signal.SIGTERM, signal.SIGTERM),
+    "nan": lambda n: _at_backward(n, lambda loss: loss * float("nan")),
+    # no file may grow beyond n bytes
+    "file size": lambda n: resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)),
+    # the n-th query of the free space returns 0
+    "disk full": lambda n: _at_call(n, shutil, ("disk_usage",), lambda usage, path: usage(path)._replace(free=0)),
+    # nothing can be written in a folder
+    "read-only": _make_read_only,
+    # stderr is "full" or "closed"
+    "stderr": _break_stderr,
+    # the main process takes n seconds to read its text, and collectives may take n / 2
+    "slow text": _read_text_slowly,
+    # the other processes stop in their third backward pass, and collectives may take n seconds
+    "hang": _hang,
+    # no fault, but the threads that remain after the process group has ended are printed
+    "threads": _name_threads_at_end,
+}
 
 
 class TrainingProcess:
@@ -238,6 +219,13 @@ class TrainingProcess:
                 rank.kill()  # as torchrun does
             rank.join(seconds)
         return self.ranks[0].exitcode
+
+    def ends(self, code: int = 0, *messages: str) -> str:
+        """Wait for this exit code of the first rank and return the output, which must contain the messages."""
+        assert self.wait() == code, self.said()
+        for message in messages:
+            assert message in self.said()
+        return self.said()
 
     def said(self) -> str:
         return self.log.read_text() if self.log.exists() else ""

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,11 +165,13 @@ def options_of(keys: dict[str, Any]) -> list[str]:
     return [word for key, value in keys.items() for word in (f"--{key}", json.dumps(value, ensure_ascii=False))]
 
 
-def launch(text: Path, tmp_path: Path, *how: str, **keys) -> subprocess.Popen[bytes]:
-    """Start `accelerate launch ... -m training` with the small recipe; its output goes to tmp_path/log."""
-    options = SMALL | {"data": str(text), "output_dir": str(tmp_path / "run")} | keys
-    command = [sys.executable, "-m", "accelerate.commands.launch", *how, "--num_processes", "2", "--num_machines", "1"]
-    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "training", *options_of(options)]
-    with (tmp_path / "log").open("wb") as file:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def launch(
+    text: Path, folder: Path, *how: str, prefix: Sequence[str] = (), variables: dict[str, str] | None = None, **keys
+) -> subprocess.Popen[bytes]:
+    """Start `accelerate launch HOW -m training` with the small recipe in folder/run; its output goes to folder/log."""
+    options = SMALL | {"data": str(text), "output_dir": str(folder / "run")} | keys
+    command = [*prefix, sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines"]
+    command += ["1", "--mixed_precision", "no", "--dynamo_backend", "no", *how, "-m", "training", *options_of(options)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | (variables or {})
+    with (folder / "log").open("ab") as file:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)

@@ -1,6 +1,6 @@
 """Turns parallel text into a model: sections 5 and 6 of the paper.
 
-recipe.py -> prepare.py (parallel_text.py, tokenise.py, corpus.py, batches.py, model.py)
+recipe.py -> prepare.py (parallel_text.py, corpus.py, batches.py, model.py)
           -> train.py (step.py, loss.py, schedule.py, validation.py, checkpointer.py) -> evaluate.py
 """
 

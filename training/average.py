@@ -9,7 +9,7 @@ import typer
 from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer.atomic import atomic_folder, remove, sync, temporary_path
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.errors import BrokenFileError, InputError, exit_cleanly
 from vaswani_transformer.model_folder import MANIFEST, WEIGHTS, read_json_object, verify_manifest
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
@@ -29,22 +29,19 @@ def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
             files.append(safe_open(folder / WEIGHTS, framework="pt"))
         except (OSError, SafetensorError) as error:
             raise BrokenFileError(f"{folder / WEIGHTS} cannot be read: {error}") from error
-    names = [set(file.keys()) for file in files]
-    for folder, found in zip(folders, names, strict=True):
-        if found != names[0]:
-            odd = ", ".join(sorted(found ^ names[0])[:5])
-            raise InputError(f"{folder / WEIGHTS} must have the tensors of {folders[0] / WEIGHTS}; different: {odd}")
+    shapes = [{name: file.get_slice(name).get_shape() for name in file.keys()} for file in files]  # noqa: SIM118
+    for folder, found in zip(folders, shapes, strict=True):
+        if found != shapes[0]:
+            odd = sorted(name for name in found | shapes[0] if found.get(name) != shapes[0].get(name))
+            raise InputError(
+                f"{folder / WEIGHTS} must have the tensors of {folders[0] / WEIGHTS}; different: {', '.join(odd[:5])}"
+            )
     averaged = {}
-    for name in sorted(names[0]):
-        first = files[0].get_tensor(name)
+    for name in sorted(shapes[0]):
+        first, *others = (file.get_tensor(name) for file in files)
         total = first.double()
-        for folder, file in zip(folders[1:], files[1:], strict=True):
-            tensor = file.get_tensor(name)
-            if tensor.shape != first.shape:
-                raise InputError(
-                    f"{folder / WEIGHTS}: {name} has shape {tuple(tensor.shape)}, must be {tuple(first.shape)}"
-                )
-            total += tensor
+        for other in others:
+            total += other
         averaged[name] = (total / len(files)).to(first.dtype)
     return averaged
 
@@ -74,18 +71,15 @@ def write_model(folders: list[Path], model: Path) -> None:
 
 def write_model_folder(folders: list[Path], output: Path) -> None:
     """Write the averaged model into a run's folder: every file appears when it is complete, config.json last."""
-    try:
-        with temporary_path(output / "model") as temporary:
-            temporary.mkdir()
-            write_model(folders, temporary)
-            remove(output / MANIFEST)  # that of the files that are replaced now
-            for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
-                if (temporary / name).is_file():
-                    (output / name).parent.mkdir(exist_ok=True)
-                    sync(temporary / name)
-                    os.replace(temporary / name, output / name)
-    except (OSError, SafetensorError) as error:
-        raise UnavailableError(f"{output} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    with temporary_path(output / "model") as temporary:
+        temporary.mkdir()
+        write_model(folders, temporary)
+        remove(output / MANIFEST)  # that of the files that are replaced now
+        for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
+            if (temporary / name).is_file():
+                (output / name).parent.mkdir(exist_ok=True)
+                sync(temporary / name)
+                os.replace(temporary / name, output / name)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -6,6 +6,7 @@ one integer, the number of steps taken.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -57,13 +58,9 @@ def plan_batches(
     """
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
     longest = np.maximum(source, target)
-    if len(source) == 0:
-        raise ValueError("there are no pairs to make batches of")
     if (top := int((source + target).max())) > tokens_per_micro_batch:
         raise ValueError(f"a pair of {top} tokens does not fit into a micro-batch of {tokens_per_micro_batch}")
-    bits = int(longest.max()).bit_length()
-    if 3 * bits > 63:
-        raise ValueError(f"a sentence of {longest.max()} tokens is too long to plan batches with")
+    bits = int(longest.max()).bit_length()  # at most 21, for sentences of two million tokens: the key has 63
     falling = longest % 2 == 1
     within = (source << bits) | target
     key = (longest << 2 * bits) | np.where(falling, (1 << 2 * bits) - 1 - within, within)
@@ -118,18 +115,15 @@ def _runs(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 class Order:
-    """The batches of a whole training run by step (from 0); caches the last epoch used."""
+    """The batches of a whole training run by step (from 0)."""
 
     def __init__(self, plan: Plan, seed: int):
-        self.plan, self.seed = plan, seed
-        self._last = 0, Epoch(plan, seed, 0)  # one assignment replaces it: two threads may ask
+        self.plan = plan
+        self._epoch = lru_cache(maxsize=1)(partial(Epoch, plan, seed))
 
     def step(self, step: int) -> list[np.ndarray]:
         number, index = divmod(step, self.plan.steps_per_epoch)
-        last = self._last
-        if last[0] != number:
-            last = self._last = number, Epoch(self.plan, self.seed, number)
-        return last[1].step(index)
+        return self._epoch(number).step(index)
 
 
 def shares(micro_batches: list[np.ndarray], rank: int, processes: int) -> list[tuple[int, np.ndarray]]:

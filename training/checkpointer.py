@@ -2,47 +2,20 @@
 
 import copy
 import dataclasses
-import json
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from accelerate.utils import broadcast_object_list
-from pydantic import TypeAdapter, ValidationError
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from . import checkpoint, tensors
 from .json_files import read_json, write_json
-from .output import refuse_changes
+from .output import differences, refuse_changes
 from .prepare import Prepared
 from .progress import Progress
-
-
-class Background:
-    """A thread that runs one task at a time while training continues."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._running: Future[None] | None = None
-
-    def start(self, task: Callable[[], None]) -> None:
-        """Start a task when the previous one is done. Raises the error of the previous one."""
-        self.wait()
-        self._running = self._thread.submit(task)
-
-    def raise_if_failed(self) -> None:
-        """Raise the error of a finished task; return at once if the task is still running."""
-        if self._running is not None and self._running.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait for the running task. Raises its error."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
 
 
 class Checkpointer:
@@ -50,7 +23,8 @@ class Checkpointer:
 
     def __init__(self, prepared: Prepared, root: Path):
         self.prepared, self.root = prepared, root
-        self.background = Background()
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.writing: Future[None] | None = None
 
     def save(self, progress: Progress) -> None:
         """Copy the state now and write it while training continues; all processes must call this together."""
@@ -87,32 +61,34 @@ class Checkpointer:
         def save() -> None:
             size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
             checkpoint.save_checkpoint(self.root, step, write, size)
-            try:
-                if best_step == step:
-                    checkpoint.mark_best(self.root, step)
-                checkpoint.prune(self.root, prepared.recipe.keep, prepared.recipe.save_every)
-            except OSError as error:
-                raise UnavailableError(f"{self.root} cannot be written: {error.strerror}") from error
+            if best_step == step:
+                checkpoint.mark_best(self.root, step)
+            checkpoint.prune(self.root, prepared.recipe.keep, prepared.recipe.save_every)
 
-        self.background.start(save)
+        self.writing = self.thread.submit(save)
         stall = time.perf_counter() - started
         prepared.reporter.write({"event": "checkpoint", "step": step, "stall_seconds": stall})
 
     def finish_writing(self) -> None:
-        """Wait until the last checkpoint is on disk. Raises UnavailableError if it failed, unless keep_going is set."""
-        self._report_failure(self.background.wait)
-
-    def raise_if_failed(self) -> None:
-        """Raise UnavailableError if a checkpoint could not be written, unless keep_going is set. Does not wait."""
-        self._report_failure(self.background.raise_if_failed)
-
-    def _report_failure(self, check: Callable[[], None]) -> None:
+        """Wait until the last checkpoint is on disk. Raises the error of writing it, unless keep_going is set."""
+        writing, self.writing = self.writing, None
         try:
-            check()
-        except UnavailableError as error:
+            if writing is not None:
+                writing.result()
+        except (UnavailableError, OSError) as error:
             if not self.prepared.recipe.keep_going:
                 raise
             self.prepared.reporter.say(f"{error}; training continues")
+
+    def raise_if_failed(self) -> None:
+        """Report the last checkpoint like `finish_writing` if it is done; do not wait for it."""
+        if self.writing is not None and self.writing.done():
+            self.finish_writing()
+
+    def mark_best(self, progress: Progress) -> None:
+        """Point `best` at the checkpoint of this step if it is the best."""
+        if self.prepared.accelerator.is_main_process and progress.best_step == progress.step:
+            checkpoint.mark_best(self.root, progress.step)
 
     def restore(self) -> Progress:
         """Load the newest intact checkpoint into the model and the optimizer; return where its run was."""
@@ -128,8 +104,7 @@ class Checkpointer:
         tensors.restore_model(self.prepared.model, folder)
         stepped = progress.step > progress.skipped_steps
         tensors.restore_optimizer(self.prepared.model, self.prepared.optimizer.optimizer, folder, stepped)
-        if accelerator.is_main_process and progress.best_step == progress.step:
-            checkpoint.mark_best(self.root, progress.step)  # a kill may have come just before that
+        self.mark_best(progress)  # a kill may have come just before that
         reporter.say(f"resuming from {folder.name}")
         return progress
 
@@ -139,24 +114,14 @@ class Checkpointer:
         try:
             saved = state["progress"]  # the oldest checkpoints lack two fields
             progress = Progress(**{"validated_step": saved["step"], "wall_seconds": saved["seconds"], **saved})
-            TypeAdapter(Progress).validate_json(json.dumps(dataclasses.asdict(progress)), strict=True)
             identity, environment, scaler = state["identity"], state["environment"], state["gradient_scaler"]
         except (KeyError, TypeError) as error:
             raise BrokenFileError(f"{path} lacks {error}; the run cannot be resumed exactly") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            message = f"{path}: progress.{first['loc'][0]} is {first['input']!r}, {first['msg']}"
-            raise BrokenFileError(message) from error
         refuse_changes(identity, prepared.identity, prepared.recipe, prepared.reporter)
-        for key in sorted(environment.keys() | prepared.environment.keys()):
-            if environment.get(key) != prepared.environment.get(key):
-                prepared.reporter.say(
-                    f"warning: {key} was {environment.get(key)}, is {prepared.environment.get(key)}: the last bits of "
-                    "the weights may differ from an uninterrupted run"
-                )
+        for change in differences(environment, prepared.environment):
+            prepared.reporter.say(
+                f"warning: {change}: the last bits of the weights may differ from an uninterrupted run"
+            )
         if prepared.accelerator.scaler is not None and scaler is not None:
-            try:
-                prepared.accelerator.scaler.load_state_dict(scaler)
-            except (KeyError, TypeError, RuntimeError, AttributeError) as error:
-                raise BrokenFileError(f"{path}: gradient_scaler is {scaler!r}, which torch refuses") from error
+            prepared.accelerator.scaler.load_state_dict(scaler)
         return progress

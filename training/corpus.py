@@ -1,4 +1,4 @@
-"""Tokenised corpora in a cache, memory-mapped.
+"""Filter and tokenise parallel text into a cache, and memory-map it.
 
 A corpus is a folder `<key>/` with source.ids, target.ids (all tokens in a row), source.lengths, target.lengths,
 pairs.hash and corpus.json. The key is a hash of the text, the tokenizer and the filters.
@@ -6,23 +6,31 @@ pairs.hash and corpus.json. The key is a hash of the text, the tokenizer and the
 
 import hashlib
 import json
+import math
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.errors import BrokenFileError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError
 
 from .json_files import read_json, write_json
 from .parallel_text import ParallelText, files_sha256
 from .recipe import Recipe
-from .tokenise import Log, tokenise
+from .text_files import Chunk
 
 FORMAT = 1
+# Drop lines with more characters per allowed token before tokenising them: they must cost neither time nor memory.
+CHARACTERS_PER_TOKEN = 32
+
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -37,12 +45,8 @@ class Corpus:
     about: dict[str, Any]
 
     @cached_property
-    def _source_ends(self) -> np.ndarray:
-        return np.cumsum(self.source_lengths, dtype=np.int64)
-
-    @cached_property
-    def _target_ends(self) -> np.ndarray:
-        return np.cumsum(self.target_lengths, dtype=np.int64)
+    def _ends(self) -> list[np.ndarray]:
+        return [np.cumsum(lengths, dtype=np.int64) for lengths in (self.source_lengths, self.target_lengths)]
 
     def __len__(self) -> int:
         return len(self.source_lengths)
@@ -54,11 +58,11 @@ class Corpus:
 
     def sources(self, pairs: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Return padded source ids and a mask of the real ones, both (batch, source)."""
-        return _padded(self.source_ids, self._source_ends, self.source_lengths, pairs, pad)
+        return _padded(self.source_ids, self._ends[0], self.source_lengths, pairs, pad)
 
     def targets(self, pairs: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Return padded target ids and a mask of the real ones, both (batch, target)."""
-        return _padded(self.target_ids, self._target_ends, self.target_lengths, pairs, pad)
+        return _padded(self.target_ids, self._ends[1], self.target_lengths, pairs, pad)
 
 
 def _padded(ids, ends, all_lengths, pairs, pad):
@@ -105,43 +109,138 @@ def load_corpus(
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
             about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, log)
-            write_json(temporary / "corpus.json", {**rules, **about, "files": file_hashes(temporary)})
-    except OSError as error:
+            files = {path.name: files_sha256(path) for path in sorted(temporary.iterdir())}
+            write_json(temporary / "corpus.json", {**rules, **about, "files": files})
+    except OSError:
         if not folder.exists():  # a run that shares the cache may have created it first
-            raise UnavailableError(f"{cache}: the tokenised corpus cannot be written: {error.strerror}") from error
+            raise
     return open_corpus(folder)
 
 
+@dataclass
+class Dropped:
+    """The number of pairs that a filter dropped, and the lines of the first five."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, where: str) -> None:
+        self.count += 1
+        if len(self.first) < 5:
+            self.first.append(where)
+
+    def __str__(self) -> str:
+        return f"lines {', '.join(self.first)}{', ...' if self.count > 5 else ''}"
+
+
+def tokenise(
+    texts: list[ParallelText], tokenizers: list[Any], recipe: Recipe, folder: Path, log: Log
+) -> dict[str, Any]:
+    """Write the usable pairs to `folder` and return what corpus.json records of them.
+
+    tokenizers: of the source and of the target
+    """
+    backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
+    for backend in backends:  # control tokens in the text are text
+        backend.encode_special_tokens = True
+    dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
+    name = " + ".join(text.name for text in texts)
+    dropped = {reason: Dropped() for reason in ("not UTF-8", "empty", "too long", "length ratio")}
+    digest = hashlib.sha256()
+    read, kept, tokens, told = 0, 0, [0, 0], 0
+    with ExitStack() as stack:
+        ids_files, length_files = (
+            [stack.enter_context((folder / f"{side}.{kind}").open("wb")) for side in ("source", "target")]
+            for kind in ("ids", "lengths")
+        )
+        hash_file = stack.enter_context((folder / "pairs.hash").open("wb"))
+        for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
+            read += len(chunk.sources)
+            pairs, lines = _usable_text(chunk, recipe, dropped, f"{text.name}:" if len(texts) > 1 else "")
+            sides = [
+                [encoded.ids for encoded in backend.encode_batch_fast([pair[side] for pair in pairs])]
+                for side, backend in enumerate(backends)
+            ]
+            lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int32)
+            keep = _within_limits(lengths, lines, recipe, dropped)
+            for i, side in enumerate(sides):
+                flat = np.fromiter(chain.from_iterable(compress(side, keep)), dtype=dtype)
+                for data, file in ((flat, ids_files[i]), (lengths[i][keep], length_files[i])):
+                    digest.update(raw := data.tobytes())
+                    file.write(raw)
+                tokens[i] += len(flat)
+            for pair in compress(pairs, keep):
+                hash_file.write(hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest())
+            kept += int(keep.sum())
+            if read // 1_000_000 > told:
+                told = read // 1_000_000
+                log(f"{name}: {told} million pairs tokenised")
+    report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in dropped.items() if d.count)
+    if not kept:
+        raise InputError(f"{name}: none of {read} pairs can be used{report}")
+    log(f"{name}: {read} pairs read, {kept} kept, {tokens[0]} source and {tokens[1]} target tokens{report}")
+    return {
+        "name": name,
+        "read": read,
+        "pairs": kept,
+        "tokens": {"source": tokens[0], "target": tokens[1]},
+        "dtype": dtype.name,
+        "sha256": digest.hexdigest(),
+        "dropped": {reason: asdict(d) for reason, d in dropped.items()},
+    }
+
+
+def _usable_text(chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], prefix: str):
+    """Return the pairs of a chunk that are worth tokenising, and their line numbers."""
+    longest = CHARACTERS_PER_TOKEN * recipe.max_length
+    pairs, lines = [], []
+    for number, (source, target) in enumerate(zip(chunk.sources, chunk.targets, strict=True), chunk.first_line):
+        where = f"{prefix}{number}"
+        if source is None or target is None:
+            dropped["not UTF-8"].add(where)
+            continue
+        # A sentence does not include surrounding spaces and line ends.
+        source, target = source.strip(), target.strip()
+        if not source or not target:
+            dropped["empty"].add(where)
+        elif len(source) > longest or len(target) > longest:
+            dropped["too long"].add(where)
+        else:
+            pairs.append((source, target))
+            lines.append(where)
+    return pairs, lines
+
+
+def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, dropped: dict[str, Dropped]) -> np.ndarray:
+    """Return a mask of the pairs within the limits. lengths: (2, pairs)"""
+    too_long = lengths.max(0) > recipe.max_length
+    # Without </s>, so that the ratio means the same for short sentences.
+    words = np.maximum(lengths - 1, 1)
+    lopsided = ~too_long & (words.max(0) > (recipe.max_length_ratio or math.inf) * words.min(0))
+    for reason, mask in (("too long", too_long), ("length ratio", lopsided)):
+        for i in np.flatnonzero(mask):
+            dropped[reason].add(lines[i])
+    return ~(too_long | lopsided)
+
+
 def open_corpus(folder: Path) -> Corpus:
-    """Open a tokenised corpus. Raises BrokenFileError that names a file with another size or hash than recorded."""
+    """Open a tokenised corpus. Raises BrokenFileError that names a file with another hash than recorded."""
     try:
         about = read_json(folder / "corpus.json", "files", "tokens")
-        if "files" not in about:
-            raise BrokenFileError(f"{folder / 'corpus.json'} has no hashes (an earlier version wrote it)")
-        pairs, tokens = about["pairs"], about["tokens"]
-        shapes = {
-            "source.ids": (about["dtype"], tokens["source"]),
-            "target.ids": (about["dtype"], tokens["target"]),
-            "source.lengths": ("int32", pairs),
-            "target.lengths": ("int32", pairs),
-            "pairs.hash": ("uint64", pairs),
-        }
-        for name, (dtype, count) in shapes.items():
-            size = (folder / name).stat().st_size
-            if size != count * np.dtype(dtype).itemsize:
-                raise BrokenFileError(f"{folder / name} has {size} bytes, must have {count * np.dtype(dtype).itemsize}")
+        arrays = []
+        for name, dtype in (
+            ("source.ids", about["dtype"]),
+            ("target.ids", about["dtype"]),
+            ("source.lengths", "int32"),
+            ("target.lengths", "int32"),
+            ("pairs.hash", "uint64"),
+        ):
             if files_sha256(folder / name) != about["files"][name]:
                 raise BrokenFileError(f"{folder / name} has been altered (its sha256 differs from corpus.json)")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, BrokenFileError):
-            raise
+            arrays.append(np.memmap(folder / name, dtype=dtype, mode="r"))
+    except (OSError, KeyError, TypeError) as error:
         raise BrokenFileError(f"{folder}: not a complete tokenised corpus ({error!r})") from error
-    arrays = [np.memmap(folder / name, dtype=dtype, mode="r") for name, (dtype, _) in shapes.items()]
     return Corpus(*arrays, about=about)
-
-
-def file_hashes(folder: Path) -> dict[str, str]:
-    return {path.name: files_sha256(path) for path in sorted(folder.iterdir())}
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:

@@ -13,22 +13,15 @@ from vaswani_transformer import VaswaniTransformerConfig
 from . import machine
 from .batches import plan_batches
 from .corpus import load_corpus
-from .cost import (
-    count_parameters,
-    product_rate,
-    seconds_of_calls,
-    share_of_peak,
-    training_flops,
-    training_memory,
-)
+from .cost import count_parameters, product_rate, seconds_of_calls, share_of_peak, training_flops, training_memory
 from .loss import TrainingLoss
 from .model import (
     check_model_fields,
-    control_ids,
     load_or_train_tokenizer,
     load_target_tokenizer,
     make_model,
     model_config,
+    sizes_and_ids,
 )
 from .parallel_text import train_and_validation_texts
 from .prepare import total_steps
@@ -50,8 +43,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     machine.choose_matmul_precision(recipe.matmul_precision, device)
     model = make_model(recipe, config, machine.choose_attention(recipe.attention, device, 25))
     cast(torch.nn.Module, model).to(device)
-    if device.type == "cpu" and recipe.fast_dropout == "auto":
-        machine.use_byte_dropout(model)
+    machine.use_byte_dropout(recipe, model, device)
     module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
     rows = max(1, recipe.tokens_per_micro_batch // 50)
@@ -73,60 +65,44 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     return 2 * rows * 25 / took, product_rate(device, dtype or torch.float32, min(seconds / 4, 2))
 
 
-def configured(
-    recipe: Recipe, vocabulary: int, target_vocabulary: int | None, ids: dict[str, int | None] | None
-) -> tuple[VaswaniTransformerConfig, Recipe]:
-    """Return the model's configuration, and the recipe with the micro-batches that a single process takes here."""
-    config = model_config(recipe, vocabulary, target_vocabulary, ids)
-    micro_batches = machine.choose_micro_batches(recipe, config, this_device(), 1, {})
-    return config, recipe.model_copy(update={"micro_batches": micro_batches})
-
-
 def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
     """Return the results of a dry run by name. A dataset on the Hub is not downloaded."""
     check_model_fields(recipe)
-    has_text = recipe.dataset is None or Path(recipe.dataset).is_dir()
-    result: dict[str, Any] = {}
-    if has_text:
-        with tempfile.TemporaryDirectory() as folder:
-            texts = train_and_validation_texts(recipe)[0]
-            tokenizer = load_or_train_tokenizer(recipe, Path(folder), texts, lambda _: None)
-            targets_own = load_target_tokenizer(recipe, Path(folder))
-            corpus = load_corpus(texts, tokenizer, recipe, Path(folder), lambda _: None, targets_own)
-            vocabulary, target_vocabulary = len(tokenizer), targets_own and len(targets_own)
-            ids = control_ids(tokenizer, targets_own)
-            config, recipe = configured(recipe, vocabulary, target_vocabulary, ids)
-            plan = plan_batches(
-                corpus.source_lengths,
-                corpus.target_lengths,
-                recipe.tokens_per_micro_batch,
-                recipe.most_micro_batches,
-            )
-            source, target = (float(np.mean(side)) for side in (corpus.source_lengths, corpus.target_lengths))
-            result |= {
-                "pairs": len(corpus),
-                "steps_per_epoch": plan.steps_per_epoch,
-                "padding": plan.padding(),
-                "steps": total_steps(recipe, plan),
-            }
-    else:
-        # The paper's text: 25 tokens per side on average.
-        vocabulary, target_vocabulary, ids, source, target = recipe.vocab_size, None, None, 25.0, 25.0
-        config, recipe = configured(recipe, vocabulary, target_vocabulary, ids)
-        # The number of steps per epoch is unknown.
-        steps = recipe.max_steps if recipe.max_epochs is None else None
-        result |= {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": steps}
+    corpus, sizes = None, (recipe.vocab_size, None, None)
+    if recipe.dataset is None or Path(recipe.dataset).is_dir():
+        with tempfile.TemporaryDirectory() as name:
+            folder, texts = Path(name), train_and_validation_texts(recipe)[0]
+            tokenizer = load_or_train_tokenizer(recipe, folder, texts, lambda _: None)
+            target_tokenizer = load_target_tokenizer(recipe, folder)
+            corpus = load_corpus(texts, tokenizer, recipe, folder, lambda _: None, target_tokenizer)
+            sizes = sizes_and_ids(tokenizer, target_tokenizer)
+    config = model_config(recipe, *sizes)
+    micro_batches = machine.choose_micro_batches(recipe, config, this_device(), 1, {})
+    recipe = recipe.model_copy(update={"micro_batches": micro_batches})
+    result: dict[str, Any] = dict.fromkeys(("pairs", "steps_per_epoch", "padding", "steps"))
+    source = target = 25.0  # the mean lengths of the paper's text
+    if corpus is not None:
+        lengths = (corpus.source_lengths, corpus.target_lengths)
+        plan = plan_batches(*lengths, recipe.tokens_per_micro_batch, micro_batches)
+        source, target = (float(np.mean(side)) for side in lengths)
+        result = {
+            "pairs": len(corpus),
+            "steps_per_epoch": plan.steps_per_epoch,
+            "padding": plan.padding(),
+            "steps": total_steps(recipe, plan),
+        }
+    elif recipe.max_epochs is None:
+        result["steps"] = recipe.max_steps
     share = source / (source + target)
     tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
+    memory = training_memory(config, recipe.tokens_per_micro_batch, "cuda" if torch.cuda.is_available() else "cpu")
     result |= {
         "parameters": count_parameters(config).total,
-        "vocabulary": vocabulary,
+        "vocabulary": sizes[0],
         "flop_per_step": flops,
         "flop": flops * result["steps"] if result["steps"] else None,
-        "memory_bytes": training_memory(
-            config, recipe.tokens_per_micro_batch, "cuda" if torch.cuda.is_available() else "cpu"
-        ),
+        "memory_bytes": memory,
     }
     if seconds:
         speed, peak = measure(recipe, config, seconds)
@@ -143,25 +119,23 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
 
 def show(plan: dict[str, Any]) -> str:
     """Format the plan as text."""
-    lines = [f"parameters        {plan['parameters']:,} (vocabulary {plan['vocabulary']:,})"]
+    rows = {
+        "parameters": f"{plan['parameters']:,} (vocabulary {plan['vocabulary']:,})",
+        "corpus": "on the Hub, not fetched: steps per epoch unknown",
+        "FLOP per step": f"{plan['flop_per_step']:.3g}",
+    }
     if plan["pairs"] is not None:
-        lines.append(
-            f"corpus            {plan['pairs']:,} pairs, {plan['steps_per_epoch']:,} steps per epoch, "
-            f"{plan['padding']:.1%} padding"
+        rows["corpus"] = (
+            f"{plan['pairs']:,} pairs, {plan['steps_per_epoch']:,} steps per epoch, {plan['padding']:.1%} padding"
         )
-    else:
-        lines.append("corpus            on the Hub, not fetched: steps per epoch unknown")
-    lines.append(f"FLOP per step     {plan['flop_per_step']:.3g}")
     if plan["steps"]:
-        lines.append(f"steps             {plan['steps']:,}, {plan['flop']:.3g} FLOP in all")
-    lines.append(f"memory            about {plan['memory_bytes'] / 2**30:.1f} GiB per process")
+        rows["steps"] = f"{plan['steps']:,}, {plan['flop']:.3g} FLOP in all"
+    rows["memory"] = f"about {plan['memory_bytes'] / 2**30:.1f} GiB per process"
     if "tokens_per_second" in plan:
-        mfu = plan["mfu"]
-        lines.append(
-            f"speed             {plan['tokens_per_second']:,.0f} source + target tokens/s, "
-            f"{plan['flop_per_second'] / 1e9:,.0f} GFLOP/s"
-            + (f", {mfu:.0%} of the matrix products' {plan['matmul_flop_per_second'] / 1e9:,.0f}" if mfu else "")
-        )
+        speed, rate = plan["tokens_per_second"], plan["flop_per_second"] / 1e9
+        rows["speed"] = f"{speed:,.0f} source + target tokens/s, {rate:,.0f} GFLOP/s"
+        if plan["mfu"]:
+            rows["speed"] += f", {plan['mfu']:.0%} of the matrix products' {plan['matmul_flop_per_second'] / 1e9:,.0f}"
         if plan["hours"] is not None:
-            lines.append(f"this recipe       {plan['hours']:,.2f} hours on this machine, one process")
-    return "\n".join(lines)
+            rows["this recipe"] = f"{plan['hours']:,.2f} hours on this machine, one process"
+    return "\n".join(f"{name:<18}{value}" for name, value in rows.items())

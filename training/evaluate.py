@@ -15,8 +15,6 @@ from vaswani_transformer.lines import in_one_line, open_output
 if TYPE_CHECKING:
     from vaswani_transformer.text_translator import TextTranslator
 
-    from .test_sets import TestSet
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -49,11 +47,14 @@ def evaluate(
 
     from .result_row import append_row
     from .scores import scores, show
+    from .test_sets import files_test_set, recipe_test_set
 
-    if source is not None or reference is not None or kinds is not None:
-        chosen = test_set_of_files(source, reference, kinds)
+    if source is not None and reference is not None:
+        chosen = files_test_set(source, reference, kinds)
+    elif (source, reference, kinds) != (None, None, None):
+        raise InputError("--source and --reference come together, and --kinds requires them")
     else:
-        chosen = test_set_of_recipe(model, config, data, test)
+        chosen = recipe_test_set(model, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in a folder that is there")
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
@@ -78,25 +79,6 @@ def evaluate(
             out.write("".join(f"{in_one_line(line)}\n" for line in translations).encode())
     if record_to is not None:
         append_row(record_to, model, chosen, result, beam, alpha)
-
-
-def test_set_of_files(source: Path | None, reference: Path | None, kinds: Path | None) -> "TestSet":
-    from .test_sets import files_test_set
-
-    if (source is None) != (reference is None):
-        raise InputError("--source and --reference come together")
-    if source is None or reference is None:
-        raise InputError("--kinds requires --source and --reference")
-    return files_test_set(source, reference, kinds)
-
-
-def test_set_of_recipe(model: Path, config: str | None, data: str | None, test: str | None) -> "TestSet":
-    from .test_sets import recipe_of, test_set
-
-    flags = {key: value for key, value in (("data", data), ("test", test)) if value is not None}
-    if data is not None:
-        flags |= {"dataset": "null", "streaming": "false"}
-    return test_set(recipe_of(model, config, flags))
 
 
 def main(arguments: list[str] | None = None) -> None:

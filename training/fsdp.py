@@ -16,8 +16,8 @@ from vaswani_transformer.errors import UnavailableError
 
 from .loss import TrainingLoss
 
-SWITCH = "ACCELERATE_USE_FSDP"
 UNSUPPORTED = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed is not supported; use training/accelerate/fsdp.yaml to shard the weights",
     "FSDP_OFFLOAD_PARAMS": "fsdp_offload_params is not supported; remove it",
     "FSDP_ACTIVATION_CHECKPOINTING": "fsdp_activation_checkpointing: use the recipe's gradient_checkpointing instead",
 }
@@ -28,14 +28,15 @@ def take_request() -> bool:
 
     Raises UnavailableError for settings that would otherwise be ignored without a warning.
     """
-    if os.environ.pop(SWITCH, "").lower() not in ("true", "1"):
-        return False
+    requested = os.environ.pop("ACCELERATE_USE_FSDP", "").lower() in ("true", "1")
     for variable, remedy in UNSUPPORTED.items():
-        if os.environ.get(variable, "").lower() in ("true", "1"):
+        concerns_run = requested or not variable.startswith("FSDP_")
+        if concerns_run and os.environ.get(variable, "").lower() in ("true", "1"):
             raise UnavailableError(f"Accelerate's configuration: {remedy}")
-    if (compiler := os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")).lower() not in ("", "no"):
+    compiler = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    if requested and compiler.lower() not in ("", "no"):
         raise UnavailableError(f"dynamo_backend {compiler} is not supported with FSDP; use --dynamo_backend no")
-    return True
+    return requested
 
 
 def shard(module: TrainingLoss, device: torch.device, processes: int) -> None:

@@ -26,9 +26,7 @@ def smoothing_weights(epsilon: float, vocabulary: int, spread: str) -> tuple[flo
     """
     if spread == "others":
         return 1.0 - epsilon, epsilon / (vocabulary - 1)
-    if spread == "all":
-        return 1.0 - epsilon + epsilon / vocabulary, epsilon / vocabulary
-    raise ValueError(f"label_smoothing_spread is {spread!r}, must be 'others' or 'all'")
+    return 1.0 - epsilon + epsilon / vocabulary, epsilon / vocabulary
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

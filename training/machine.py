@@ -61,12 +61,15 @@ class _ByteDropout(torch.autograd.Function):
         return (gradients[0] * mask).mul_(ctx.scale), None
 
 
-def use_byte_dropout(model: nn.Module) -> None:
-    """Replace every nn.Dropout of the model, for training on a CPU. The saved weights stay the same."""
+def use_byte_dropout(recipe: Recipe, model: nn.Module, device: torch.device) -> bool:
+    """Replace every nn.Dropout of the model on a CPU, and return whether that was done. Saved weights stay the same."""
+    if recipe.fast_dropout != "auto" or device.type != "cpu":
+        return False
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
                 setattr(module, name, ByteDropout(child.p))
+    return True
 
 
 def keep_memory() -> None:
@@ -108,7 +111,7 @@ def choose_matmul_precision(wanted: str, device: torch.device) -> str:
 def choose_precision(wanted: str | None, before: Mapping[str, Any]) -> str | None:
     """Return the recipe's precision, or None to keep that of `accelerate launch`, or bf16 on a GPU that has it.
 
-    before: what the checkpoint to resume from says, {} for a new run
+    before: the choices of the run to resume, {} for a new run
     """
     by_user = "ACCELERATE_MIXED_PRECISION" in os.environ and LAUNCHED not in os.environ
     if wanted is not None or by_user or is_initialized():
@@ -142,7 +145,7 @@ def choose_micro_batches(
 
     "auto": on GPUs the smallest multiple of `processes` with which a process fits into its memory, at most 8, because
     starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
-    before: what the checkpoint to resume from says; its number stays, since it decides the sentences of a step
+    before: the choices of the run to resume; its number stays, since it decides the sentences of a step
     """
     if recipe.micro_batches != "auto" or device.type != "cuda":
         return recipe.most_micro_batches
@@ -158,10 +161,10 @@ def choose_micro_batches(
 def choose_compiler(
     recipe: Recipe, device: torch.device, steps: int, processes: int, before: Mapping[str, Any]
 ) -> DynamoBackend | None:
-    """Return what compiles the model, NO for nothing, None for what `accelerate launch` says.
+    """Return the compiler of the model, or None to keep that of `accelerate launch`.
 
     "auto" compiles long runs of one process on a GPU, unless they are deterministic: a resumed run may compile
-    differently. before: what the checkpoint to resume from says; compiled dropout draws other masks.
+    differently. before: the choices of the run to resume; compiled dropout draws other masks.
     """
     if recipe.compile == "yes":
         return DynamoBackend.INDUCTOR
@@ -175,7 +178,7 @@ def choose_compiler(
 
 
 def refuse_compiler(recipe: Recipe, device: torch.device, shard_weights: bool) -> None:
-    """Raise UnavailableError if the recipe asks for a compiler that is not there, or for one with FSDP."""
+    """Raise UnavailableError if the recipe asks for a compiler that cannot work here, or for one with FSDP."""
     if recipe.compile == "yes" and shard_weights:
         raise UnavailableError("compile yes is not supported with FSDP; use --compile no")
     if recipe.compile == "yes" and device.type == "cuda" and not can_compile():
@@ -183,7 +186,7 @@ def refuse_compiler(recipe: Recipe, device: torch.device, shard_weights: bool) -
 
 
 def can_compile() -> bool:
-    """Return whether there is what inductor needs for a GPU; Triton builds a stub in C for each kernel."""
+    """Return whether inductor can compile for a GPU, for which Triton builds a stub in C for each kernel."""
     from torch.utils._triton import has_triton
 
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
@@ -222,13 +225,4 @@ def refuse_too_few_processes(wanted: int | None, running: int) -> None:
         raise UnavailableError(
             f"{running} process{'es' if running > 1 else ''} running, {wanted or 'more'} requested; without GPUs, "
             f"start them with `accelerate launch --multi_gpu --num_processes {wanted or 'N'}` (gloo)"
-        )
-
-
-def refuse_deepspeed() -> None:
-    """Raise UnavailableError if Accelerate is configured for DeepSpeed, which it ignores silently without GPUs."""
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("true", "1"):
-        raise UnavailableError(
-            "Accelerate is configured for DeepSpeed, which is not supported; shard the weights with "
-            "training/accelerate/fsdp.yaml instead"
         )

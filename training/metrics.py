@@ -1,4 +1,4 @@
-"""What is measured between two lines of metrics.jsonl: losses, speed, and the share of the possible speed (MFU)."""
+"""Measurements between two lines of metrics.jsonl: losses, speed, and the share of the possible speed (MFU)."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from .progress import Progress
 
 
 class Window:
-    """Sums over the steps since the last line."""
+    """Sums over the steps since the last line. Losses are summed on the device, so that nothing waits for a GPU."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -23,15 +23,6 @@ class Window:
         self.negative_log_likelihood = torch.zeros((), device=self.device)
         self.source_tokens = self.target_tokens = 0
         self.started = time.perf_counter()
-
-    def add_losses(self, loss: torch.Tensor, negative_log_likelihood: torch.Tensor) -> None:
-        """Add the sums over a micro-batch's target tokens, on the device: nothing waits for a GPU."""
-        self.loss += loss
-        self.negative_log_likelihood += negative_log_likelihood
-
-    def add_tokens(self, source: int, target: int) -> None:
-        self.source_tokens += source
-        self.target_tokens += target
 
 
 class Meter:

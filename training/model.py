@@ -1,7 +1,6 @@
 """The tokenizers and the model of a recipe, new or to be fine-tuned."""
 
 import dataclasses
-import difflib
 import os
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from vaswani_transformer.tokenization import train_tokenizer
 from .average import TOKENIZER_FILES
 from .checkpoint import checkpoints
 from .parallel_text import text_lines
-from .recipe import Recipe
+from .recipe import Recipe, nearest
 from .tensors import restore_model
 
 
@@ -42,9 +41,7 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
         say(f"vocab_size {recipe.vocab_size} has no effect: the tokenizer in {folder} is used")
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
-    tokenizer = whole_texts(load_tokenizer(folder))
-    if not (folder / TARGET_TOKENIZER).is_dir():
-        check_end(tokenizer, folder)
+    tokenizer = load_for_training(folder, of_targets=not (folder / TARGET_TOKENIZER).is_dir())
     if recipe.lowercase and tokenizer.decode(tokenizer("A")["input_ids"], skip_special_tokens=True).strip() != "a":
         raise InputError(f"lowercase: the tokenizer in {folder} keeps capitals; `tokenizer --lowercase` trains one")
     before = recipe.initial_weights and find_folder(recipe.initial_weights)
@@ -80,31 +77,29 @@ def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
     folder = tokenizer_folder(recipe, output) / TARGET_TOKENIZER
     if not folder.is_dir() or folder.parent == output:
         return None
-    tokenizer = whole_texts(load_tokenizer(folder))
-    check_end(tokenizer, folder)
-    return tokenizer
+    return load_for_training(folder, of_targets=True)
 
 
-def whole_texts(tokenizer: Any) -> Any:
-    """Disable truncation and padding, which tokenizer files from the Hub may enable."""
+def load_for_training(folder: Path, of_targets: bool) -> Any:
+    """Load a tokenizer without truncation and padding, which tokenizer files from the Hub may enable.
+
+    Raises InputError if it is that of the targets and does not end a text in </s>.
+    """
+    tokenizer = load_tokenizer(folder)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
-    return tokenizer
-
-
-def check_end(tokenizer: Any, folder: Path) -> None:
-    """Raise InputError if target texts do not end in </s>: the model would never learn to stop."""
-    ids = tokenizer("a")["input_ids"]
-    if not ids or ids[-1] != tokenizer.eos_token_id:
+    if of_targets and tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise InputError(
             f"tokenizer: {folder / 'tokenizer.json'} does not end a text in {tokenizer.eos_token} "
             f"({tokenizer.eos_token_id}), so the model would not learn to stop; add it with its post_processor"
         )
+    return tokenizer
 
 
-def control_ids(tokenizer: Any, target_tokenizer: Any = None) -> dict[str, int | None]:
-    """Return the config's fields for the control tokens of the tokenizers.
+def sizes_and_ids(tokenizer: Any, target_tokenizer: Any) -> tuple[int, int | None, dict[str, int | None]]:
+    """Return the arguments of `model_config` that the tokenizers determine: sizes, and fields for control tokens.
 
+    target_tokenizer: None if both languages share one
     Decoding starts with <s>, or with <pad> if the tokenizer has no <s>, as in T5 and Marian. Raises InputError if two
     tokenizers pad with different ids.
     """
@@ -115,12 +110,13 @@ def control_ids(tokenizer: Any, target_tokenizer: Any = None) -> dict[str, int |
             "target's; the model needs one for both"
         )
     start = target.pad_token_id if target.bos_token_id is None else target.bos_token_id
-    return {
+    ids = {
         "bos_token_id": target.bos_token_id,
         "pad_token_id": target.pad_token_id,
         "eos_token_id": target.eos_token_id,
         "decoder_start_token_id": start,
     }
+    return len(tokenizer), None if target_tokenizer is None else len(target_tokenizer), ids
 
 
 def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
@@ -131,11 +127,10 @@ def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
 
 def check_model_fields(recipe: Recipe) -> None:
     """Raise InputError that names a key of `model` which is no field of the config."""
-    known = {f.name for f in dataclasses.fields(VaswaniTransformerConfig)}
+    known = [field.name for field in dataclasses.fields(VaswaniTransformerConfig)]
     for key in recipe.model:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            raise InputError(f"model: unknown config field {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise InputError(f"model: unknown config field {key!r}{nearest(key, known)}")
 
 
 def model_config(
@@ -147,9 +142,8 @@ def model_config(
     """Return the config of the preset or of initial_weights, with the recipe's overrides.
 
     vocabulary, target_vocabulary: sizes of the tokenizers; None if both languages share one.
-    ids: the `control_ids` of the tokenizers. Raises InputError that names the field.
+    ids: the fields for the tokenizers' control tokens. Raises InputError that names the field.
     """
-    check_model_fields(recipe)
     sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
     if target_vocabulary is not None:
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}

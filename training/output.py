@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from vaswani_transformer.atomic import remove, remove_stale
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.atomic import remove_stale
+from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .json_files import read_json, write_json
@@ -34,24 +34,20 @@ def lock_run(output_dir: Path) -> TextIO:
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         file = (output_dir / ".lock").open("a+")
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(f"output_dir {output_dir} is not a folder; choose another") from error
-    except OSError as error:
-        raise UnavailableError(f"output_dir {output_dir} cannot be written: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
         file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise InputError(
-            f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or choose another folder"
-        ) from error
-    try:
-        file.seek(0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise InputError(
+                f"output_dir {output_dir} is in use by {holder}; wait for it, stop it, or choose another folder"
+            ) from error
         file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"output_dir {output_dir} is not a folder; choose another") from error
     except OSError as error:
         raise UnavailableError(f"output_dir {output_dir} cannot be written: {error.strerror}") from error
     return file
@@ -62,7 +58,7 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     record = output / "run.json"
     others = sorted(path.name for path in output.iterdir() if not path.name.startswith((".lock", ".run.json.")))
     if record.exists():
-        before = recipe.identity() if recipe.overwrite else _recorded_identity(record)
+        before = {} if recipe.overwrite else read_json(record, "identity").get("identity", {})
         if recipe.overwrite or (before != recipe.identity() and not _has_begun(output)):
             _check_before_removal(recipe, output)
             remove_run(output)
@@ -72,28 +68,16 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
         raise InputError(
             f"output_dir {output} is not empty ({', '.join(others[:3])}) and holds no training run; choose another"
         )
-    try:
-        command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
-        write_json(record, {"command": command, "identity": recipe.identity(), "recipe": recipe.model_dump()})
-        for folder in (output, output / "checkpoints", output / "corpus"):
-            remove_unfinished(folder)
-    except OSError as error:
-        raise UnavailableError(f"output_dir {output} cannot be written: {error.strerror}") from error
+    command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
+    write_json(record, {"command": command, "identity": recipe.identity(), "recipe": recipe.model_dump()})
+    for folder in (output, output / "checkpoints", output / "corpus"):
+        remove_unfinished(folder)
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove temporary files of processes that were killed. Only for the process that holds the run's lock."""
     for path in folder.glob(".*.tmp"):  # .NAME.PID.tmp
         remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
-    for path in folder.glob("*.tmp-*"):  # version 0.1.0
-        remove(path)
-
-
-def _recorded_identity(record: Path) -> dict[str, Any]:
-    try:
-        return read_json(record, "identity")["identity"]
-    except KeyError as error:
-        raise BrokenFileError(f"{record} is not the record of a run") from error
 
 
 def _has_begun(output: Path) -> bool:
@@ -126,16 +110,20 @@ def remove_run(output: Path) -> None:
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:
     """Raise InputError that lists the differences, unless the recipe allows them."""
-    changes = [
+    changes = "; ".join(differences(before, now))
+    if changes and not recipe.allow_changed:
+        raise InputError(
+            f"output_dir {recipe.output_dir} holds a run that differs: {changes}. Restore it, choose another "
+            "output_dir, resume nevertheless with --allow_changed true, or start again with --overwrite true"
+        )
+    if changes:
+        reporter.say(f"resuming a changed run: {changes}")
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Describe every key whose value has changed."""
+    return [
         f"{key} was {before.get(key)}, is {now.get(key)}"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
-    if not changes:
-        return
-    if not recipe.allow_changed:
-        raise InputError(
-            f"output_dir {recipe.output_dir} holds a run that differs: {'; '.join(changes)}. Restore it, choose "
-            "another output_dir, resume nevertheless with --allow_changed true, or start again with --overwrite true"
-        )
-    reporter.say(f"resuming a changed run: {'; '.join(changes)}")

@@ -3,15 +3,15 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
+from typing import Any, cast
 
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import InputError, UnavailableError
 
 from . import demo_corpus
-from .dataset_text import dataset_chunks
 from .recipe import EMBEDDED, FORMATS, HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
-from .text_files import Chunk, read_jsonl, read_tsv, read_two_files, tsv_columns
+from .text_files import CHUNK, Chunk, read_jsonl, read_tsv, read_two_files, tsv_columns
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,14 @@ class ParallelText:
 def parallel_texts(recipe: Recipe, names: list[str]) -> list[ParallelText]:
     """Return the corpora named by a recipe's `train`, `validation` or `test`. Raises InputError for missing ones."""
     if recipe.dataset is not None:
-        return [_from_dataset(recipe, split) for split in names]
-    if recipe.data == EMBEDDED:
-        return [_from_embedded(split, (recipe.source_language, recipe.target_language)) for split in names]
-    folder = Path(recipe.data) if recipe.data is not None else Path()
-    if recipe.data is not None and not folder.is_dir():
+        find = _from_dataset
+    elif recipe.data == EMBEDDED:
+        find = _from_embedded
+    elif recipe.data is None or Path(recipe.data).is_dir():
+        find = _from_files
+    else:
         raise InputError(f"data: there is no folder {recipe.data}; set --data to the folder of the text files")
-    return [_from_files(folder, name, recipe) for name in names]
+    return [find(recipe, name) for name in names]
 
 
 def train_and_validation_texts(recipe: Recipe) -> tuple[list[ParallelText], list[ParallelText], bool]:
@@ -43,54 +44,51 @@ def train_and_validation_texts(recipe: Recipe) -> tuple[list[ParallelText], list
     texts = parallel_texts(recipe, recipe.train)
     files = recipe.dataset is None and recipe.data != EMBEDDED
     if files and recipe.validation == Recipe.model_fields["validation"].default:
-        languages = recipe.source_language, recipe.target_language
-        names = [f"{name}.{language}" for name in recipe.validation for language in languages]
-        if not any(_files_named(Path(recipe.data or ""), name) for name in names):
+        names = [f"{name}.{language}" for name in recipe.validation for language in recipe.languages]
+        if not any(_files_named(recipe, name) for name in names):
             return [_part(text, False) for text in texts], [_part(text, True) for text in texts], True
     return texts, parallel_texts(recipe, recipe.validation), False
 
 
 def _part(text: ParallelText, held_out: bool) -> ParallelText:
     """Return every HELD_OUT_EVERY-th pair of a text, at most HELD_OUT_MOST of them, or all other pairs."""
+    end = HELD_OUT_EVERY * HELD_OUT_MOST
+
+    def is_held_out(index: int) -> bool:
+        return index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 and index < end
 
     def chunks() -> Iterator[Chunk]:
-        index = 0
+        read = 0
         for chunk in text.chunks():
-            count = len(chunk.sources)
-            rows = [row for row in range(count) if is_held_out(index + row)]
-            gaps = zip([0, *(row + 1 for row in rows)], [*rows, count], strict=True)
-            for start, end in ((row, row + 1) for row in rows) if held_out else gaps:
-                yield Chunk(chunk.first_line + start, chunk.sources[start:end], chunk.targets[start:end])
-            index += count
-            if held_out and index >= HELD_OUT_EVERY * HELD_OUT_MOST:
+            rows = range(len(chunk.sources))
+            for wanted, run in groupby(rows, key=lambda row: is_held_out(read + row) == held_out):
+                if wanted:
+                    start, *rest = run
+                    part = slice(start, start + 1 + len(rest))
+                    yield Chunk(chunk.first_line + start, chunk.sources[part], chunk.targets[part])
+            read += len(chunk.sources)
+            if held_out and read >= end:
                 return
 
     kind = "only" if held_out else "without"
     return ParallelText(text.name, chunks, lambda: f"{text.fingerprint()} {kind} every {HELD_OUT_EVERY}th pair")
 
 
-def is_held_out(number: int) -> bool:
-    return number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 and number < HELD_OUT_EVERY * HELD_OUT_MOST
-
-
-def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
-    languages = (recipe.source_language, recipe.target_language)
+def _from_files(recipe: Recipe, name: str) -> ParallelText:
+    languages, errors = recipe.languages, recipe.encoding_errors
     plain = name.removesuffix(".gz")
     if plain.endswith(".csv") or name == "-":
         raise InputError(f"{name!r} is not a text that can be read: {FORMATS}")
     if plain.endswith(".tsv"):
-        path = _existing(folder, name)
+        path = _existing(recipe, name)
         columns = tsv_columns(path, languages)
-        return ParallelText(
-            name,
-            lambda: read_tsv(path, languages, recipe.encoding_errors),
-            lambda: f"{files_sha256(path)} {'' if columns == (0, 1, False) else columns}",
-        )
+        suffix = "" if columns == (0, 1, False) else str(columns)
+        return ParallelText(name, lambda: read_tsv(path, columns, errors), lambda: f"{files_sha256(path)} {suffix}")
     if plain.endswith(".jsonl"):
-        path = _existing(folder, name)
+        path = _existing(recipe, name)
         return ParallelText(
             name,
-            lambda: read_jsonl(path, languages, recipe.encoding_errors),
+            lambda: read_jsonl(path, languages, errors),
             lambda: f"{files_sha256(path)} {languages}",  # the other direction is another corpus
         )
     if "," in name:
@@ -99,45 +97,104 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> ParallelText:
             raise InputError(f"corpus {name!r} names {len(stems)} files, must be source,target")
     else:
         stems = [name.replace("{language}", x) if "{language}" in name else f"{name}.{x}" for x in languages]
-    source, target = (_existing(folder, stem) for stem in stems)
-    return ParallelText(
-        name,
-        lambda: read_two_files(source, target, recipe.encoding_errors),
-        lambda: files_sha256(source, target),
-    )
+    source, target = (_existing(recipe, stem) for stem in stems)
+    return ParallelText(name, lambda: read_two_files(source, target, errors), lambda: files_sha256(source, target))
 
 
-def _from_embedded(split: str, languages: tuple[str, str]) -> ParallelText:
+def _from_embedded(recipe: Recipe, split: str) -> ParallelText:
     """Return a split of the demo's corpus."""
+    languages = recipe.languages
     if split not in demo_corpus.SPLITS:
         raise InputError(f"the embedded corpus has no split {split!r}; splits: {', '.join(demo_corpus.SPLITS)}")
     if sorted(languages) != ["de", "en"]:
         raise InputError(f"the embedded corpus is English and German (en, de), not {' to '.join(languages)}")
 
     def chunks() -> Iterator[Chunk]:
-        texts: dict[str, list[str | None]] = {"en": [], "de": []}
-        for _, english, german in demo_corpus.load(split):
-            texts["en"].append(english)
-            texts["de"].append(german)
+        _, english, german = zip(*demo_corpus.load(split), strict=True)
+        texts = {"en": list(english), "de": list(german)}
         yield Chunk(1, *(texts[language] for language in languages))
 
     return ParallelText(split, chunks, lambda: f"{split} {languages} {files_sha256(demo_corpus.PATH)}")
 
 
 def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
-    chunks, fingerprint = dataset_chunks(recipe, split)
-    return ParallelText(f"{recipe.dataset}/{split}", chunks, lambda: fingerprint)
+    """Open a split of a `datasets` id or of a folder made by `save_to_disk`; `streaming` keeps no copy of it."""
+    loaded, fingerprint = _load_split(recipe, split)
+    from datasets.exceptions import DatasetsError
+
+    where = f"dataset {recipe.dataset}, split {split}"
+
+    def batches() -> Iterator[dict[str, list[Any]]]:
+        try:
+            yield from loaded.iter(batch_size=CHUNK)
+        except (OSError, ValueError, DatasetsError) as error:  # a stream may break off
+            problem = " ".join(str(error.__cause__ or error).split())
+            raise UnavailableError(f"{where}, cannot be read: {problem}") from error
+
+    def chunks() -> Iterator[Chunk]:
+        first = 1
+        for batch in batches():
+            columns: dict[str, list[Any]] = batch
+            if nested := "translation" in batch:
+                rows = [row or {} for row in batch["translation"]]
+                columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
+            sides: list[list[str | None]] = []
+            for language in recipe.languages:
+                if language not in columns:
+                    what = "translation has no language" if nested else "there is no column 'translation' and no column"
+                    raise InputError(f"{where}: {what} {language!r}; available: {', '.join(columns)}")
+                sides.append([text or "" for text in columns[language]])
+                for number, text in enumerate(sides[-1], first):
+                    if not isinstance(text, str):
+                        raise InputError(
+                            f"{where}, row {number}: {language!r} holds {type(text).__name__}, must be text"
+                        )
+            yield Chunk(first, *sides)
+            first += len(sides[0])
+
+    # The other direction is another corpus.
+    return ParallelText(f"{recipe.dataset}/{split}", chunks, lambda: f"{fingerprint} {recipe.languages}")
 
 
-def _existing(folder: Path, name: str) -> Path:
-    if found := _files_named(folder, name):
+def _load_split(recipe: Recipe, split: str) -> tuple[Any, str]:
+    """Return the split, and a fingerprint of its text."""
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    name = cast(str, recipe.dataset)
+    fingerprint = ""
+    try:
+        if Path(name).is_dir() and any((Path(name) / f).exists() for f in ("dataset_dict.json", "state.json")):
+            loaded: Any = datasets.load_from_disk(name)  # without a copy
+        elif recipe.streaming:
+            builder = datasets.load_dataset_builder(name, recipe.dataset_config)
+            loaded = builder.as_streaming_dataset()
+            # The builder's hash covers the files: their times on disk or their commit on the Hub.
+            fingerprint = f"{name} {builder.config_id} {builder.hash} {split}"
+        else:
+            loaded = datasets.load_dataset(name, recipe.dataset_config)
+    except (OSError, ValueError, DatasetsError) as error:
+        raise UnavailableError(f"dataset {name} cannot be loaded: {' '.join(str(error).split())}") from error
+    if isinstance(loaded, dict):
+        if split not in loaded:
+            raise InputError(f"dataset {name} has no split {split!r}; splits: {', '.join(loaded)}")
+        loaded = loaded[split]
+    elif split != str(loaded.split) and split not in recipe.train:
+        raise InputError(f"dataset {name} is one split ({loaded.split}), without {split!r}; save a DatasetDict of both")
+    return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}"
+
+
+def _existing(recipe: Recipe, name: str) -> Path:
+    if found := _files_named(recipe, name):
         return found[0]
     raise InputError(
-        f"{folder / name}: no such file (nor {name}.gz); --train, --validation and --test name texts: {FORMATS}"
+        f"{Path(recipe.data or '') / name}: no such file (nor {name}.gz); --train, --validation and --test name "
+        f"texts: {FORMATS}"
     )
 
 
-def _files_named(folder: Path, name: str) -> list[Path]:
+def _files_named(recipe: Recipe, name: str) -> list[Path]:
+    folder = Path(recipe.data or "")
     return [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
 
 

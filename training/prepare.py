@@ -2,12 +2,11 @@
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -32,13 +31,12 @@ from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
 from .json_files import read_json
 from .loss import TrainingLoss
 from .metrics import Meter
-from .model import control_ids, load_or_train_tokenizer, load_target_tokenizer, make_model, model_config
+from .model import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config, sizes_and_ids
 from .parallel_text import parallel_texts, train_and_validation_texts
 from .recipe import HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
 from .report import Reporter
 from .schedule import learning_rate
 
-T = TypeVar("T")
 # A process that hangs in a step ends the run after the first; while one reads the text or measures BLEU, the others
 # wait for hours.
 COLLECTIVE_TIMEOUT, PATIENCE = timedelta(minutes=30), timedelta(hours=12)
@@ -59,7 +57,6 @@ class Prepared:
     plan: Plan
     order: Order
     total_steps: int
-    config: Any
     model: VaswaniTransformerForConditionalGeneration
     module: torch.nn.Module  # the model with its loss, inside DDP or FSDP
     optimizer: AcceleratedOptimizer
@@ -67,18 +64,13 @@ class Prepared:
     environment: dict[str, Any]  # decides the last bits of the weights
     identity: dict[str, Any]  # must be the same when the run is resumed
 
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
     def learning_rate(self, step: int) -> float:
         """Return the rate of a step, counted from 1."""
-        recipe = self.recipe
-        return learning_rate(
-            step,
-            d_model=self.config.d_model,
-            warmup_steps=recipe.warmup_steps,
-            factor=recipe.learning_rate_factor,
-            peak=recipe.learning_rate,
-            total_steps=self.total_steps,
-            decay_share=recipe.decay_share,
-        )
+        return learning_rate(self.recipe, self.config.d_model, step, self.total_steps)
 
 
 def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
@@ -102,7 +94,7 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
 
 
 def chosen_before(recipe: Recipe, output: Path) -> dict[str, Any]:
-    """Return what the newest checkpoint says of the machine's choices (precision, ...); {} for a new run."""
+    """Return the choices recorded in the newest checkpoint (precision, ...), or {} for a new run."""
     for folder in [] if recipe.overwrite else checkpoint.checkpoints(output / "checkpoints"):
         try:
             state = read_json(folder / checkpoint.STATE, "environment", "identity")
@@ -116,19 +108,27 @@ def prepare(
     recipe: Recipe, output: Path, accelerator: Accelerator, reporter: Reporter, shard_weights: bool = False
 ) -> Prepared:
     """Read the text and build the model. shard_weights: use FSDP instead of DDP if there are several processes."""
-    shard_weights = shard_weights and accelerator.num_processes > 1
-    machine.refuse_compiler(recipe, accelerator.device, shard_weights)
-    cpu_group = _group_on_cpus(accelerator)
-    tokenizer, target_tokenizer, corpus, validation = _main_process_first(
-        accelerator, cpu_group, lambda: read_text(recipe, output, reporter)
-    )
-    vocabulary = len(target_tokenizer) if target_tokenizer is not None else None
-    config = model_config(recipe, len(tokenizer), vocabulary, control_ids(tokenizer, target_tokenizer))
     device, processes = accelerator.device, accelerator.num_processes
+    shard_weights = shard_weights and processes > 1
+    machine.refuse_compiler(recipe, device, shard_weights)
+    cpu_group = None
+    if processes > 1:
+        cpu_group = cast(distributed.ProcessGroup, distributed.new_group(timeout=PATIENCE, backend="gloo"))
+    # The main process fills the cache, and the others read it.
+    text = read_text(recipe, output, reporter) if accelerator.is_main_process else None
+    wait_for_all(cpu_group)
+    tokenizer, target_tokenizer, corpus, validation = text or read_text(recipe, output, reporter)
+    wait_for_all(cpu_group)
+    config = model_config(recipe, *sizes_and_ids(tokenizer, target_tokenizer))
+    identity = {
+        "corpus sha256": corpus.sha256,
+        "tokenizer sha256": tokenizer_sha256(tokenizer),
+        **({} if target_tokenizer is None else {"target tokenizer sha256": tokenizer_sha256(target_tokenizer)}),
+        "processes": processes,
+    }
     before = chosen_before(recipe, output)
     chosen = [machine.choose_micro_batches(recipe, config, device, processes, before)]
     (micro_batches,) = broadcast_object_list(chosen)  # the main process's: GPUs may differ in memory
-    identity = _identity(corpus, tokenizer, target_tokenizer, processes)
     if micro_batches != recipe.most_micro_batches:
         identity["micro_batches"] = micro_batches
     recipe = recipe.model_copy(update={"micro_batches": micro_batches})
@@ -142,10 +142,11 @@ def prepare(
     meter = Meter(accelerator, config, source, target)
     machine.seed_everything(recipe.seed)
     model = make_model(recipe, config, attention)
-    store_trained_length(model.generation_config, corpus)
-    byte_dropout = recipe.fast_dropout == "auto" and device.type == "cpu"
-    if byte_dropout:
-        machine.use_byte_dropout(model)
+    # Translators cut longer sentences. A fine-tuned model keeps the length of its earlier training if that was longer.
+    settings: Any = model.generation_config
+    before_tuning = getattr(settings, "max_source_length", None) or 0
+    settings.max_source_length = max(before_tuning, int(corpus.source_lengths.max()))
+    byte_dropout = machine.use_byte_dropout(recipe, model, device)
     # For every run: a process may train several models. dynamic: compile once for all sentence lengths.
     compiler: Any = machine.choose_compiler(recipe, device, steps, processes, before)
     accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)
@@ -154,38 +155,17 @@ def prepare(
         "matmul_precision": matmul_precision, "attention": attention, "byte_dropout": byte_dropout,
     }  # fmt: skip
     return Prepared(
-        recipe=recipe,
-        accelerator=accelerator,
-        cpu_group=cpu_group,
-        reporter=reporter,
-        tokenizer=tokenizer,
-        target_tokenizer=target_tokenizer,
-        corpus=corpus,
-        validation=validation,
-        plan=plan,
-        order=Order(plan, recipe.seed),
-        total_steps=steps,
-        config=config,
-        model=model,
-        module=module,
-        optimizer=optimizer,
-        meter=meter,
-        environment=environment,
-        identity=identity,
-    )
+        recipe=recipe, accelerator=accelerator, cpu_group=cpu_group, reporter=reporter, tokenizer=tokenizer,
+        target_tokenizer=target_tokenizer, corpus=corpus, validation=validation, plan=plan,
+        order=Order(plan, recipe.seed), total_steps=steps, model=model, module=module, optimizer=optimizer,
+        meter=meter, environment=environment, identity=identity,
+    )  # fmt: skip
 
 
-def _group_on_cpus(accelerator: Accelerator) -> distributed.ProcessGroup | None:
-    if accelerator.num_processes == 1:
-        return None
-    return cast(distributed.ProcessGroup, distributed.new_group(timeout=PATIENCE, backend="gloo"))
-
-
-def _identity(corpus: Corpus, tokenizer: Any, target_tokenizer: Any, processes: int) -> dict[str, Any]:
-    identity: dict[str, Any] = {"corpus sha256": corpus.sha256, "tokenizer sha256": tokenizer_sha256(tokenizer)}
-    if target_tokenizer is not None:
-        identity["target tokenizer sha256"] = tokenizer_sha256(target_tokenizer)
-    return identity | {"processes": processes}
+def wait_for_all(group: distributed.ProcessGroup | None) -> None:
+    """Wait for the other processes of a `cpu_group`, for hours if need be."""
+    if group is not None:
+        distributed.barrier(group)
 
 
 def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:
@@ -207,29 +187,6 @@ def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[
     return environment
 
 
-def store_trained_length(settings: Any, corpus: Corpus) -> None:
-    """Put the longest source of the corpus into generation_config.json: translators cut longer sentences.
-
-    A model that is fine-tuned keeps the length of its earlier training if that was longer.
-    """
-    before = getattr(settings, "max_source_length", None) or 0
-    settings.max_source_length = max(before, int(corpus.source_lengths.max()))
-
-
-def _main_process_first(
-    accelerator: Accelerator, group: distributed.ProcessGroup | None, function: Callable[[], T]
-) -> T:
-    """Call the function on the main process, which fills the cache, and then on the others."""
-    result = function() if accelerator.is_main_process else None
-    if group is not None:
-        distributed.barrier(group)
-    if result is None:
-        result = function()
-    if group is not None:
-        distributed.barrier(group)
-    return result
-
-
 def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> tuple[Any, Any, Corpus, Corpus | None]:
     """Return (tokenizer, target tokenizer or None, training corpus, validation corpus or None)."""
     texts, validation_texts, held_out = train_and_validation_texts(recipe)
@@ -240,7 +197,7 @@ def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> tuple[Any, An
         )
     try:
         test = parallel_texts(recipe, recipe.test)
-    except InputError as error:  # a shipped recipe's test set, but one's own text: training does not need it
+    except InputError as error:  # a shipped recipe with the user's own text: training needs no test set
         reporter.say(f"warning: {error}; training continues without looking for test pairs in the training text")
         test = []
     tokenizer = load_or_train_tokenizer(recipe, output, texts, reporter.say)

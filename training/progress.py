@@ -3,10 +3,11 @@
 import math
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import distributed
@@ -77,13 +78,8 @@ class Signals:
 
     received = StopReason.NONE
 
-    def __enter__(self) -> "Signals":
-        self.previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+    def caught(self) -> AbstractContextManager[None]:
+        return _handlers({signal.SIGTERM: self._handle, signal.SIGINT: self._handle})
 
     def _handle(self, number: int, frame: object) -> None:
         if self.received:
@@ -91,13 +87,15 @@ class Signals:
         self.received = StopReason(number)
 
 
-@contextmanager
-def default_signal_handlers() -> Iterator[None]:
+def default_signal_handlers() -> AbstractContextManager[None]:
     """Let signals end the process: an exception from a Python handler is lost inside the tokenizers library."""
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    for number, handler in previous.items():
-        if handler is not signal.SIG_IGN:  # nohup
-            signal.signal(number, signal.SIG_DFL)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return _handlers({n: signal.SIG_DFL for n in numbers if signal.getsignal(n) is not signal.SIG_IGN})  # nohup
+
+
+@contextmanager
+def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

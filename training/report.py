@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,10 @@ class Reporter:
         self.said = -math.inf
 
     def say(self, message: str) -> None:
-        if not self.speaks:
-            return
-        if self.bar is not None:
+        if self.speaks and self.bar is not None:
             self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
-            return
-        tell(message)
+        elif self.speaks:
+            tell(message)
 
     def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
         self.metrics = output_dir / "metrics.jsonl"
@@ -57,15 +56,13 @@ class Reporter:
             self.task = self.bar.add_task("training", total=total_steps, completed=step, news="")
             self.bar.start()
 
-    def show_sign_of_life(self, step: int, total_steps: int, seconds: float) -> None:
-        """Say where the run is after its first step, and then once a minute; seconds: per step."""
-        if self.bar is None and time.monotonic() - self.said > 60:
-            self.say(f"step {step}/{total_steps}  {seconds:.2f} s per step")
-            self.said = time.monotonic()
-
-    def advance(self, step: int) -> None:
+    def advance(self, step: int, total_steps: int, seconds: float) -> None:
+        """Move the bar; in a log, say where the run is after its first step and once a minute. seconds: per step"""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
+        elif time.monotonic() - self.said > 60:
+            self.say(f"step {step}/{total_steps}  {seconds:.2f} s per step")
+            self.said = time.monotonic()
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a line to metrics.jsonl and to the trackers. Raises UnavailableError if the disk is full."""
@@ -100,16 +97,10 @@ class Reporter:
         else:
             self.say(
                 f"step {record['step']}/{record['total_steps']}  epoch {record['epoch']:.2f}  {news}  "
-                f"rate {record['learning_rate']:.2e}  {_duration(seconds_left)} left"
+                f"rate {record['learning_rate']:.2e}  {timedelta(seconds=round(seconds_left))} left"
             )
 
     def stop(self) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"

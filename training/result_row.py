@@ -54,17 +54,16 @@ def append_row(path: Path, model: Path, test: TestSet, result: dict[str, Any], b
 
 def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """Append rows to a CSV file; a new file begins with the columns. Raises InputError if the file has others."""
-    new = not path.exists()
     try:
-        if not new:
-            with path.open(newline="", encoding="utf-8") as file:
-                if next(csv.reader(file), None) != list(columns):
-                    raise InputError(f"--record {path}: its columns are not {','.join(columns)}; choose a new file")
-        with path.open("a", newline="", encoding="utf-8") as file:
-            if not new and not path.read_bytes().endswith(b"\n"):
+        with path.open("a+", newline="", encoding="utf-8") as file:
+            file.seek(0)
+            before = file.read()
+            if before and next(csv.reader(before.splitlines())) != list(columns):
+                raise InputError(f"--record {path}: its columns are not {','.join(columns)}; choose a new file")
+            if before and not before.endswith("\n"):
                 file.write("\r\n")  # the last row lacks its line end (an editor, a full disk)
             writer = csv.DictWriter(file, columns)
-            if new:
+            if not before:
                 writer.writeheader()
             writer.writerows(rows)
     except OSError as error:
@@ -77,20 +76,14 @@ def parameters(model: Path) -> int:
 
 
 def commit() -> str:
-    """Return the git revision of the clone that contains this file, or the package's version."""
-    here = Path(__file__).resolve().parent
-    git = ["git", "-C", str(here)]
+    """Return the git revision of the clone that contains this file, + if it has changes, or the package's version."""
+    here = Path(__file__).resolve()
     try:  # a package installed inside a clone of another project is not tracked there
-        known = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False)
-    except FileNotFoundError:  # no git on this machine
+        for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty=+", "--exclude=*"]):
+            git = subprocess.run(["git", "-C", here.parent, *words], capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
         return __version__
-    if known.returncode != 0:
-        return __version__
-    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        return __version__
-    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    return git.stdout.strip()
 
 
 def hardware() -> str:

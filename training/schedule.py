@@ -1,5 +1,7 @@
 """The learning rate as a function of the step (section 5.3)."""
 
+from .recipe import Recipe
+
 
 def paper_learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
     """lrate = d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), Eq. (3), times a factor (the paper: 1).
@@ -24,19 +26,10 @@ def linear_decay(step: int, total_steps: int, share: float) -> float:
     return 1.0 if left >= decaying else max(left, 0) / decaying
 
 
-def learning_rate(
-    step: int,
-    *,
-    d_model: int,
-    warmup_steps: int,
-    factor: float = 1.0,
-    peak: float | None = None,
-    total_steps: int = 0,
-    decay_share: float = 0.0,
-) -> float:
+def learning_rate(recipe: Recipe, d_model: int, step: int, total_steps: int) -> float:
     """Return the rate of a step (from 1). It depends on its arguments only, so that resuming needs no state."""
-    if peak is None:
-        rate = paper_learning_rate(step, d_model, warmup_steps, factor)
+    if recipe.learning_rate is None:
+        rate = paper_learning_rate(step, d_model, recipe.warmup_steps, recipe.learning_rate_factor)
     else:
-        rate = inverse_sqrt_learning_rate(step, peak, warmup_steps)
-    return rate * linear_decay(step, total_steps, decay_share) if decay_share else rate
+        rate = inverse_sqrt_learning_rate(step, recipe.learning_rate, recipe.warmup_steps)
+    return rate * linear_decay(step, total_steps, recipe.decay_share) if recipe.decay_share else rate

@@ -26,7 +26,7 @@ class Stepper:
         self.gradient_norm = 0.0
         # Fused Adam itself skips a step whose gradient is not finite, and the host reads the norms later.
         self.skips_on_device = self.device.type == "cuda" and accelerator.mixed_precision != "fp16"
-        self.unread_norms: list[tuple[int, torch.Tensor]] = []  # step and norm, since the last log line or save
+        self.unread_norms: dict[int, torch.Tensor] = {}  # by step, since the last log line or save
 
     def settle_buckets(self) -> None:
         """Run a dummy backward pass so that DDP fixes its bucket order; otherwise resumed runs differ in the last bits.
@@ -56,7 +56,10 @@ class Stepper:
         progress.tokens += batches.source_tokens + batches.target_tokens
         progress.seconds += time.perf_counter() - started
         progress.cpu_seconds += (time.process_time() - cpu_started) * prepared.accelerator.num_processes
-        self.window.add_tokens(batches.source_tokens, batches.target_tokens)
+        self.window.source_tokens += batches.source_tokens
+        self.window.target_tokens += batches.target_tokens
+        if not self.skips_on_device:
+            self.read_norms()
         return True
 
     def _compute_gradients(self, batches: StepBatches) -> bool:
@@ -78,7 +81,8 @@ class Stepper:
                 loss, negative_log_likelihood = loss * each.weight, negative_log_likelihood * each.weight
                 # DDP averages over processes; a sum is needed here.
                 accelerator.backward(loss * (processes / batches.target_tokens))
-            self.window.add_losses(loss.detach(), negative_log_likelihood)
+            self.window.loss += loss.detach()
+            self.window.negative_log_likelihood += negative_log_likelihood
         return True
 
     def _update_weights(self) -> None:
@@ -98,9 +102,7 @@ class Stepper:
             for group in prepared.optimizer.param_groups:
                 group["lr"] = self.rate
             prepared.optimizer.step()  # with fp16 the gradient scaler skips the step itself and lowers its scale
-        self.unread_norms.append((progress.step + 1, norm))
-        if not self.skips_on_device:
-            self._count_gradients()
+        self.unread_norms[progress.step + 1] = norm
 
     def read_norms(self) -> None:
         """Count the steps since the last call whose gradient was not finite, before a log line or a save.
@@ -108,18 +110,13 @@ class Stepper:
         The host waits for a GPU here; the time is that of the steps. Raises InputError after max_bad_steps such steps
         in a row.
         """
-        started = time.perf_counter()
-        if self.unread_norms:
-            self._count_gradients()
-        self.progress.seconds += time.perf_counter() - started
-
-    def _count_gradients(self) -> None:
-        prepared, progress = self.prepared, self.progress
-        steps, norms = zip(*self.unread_norms, strict=True)
-        self.unread_norms = []
-        for step, norm in zip(steps, torch.stack(norms).tolist(), strict=True):
+        prepared, progress, started = self.prepared, self.progress, time.perf_counter()
+        unread, self.unread_norms = self.unread_norms, {}
+        norms = torch.stack(list(unread.values())).tolist() if unread else []
+        for step, norm in zip(unread, norms, strict=True):
             self.gradient_norm, finite = norm, math.isfinite(norm)
             # The first few steps with fp16 are expected to overflow, until its scale has settled.
             if not finite and (prepared.accelerator.mixed_precision != "fp16" or progress.skipped_in_a_row >= 5):
                 prepared.reporter.say(f"step {step}: the gradient is not finite, step skipped")
             progress.count_gradient(step, finite, prepared.recipe.max_bad_steps)
+        progress.seconds += time.perf_counter() - started

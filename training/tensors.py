@@ -1,7 +1,7 @@
 """The weights and Adam's moments as safetensors files, by the names of the parameters."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -61,15 +61,10 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def restore_model(model: torch.nn.Module, folder: Path) -> None:
     """Load a folder's weights into the model. Raises BrokenFileError unless names and shapes are the same."""
-    path = folder / WEIGHTS
-    tensors = load_tensors(path)
     parameters = dict(model.named_parameters())  # tied ones once, as in the file
-    _check_names(parameters, tensors, path)
+    tensors = _load_exactly(folder / WEIGHTS, {name: parameter.shape for name, parameter in parameters.items()})
     with torch.no_grad():
         for name, parameter in parameters.items():
-            if parameter.shape != tensors[name].shape:
-                shapes = f"{tuple(tensors[name].shape)}, must be {tuple(parameter.shape)}"
-                raise BrokenFileError(f"{path}: {name} has shape {shapes}")
             parameter.copy_(fsdp.sharded_like(tensors[name], parameter))
 
 
@@ -81,27 +76,27 @@ def restore_optimizer(
     stepped: False if Adam had not taken a step (with fp16, the first gradients may all be infinite)
     """
     path = folder / OPTIMIZER
-    tensors = load_tensors(path)
-    if not tensors and not stepped:
+    if not stepped and not load_tensors(path):
         return
     parameters = dict(model.named_parameters())
-    states: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
-    for full_name, tensor in tensors.items():
-        key, _, name = full_name.partition("/")
-        if name not in states:
-            raise BrokenFileError(f"{path}: {full_name} belongs to no parameter of the model")
-        # Adam's step count moves to the device too, because the optimizer is fused.
-        shape = () if key == "step" else parameters[name].shape
-        if tensor.shape != shape:
-            raise BrokenFileError(f"{path}: {full_name} has shape {tuple(tensor.shape)}, must be {tuple(shape)}")
-        states[name][key] = fsdp.sharded_like(tensor, parameters[name])
-    _check_names([f"{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq") for name in parameters], tensors, path)
+    keys = ("step", "exp_avg", "exp_avg_sq")
+    tensors = _load_exactly(
+        path,
+        {f"{key}/{name}": torch.Size() if key == "step" else p.shape for key in keys for name, p in parameters.items()},
+    )
     for name, parameter in parameters.items():
-        optimizer.state[parameter] = states[name]
+        # Adam's step count moves to the device too, because the optimizer is fused.
+        optimizer.state[parameter] = {key: fsdp.sharded_like(tensors[f"{key}/{name}"], parameter) for key in keys}
 
 
-def _check_names(expected: Iterable[str], found: Iterable[str], path: Path) -> None:
-    missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+def _load_exactly(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
+    """Load a safetensors file. Raises BrokenFileError unless it has these tensors, and no others."""
+    tensors = load_tensors(path)
+    missing, extra = sorted(shapes.keys() - tensors), sorted(tensors.keys() - shapes)
     if missing or extra:
         parts = [f"{verb} {', '.join(names[:5])}" for verb, names in (("lacks", missing), ("has", extra)) if names]
         raise BrokenFileError(f"{path} does not fit the model: it {' and '.join(parts)}")
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            raise BrokenFileError(f"{path}: {name} has shape {tuple(tensors[name].shape)}, must be {tuple(shape)}")
+    return tensors

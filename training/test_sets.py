@@ -38,27 +38,33 @@ def test_set(recipe: Recipe) -> TestSet:
     if not names:
         raise InputError("the recipe names no test corpus; --test NAME, or --source and --reference files")
     sources, references = sentences_of(parallel_texts(recipe, names))
-    kinds = None
-    if recipe.data == EMBEDDED:
-        kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)]
+    embedded = recipe.data == EMBEDDED
+    kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
     data = recipe.dataset or recipe.data or "."
     return TestSet(" + ".join(names), Path(data).name, sources, references, kinds, recipe.target_language)
 
 
+def recipe_test_set(model: Path, config: str | None, data: str | None, test: str | None) -> TestSet:
+    """Return the test set of a recipe or of the model's run, with the text in another folder or of another name."""
+    flags = {} if test is None else {"test": test}
+    if data is not None:
+        flags |= {"data": data, "dataset": "null", "streaming": "false"}
+    return test_set(recipe_of(model, config, flags))
+
+
 def sentences_of(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]:
     """Return the sources and the targets of parallel texts; "" for a line that could not be read."""
-    chunks = [chunk for text in texts for chunk in text.chunks()]
-    sources = clean([line or "" for chunk in chunks for line in chunk.sources])
-    return sources, clean([line or "" for chunk in chunks for line in chunk.targets])
-
-
-def clean(lines: list[str]) -> list[str]:
-    return [line.strip() for line in lines]
+    sources, targets = [], []
+    for chunk in (chunk for text in texts for chunk in text.chunks()):
+        sources += [(line or "").strip() for line in chunk.sources]
+        targets += [(line or "").strip() for line in chunk.targets]
+    return sources, targets
 
 
 def files_test_set(source: Path, reference: Path, kinds: Path | None) -> TestSet:
     """Return a test set of text files, line by line."""
-    lines = {path: clean(list(read_lines(path))) for path in (source, reference, kinds) if path is not None}
+    paths = [path for path in (source, reference, kinds) if path is not None]
+    lines = {path: [line.strip() for line in read_lines(path)] for path in paths}
     for path, content in lines.items():
         if len(content) != len(lines[source]):
             raise InputError(f"{source} has {len(lines[source])} lines, {path} has {len(content)}")

@@ -2,11 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import cast
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, opened
@@ -24,41 +23,34 @@ class Chunk:
 
 
 def read_two_files(source: Path, target: Path, encoding_errors: str) -> Iterator[Chunk]:
-    blocks = [_line_blocks(source), _line_blocks(target)]
+    paths = (source, target)
+    blocks = [_line_blocks(path) for path in paths]
     read = 0
-    while True:
-        pair = [next(side, []) for side in blocks]
+    for pair in zip_longest(*blocks, fillvalue=[]):
         if len(pair[0]) != len(pair[1]):
-            counts = [read + len(block) + sum(map(len, side)) for block, side in zip(pair, blocks, strict=True)]
+            counts = [read + len(block) + sum(map(len, rest)) for block, rest in zip(pair, blocks, strict=True)]
             raise InputError(
                 f"{source} has {counts[0]} lines, {target} has {counts[1]}: line n of one must be the translation "
                 f"of line n of the other"
             )
-        if not pair[0]:
-            return
-        sides = [
-            _decoded(block, read + 1, path, encoding_errors) for block, path in zip(pair, (source, target), strict=True)
-        ]
-        yield Chunk(read + 1, *sides)
+        yield Chunk(
+            read + 1,
+            *(_decoded(block, read + 1, path, encoding_errors) for block, path in zip(pair, paths, strict=True)),
+        )
         read += len(pair[0])
 
 
-def read_tsv(path: Path, languages: tuple[str, str], encoding_errors: str) -> Iterator[Chunk]:
-    """Read the two columns of `tsv_columns`; further columns are ignored."""
-    source, target, header = tsv_columns(path, languages)
-    first_line = 1
-    for block in _line_blocks(path):
-        lines = _decoded(block, first_line, path, encoding_errors)
-        skipped = int(header and first_line == 1)
-        sides: tuple[list[str | None], list[str | None]] = ([], [])
-        for number, line in enumerate(lines[skipped:], first_line + skipped):
-            cells = [None] * (max(source, target) + 1) if line is None else line.split("\t")
-            if len(cells) <= max(source, target):
-                raise InputError(f"{path} line {number}: {len(cells)} column, must be source TAB target")
-            sides[0].append(cells[source])
-            sides[1].append(cells[target])
-        yield Chunk(first_line + skipped, *sides)
-        first_line += len(block)
+def read_tsv(path: Path, columns: tuple[int, int, bool], encoding_errors: str) -> Iterator[Chunk]:
+    """Read the two columns that `tsv_columns` found; further columns are ignored."""
+    source, target, header = columns
+
+    def pair_of(line: str, place: str) -> tuple[str, str]:
+        cells = line.split("\t")
+        if len(cells) <= max(source, target):
+            raise InputError(f"{place}: {len(cells)} column, must be source TAB target")
+        return cells[source], cells[target]
+
+    return _read_pairs(path, pair_of, encoding_errors, skip=int(header))
 
 
 def tsv_columns(path: Path, languages: tuple[str, str]) -> tuple[int, int, bool]:
@@ -77,45 +69,50 @@ def tsv_columns(path: Path, languages: tuple[str, str]) -> tuple[int, int, bool]
 
 def read_jsonl(path: Path, languages: tuple[str, str], encoding_errors: str) -> Iterator[Chunk]:
     """Read lines of {"translation": {"en": ..., "de": ...}} or of the inner object."""
+
+    def pair_of(line: str, place: str) -> tuple[str, str]:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:  # a number of more than 4,300 digits is a ValueError
+            raise InputError(f"{place}: not JSON ({error})") from error
+        if isinstance(record, dict) and "translation" in record:
+            record = record["translation"]
+        if not isinstance(record, dict):
+            raise InputError(f'{place}: must be {{"translation": {{...}}}}, found {type(record).__name__}')
+        source, target = (_json_text(record, language, place) for language in languages)
+        return source, target
+
+    return _read_pairs(path, pair_of, encoding_errors)
+
+
+def _json_text(record: dict, language: str, place: str) -> str:
+    if language not in record:
+        raise InputError(f"{place}: key {language!r} is missing; keys there: {', '.join(record) or 'none'}")
+    text = record[language]
+    if not isinstance(text, str):
+        raise InputError(f"{place}: {language!r} is {'null' if text is None else type(text).__name__}, must be text")
+    if surrogate := re.search("[\ud800-\udfff]", text):
+        raise InputError(
+            f"{place}: {language!r} has a lone surrogate U+{ord(surrogate[0]):04X} at character "
+            f"{surrogate.start() + 1}, which is not text"
+        )
+    return text.replace("\n", " ")
+
+
+def _read_pairs(
+    path: Path, pair_of: Callable[[str, str], tuple[str, str]], encoding_errors: str, skip: int = 0
+) -> Iterator[Chunk]:
+    """Yield the pairs that `pair_of(line, place)` finds in the lines of a file, without the first `skip` lines."""
     first_line = 1
     for block in _line_blocks(path):
-        sides: tuple[list[str | None], list[str | None]] = ([], [])
-        for number, line in enumerate(_decoded(block, first_line, path, encoding_errors), first_line):
-            for side, text in zip(sides, _json_pair(line, path, number, languages), strict=True):
-                side.append(text)
-        yield Chunk(first_line, *sides)
+        lines = enumerate(_decoded(block, first_line, path, encoding_errors), first_line)
+        pairs = [
+            (None, None) if line is None else pair_of(line, f"{path} line {number}")
+            for number, line in lines
+            if number > skip
+        ]
+        yield Chunk(max(first_line, skip + 1), [source for source, _ in pairs], [target for _, target in pairs])
         first_line += len(block)
-
-
-def _json_pair(line: str | None, path: Path, number: int, languages: tuple[str, str]) -> list[str | None]:
-    if line is None:
-        return [None, None]
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # a number of more than 4,300 digits is a ValueError
-        raise InputError(f"{path} line {number}: not JSON ({error})") from error
-    if isinstance(record, dict) and "translation" in record:
-        record = record["translation"]
-    if not isinstance(record, dict):
-        raise InputError(f'{path} line {number}: must be {{"translation": {{...}}}}, found {type(record).__name__}')
-    texts = []
-    for language in languages:
-        if language not in record:
-            keys = ", ".join(map(str, record)) or "none"
-            raise InputError(f"{path} line {number}: key {language!r} is missing; keys there: {keys}")
-        text = record[language]
-        if not isinstance(text, str):
-            found = "null" if text is None else type(text).__name__
-            raise InputError(f"{path} line {number}: {language!r} is {found}, must be text")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{path} line {number}: {language!r} has a lone surrogate U+{ord(text[error.start]):04X} at character "
-                f"{error.start + 1}, which is not text"
-            ) from error
-        texts.append(text.replace("\n", " "))
-    return texts
 
 
 def _line_blocks(path: Path) -> Iterator[list[bytes]]:
@@ -136,10 +133,9 @@ def _line_blocks(path: Path) -> Iterator[list[bytes]]:
 def _decoded(block: list[bytes], first_line: int, path: Path, encoding_errors: str) -> list[str | None]:
     """Decode the lines of a block. Lines end at \\n only; U+2028 and the like are text."""
     try:
-        lines = b"".join(block).decode("utf-8").split("\n")
-        return cast(list[str | None], lines[: len(block)])
+        return [*b"".join(block).decode("utf-8").split("\n")[: len(block)]]
     except UnicodeDecodeError:
-        return [_decoded_line(raw, first_line + i, path, encoding_errors) for i, raw in enumerate(block)]
+        return [_decoded_line(raw, line, path, encoding_errors) for line, raw in enumerate(block, first_line)]
 
 
 def _decoded_line(raw: bytes, line: int, path: Path, encoding_errors: str) -> str | None:

@@ -36,7 +36,6 @@ def train(recipe: Recipe) -> None:
     output, began = Path(recipe.output_dir), time.perf_counter()
     check_model_fields(recipe)
     transformers_logging.disable_progress_bar()  # the reporter shows one
-    machine.refuse_deepspeed()
     shard_weights = fsdp.take_request()
     signals = Signals()
     with ExitStack() as stack:
@@ -52,7 +51,7 @@ def train(recipe: Recipe) -> None:
         accelerator.wait_for_everyone()
         with default_signal_handlers():  # there is nothing to save yet, and reading the text may take an hour
             prepared = prepare(recipe, output, accelerator, reporter, shard_weights)
-        stack.enter_context(signals)
+        stack.enter_context(signals.caught())
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
         stack.callback(release_model, prepared)
@@ -87,11 +86,11 @@ class Run:
         self.began = began - self.progress.wall_seconds
 
     def train(self) -> None:
-        prepared, recipe = self.prepared, self.prepared.recipe
+        prepared = self.prepared
         introduce(prepared)
-        warn(prepared)
-        if recipe.trackers:
-            config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in recipe.model_dump().items()}
+        if prepared.recipe.trackers:
+            keys = prepared.recipe.model_dump().items()
+            config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in keys}
             prepared.accelerator.init_trackers("vaswani_transformer", config=config)
         prepared.reporter.start(self.output, prepared.accelerator, self.progress.step, prepared.total_steps)
         self.stepper.settle_buckets()
@@ -111,7 +110,8 @@ class Run:
         saved_step = progress.step
         reason = self._stop_reason()
         if progress.step > progress.validated_step and self._validation_is_due(reason):
-            reason = self._make_up_for_validation(reason)
+            reason = self._validate(reason)  # a signal saved this checkpoint before its validation
+            self.checkpointer.mark_best(progress)
         while not reason:
             self.checkpointer.raise_if_failed()
             if not self.stepper.step():
@@ -129,14 +129,6 @@ class Run:
             self._save()
         self.checkpointer.finish_writing()
         self.prepared.accelerator.wait_for_everyone()
-        return reason
-
-    def _make_up_for_validation(self, reason: StopReason) -> StopReason:
-        """Validate after resuming from a checkpoint that a signal made before its validation."""
-        reason = self._validate(reason)
-        progress = self.progress
-        if progress.best_step == progress.step and self.prepared.accelerator.is_main_process:
-            checkpoint.mark_best(self.checkpointer.root, progress.step)
         return reason
 
     def _validate(self, reason: StopReason) -> StopReason:
@@ -178,45 +170,35 @@ class Run:
             prepared.reporter.progress(record, (total - step) * progress.seconds / step)
             self.window.start()
         else:
-            prepared.reporter.show_sign_of_life(step, total, progress.seconds / step)
-        prepared.reporter.advance(step)
+            prepared.reporter.advance(step, total, progress.seconds / step)
 
 
 def introduce(prepared: Prepared) -> None:
-    """Print the sizes of the run and the machine it runs on."""
-    recipe, plan, environment = prepared.recipe, prepared.plan, prepared.environment
-    micro_batches = f"{plan.micro_batches_per_step} micro-batch{'es' if plan.micro_batches_per_step > 1 else ''}"
-    processes = prepared.accelerator.num_processes
-    prepared.reporter.say(
-        f"{sum(p.numel() for p in prepared.model.parameters()):,} parameters, {len(prepared.corpus):,} pairs, "
-        f"{plan.steps_per_epoch:,} steps per epoch of {recipe.tokens_per_step:,} tokens ({plan.padding():.1%} "
-        f"padding), {prepared.total_steps:,} steps"
+    """Print the sizes of the run and the machine it runs on, and warn of a recipe that does not fit the text."""
+    recipe, plan, environment, say = prepared.recipe, prepared.plan, prepared.environment, prepared.reporter.say
+    parameters = sum(p.numel() for p in prepared.model.parameters())
+    pairs, steps, processes = len(prepared.corpus), prepared.total_steps, prepared.accelerator.num_processes
+    say(
+        f"{parameters:,} parameters, {pairs:,} pairs, {plan.steps_per_epoch:,} steps per epoch of "
+        f"{recipe.tokens_per_step:,} tokens ({plan.padding():.1%} padding), {steps:,} steps"
     )
     sharding = ""
     if fsdp.is_sharded(prepared.module):
         sharding = f", weights split by FSDP ({fsdp.local_parameters(prepared.model):,} here)"
-    prepared.reporter.say(
+    compiler = f", compiled by {environment['compiler']}" if "compiler" in environment else ""
+    say(
         f"{processes} process{'es' if processes > 1 else ''} on {environment['device']}, "
         f"{environment['threads']} threads{sharding}; precision {environment['mixed_precision']}, "
-        f"float32 products {environment['matmul_precision']}, attention {environment['attention']}"
-        + (f", compiled by {environment['compiler']}" if "compiler" in environment else "")
-        + f"; {micro_batches} per step"
+        f"float32 products {environment['matmul_precision']}, attention {environment['attention']}{compiler}; "
+        f"{plan.micro_batches_per_step} micro-batch{'es' if plan.micro_batches_per_step > 1 else ''} per step"
     )
-
-
-def warn(prepared: Prepared) -> None:
-    """Say what in the recipe does not fit the size of the text or the length of the run."""
-    recipe, steps, pairs = prepared.recipe, prepared.total_steps, len(prepared.corpus)
     if recipe.warmup_steps >= steps:
-        prepared.reporter.say(
+        say(
             f"warning: the learning rate rises for {recipe.warmup_steps:,} steps (warmup_steps), but the run has "
             f"{steps:,}; a tenth of the steps is usual"
         )
-    parameters = sum(parameter.numel() for parameter in prepared.model.parameters())
     if parameters > 1000 * pairs and recipe.initial_weights is None:  # the recipes of the package: 14 to 250 per pair
-        prepared.reporter.say(
-            f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; use another --config: {ADVICE}"
-        )
+        say(f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; use another --config: {ADVICE}")
 
 
 def finish(prepared: Prepared, output: Path, progress: Progress) -> None:
@@ -241,13 +223,10 @@ def finish(prepared: Prepared, output: Path, progress: Progress) -> None:
 
 def draw_curve(output: Path, reporter: Reporter) -> None:
     """Draw curve.png beside the model, if matplotlib is installed and something has been logged."""
-    path = output / "curve.png"
     try:
         curves = curves_of(output / "metrics.jsonl")
         if any(curves.values()):
-            with atomic_file(path) as file:
+            with atomic_file(output / "curve.png") as file:
                 curve_figure(curves).savefig(file, format="png")
     except (UnavailableError, BrokenFileError) as error:
         reporter.say(f"no curve.png: {error}")
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from error

@@ -8,7 +8,6 @@ translates the missing shards, with any number of processes.
 """
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from itertools import islice
@@ -20,7 +19,7 @@ import typer
 from accelerate import PartialState
 
 from vaswani_transformer.atomic import atomic_file
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.errors import BrokenFileError, InputError, exit_cleanly
 from vaswani_transformer.lines import existing_file, in_one_line, open_output, read_lines
 from vaswani_transformer.text_translator import MAX_BEAMS, check_length_penalty, check_number
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
@@ -28,7 +27,7 @@ from vaswani_transformer.translator import Translator
 
 from . import machine
 from .json_files import read_json, write_json
-from .output import lock_run, remove_unfinished
+from .output import differences, lock_run, remove_unfinished
 from .parallel_text import files_sha256
 from .report import Reporter
 
@@ -73,15 +72,12 @@ def translate(
     with ExitStack() as stack:
         if state.is_main_process:
             stack.enter_context(lock_run(folder))
-            _claim(
-                folder,
-                {**about, "input": files_sha256(source), "model": files_sha256(*_files_of(model))},
-            )
+            _claim(folder, {**about, "input": files_sha256(source), "model": files_sha256(*_files_of(model))})
         state.wait_for_everyone()
-        lines = 0
-        for number, shard in enumerate(_shards(source, shard_lines)):
+        lines, read = 0, read_lines(source)
+        for number, shard in enumerate(iter(lambda: list(islice(read, shard_lines)), [])):
             lines += len(shard)
-            path = folder / _name(number)
+            path = folder / f"shard-{number:07}"
             if number % state.num_processes != state.process_index or path.is_file():
                 continue
             found = translator.translate(
@@ -91,12 +87,16 @@ def translate(
                 batch_tokens=batch_tokens,
                 split_sentences=False,
             )
-            _write(path, [in_one_line(translation) for translation in found])
+            with atomic_file(path) as file:  # a JSON list, in which truncation is detected
+                file.write(json.dumps([in_one_line(each) for each in found], ensure_ascii=False).encode())
             reporter.say(f"lines {lines - len(shard) + 1} to {lines} translated")
         state.wait_for_everyone()
         if state.is_main_process:
             _join(folder, output, -(-lines // shard_lines), lines)
-            _remove(folder)
+            for path in (*folder.glob("shard-*"), folder / ABOUT, folder / ".lock"):
+                path.unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
             reporter.say(f"{output}: {lines} lines")
         state.wait_for_everyone()
 
@@ -107,30 +107,12 @@ def _files_of(model: Path) -> list[Path]:
     return sorted(path for pattern in patterns for path in model.glob(pattern))
 
 
-def _shards(source: Path, size: int) -> Iterator[list[str]]:
-    lines = read_lines(source)
-    while shard := list(islice(lines, size)):
-        yield shard
-
-
-def _name(number: int) -> str:
-    return f"shard-{number:07}"
-
-
-def _remove(folder: Path) -> None:
-    """Remove the files of this program, and the folder if it is empty then."""
-    for path in (*folder.glob("shard-*"), folder / ABOUT, folder / ".lock"):
-        path.unlink(missing_ok=True)
-    if not any(folder.iterdir()):
-        folder.rmdir()
-
-
 def _claim(folder: Path, about: dict[str, Any]) -> None:
     """Record this translation in the folder, and remove unfinished files of killed processes."""
     path = folder / ABOUT
     if path.is_file():
         before = read_json(path)
-        changes = [f"{key} was {before.get(key)}, is {about[key]}" for key in about if before.get(key) != about[key]]
+        changes = differences(before, about)
         if changes and any(folder.glob("shard-*")):
             raise InputError(
                 f"{folder} holds shards of another translation ({'; '.join(changes)}); finish that one, or remove the "
@@ -141,22 +123,8 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
             f"{folder} holds {shards[0].name} but no {ABOUT}, so its origin is unknown; move it away, or choose "
             "another --output"
         )
-    try:
-        remove_unfinished(folder)
-        write_json(path, about)
-    except OSError as error:
-        raise UnavailableError(f"{folder} cannot be written: {error.strerror}") from error
-
-
-def _write(path: Path, translations: list[str]) -> None:
-    """Write a shard as a JSON list, in which truncation is detected."""
-    try:
-        with atomic_file(path) as file:
-            file.write(json.dumps(translations, ensure_ascii=False).encode())
-    except OSError as error:
-        raise UnavailableError(
-            f"{path} cannot be written: {error.strerror}; run the same command again to resume"
-        ) from error
+    remove_unfinished(folder)
+    write_json(path, about)
 
 
 def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
@@ -164,7 +132,7 @@ def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
     written = 0
     with open_output(output) as out:
         for number in range(shards):
-            path = folder / _name(number)
+            path = folder / f"shard-{number:07}"
             try:
                 translations = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:

@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import torch
-from torch import distributed
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.translator import Translator
@@ -15,7 +14,7 @@ from .batches import plan_batches, shares
 from .corpus import Corpus
 from .input_pipeline import make_batch, on_device
 from .parallel_text import train_and_validation_texts
-from .prepare import Prepared
+from .prepare import Prepared, wait_for_all
 from .progress import Progress
 from .recipe import Recipe
 
@@ -43,8 +42,7 @@ def validate(prepared: Prepared, progress: Progress, last: bool) -> None:
                 recipe, Translator(model, prepared.tokenizer, prepared.target_tokenizer)
             )
             news += f", BLEU {record['validation_bleu']:.1f}"
-        if prepared.cpu_group is not None:
-            distributed.barrier(prepared.cpu_group)
+        wait_for_all(prepared.cpu_group)
     reporter.write(record)
     reporter.say(news)
 
