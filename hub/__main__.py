@@ -61,14 +61,17 @@ def push(
     check_revision(revision, "--revision")
     if tag is not None:
         check_revision(tag, "--tag")
-    for option, text in {"--message": message, "--example": example}.items():
-        if text is not None and not text.strip():
-            raise InputError(f"{option} is empty")
     if yes and to_folder is not None:
         raise InputError("--yes pushes and --to-folder does not; give one of them")
     out = None if to_folder is None else check_new_folder(to_folder)
     tables = [Path(name) for name in results or ()]
-    stated = stated_facts(source_language, target_language, dataset, base_model, license)
+    stated = stated_facts(
+        source_language=source_language,
+        target_language=target_language,
+        dataset=dataset,
+        base_model=base_model,
+        license=license,
+    )
     files = repository_files(Path(folder), repo, onnx or (), tables, stated, example, pictures)
     if out is not None:
         for name, size in write_folder(files, out):
@@ -87,8 +90,8 @@ def space(
         str | None, typer.Option(help="A commit or tag of the model; the Space runs the model's code.")
     ] = None,
 ) -> None:
+    from .contents import space_files
     from .remote import check_repo_id, check_revision
-    from .space_files import space_files
 
     for name in (repo, model):
         check_repo_id(name)
@@ -98,26 +101,25 @@ def space(
     typer.echo(f"{to_folder}: a Space; `hf upload {repo} {to_folder} . --repo-type space` publishes it")
 
 
-def stated_facts(
-    source_language: str | None,
-    target_language: str | None,
-    dataset: str | None,
-    base_model: str | None,
-    license: str | None,
-) -> dict[str, str]:
+NAME = r"[\w-][\w.-]*"
+# What the options about the model must look like.
+STATED = {
+    "source_language": (r"[a-z]{2,3}", "a language code, such as en"),
+    "target_language": (r"[a-z]{2,3}", "a language code, such as en"),
+    "dataset": (rf"({NAME}/)?{NAME}", "a name on the Hub, such as owner/name"),
+    "base_model": (rf"{NAME}/{NAME}", "a name on the Hub, owner/name"),
+    "license": (r"[a-z0-9][a-z0-9.+-]*", "a license name of the Hub, such as apache-2.0 or other"),
+}
+
+
+def stated_facts(**options: str | None) -> dict[str, str]:
     """Return what the options say about the model. Raises InputError for a value that the Hub does not accept."""
-    code, name = ("a language code, such as en", r"[a-z]{2,3}"), r"[\w-][\w.-]*"
-    expected = {
-        "source_language": (source_language, *code),
-        "target_language": (target_language, *code),
-        "dataset": (dataset, "a name on the Hub, such as owner/name", rf"({name}/)?{name}"),
-        "base_model": (base_model, "a name on the Hub, owner/name", rf"{name}/{name}"),
-        "license": (license, "a license name of the Hub, such as apache-2.0 or other", r"[a-z0-9][a-z0-9.+-]*"),
-    }
-    for field, (value, kind, pattern) in expected.items():
-        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+    facts = {field: value for field, value in options.items() if value is not None}
+    for field, value in facts.items():
+        pattern, kind = STATED[field]
+        if not re.fullmatch(pattern, value, re.ASCII):
             raise InputError(f"--{field.replace('_', '-')} {value!r} is not {kind}")
-    return {field: value for field, (value, _, _) in expected.items() if value is not None}
+    return facts
 
 
 def repository_files(
@@ -133,7 +135,6 @@ def repository_files(
     from transformers.utils import logging
 
     from . import card, contents
-    from .pictures import attention_picture, training_curve
     from .provenance import PROVENANCE_FILES, read_provenance
     from .safety import refuse_links_outside, refuse_secrets
 
@@ -145,8 +146,8 @@ def repository_files(
     example = example or card.default_example(provenance)
     if pictures:
         if example is not None:
-            files["attention.png"] = attention_picture(translator, example)
-        if curve := training_curve(folder):
+            files["attention.png"] = card.attention_picture(translator, example)
+        if curve := card.training_curve(folder):
             files["training_curve.png"] = curve
     files["README.md"] = str(card.write_card(repo, translator, provenance, files, example=example)).encode()
     refuse_secrets(files)
@@ -178,9 +179,9 @@ def upload(
     if keep_card and any(change.name == "README.md" and change.kind != "new" for change in planned.changes):
         del files["README.md"]
         planned = replace(planned, changes=[change for change in planned.changes if change.name != "README.md"])
-    if private and planned.repo_exists and not planned.private:
+    if private and planned.head is not None and not planned.private:
         raise InputError(f"--private: {repo} already exists and is public; make it private on the Hub first")
-    if tag is not None and planned.repo_exists:
+    if tag is not None and planned.head is not None:
         remote.refuse_existing_tag(api, planned, tag)
     for line in summary(planned, private, left_behind(folder, files)):
         typer.echo(line)
@@ -198,7 +199,7 @@ def summary(planned: "Plan", private: bool, left: list[str]) -> list[str]:
     sent = [change for change in planned.changes if change.kind in ("new", "changed")]
     deleted = sum(change.kind == "deleted" for change in planned.changes)
     state = f"{planned.repo_id}, revision {planned.revision}"
-    if not planned.repo_exists:
+    if planned.head is None:
         state += f", would be created, {'private' if private else 'public'}"
     elif not planned.revision_exists:
         state += ", a new branch"

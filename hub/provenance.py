@@ -4,6 +4,7 @@ A model trained here has run.json (command and recipe) and metrics.jsonl in its 
 conversion.json and CONVERSION.md. Its scores are rows of results files.
 """
 
+import csv
 import json
 import re
 import shlex
@@ -13,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.lines import existing_file
 from vaswani_transformer.model_folder import read_json_object
-
-from .results import command_words, read_results, rows_of_run
 
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
 PROVENANCE_FILES = ("run.json", "metrics.jsonl", "conversion.json", "CONVERSION.md")
+COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "beam",
+           "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "chrf",
+           "chrf_signature")  # fmt: skip
+# Options of a training command that name folders; published rows leave them out.
+FOLDER_OPTIONS = ("--data", "--output-dir", "--output_dir", "--cache")
 
 
 @dataclass(frozen=True)
@@ -112,10 +117,10 @@ def read_provenance(folder: Path, parameters: int, results: Sequence[Path], stat
     command = str(run.get("command", ""))
     rows = []
     if command and progress:  # without both, a row may be another model's
-        shipped = sorted(SHIPPED_RESULTS.glob("*.csv")) if SHIPPED_RESULTS.is_dir() else []
-        rows = [row for path in shipped for row in rows_of_run(read_results(path), command, parameters, progress)]
+        shipped = sorted(SHIPPED_RESULTS.glob("*.csv"))
+        rows = [row for path in shipped for row in rows_of_run(path, command, parameters, progress)]
     for path in results:
-        found = rows_of_run(read_results(path), command, parameters, progress)
+        found = rows_of_run(path, command, parameters, progress)
         if not found:
             expected = f"{parameters:,} parameters" + (", its command, steps and hours" if run else " and no command")
             raise InputError(f"--results {path} has no row of this model: none has its {expected}")
@@ -148,12 +153,55 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return metrics
 
 
+# ---- rows of results files, which `evaluate --record` wrote ------------------------------------------------------
+
+
+def rows_of_run(path: Path, command: str, parameters: int, progress: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of a results file whose command, parameters, steps and hours are those of a run."""
+    expected = {"parameters": str(parameters)}
+    if progress:  # two runs of the same command differ in these
+        expected |= {"steps": str(progress["step"]), "hours": hours(progress["seconds"])}
+        if "cpu_seconds" in progress:
+            expected["cpu_hours"] = hours(progress["cpu_seconds"])
+    words = words_without_folders(command)
+    same = [row for row in read_results(path) if words_without_folders(row["command"]) == words]
+    return [row for row in same if all(row.get(key) == value for key, value in expected.items())]
+
+
+def read_results(path: Path) -> list[dict[str, str]]:
+    """Read a results file. Raises InputError if it is not one."""
+    with existing_file(path).open(newline="", encoding="utf-8") as file:
+        try:
+            reader = csv.DictReader(file, strict=True)
+            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+                raise InputError(f"{path} is not a results file: it has no column {', '.join(missing)}")
+            return [{key: value or "" for key, value in row.items() if key} for row in reader]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not a results file ({error})") from None
+
+
+def words_without_folders(command: str) -> list[str]:
+    """Return the words of a training command that decide what it computes."""
+    words, kept = iter(shlex.split(command)), []
+    for word in words:
+        if word in FOLDER_OPTIONS:
+            next(words, None)
+        elif word.partition("=")[0] not in FOLDER_OPTIONS:
+            kept.append(word)
+    return kept
+
+
+def hours(seconds: float) -> str:
+    """Format a duration as the results files do."""
+    return str(round(seconds / 3600, 3))
+
+
 # ---- without this machine's folders ------------------------------------------------------------------------------
 
 
 def public_command(command: str) -> str:
     """Return a command with only the last component of each absolute path."""
-    return shlex.join(map(last_component, command_words(command)))
+    return shlex.join(map(last_component, shlex.split(command)))
 
 
 def public_recipe(value: Any) -> Any:

@@ -1,11 +1,9 @@
-"""Refuse what must not be published: files from outside the folder, pickles, access tokens.
+"""Refuse what must not be published: files from outside the folder, access tokens.
 
 Every check raises an error that names the file.
 """
 
-import os
 import re
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,26 +30,6 @@ def refuse_links_outside(folder: Path, patterns: Iterable[str]) -> None:
         target = path.resolve()
         if not any(target.is_relative_to(parent) for parent in allowed):
             raise InputError(f"{path} leads to {target}, outside {folder}; replace the link with a copy")
-
-
-def refuse_pickles(files: Iterable[Path]) -> None:
-    """Raise InputError for a file that is a pickle by its content, whatever its name."""
-    for path in files:
-        if is_pickle(path):
-            raise InputError(f"{path} is a pickle, which can run any code when it is opened; export the model again")
-
-
-def is_pickle(path: Path) -> bool:
-    """Return whether a file is an archive from torch.save, or a bare pickle of protocol 2 or later."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(".pkl") for name in archive.namelist())
-    with path.open("rb") as stream:
-        start = stream.read(2)
-        if len(start) < 2 or start[0] != 0x80 or start[1] not in (2, 3, 4, 5):
-            return False
-        stream.seek(-1, os.SEEK_END)
-        return stream.read(1) == b"."  # the opcode STOP
 
 
 def refuse_secrets(files: dict[str, Path | bytes]) -> None:
