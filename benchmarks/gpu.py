@@ -23,7 +23,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 
-from .harness import program
+from .harness import Device, program
 
 app = program()
 SECONDS = 540  # of a piece
@@ -88,12 +88,10 @@ def multi30k(setting: Setting, seed: int) -> list[list[str]]:
 def measure(
     data: Annotated[Path, typer.Option(help="The folder of Multi30k.")],
     output: Annotated[Path, typer.Option(help="A folder for rows, logs and models.")],
-    device: Annotated[str, typer.Option(help="cuda, or cpu with --small.")] = "cuda",
+    device: Device = "cuda",
     small: Annotated[bool, typer.Option("--small", help="Tiny models and few steps, to try the command.")] = False,
     only: Annotated[str | None, typer.Option(help="Pieces, separated by commas; default: all.")] = None,
 ) -> None:
-    if device not in ("cuda", "cpu"):
-        raise InputError(f"--device {device}: must be cuda or cpu")
     all_pieces = pieces(Setting(data.resolve(), output.resolve(), device, small))
     names = only.split(",") if only else list(all_pieces)
     if unknown := [name for name in names if name not in all_pieces]:
