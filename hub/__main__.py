@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,16 @@ if TYPE_CHECKING:  # huggingface_hub and torch are imported only by a push, so t
     from .remote import Plan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+NAME = r"[\w-][\w.-]*"
+# What the options about the model must look like.
+STATED = {
+    "source_language": (r"[a-z]{2,3}", "a language code, such as en"),
+    "target_language": (r"[a-z]{2,3}", "a language code, such as en"),
+    "dataset": (rf"({NAME}/)?{NAME}", "a name on the Hub, such as owner/name"),
+    "base_model": (rf"{NAME}/{NAME}", "a name on the Hub, owner/name"),
+    "license": (r"[a-z0-9][a-z0-9.+-]*", "a license name of the Hub, such as apache-2.0 or other"),
+}
 
 
 @app.callback()
@@ -55,7 +64,7 @@ def push(
     keep_card: Annotated[bool, typer.Option("--keep-card", help="Keep the README.md that is on the Hub.")] = False,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Attention and training curve.")] = True,
 ) -> None:
-    from .remote import check_repo_id, check_revision
+    from .remote import check_repo_id, check_revision, size_of
 
     check_repo_id(repo)
     check_revision(revision, "--revision")
@@ -74,8 +83,9 @@ def push(
     )
     files = repository_files(Path(folder), repo, onnx or (), tables, stated, example, pictures)
     if out is not None:
-        for name, size in write_folder(files, out):
-            typer.echo(f"{size:>14,}  {name}")
+        write_folder(files, out)
+        for name, file in sorted(files.items()):
+            typer.echo(f"{size_of(file):>14,}  {name}")
         typer.echo(f"{out}: what `push {repo} --yes` would upload")
     else:
         upload(Path(folder), repo, revision, files, yes, private, tag, message, keep_card)
@@ -99,17 +109,6 @@ def space(
         check_revision(revision, "--revision")
     write_folder(space_files(repo, model, revision), check_new_folder(to_folder))
     typer.echo(f"{to_folder}: a Space; `hf upload {repo} {to_folder} . --repo-type space` publishes it")
-
-
-NAME = r"[\w-][\w.-]*"
-# What the options about the model must look like.
-STATED = {
-    "source_language": (r"[a-z]{2,3}", "a language code, such as en"),
-    "target_language": (r"[a-z]{2,3}", "a language code, such as en"),
-    "dataset": (rf"({NAME}/)?{NAME}", "a name on the Hub, such as owner/name"),
-    "base_model": (rf"{NAME}/{NAME}", "a name on the Hub, owner/name"),
-    "license": (r"[a-z0-9][a-z0-9.+-]*", "a license name of the Hub, such as apache-2.0 or other"),
-}
 
 
 def stated_facts(**options: str | None) -> dict[str, str]:
@@ -136,12 +135,11 @@ def repository_files(
 
     from . import card, contents
     from .provenance import PROVENANCE_FILES, read_provenance
-    from .safety import refuse_links_outside, refuse_secrets
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     files, translator = contents.model_files(folder, onnx)
-    refuse_links_outside(folder, PROVENANCE_FILES)
+    contents.refuse_links_outside(folder, PROVENANCE_FILES)
     provenance = read_provenance(folder, translator.model.num_parameters(), results, stated)
     example = example or card.default_example(provenance)
     if pictures:
@@ -150,7 +148,7 @@ def repository_files(
         if curve := card.training_curve(folder):
             files["training_curve.png"] = curve
     files["README.md"] = str(card.write_card(repo, translator, provenance, files, example=example)).encode()
-    refuse_secrets(files)
+    contents.refuse_secrets(files)
     if missing := provenance.missing():
         typer.echo(f"the card would say more with {', '.join(missing)}")
     return files
@@ -175,10 +173,7 @@ def upload(
 
     remote.set_timeout()
     api = HfApi()
-    planned = remote.plan(api, repo, revision, files)
-    if keep_card and any(change.name == "README.md" and change.kind != "new" for change in planned.changes):
-        del files["README.md"]
-        planned = replace(planned, changes=[change for change in planned.changes if change.name != "README.md"])
+    planned = remote.plan(api, repo, revision, files, kept=["README.md"] if keep_card else [])
     if private and planned.head is not None and not planned.private:
         raise InputError(f"--private: {repo} already exists and is public; make it private on the Hub first")
     if tag is not None and planned.head is not None:
@@ -209,20 +204,17 @@ def summary(planned: "Plan", private: bool, left: list[str]) -> list[str]:
     return [*lines, f"{state}: one commit with {total}" + (f", {deleted} deleted" if deleted else "")]
 
 
-def write_folder(files: "Files", out: Path) -> list[tuple[str, int]]:
-    """Write the files to a new folder, which appears only when it is complete; return their names and sizes."""
+def write_folder(files: "Files", out: Path) -> None:
+    """Write the files to a new folder, which appears only when it is complete."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    written = []
     with atomic_folder(out) as unfinished:
-        for name, file in sorted(files.items()):
+        for name, file in files.items():
             path = unfinished / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(file, bytes):
                 path.write_bytes(file)
             else:
                 shutil.copyfile(file, path)
-            written.append((name, path.stat().st_size))
-    return written
 
 
 def main(arguments: list[str] | None = None) -> None:

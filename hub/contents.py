@@ -1,11 +1,13 @@
 """The files of a model's repository: weights, configuration, code, tokenizers, ONNX; and those of a Space.
 
 A file is a path on disk, or bytes if it is written here; its key is its name in the repository. Everything else in the
-folder (checkpoints, the tokenised corpus, logs) is left behind.
+folder (checkpoints, the tokenised corpus, logs) is left behind. Access tokens, files from outside the folder, and the
+ONNX files of another model are refused.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,6 @@ from vaswani_transformer.model_folder import INDEX, ONNX, WEIGHTS, read_json_obj
 from vaswani_transformer.onnx_translator import graph_name
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
-
-from .safety import refuse_links_outside
 
 Files = dict[str, Path | bytes]
 
@@ -53,6 +53,13 @@ PUBLISHED_NAMES = (
     "attention.png",
     "training_curve.png",
 )
+SECRETS = re.compile(
+    rb"\bhf_(?:[a-z]+_)*[A-Za-z0-9]{16,}|\bapi_org_[A-Za-z]{16,}"  # the Hub: user, OAuth and JWT; organisations
+    rb"|\bgh[a-z]_[A-Za-z0-9]{36}|\bgithub_pat_\w{22,}"
+    rb"|\bAKIA[0-9A-Z]{16}\b|\bsk-[A-Za-z0-9_-]{40,}"  # AWS; OpenAI and Anthropic
+    rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+TEXT_SUFFIXES = (".json", ".md", ".py")
 # Fields of config.json that may differ between a model and its export.
 METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}
 
@@ -137,22 +144,6 @@ def onnx_files(folder: Path, onnx: Path, precision: str | None = None) -> Files:
     return {f"{ONNX}/{name}": file for name, file in (files | tokenizer_files(onnx)).items()}
 
 
-def check_same_model(folder: Path, onnx: Path) -> None:
-    """Raise InputError if configuration or tokenizer of the exported model are not those of the model."""
-    if (onnx / "config.json").is_file():
-        config, exported = load_config(folder).to_dict(), load_config(onnx).to_dict()
-        names = config.keys() - METADATA_FIELDS
-        different = sorted(name for name in names if config[name] != exported.get(name))
-        if different:
-            raise InputError(
-                f"{onnx / 'config.json'} is another model's: {enumerated(different)} differ from "
-                f"{folder / 'config.json'}; export the model again"
-            )
-    tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]
-    if tokenizers[1].is_file() and tokenizers[0].read_bytes() != tokenizers[1].read_bytes():
-        raise InputError(f"{tokenizers[1]} differs from {tokenizers[0]}; export the model again")
-
-
 def left_behind(folder: Path, files: Files) -> list[str]:
     """Return the names of files in the folder that are not published."""
     published = {name.split("/")[0] for name in files}
@@ -173,3 +164,45 @@ def space_files(repo: str, model: str, revision: str | None) -> Files:
 
 def json_bytes(fields: dict[str, Any]) -> bytes:
     return (json.dumps(fields, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------------
+
+
+def refuse_links_outside(folder: Path, patterns: Iterable[str]) -> None:
+    """Raise InputError if a link makes a file of the folder that matches a pattern lead outside the folder.
+
+    A snapshot in the Hub's cache consists of links to the repository's blobs; those are allowed.
+    """
+    allowed = [folder.resolve()]
+    if allowed[0].parent.name == "snapshots":
+        allowed.append(allowed[0].parents[1] / "blobs")
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
+        target = path.resolve()
+        if not any(target.is_relative_to(parent) for parent in allowed):
+            raise InputError(f"{path} leads to {target}, outside {folder}; replace the link with a copy")
+
+
+def refuse_secrets(files: dict[str, Path | bytes]) -> None:
+    """Raise InputError naming a text file that contains an access token or a private key."""
+    for name, content in files.items():
+        if name.endswith(TEXT_SUFFIXES):
+            text = content if isinstance(content, bytes) else content.read_bytes()
+            if SECRETS.search(text):
+                raise InputError(f"{name} contains an access token or a private key; remove it before you publish")
+
+
+def check_same_model(folder: Path, onnx: Path) -> None:
+    """Raise InputError if configuration or tokenizer of the exported model are not those of the model."""
+    if (onnx / "config.json").is_file():
+        config, exported = load_config(folder).to_dict(), load_config(onnx).to_dict()
+        names = config.keys() - METADATA_FIELDS
+        different = sorted(name for name in names if config[name] != exported.get(name))
+        if different:
+            raise InputError(
+                f"{onnx / 'config.json'} is another model's: {enumerated(different)} differ from "
+                f"{folder / 'config.json'}; export the model again"
+            )
+    tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]
+    if tokenizers[1].is_file() and tokenizers[0].read_bytes() != tokenizers[1].read_bytes():
+        raise InputError(f"{tokenizers[1]} differs from {tokenizers[0]}; export the model again")

@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -93,8 +93,11 @@ def check_revision(name: str, option: str) -> None:
 # ---- the dry run -------------------------------------------------------------------------------------------------
 
 
-def plan(api: HfApi, repo_id: str, revision: str, files: Files) -> Plan:
-    """Compare the files with the repository, without changing it. Raises InputError, UnavailableError."""
+def plan(api: HfApi, repo_id: str, revision: str, files: Files, kept: Sequence[str] = ()) -> Plan:
+    """Compare the files with the repository, without changing it. Raises InputError, UnavailableError.
+
+    kept: files that a push leaves as they are in the repository, if they are there
+    """
     with one_line_errors(repo_id, revision):
         try:
             repo = api.repo_info(repo_id)
@@ -106,7 +109,10 @@ def plan(api: HfApi, repo_id: str, revision: str, files: Files) -> Plan:
             head, revision_exists = repo.sha, False
         tree = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
     remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-    changes = [Change(name, size_of(file), compare(file, remote.get(name))) for name, file in sorted(files.items())]
+    changes = []
+    for name, file in sorted(files.items()):
+        is_kept = name in kept and name in remote
+        changes.append(Change(name, size_of(file), "same" if is_kept else compare(file, remote.get(name))))
     stale = sorted(name for name in remote if name not in files and is_published_name(name))
     changes += [Change(name, 0, "deleted") for name in stale]
     return Plan(repo_id, revision, changes, head, bool(repo.private), revision_exists)
