@@ -134,13 +134,13 @@ def repository_files(
     from transformers.utils import logging
 
     from . import card, contents
-    from .provenance import PROVENANCE_FILES, read_provenance
+    from .provenance import PROVENANCE_FILES, Provenance
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     files, translator = contents.model_files(folder, onnx)
     contents.refuse_links_outside(folder, PROVENANCE_FILES)
-    provenance = read_provenance(folder, translator.model.num_parameters(), results, stated)
+    provenance = Provenance(folder, translator.model.num_parameters(), results, stated)
     example = example or card.default_example(provenance)
     if pictures:
         if example is not None:
