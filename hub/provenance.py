@@ -101,7 +101,7 @@ class Provenance:
         return last_component(str(name)) if name else None
 
     def missing(self) -> list[str]:
-        """Return the options of `push` that would say what is not known."""
+        """Return the options of `push` that would supply the missing facts."""
         known = {
             "--source-language": self.languages,
             "--target-language": self.languages,

@@ -143,7 +143,7 @@ def too_long(omitted: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention weights, (layers, heads, rows, columns), what they come from, and labels, by kind."""
+    """Attention weights, (layers, heads, rows, columns), the Q, K and V behind them, and labels, by kind."""
 
     weights: dict[str, np.ndarray]
     projections: Projections
@@ -254,7 +254,7 @@ def equation(attention: Attention, title: str, layer: int, head: int | str) -> s
 
 @torch.inference_mode()
 def positional_encoding(length: int) -> str:
-    """Draw what is added to the embeddings at the first `length` positions: red above zero, blue below."""
+    """Draw the encoding of the first `length` positions: red above zero, blue below."""
     length = min(length, config.max_position_embeddings or length)
     encoding = model.model.encoder.positional_encoding(0, length, torch.device("cpu"))  # (length, d_model)
     encoding = encoding.float().numpy()
