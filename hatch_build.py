@@ -1,7 +1,7 @@
-"""What a wheel says of where it comes from: the project's URLs and the page of a package index.
+"""Metadata of the wheel: the project's URLs, and README.md as the page of a package index.
 
 The address is that of the clone's `origin`, so that a fork's wheel links to the fork (also of a private repository on
-these hosts). Without one, there are no URLs, and the page has no link into the clone.
+these hosts). Without an `origin` there are no URLs, and the page has no link into the clone.
 """
 
 import re
@@ -65,7 +65,7 @@ def urls(address: str) -> dict[str, str]:
 
 
 def page(readme: str, address: str | None) -> str:
-    """Return README.md as it can be read without the clone around it: links and pictures absolute, or left out."""
+    """Return README.md for readers without the clone: links and pictures are absolute, or left out."""
     if address:
         host = urlsplit(address).netloc
         readme = PICTURE.sub(rf"![\1]({address}/{PICTURES[host]}/\2)\n\n", readme)

@@ -23,7 +23,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 
-from .harness import program
+from .harness import Device, program
 
 app = program()
 SECONDS = 540  # of a piece
@@ -36,38 +36,35 @@ class Setting:
     device: str
     small: bool
 
-    def record(self, name: str) -> list[str]:
-        return ["--record", str(self.output / f"{name}.csv")]
+    def benchmark(self, name: str, *words: str) -> list[str]:
+        """Return the arguments of Python that run a benchmark on the device and record its rows."""
+        where = ["--device", self.device, "--record", str(self.output / f"{name}.csv")]
+        return ["-m", f"benchmarks.{name}", *words, *where]
 
 
 def pieces(setting: Setting) -> dict[str, list[list[str]]]:
     """Return the commands of each piece, as arguments of Python, in their order."""
-    on_device = ["--device", setting.device]
-    clock = ["--clock", "cpu" if setting.device == "cpu" else "wall"]
-    found = {"checks": [["-m", "benchmarks.gpu_checks", *on_device, *setting.record("gpu_checks")]]}
-    for size in ["tiny"] if setting.small else ["base", "big"]:
-        systems = ["marian", "ours"] if setting.small else ["marian+bf16", "ours+bf16", "ours+bf16+compile", "ours"]
-        words = ["-m", "benchmarks.train_throughput", str(setting.data), "--size", size, *on_device, *clock]
+    data, small = str(setting.data), setting.small
+    found = {"checks": [setting.benchmark("gpu_checks")]}
+    for size in ["tiny"] if small else ["base", "big"]:
+        systems = ["marian", "ours"] if small else ["marian+bf16", "ours+bf16", "ours+bf16+compile", "ours"]
+        words = ["--size", size, "--clock", "cpu" if setting.device == "cpu" else "wall"]
         words += [word for system in systems for word in ("--system", system)]
-        words += (
-            ["--tokens", "2000", "--vocab-size", "500", "--rounds", "1"] if setting.small else ["--tokens", "50000"]
-        )
-        found[f"train-{size}"] = [[*words, *setting.record("train_throughput")]]
-    for seed in [1] if setting.small else [1, 2, 3, 4, 5]:
+        words += ["--tokens", "2000", "--vocab-size", "500", "--rounds", "1"] if small else ["--tokens", "50000"]
+        found[f"train-{size}"] = [setting.benchmark("train_throughput", data, *words)]
+    for seed in [1] if small else [1, 2, 3, 4, 5]:
         found[f"multi30k-{seed}"] = multi30k(setting, seed)
-    words = ["-m", "benchmarks.gpu_decode", *on_device, *setting.record("gpu_decode")]
-    found["decode"] = [[*words, *(["--small", "--batch-size", "2", "--rounds", "1"] if setting.small else [])]]
+    words = ["--small", "--batch-size", "2", "--rounds", "1"] if small else []
+    found["decode"] = [setting.benchmark("gpu_decode", *words)]
     if setting.device == "cpu" or torch.cuda.device_count() > 1:
-        words = ["-m", "benchmarks.scaling", str(setting.data), *on_device, *setting.record("scaling")]
-        found["scaling"] = [[*words, *(["--small", "--processes", "2"] if setting.small else [])]]
-    run = str(setting.output / "multi30k-1")
-    words = ["-m", "training.paper", "claims", "--run", run, "--data", str(setting.data), "--seconds", "0.2"]
-    words += ["--output", str(setting.output / "paper")]
+        found["scaling"] = [setting.benchmark("scaling", data, *(["--small", "--processes", "2"] if small else []))]
+    words = ["-m", "training.paper", "claims", "--run", str(setting.output / "multi30k-1"), "--data", data]
+    words += ["--seconds", "0.2", "--output", str(setting.output / "paper")]
     found["claims"] = [[*words, "--only", "throughput,decoding_throughput,memory_of_attention"]]
     words += ["--seeds", "1"]
-    words += ["--vocab_size", "500", "--max_steps", "4", "--warmup_steps", "2"] if setting.small else []
+    words += ["--vocab_size", "500", "--max_steps", "4", "--warmup_steps", "2"] if small else []
     trained_claims = ["training_without_the_factor", "warm_up", "small_data"]
-    for name in trained_claims[:1] if setting.small else trained_claims:
+    for name in trained_claims[:1] if small else trained_claims:
         found[f"claim-{name}"] = [[*words, "--only", name]]
     return found
 
@@ -80,7 +77,8 @@ def multi30k(setting: Setting, seed: int) -> list[list[str]]:
     if setting.small:
         train += ["--vocab_size", "500", "--max_steps", "8", "--save_every", "4", "--validate_every", "8"]
         train += ["--bleu_every", "null", "--average_last", "2", "--warmup_steps", "2"]
-    evaluate = ["-m", "training.evaluate", model, *data, "--device", setting.device, *setting.record("multi30k")]
+    record = str(setting.output / "multi30k.csv")
+    evaluate = ["-m", "training.evaluate", model, *data, "--device", setting.device, "--record", record]
     return [train, evaluate]
 
 
@@ -88,12 +86,10 @@ def multi30k(setting: Setting, seed: int) -> list[list[str]]:
 def measure(
     data: Annotated[Path, typer.Option(help="The folder of Multi30k.")],
     output: Annotated[Path, typer.Option(help="A folder for rows, logs and models.")],
-    device: Annotated[str, typer.Option(help="cuda, or cpu with --small.")] = "cuda",
+    device: Device = "cuda",
     small: Annotated[bool, typer.Option("--small", help="Tiny models and few steps, to try the command.")] = False,
     only: Annotated[str | None, typer.Option(help="Pieces, separated by commas; default: all.")] = None,
 ) -> None:
-    if device not in ("cuda", "cpu"):
-        raise InputError(f"--device {device}: must be cuda or cpu")
     all_pieces = pieces(Setting(data.resolve(), output.resolve(), device, small))
     names = only.split(",") if only else list(all_pieces)
     if unknown := [name for name in names if name not in all_pieces]:

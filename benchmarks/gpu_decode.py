@@ -22,7 +22,7 @@ from vaswani_transformer.errors import UnavailableError, exit_cleanly
 
 from .decode_base import random_model
 from .decode_systems import System, ctranslate2_model, import_ctranslate2
-from .harness import BatchSizes, Device, Record, Rounds, clock, program, report, take_turns, timed
+from .harness import BatchSizes, Device, Record, Rounds, clock, marian_like, program, report, take_turns, timed
 
 app = program()
 COLUMNS = (
@@ -30,6 +30,7 @@ COLUMNS = (
     "ms_per_step", "times_marian",
 )  # fmt: skip
 SOURCE, TARGET, BEAMS = 25, 28, 4
+EXACT = {"min_length": TARGET - 1, "max_length": TARGET, "num_return_sequences": 1}  # min: before </s>
 Search = Callable[[torch.Tensor, torch.Tensor], object]
 
 
@@ -58,40 +59,24 @@ def compare(
                 turns = take_turns(works, rounds)
             best = {name: min(seconds for seconds, _ in measured) for name, measured in turns.items()}
             for name, seconds in best.items():
-                dtype = name.split()[-1]
-                peer_seconds = best.get(f"marian {dtype}")
-                times = "" if peer_seconds is None else round(peer_seconds / seconds, 2)
-                rows.append(
-                    {
-                        "device": device, "system": name, "batch": batch,
-                        "tokens_per_second": round(batch * TARGET / seconds),
-                        "ms_per_step": round(1e3 * seconds / TARGET, 2), "times_marian": times,
-                    }
-                )  # fmt: skip
+                peer_seconds = best.get(f"marian {name.split()[-1]}")
+                row = {"device": device, "system": name, "batch": batch}
+                row |= {"tokens_per_second": round(batch * TARGET / seconds)}
+                row |= {"ms_per_step": round(1e3 * seconds / TARGET, 2)}
+                rows.append(row | {"times_marian": round(peer_seconds / seconds, 2) if peer_seconds else ""})
     report(rows, record, "gpu_decode", COLUMNS)
-
-
-def marian(config: Any) -> Any:
-    """Return transformers' Marian with the same sizes."""
-    from transformers import MarianConfig, MarianMTModel
-
-    names = ["vocab_size", "d_model", "pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"]
-    names += [f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")]
-    sizes = {name: getattr(config, name) for name in names}
-    return MarianMTModel(MarianConfig(**sizes, forced_eos_token_id=None, max_position_embeddings=256)).eval()
 
 
 def torch_systems(ours: Any, device: str) -> dict[str, Search]:
     """Return our search and generate(), and Marian's, in float32 and bfloat16, by name."""
     limits = {"num_beams": BEAMS, "min_new_tokens": TARGET, "max_new_tokens": TARGET, "do_sample": False}
-    exact = {"min_length": TARGET - 1, "max_length": TARGET, "num_return_sequences": 1}  # min: before </s>
-    peer = marian(ours.config)
+    peer = marian_like(ours.config, max_position_embeddings=256).eval()
 
     def generate(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> object:
         return model.generate(input_ids=ids, attention_mask=mask, **limits)
 
     def search(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> object:
-        return beam_search(model, ids, mask, BEAMS, **exact)
+        return beam_search(model, ids, mask, BEAMS, **EXACT)
 
     systems: dict[str, Search] = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -120,9 +105,7 @@ def onnx_files(folder: Path, device: str) -> dict[str, Search]:
         translator = OnnxTranslator.from_pretrained(folder / precision, device=device)
 
         def search(ids: torch.Tensor, mask: torch.Tensor, translator: OnnxTranslator = translator) -> object:
-            arrays = ids.cpu().numpy(), mask.cpu().numpy()
-            limits = {"min_length": TARGET - 1, "max_length": TARGET, "num_return_sequences": 1}
-            return translator.generate(*arrays, num_beams=BEAMS, **limits)
+            return translator.generate(ids.cpu().numpy(), mask.cpu().numpy(), num_beams=BEAMS, **EXACT)
 
         systems[f"onnx {name}"] = search
     return systems

@@ -21,7 +21,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 
-from .harness import DataFolder, Record, program, report
+from .harness import DataFolder, Device, Record, program, report
 
 app = program()
 COLUMNS = (
@@ -39,7 +39,7 @@ SMALL = {
 @app.command(help="Compare the speed of training with several processes.")
 def compare(
     data: DataFolder,
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    device: Device = "cuda",
     small: Annotated[bool, typer.Option("--small", help="A tiny model and six steps, to try the program.")] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="The most processes; default: one for each GPU.")] = None,
     record: Record = None,

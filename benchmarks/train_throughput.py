@@ -16,16 +16,17 @@ import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import exit_cleanly
 
 from .harness import (
     Ceilings,
     ClockName,
     DataFolder,
+    Device,
     Record,
     Rounds,
     Threads,
@@ -39,13 +40,18 @@ from .harness import (
 from .training_systems import Job, System, Turn
 
 app = program()
-# (layers of each stack, d_model, d_ff, heads, entries of the output layer, tokens of the tokenizer, pairs joined into
-# one, source + target tokens per step): base gets sentences of the length that the paper's have.
+# Of the recipe. Base and big have the paper's output layer, and sentences of about the length that the paper's have.
+PAPER = {"model.vocab_size": "37000", "tokens_per_step": "3000"}
 SIZES = {
-    "tiny": (4, 128, 256, 4, 8000, 8000, 1, 8192),
-    "base": (6, 512, 2048, 8, 37000, 8000, 2, 3000),
-    "big": (6, 1024, 4096, 16, 37000, 8000, 2, 3000),
-}
+    "tiny": {
+        "model.d_model": "128", "model.vocab_size": "8000", "tokens_per_step": "8192",
+        **{f"model.{stack}_layers": "4" for stack in ("encoder", "decoder")},
+        **{f"model.{stack}_attention_heads": "4" for stack in ("encoder", "decoder")},
+        **{f"model.{stack}_ffn_dim": "256" for stack in ("encoder", "decoder")},
+    },
+    "base": {"preset": "base", **PAPER},
+    "big": {"preset": "big", **PAPER},
+}  # fmt: skip
 COLUMNS = (
     "date", "commit", "command", "hardware", "torch", "transformers", "size", "tokens_per_step", "threads", "clock",
     "system", "parameters", "tokens_per_second", "ratio", "ratio_min", "ratio_max", "share", "padding", "megabytes",
@@ -57,7 +63,7 @@ DEFAULT = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "traine
 @app.command(help="Compare the speed of training.")
 def compare(
     data: DataFolder,
-    size: Annotated[str, typer.Option(help="tiny, base or big.")] = "tiny",
+    size: Annotated[Literal["tiny", "base", "big"], typer.Option(help="Of the model.")] = "tiny",
     system: Annotated[list[str] | None, typer.Option(help="Repeatable; the first one is the baseline.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Source + target tokens per step, padded.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the tokenizer, and of the output layer.")] = None,
@@ -67,11 +73,9 @@ def compare(
     warmup: Annotated[int, typer.Option(min=1, help="Steps before the first turn.")] = 3,
     threads: Threads = 1,
     clock_name: ClockName = "cpu",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     record: Record = None,
 ) -> None:
-    if size not in SIZES:
-        raise InputError(f"--size {size!r} is not one of {', '.join(SIZES)}")
     clock(clock_name, device)
     os.environ |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # All systems use the same device: no GPU that was not requested, and only one.
@@ -120,9 +124,7 @@ def table(turns: dict[System, list[Turn]], operations: float, ceilings: Ceilings
                 "ratio_min": round(min(ratios), 3),
                 "ratio_max": round(max(ratios), 3),
                 "share": ceilings.share(system.precision, speed * operations),
-                "padding": round(
-                    1 - sum(turn.tokens for turn in measured) / sum(turn.positions for turn in measured), 4
-                ),
+                "padding": round(1 - sum(t.tokens for t in measured) / sum(t.positions for t in measured), 4),
                 "megabytes": max(turn.megabytes for turn in measured),
             }
         )
@@ -164,26 +166,24 @@ def recipe_flags(
     """Return the recipe of a size as flags, after writing its text, tokenizer and corpus to `folder`."""
     from training.recipe import load_recipe
 
-    layers, d_model, d_ff, heads, outputs, entries, joined, budget = SIZES[size]
+    joined = 1 if size == "tiny" else 2
     for language in ("en", "de"):
         lines = training_lines(data, language)
         together = [" ".join(lines[i : i + joined]) for i in range(0, len(lines) - joined + 1, joined)]
         (folder / f"train.{language}").write_text("".join(f"{line}\n" for line in together), encoding="utf-8")
-    flags = {
+    flags = SIZES[size] | {
         "data": str(folder),
         "validation": "[]",
         "cache": str(folder / "cache"),
-        "vocab_size": str(vocab_size or entries),
-        "model.vocab_size": str(vocab_size or outputs),
-        "model.d_model": str(d_model),
+        "vocab_size": str(vocab_size or 8000),
         "model.dropout": str(dropout),
-        "tokens_per_step": str(tokens or budget),
         "micro_batches": "1",
         "max_length": "256",
     }
-    for stack in ("encoder", "decoder"):
-        flags |= {f"model.{stack}_layers": str(layers), f"model.{stack}_attention_heads": str(heads)}
-        flags |= {f"model.{stack}_ffn_dim": str(d_ff)}
+    if vocab_size is not None:
+        flags["model.vocab_size"] = str(vocab_size)
+    if tokens is not None:
+        flags["tokens_per_step"] = str(tokens)
     tokenised(load_recipe(None, {**flags}), folder)
     return flags | {"tokenizer": str(folder)}
 

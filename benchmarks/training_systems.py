@@ -12,7 +12,7 @@ from typing import Any
 
 from vaswani_transformer.errors import InputError
 
-from .harness import clock, stepper_of, tokenised
+from .harness import clock, marian_like, stepper_of, tokenised
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
     flags = {"output_dir": str(output), "mixed_precision": "bf16" if "bf16" in options else "no"}
     flags["compile"] = "no"  # below, if at all
     flags |= {"matmul_precision": "highest"} if "highest" in options else {}
-    attention = {"sdpa", "eager"} & set(options)
-    recipe = job.recipe(**flags, **({"attention": attention.pop()} if attention else {}))
-    stepper = stepper_of(recipe, output)
+    if attention := {"sdpa", "eager"} & set(options):
+        flags["attention"] = attention.pop()
+    stepper = stepper_of(job.recipe(**flags), output)
     run, progress = stepper.prepared, stepper.progress
     if "compile" in options:
         run.module.compile(dynamic=True)
@@ -110,29 +110,20 @@ def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
 
 
 def marian_model(job: Job, options: list[str]) -> Any:
-    """transformers' Marian with the sizes of the recipe."""
-    from transformers import MarianConfig, MarianMTModel
+    """Return transformers' Marian with the sizes of the recipe."""
+    from training.model import model_config
 
-    names = ["d_model", "vocab_size"]
-    names += [f"{s}_{n}" for s in ("encoder", "decoder") for n in ("layers", "ffn_dim", "attention_heads")]
-    sizes: dict[str, Any] = {name: int(job.flags[f"model.{name}"]) for name in names}
-    config = MarianConfig(
-        **sizes,
-        dropout=job.dropout,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
+    dropouts = {"dropout": job.dropout, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    model = marian_like(
+        model_config(job.recipe(), int(job.flags["vocab_size"])),
+        **dropouts,
         activation_function="relu",
         scale_embedding=True,
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=0,
-        forced_eos_token_id=None,
         max_position_embeddings=1024,
         use_cache=False,
     )
-    config._attn_implementation = "eager" if "eager" in options else "sdpa"
-    return MarianMTModel(config)
+    model.set_attn_implementation("eager" if "eager" in options else "sdpa")
+    return model
 
 
 def marian(options: list[str], job: Job) -> tuple[Any, Callable]:
@@ -246,17 +237,13 @@ def trainer_arguments(options: list[str], job: Job, corpus: Any) -> Any:
     )
 
 
-def examples(corpus: Any) -> Any:
+def examples(corpus: Any) -> list[dict[str, list[int]]]:
     """Return the pairs of the corpus as the Trainer wants them."""
     import numpy as np
 
-    columns = {}
-    for name, ids, lengths in (
-        ("input_ids", corpus.source_ids, corpus.source_lengths),
-        ("labels", corpus.target_ids, corpus.target_lengths),
-    ):
-        columns[name] = [sentence.tolist() for sentence in np.split(ids, np.cumsum(lengths, dtype=np.int64)[:-1])]
-    return [dict(zip(columns, pair, strict=True)) for pair in zip(*columns.values(), strict=True)]
+    sides = (corpus.source_ids, corpus.source_lengths), (corpus.target_ids, corpus.target_lengths)
+    sources, targets = (np.split(ids, np.cumsum(lengths, dtype=np.int64)[:-1]) for ids, lengths in sides)
+    return [{"input_ids": s.tolist(), "labels": t.tolist()} for s, t in zip(sources, targets, strict=True)]
 
 
 # By name: the function that builds a system, and its options. The function returns the model, and the work: number of

@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,16 @@ if TYPE_CHECKING:  # huggingface_hub and torch are imported only by a push, so t
     from .remote import Plan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+NAME = r"[\w-][\w.-]*"
+# What the options about the model must look like.
+STATED = {
+    "source_language": (r"[a-z]{2,3}", "a language code, such as en"),
+    "target_language": (r"[a-z]{2,3}", "a language code, such as en"),
+    "dataset": (rf"({NAME}/)?{NAME}", "a name on the Hub, such as owner/name"),
+    "base_model": (rf"{NAME}/{NAME}", "a name on the Hub, owner/name"),
+    "license": (r"[a-z0-9][a-z0-9.+-]*", "a license name of the Hub, such as apache-2.0 or other"),
+}
 
 
 @app.callback()
@@ -55,24 +64,28 @@ def push(
     keep_card: Annotated[bool, typer.Option("--keep-card", help="Keep the README.md that is on the Hub.")] = False,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Attention and training curve.")] = True,
 ) -> None:
-    from .remote import check_repo_id, check_revision
+    from .remote import check_repo_id, check_revision, size_of
 
     check_repo_id(repo)
     check_revision(revision, "--revision")
     if tag is not None:
         check_revision(tag, "--tag")
-    for option, text in {"--message": message, "--example": example}.items():
-        if text is not None and not text.strip():
-            raise InputError(f"{option} is empty")
     if yes and to_folder is not None:
         raise InputError("--yes pushes and --to-folder does not; give one of them")
     out = None if to_folder is None else check_new_folder(to_folder)
     tables = [Path(name) for name in results or ()]
-    stated = stated_facts(source_language, target_language, dataset, base_model, license)
+    stated = stated_facts(
+        source_language=source_language,
+        target_language=target_language,
+        dataset=dataset,
+        base_model=base_model,
+        license=license,
+    )
     files = repository_files(Path(folder), repo, onnx or (), tables, stated, example, pictures)
     if out is not None:
-        for name, size in write_folder(files, out):
-            typer.echo(f"{size:>14,}  {name}")
+        write_folder(files, out)
+        for name, file in sorted(files.items()):
+            typer.echo(f"{size_of(file):>14,}  {name}")
         typer.echo(f"{out}: what `push {repo} --yes` would upload")
     else:
         upload(Path(folder), repo, revision, files, yes, private, tag, message, keep_card)
@@ -87,8 +100,8 @@ def space(
         str | None, typer.Option(help="A commit or tag of the model; the Space runs the model's code.")
     ] = None,
 ) -> None:
+    from .contents import space_files
     from .remote import check_repo_id, check_revision
-    from .space_files import space_files
 
     for name in (repo, model):
         check_repo_id(name)
@@ -98,26 +111,14 @@ def space(
     typer.echo(f"{to_folder}: a Space; `hf upload {repo} {to_folder} . --repo-type space` publishes it")
 
 
-def stated_facts(
-    source_language: str | None,
-    target_language: str | None,
-    dataset: str | None,
-    base_model: str | None,
-    license: str | None,
-) -> dict[str, str]:
+def stated_facts(**options: str | None) -> dict[str, str]:
     """Return what the options say about the model. Raises InputError for a value that the Hub does not accept."""
-    code, name = ("a language code, such as en", r"[a-z]{2,3}"), r"[\w-][\w.-]*"
-    expected = {
-        "source_language": (source_language, *code),
-        "target_language": (target_language, *code),
-        "dataset": (dataset, "a name on the Hub, such as owner/name", rf"({name}/)?{name}"),
-        "base_model": (base_model, "a name on the Hub, owner/name", rf"{name}/{name}"),
-        "license": (license, "a license name of the Hub, such as apache-2.0 or other", r"[a-z0-9][a-z0-9.+-]*"),
-    }
-    for field, (value, kind, pattern) in expected.items():
-        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+    facts = {field: value for field, value in options.items() if value is not None}
+    for field, value in facts.items():
+        pattern, kind = STATED[field]
+        if not re.fullmatch(pattern, value, re.ASCII):
             raise InputError(f"--{field.replace('_', '-')} {value!r} is not {kind}")
-    return {field: value for field, (value, _, _) in expected.items() if value is not None}
+    return facts
 
 
 def repository_files(
@@ -133,23 +134,21 @@ def repository_files(
     from transformers.utils import logging
 
     from . import card, contents
-    from .pictures import attention_picture, training_curve
-    from .provenance import PROVENANCE_FILES, read_provenance
-    from .safety import refuse_links_outside, refuse_secrets
+    from .provenance import PROVENANCE_FILES, Provenance
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     files, translator = contents.model_files(folder, onnx)
-    refuse_links_outside(folder, PROVENANCE_FILES)
-    provenance = read_provenance(folder, translator.model.num_parameters(), results, stated)
+    contents.refuse_links_outside(folder, PROVENANCE_FILES)
+    provenance = Provenance(folder, translator.model.num_parameters(), results, stated)
     example = example or card.default_example(provenance)
     if pictures:
         if example is not None:
-            files["attention.png"] = attention_picture(translator, example)
-        if curve := training_curve(folder):
+            files["attention.png"] = card.attention_picture(translator, example)
+        if curve := card.training_curve(folder):
             files["training_curve.png"] = curve
     files["README.md"] = str(card.write_card(repo, translator, provenance, files, example=example)).encode()
-    refuse_secrets(files)
+    contents.refuse_secrets(files)
     if missing := provenance.missing():
         typer.echo(f"the card would say more with {', '.join(missing)}")
     return files
@@ -174,13 +173,10 @@ def upload(
 
     remote.set_timeout()
     api = HfApi()
-    planned = remote.plan(api, repo, revision, files)
-    if keep_card and any(change.name == "README.md" and change.kind != "new" for change in planned.changes):
-        del files["README.md"]
-        planned = replace(planned, changes=[change for change in planned.changes if change.name != "README.md"])
-    if private and planned.repo_exists and not planned.private:
+    planned = remote.plan(api, repo, revision, files, kept=["README.md"] if keep_card else [])
+    if private and planned.head is not None and not planned.private:
         raise InputError(f"--private: {repo} already exists and is public; make it private on the Hub first")
-    if tag is not None and planned.repo_exists:
+    if tag is not None and planned.head is not None:
         remote.refuse_existing_tag(api, planned, tag)
     for line in summary(planned, private, left_behind(folder, files)):
         typer.echo(line)
@@ -198,7 +194,7 @@ def summary(planned: "Plan", private: bool, left: list[str]) -> list[str]:
     sent = [change for change in planned.changes if change.kind in ("new", "changed")]
     deleted = sum(change.kind == "deleted" for change in planned.changes)
     state = f"{planned.repo_id}, revision {planned.revision}"
-    if not planned.repo_exists:
+    if planned.head is None:
         state += f", would be created, {'private' if private else 'public'}"
     elif not planned.revision_exists:
         state += ", a new branch"
@@ -208,20 +204,17 @@ def summary(planned: "Plan", private: bool, left: list[str]) -> list[str]:
     return [*lines, f"{state}: one commit with {total}" + (f", {deleted} deleted" if deleted else "")]
 
 
-def write_folder(files: "Files", out: Path) -> list[tuple[str, int]]:
-    """Write the files to a new folder, which appears only when it is complete; return their names and sizes."""
+def write_folder(files: "Files", out: Path) -> None:
+    """Write the files to a new folder, which appears only when it is complete."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    written = []
     with atomic_folder(out) as unfinished:
-        for name, file in sorted(files.items()):
+        for name, file in files.items():
             path = unfinished / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(file, bytes):
                 path.write_bytes(file)
             else:
                 shutil.copyfile(file, path)
-            written.append((name, path.stat().st_size))
-    return written
 
 
 def main(arguments: list[str] | None = None) -> None:

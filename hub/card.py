@@ -1,28 +1,33 @@
-"""The model card, README.md of the repository. No number in it is typed by hand.
+"""The model card, README.md of the repository, and its pictures. No number in it is typed by hand.
 
 `card.template` is the text; its values come from the configuration, the model, the provenance of the model and the
 environment. The card says so if something is not known.
 """
 
+import io
 import json
 import re
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
+from vaswani_transformer.attention import attention_maps
 from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.onnx_translator import graph_name
+from vaswani_transformer.pictures import attention_figure, curve_figure, curves_of
 from vaswani_transformer.text_translator import NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
 from .contents import CODE, ONNX, Files
-from .provenance import Provenance, public_command, public_recipe
-from .results import hours
+from .provenance import Provenance, hours, public_command, public_recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEMPLATE = Path(__file__).with_name("card.template")
 
@@ -173,3 +178,30 @@ def departures(config: VaswaniTransformerConfig) -> str:
     if all(getattr(config, name) == getattr(paper, name) for name in SIZES):
         return "This is the paper's base model."
     return "The architecture is the paper's, with the sizes above."
+
+
+# ---- pictures ----------------------------------------------------------------------------------------------------
+
+
+def attention_picture(translator: Translator, example: str) -> bytes:
+    """Draw the cross-attention of the last decoder layer for a sentence and its translation.
+
+    The mean of the heads: the Hub shows a card 760 pixels wide, where the labels of a panel per head cannot be read.
+    """
+    maps = attention_maps(translator.model, translator.tokenizer, example, target_tokenizer=translator.target_tokenizer)
+    return png(attention_figure(maps, head=0))
+
+
+def training_curve(folder: Path) -> bytes | None:
+    """Draw the losses, and BLEU if it was measured, over the steps of the folder's run; None without a log."""
+    if not (folder / "metrics.jsonl").is_file():
+        return None
+    curves = curves_of(folder / "metrics.jsonl")
+    return png(curve_figure(curves)) if any(curves.values()) else None
+
+
+def png(figure: "Figure") -> bytes:
+    """Return the same bytes for the same picture: without the version that matplotlib would add."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()

@@ -1,13 +1,17 @@
-"""The files of a model's repository: weights, configuration, code, tokenizers, ONNX.
+"""The files of a model's repository: weights, configuration, code, tokenizers, ONNX; and those of a Space.
 
 A file is a path on disk, or bytes if it is written here; its key is its name in the repository. Everything else in the
-folder (checkpoints, the tokenised corpus, logs) is left behind.
+folder (checkpoints, the tokenised corpus, logs) is left behind. Access tokens, files from outside the folder, and the
+ONNX files of another model are refused.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 import vaswani_transformer
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
@@ -18,9 +22,9 @@ from vaswani_transformer.onnx_translator import graph_name
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
-from .safety import refuse_links_outside, refuse_pickles
-
 Files = dict[str, Path | bytes]
+
+SPACE = Path(__file__).with_name("space")
 
 CODE = (
     "configuration_vaswani_transformer.py",
@@ -28,14 +32,14 @@ CODE = (
     "pipeline_vaswani_transformer.py",
     "text_vaswani_transformer.py",
 )
-TOKENIZER_CONFIG = "tokenizer_config.json"
-TOKENIZER_FILES = ("tokenizer.json", TOKENIZER_CONFIG)
+TOKENIZER_CONFIGS = ("tokenizer_config.json", f"{TARGET_TOKENIZER}/tokenizer_config.json")
 MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "*.safetensors",
     INDEX,
-    *TOKENIZER_FILES,
+    "tokenizer.json",
+    "tokenizer_config.json",
     f"{TARGET_TOKENIZER}/*",
 )
 ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "*.json", "README.md")
@@ -49,6 +53,13 @@ PUBLISHED_NAMES = (
     "attention.png",
     "training_curve.png",
 )
+SECRETS = re.compile(
+    rb"\bhf_(?:[a-z]+_)*[A-Za-z0-9]{16,}|\bapi_org_[A-Za-z]{16,}"  # the Hub: user, OAuth and JWT; organisations
+    rb"|\bgh[a-z]_[A-Za-z0-9]{36}|\bgithub_pat_\w{22,}"
+    rb"|\bAKIA[0-9A-Z]{16}\b|\bsk-[A-Za-z0-9_-]{40,}"  # AWS; OpenAI and Anthropic
+    rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+TEXT_SUFFIXES = (".json", ".md", ".py")
 # Fields of config.json that may differ between a model and its export.
 METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_pipelines", "dtype"}
 
@@ -72,19 +83,14 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translat
     translator = Translator.from_pretrained(folder, device="cpu")
 
     files: Files = {"config.json": json_bytes(config_for_the_hub(folder))}
-    if (folder / "generation_config.json").is_file():
-        files["generation_config.json"] = folder / "generation_config.json"
-    else:
-        files["generation_config.json"] = translator.model.generation_config.to_json_string().encode()
+    search = translator.model.generation_config.to_json_string().encode()
+    saved_search = folder / "generation_config.json"
+    files["generation_config.json"] = saved_search if saved_search.is_file() else search
     files |= {file.relative_to(folder).as_posix(): file for file in weights}
     if WEIGHTS not in files:
         files[INDEX] = folder / INDEX
     files |= {name: Path(vaswani_transformer.__file__).parent / name for name in CODE}
     files |= tokenizer_files(folder)
-    if (folder / TARGET_TOKENIZER).is_dir():
-        files |= {
-            f"{TARGET_TOKENIZER}/{name}": file for name, file in tokenizer_files(folder / TARGET_TOKENIZER).items()
-        }
     plain = [option for option in onnx if "=" not in option]
     if not plain and (folder / ONNX).is_dir():
         refuse_links_outside(folder, [f"{ONNX}/{pattern}" for pattern in ONNX_FILES])
@@ -108,9 +114,14 @@ def config_for_the_hub(folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_files(folder: Path) -> Files:
-    """Return a tokenizer's files, under the class name that transformers 4 and transformers.js know as well."""
-    settings = read_json_object(folder / TOKENIZER_CONFIG) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    return {"tokenizer.json": folder / "tokenizer.json", TOKENIZER_CONFIG: json_bytes(settings)}
+    """Return the tokenizers' files, with the class name that transformers 4 and transformers.js know as well."""
+    files: Files = {}
+    for name in TOKENIZER_CONFIGS:
+        if (folder / name).is_file():
+            files[name] = json_bytes(read_json_object(folder / name) | {"tokenizer_class": "PreTrainedTokenizerFast"})
+            tokenizer = name.replace("_config", "")
+            files[tokenizer] = folder / tokenizer
+    return files
 
 
 def onnx_files(folder: Path, onnx: Path, precision: str | None = None) -> Files:
@@ -125,18 +136,60 @@ def onnx_files(folder: Path, onnx: Path, precision: str | None = None) -> Files:
     if not any(onnx.glob("*.onnx")):
         raise InputError(f"{onnx} contains no .onnx file; `vaswani-transformer export onnx` writes one")
     check_same_model(folder, onnx)
-    paths = sorted({path for pattern in ONNX_FILES for path in onnx.glob(pattern)})
-    refuse_pickles(paths)
-    files: Files = {path.name: path for path in paths}
+    files: Files = {path.name: path for pattern in ONNX_FILES for path in sorted(onnx.glob(pattern))}
     if precision is not None:
         if "model.onnx" not in files or "model.onnx.data" in files:
             raise InputError(f"--onnx {precision}={onnx}: a variant is one file, model.onnx, without model.onnx.data")
         files = {name: file for name, file in files.items() if name.endswith(".json")} | {graph: onnx / "model.onnx"}
-    if TOKENIZER_CONFIG in files:
-        files[TOKENIZER_CONFIG] = tokenizer_files(onnx)[TOKENIZER_CONFIG]
-    if (onnx / TARGET_TOKENIZER).is_dir():
-        files |= {f"{TARGET_TOKENIZER}/{name}": file for name, file in tokenizer_files(onnx / TARGET_TOKENIZER).items()}
-    return {f"{ONNX}/{name}": file for name, file in files.items()}
+    return {f"{ONNX}/{name}": file for name, file in (files | tokenizer_files(onnx)).items()}
+
+
+def left_behind(folder: Path, files: Files) -> list[str]:
+    """Return the names of files in the folder that are not published."""
+    published = {name.split("/")[0] for name in files}
+    names = (path.name + ("/" if path.is_dir() else "") for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(name for name in names if name.rstrip("/") not in published)
+
+
+def space_files(repo: str, model: str, revision: str | None) -> Files:
+    """Return the files of the Space `repo`, which loads `model` at a commit or tag (None: the newest)."""
+    files: Files = {path.name: path for path in SPACE.iterdir() if path.is_file()}
+    _, front_matter, text = (SPACE / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    fields = yaml.safe_load(front_matter) | {"title": repo.split("/")[1], "models": [model]}
+    front_matter = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+    files["README.md"] = f"---\n{front_matter}---\n{text}".encode()
+    files["model.json"] = json_bytes({"id": model, "revision": revision})
+    return files
+
+
+def json_bytes(fields: dict[str, Any]) -> bytes:
+    return (json.dumps(fields, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------------
+
+
+def refuse_links_outside(folder: Path, patterns: Iterable[str]) -> None:
+    """Raise InputError if a link makes a file of the folder that matches a pattern lead outside the folder.
+
+    A snapshot in the Hub's cache consists of links to the repository's blobs; those are allowed.
+    """
+    allowed = [folder.resolve()]
+    if allowed[0].parent.name == "snapshots":
+        allowed.append(allowed[0].parents[1] / "blobs")
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
+        target = path.resolve()
+        if not any(target.is_relative_to(parent) for parent in allowed):
+            raise InputError(f"{path} leads to {target}, outside {folder}; replace the link with a copy")
+
+
+def refuse_secrets(files: dict[str, Path | bytes]) -> None:
+    """Raise InputError naming a text file that contains an access token or a private key."""
+    for name, content in files.items():
+        if name.endswith(TEXT_SUFFIXES):
+            text = content if isinstance(content, bytes) else content.read_bytes()
+            if SECRETS.search(text):
+                raise InputError(f"{name} contains an access token or a private key; remove it before you publish")
 
 
 def check_same_model(folder: Path, onnx: Path) -> None:
@@ -153,14 +206,3 @@ def check_same_model(folder: Path, onnx: Path) -> None:
     tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]
     if tokenizers[1].is_file() and tokenizers[0].read_bytes() != tokenizers[1].read_bytes():
         raise InputError(f"{tokenizers[1]} differs from {tokenizers[0]}; export the model again")
-
-
-def left_behind(folder: Path, files: Files) -> list[str]:
-    """Return the names of files in the folder that are not published."""
-    published = {name.split("/")[0] for name in files}
-    names = (path.name + ("/" if path.is_dir() else "") for path in folder.iterdir() if not path.name.startswith("."))
-    return sorted(name for name in names if name.rstrip("/") not in published)
-
-
-def json_bytes(fields: dict[str, Any]) -> bytes:
-    return (json.dumps(fields, indent=2, ensure_ascii=False) + "\n").encode()

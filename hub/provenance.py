@@ -1,43 +1,68 @@
-"""How a model was made and how well it scores, read from files: nothing here is guessed.
+"""How a model was made and how well it scores, read from files; nothing is guessed.
 
 A model trained here has run.json (command and recipe) and metrics.jsonl in its folder; a converted one has
 conversion.json and CONVERSION.md. Its scores are rows of results files.
 """
 
+import csv
 import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.lines import existing_file
 from vaswani_transformer.model_folder import read_json_object
-
-from .results import command_words, read_results, rows_of_run
 
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
 PROVENANCE_FILES = ("run.json", "metrics.jsonl", "conversion.json", "CONVERSION.md")
+COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "beam",
+           "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "chrf",
+           "chrf_signature")  # fmt: skip
+# Options of a training command that name folders; published rows leave them out.
+FOLDER_OPTIONS = ("--data", "--output-dir", "--output_dir", "--cache")
 
 
-@dataclass(frozen=True)
 class Provenance:
-    """run, conversion: the content of run.json and conversion.json, {} if there is no such file.
-    metrics: the lines of metrics.jsonl.  progress: `step`, `tokens` and `seconds` of the training.
-    environment: versions and device of the training.  notes: CONVERSION.md below its heading.
-    results: the rows of results files that belong to this model.  stated: what the user says; it takes precedence.
+    """How a model was made, and its scores.
+
+    run, conversion: the content of run.json and conversion.json, {} if there is no such file
+    metrics: the lines of metrics.jsonl.  progress: `step`, `tokens` and `seconds` of the training
+    environment: versions and device of the training.  notes: CONVERSION.md below its heading
+    results: the rows of results files that belong to this model.  stated: what the user says; it takes precedence
     """
 
-    run: dict[str, Any] = field(default_factory=dict)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    progress: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    conversion: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    results: list[dict[str, str]] = field(default_factory=list)
-    stated: dict[str, str] = field(default_factory=dict)
+    def __init__(self, folder: Path, parameters: int, results: Sequence[Path], stated: dict[str, str]):
+        """Read what the folder and the results files say about a model.
+
+        parameters: the model's size, which its rows must have.  results: CSV files in addition to the shipped ones
+        stated: what options of `push` say
+        Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
+        """
+        self.run, self.conversion = read(folder / "run.json", "recipe"), read(folder / "conversion.json", "options")
+        self.metrics = read_metrics(folder / "metrics.jsonl")
+        self.progress, self.environment = read_progress(folder, self.metrics)
+        notes = folder / "CONVERSION.md"
+        self.notes = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
+        self.results = self.rows(parameters, results)
+        self.stated = stated
+
+    def rows(self, parameters: int, results: Sequence[Path]) -> list[dict[str, str]]:
+        """Return the rows of this model in the shipped results files, and in others, which must have one."""
+        command, rows = str(self.run.get("command", "")), []
+        # Without a command and its progress, a row may be another model's.
+        shipped = sorted(SHIPPED_RESULTS.glob("*.csv")) if command and self.progress else []
+        for path in [*shipped, *results]:
+            found = rows_of_run(path, command, parameters, self.progress)
+            if not found and path in results:
+                wanted = f"{parameters:,} parameters"
+                wanted += ", its command, steps and hours" if self.run else " and no command"
+                raise InputError(f"--results {path} has no row of this model: none has its {wanted}")
+            rows += [row for row in found if row not in rows]
+        return rows
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -76,7 +101,7 @@ class Provenance:
         return last_component(str(name)) if name else None
 
     def missing(self) -> list[str]:
-        """Return the options of `push` that would say what is not known."""
+        """Return the options of `push` that would supply the missing facts."""
         known = {
             "--source-language": self.languages,
             "--target-language": self.languages,
@@ -93,36 +118,8 @@ def hub_name(name: Any) -> str | None:
     return name if isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) else None
 
 
-def read_provenance(folder: Path, parameters: int, results: Sequence[Path], stated: dict[str, str]) -> Provenance:
-    """Read what the folder and the results files say about a model.
-
-    parameters: the model's size, which its rows must have.  results: CSV files in addition to the shipped ones
-    stated: what options of `push` say
-    Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
-    """
-
-    def read(name: str, *objects: str) -> dict[str, Any]:
-        return read_json_object(folder / name, *objects) if (folder / name).is_file() else {}
-
-    run = read("run.json", "recipe")
-    metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
-    progress, environment = read_progress(folder, metrics)
-    notes = folder / "CONVERSION.md"
-    note_lines = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
-    command = str(run.get("command", ""))
-    rows = []
-    if command and progress:  # without both, a row may be another model's
-        shipped = sorted(SHIPPED_RESULTS.glob("*.csv")) if SHIPPED_RESULTS.is_dir() else []
-        rows = [row for path in shipped for row in rows_of_run(read_results(path), command, parameters, progress)]
-    for path in results:
-        found = rows_of_run(read_results(path), command, parameters, progress)
-        if not found:
-            expected = f"{parameters:,} parameters" + (", its command, steps and hours" if run else " and no command")
-            raise InputError(f"--results {path} has no row of this model: none has its {expected}")
-        rows += found
-    distinct = [row for index, row in enumerate(rows) if row not in rows[:index]]
-    conversion = read("conversion.json", "options")
-    return Provenance(run, metrics, progress, environment, conversion, note_lines, distinct, stated)
+def read(path: Path, *objects: str) -> dict[str, Any]:
+    return read_json_object(path, *objects) if path.is_file() else {}
 
 
 def read_progress(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -137,7 +134,7 @@ def read_progress(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl, ignoring a truncated last one. Raises BrokenFileError naming the line."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     metrics = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -148,12 +145,55 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return metrics
 
 
+# ---- rows of results files, which `evaluate --record` wrote ------------------------------------------------------
+
+
+def rows_of_run(path: Path, command: str, parameters: int, progress: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the rows of a results file whose command, parameters, steps and hours are those of a run."""
+    expected = {"parameters": str(parameters)}
+    if progress:  # two runs of the same command differ in these
+        expected |= {"steps": str(progress["step"]), "hours": hours(progress["seconds"])}
+        if "cpu_seconds" in progress:
+            expected["cpu_hours"] = hours(progress["cpu_seconds"])
+    words = words_without_folders(command)
+    same = [row for row in read_results(path) if words_without_folders(row["command"]) == words]
+    return [row for row in same if all(row.get(key) == value for key, value in expected.items())]
+
+
+def read_results(path: Path) -> list[dict[str, str]]:
+    """Read a results file. Raises InputError if it is not one."""
+    with existing_file(path).open(newline="", encoding="utf-8") as file:
+        try:
+            reader = csv.DictReader(file, strict=True)
+            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+                raise InputError(f"{path} is not a results file: it has no column {', '.join(missing)}")
+            return [{key: value or "" for key, value in row.items() if key} for row in reader]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not a results file ({error})") from None
+
+
+def words_without_folders(command: str) -> list[str]:
+    """Return the words of a training command that decide what it computes."""
+    words, kept = iter(shlex.split(command)), []
+    for word in words:
+        if word in FOLDER_OPTIONS:
+            next(words, None)
+        elif word.partition("=")[0] not in FOLDER_OPTIONS:
+            kept.append(word)
+    return kept
+
+
+def hours(seconds: float) -> str:
+    """Format a duration as the results files do."""
+    return str(round(seconds / 3600, 3))
+
+
 # ---- without this machine's folders ------------------------------------------------------------------------------
 
 
 def public_command(command: str) -> str:
     """Return a command with only the last component of each absolute path."""
-    return shlex.join(map(last_component, command_words(command)))
+    return shlex.join(map(last_component, shlex.split(command)))
 
 
 def public_recipe(value: Any) -> Any:

@@ -4,19 +4,18 @@ huggingface_hub uploads the files and retries. This module adds the dry run, ref
 and tags, and turns each failure into one line that says what to do.
 """
 
-import fnmatch
 import hashlib
 import io
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -36,20 +35,13 @@ from .contents import PUBLISHED_NAMES, Files
 HTTPError: type[Exception] = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
 RESUME = "run the same command again to continue"
+# By status; other statuses below 500 are refusals as well, and those from 500 on are failures of the Hub.
 REFUSALS: dict[int, tuple[type[Exception], str]] = {
-    401: (UnavailableError, "the Hub does not accept your token: {reason}; run `hf auth login`, or set HF_TOKEN"),
-    403: (
-        UnavailableError,
-        "you may not write to {repo_id}: {reason}; ask its owner, and check that your token has write access",
-    ),
+    401: (UnavailableError, "the Hub needs a token that it accepts: {reason}; run `hf auth login`, or set HF_TOKEN"),
+    403: (UnavailableError, "you may not write to {repo_id}: {reason}; ask its owner, and check your token's rights"),
     404: (InputError, "the Hub has no {repo_id} at revision {revision}, or no such owner: {reason}"),
-    409: (InputError, "{repo_id} has a conflict: {reason}; look at it on the Hub, then push again"),
-    412: (
-        InputError,
-        "{repo_id} has changed since it was compared: {reason}; push without --yes to see the new differences",
-    ),
-    413: (InputError, "the files are too large for the Hub: {reason}"),
-    429: (UnavailableError, "the Hub limits your requests: {reason}; wait, then " + RESUME),
+    412: (InputError, "{repo_id} has changed since it was compared: {reason}; push without --yes to see how"),
+    429: (UnavailableError, f"the Hub limits your requests: {{reason}}; wait, then {RESUME}"),
 }
 
 
@@ -71,11 +63,10 @@ class Plan:
 
     repo_id: str
     revision: str
-    repo_exists: bool
-    private: bool
-    revision_exists: bool
-    head: str | None
     changes: list[Change]
+    head: str | None = None
+    private: bool = False
+    revision_exists: bool = False
 
     @property
     def changes_something(self) -> bool:
@@ -102,31 +93,35 @@ def check_revision(name: str, option: str) -> None:
 # ---- the dry run -------------------------------------------------------------------------------------------------
 
 
-def plan(api: HfApi, repo_id: str, revision: str, files: Files) -> Plan:
-    """Compare the files with the repository, without changing it. Raises InputError, UnavailableError."""
+def plan(api: HfApi, repo_id: str, revision: str, files: Files, kept: Sequence[str] = ()) -> Plan:
+    """Compare the files with the repository, without changing it. Raises InputError, UnavailableError.
+
+    kept: files that a push leaves as they are in the repository, if they are there
+    """
     with one_line_errors(repo_id, revision):
         try:
             repo = api.repo_info(repo_id)
         except RepositoryNotFoundError:
-            changes = [Change(name, size_of(file), "new") for name, file in sorted(files.items())]
-            return Plan(repo_id, revision, False, False, False, None, changes)
+            return Plan(repo_id, revision, [Change(name, size_of(file), "new") for name, file in sorted(files.items())])
         try:
-            head, revision_exists = str(api.repo_info(repo_id, revision=revision).sha), True
+            head, revision_exists = api.repo_info(repo_id, revision=revision).sha, True
         except RevisionNotFoundError:  # a new branch starts from main
-            head, revision_exists = str(repo.sha), False
+            head, revision_exists = repo.sha, False
         tree = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
     remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-    changes = [Change(name, size_of(file), compare(file, remote.get(name))) for name, file in sorted(files.items())]
+    changes = []
+    for name, file in sorted(files.items()):
+        is_kept = name in kept and name in remote
+        changes.append(Change(name, size_of(file), "same" if is_kept else compare(file, remote.get(name))))
     stale = sorted(name for name in remote if name not in files and is_published_name(name))
     changes += [Change(name, 0, "deleted") for name in stale]
-    return Plan(repo_id, revision, True, bool(repo.private), revision_exists, head, changes)
+    return Plan(repo_id, revision, changes, head, bool(repo.private), revision_exists)
 
 
 def is_published_name(name: str) -> bool:
     """Return whether a push writes files of this name, in this folder."""
-    return any(
-        name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern) for pattern in PUBLISHED_NAMES
-    )
+    depth, path = name.count("/"), PurePosixPath(name)
+    return any(pattern.count("/") == depth and path.match(pattern) for pattern in PUBLISHED_NAMES)
 
 
 def compare(file: Path | bytes, remote: RepoFile | None) -> str:
@@ -162,45 +157,29 @@ def push(api: HfApi, planned: Plan, files: Files, *, private: bool, tag: str | N
     After a failure the same call continues: large files that have arrived are not sent again.
     Raises InputError, UnavailableError.
     """
-    if api.token is None and get_token() is None:
-        raise UnavailableError("the Hub needs your token; run `hf auth login`, or set HF_TOKEN")
     disable_progress_bars()
     repo_id, revision, head = planned.repo_id, planned.revision, planned.head
     with one_line_errors(repo_id, revision):
-        if not planned.repo_exists:
+        if head is None:
             api.create_repo(repo_id, private=private, exist_ok=True)
         if not planned.revision_exists and revision != "main":
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         if head is None:
             head = str(api.repo_info(repo_id, revision=revision).sha)
-        commit = create_commit(api, planned, files, head, message) if planned.changes_something else head
+        if planned.changes_something:
+            operations = [
+                CommitOperationDelete(change.name)
+                if change.kind == "deleted"
+                else CommitOperationAdd(change.name, files[change.name])
+                for change in planned.changes
+                if change.kind != "same"
+            ]
+            head = api.create_commit(
+                repo_id, operations, commit_message=message, revision=revision, parent_commit=head
+            ).oid
         if tag is not None:
-            api.create_tag(repo_id, tag=tag, revision=commit, exist_ok=True)
-    return f"{api.endpoint}/{repo_id}/commit/{commit}"
-
-
-def create_commit(api: HfApi, planned: Plan, files: Files, head: str, message: str) -> str:
-    """Upload the files and commit them on top of `head`; return the commit's id."""
-    operations: list[Any] = []
-    for change in planned.changes:
-        if change.kind == "deleted":
-            operations.append(CommitOperationDelete(change.name))
-        elif change.kind != "same":
-            file = files[change.name]
-            operations.append(CommitOperationAdd(change.name, file if isinstance(file, bytes) else str(file)))
-    repo_id, revision = planned.repo_id, planned.revision
-    try:
-        info = api.create_commit(repo_id, operations, commit_message=message, revision=revision, parent_commit=head)
-        return str(info.oid)
-    except HTTPError as error:
-        # The commit may have been made and only its answer lost; then the Hub has exactly our files.
-        status = status_of(error)
-        if status is not None and status != 412 and status < 500:
-            raise
-        now = plan(api, repo_id, revision, files)
-        if now.head is None or now.changes_something:
-            raise
-        return now.head
+            api.create_tag(repo_id, tag=tag, revision=head, exist_ok=True)
+    return f"{api.endpoint}/{repo_id}/commit/{head}"
 
 
 # ---- errors ------------------------------------------------------------------------------------------------------
@@ -223,28 +202,6 @@ def hide_addresses(record: logging.LogRecord) -> bool:
     return True
 
 
-def http_error(error: BaseException | None) -> BaseException | None:
-    """Return the HTTP error among an error and its causes: huggingface_hub wraps the errors of single files."""
-    while error is not None and not isinstance(error, HTTPError):
-        error = error.__cause__
-    return error
-
-
-def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status behind an error, if any."""
-    response = getattr(http_error(error), "response", None)
-    return None if response is None else int(response.status_code)
-
-
-def reason(error: BaseException) -> str:
-    """Describe an error in a few words, including the Hub's own message."""
-    cause, status = http_error(error) or error, status_of(error)
-    if status is None:
-        return f"{type(cause).__name__} ({one_line(str(cause))[:200]})"
-    message = getattr(cause, "server_message", None)
-    return f"status {status}" + (f" ({one_line(message)[:300]})" if message else "")
-
-
 @contextmanager
 def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
     """Turn errors of the Hub and the network into InputError or UnavailableError; hide addresses in its warnings."""
@@ -252,28 +209,31 @@ def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
         handler.addFilter(hide_addresses)
     try:
         yield
-    except (InputError, UnavailableError):
-        raise
-    except (HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
+    except OfflineModeIsEnabled as error:
+        raise UnavailableError("HF_HUB_OFFLINE is set; unset it to reach the Hub") from error
+    except (HTTPError, RuntimeError, ValueError) as error:
         raise explained(error, repo_id, revision) from error
 
 
 def explained(error: Exception, repo_id: str, revision: str) -> Exception:
     """Return the one-line error, of the class whose exit code says whether the user or the environment is at fault."""
-    if isinstance(error, OfflineModeIsEnabled):
-        return UnavailableError("HF_HUB_OFFLINE is set; unset it to reach the Hub")
-    status = status_of(error)
-    if status in REFUSALS:
-        kind, text = REFUSALS[status]
-        return kind(text.format(repo_id=repo_id, revision=revision, reason=reason(error)))
-    if status is not None:
-        failed = status >= 500
-        kind, text = (UnavailableError, f"the Hub fails; later {RESUME}") if failed else (InputError, "the Hub refuses")
-        return kind(f"{text}: {reason(error)}")
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, HTTPError):  # huggingface_hub wraps the errors of single files
+        cause = cause.__cause__
+    response = getattr(cause, "response", None)
+    if response is not None:
+        message = getattr(cause, "server_message", None)
+        reason = f"status {response.status_code}" + (f" ({one_line(message)[:300]})" if message else "")
+        other = (UnavailableError, f"the Hub fails; later {RESUME}: {{reason}}")
+        if response.status_code < 500:
+            other = (InputError, "the Hub refuses: {reason}")
+        kind, text = REFUSALS.get(response.status_code, other)
+        return kind(text.format(repo_id=repo_id, revision=revision, reason=reason))
+    message = one_line(str(cause or error))[:300]
+    if cause is not None:
+        return UnavailableError(f"the Hub cannot be reached: {type(cause).__name__} ({message}); {RESUME}")
     if isinstance(error, json.JSONDecodeError):  # a proxy's page, or the Hub's when it is down
         return UnavailableError(f"the answer is not the Hub's: it is not JSON; {RESUME}")
     if isinstance(error, ValueError):  # such as metadata of the card that the Hub does not accept
-        return InputError(f"the Hub refuses: {one_line(str(error))[:400]}")
-    if http_error(error) is not None:
-        return UnavailableError(f"the Hub cannot be reached: {reason(error)}; {RESUME}")
-    return UnavailableError(f"the upload failed: {one_line(str(error))[:300]}; {RESUME}")
+        return InputError(f"the Hub refuses: {message}")
+    return UnavailableError(f"the upload failed: {message}; {RESUME}")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from hub_server import OWNER, READ_TOKEN, WRITE_TOKEN, Fault, HubServer
-from huggingface_hub import HfApi, constants, set_client_factory
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub import HfApi, constants
 
 from hub import remote
 from hub.contents import Files
@@ -38,7 +37,7 @@ def hub(monkeypatch) -> Iterator[HubServer]:
 class Pusher:
     """Pushes FILES to a server as `python -m hub push --yes` does."""
 
-    def __init__(self, hub: HubServer, token: str = WRITE_TOKEN):
+    def __init__(self, hub: HubServer, token: str | bool = WRITE_TOKEN):
         self.api = HfApi(endpoint=hub.url, token=token)
 
     def plan(self, files: Files = FILES, repo_id: str = REPO, revision: str = "main") -> remote.Plan:
@@ -57,27 +56,23 @@ class Pusher:
 
 
 def assert_arrived(hub: HubServer, tag: str | None = None) -> None:
-    """All files, in one commit after the Hub's first one."""
+    """All files, in one commit after the Hub's first one; large files were sent once."""
     repo = hub.repos[REPO]
     assert hub.files(REPO) == FILES
-    assert len(repo.history()) == 2
+    assert len(repo.history()) == 2 and len(hub.received) == 2
     assert tag is None or repo.tags == {tag: repo.branches["main"]}
 
 
 # ---- without a fault ---------------------------------------------------------------------------------------------
 
 
-def test_a_push_is_one_commit(hub):
-    address = Pusher(hub).push(tag="v1.0")
+@pytest.mark.parametrize("private", [False, True])
+def test_a_push_is_one_commit(hub, private):
+    address = Pusher(hub).push(tag="v1.0", private=private)
     assert_arrived(hub, "v1.0")
-    assert address == f"{hub.url}/{REPO}/commit/{hub.repos[REPO].branches['main']}"
-    assert hub.repos[REPO].history()[0].message == "a model"
-    assert not hub.repos[REPO].private
-
-
-def test_a_new_repository_can_be_private(hub):
-    Pusher(hub).push(private=True)
-    assert hub.repos[REPO].private
+    repo = hub.repos[REPO]
+    assert address == f"{hub.url}/{REPO}/commit/{repo.branches['main']}"
+    assert repo.history()[0].message == "a model" and repo.private is private
 
 
 def test_a_plan_sends_nothing(hub):
@@ -105,16 +100,12 @@ def test_only_files_of_an_earlier_push_are_deleted(hub):
     assert len(hub.repos[REPO].history()) == 2  # additions and deletions in one commit
 
 
-def test_a_new_revision_starts_from_main(hub):
-    hub.create(REPO, LICENSE=b"ours")
+@pytest.mark.parametrize("there", [{}, {"LICENSE": b"ours"}], ids=["new", "existing"])
+def test_a_new_revision_starts_from_main(hub, there):
+    if there:
+        hub.create(REPO, **there)
     Pusher(hub).push(revision="next")
-    assert hub.files(REPO, "next") == FILES | {"LICENSE": b"ours"}
-    assert hub.files(REPO) == {"LICENSE": b"ours"}
-
-
-def test_a_new_repository_can_get_a_new_revision(hub):
-    Pusher(hub).push(revision="next")
-    assert hub.files(REPO, "next") == FILES and hub.files(REPO) == {}
+    assert hub.files(REPO, "next") == FILES | there and hub.files(REPO) == there
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------
@@ -133,12 +124,11 @@ READS = [("GET", f"/api/models/{REPO}"), ("GET", "/revision/main"), ("GET", "/tr
 
 
 @pytest.mark.parametrize(("method", "path"), [*STEPS, *READS], ids=str)
-@pytest.mark.parametrize(("status", "message"), [(500, "the Hub fails"), (429, "the Hub limits your requests")])
-def test_a_second_push_recovers_from_a_failed_step(hub, method, path, status, message):
+def test_a_second_push_recovers_from_a_failed_step(hub, method, path):
     if (method, path) in READS:
         hub.create(REPO)
-    hub.faults.append(Fault(method, path, status=status, times=1000, message="down"))
-    assert message in Pusher(hub).refusal(UnavailableError, tag="v1")
+    hub.faults.append(Fault(method, path, status=500, times=1000, message="down"))
+    assert "the Hub fails" in Pusher(hub).refusal(UnavailableError, tag="v1")
     hub.faults.clear()
     Pusher(hub).push(tag="v1")
     assert_arrived(hub, "v1")
@@ -150,11 +140,10 @@ def test_a_second_push_recovers_from_a_failed_step(hub, method, path, status, me
         (401, "/api/repos/create", UnavailableError, "`hf auth login`, or set HF_TOKEN"),
         (403, "/api/repos/create", UnavailableError, f"you may not write to {REPO}"),
         (404, "/api/repos/create", InputError, "no such owner"),
-        (409, "/commit/", InputError, "has a conflict"),
         (412, "/commit/", InputError, "has changed since it was compared"),
-        (413, "/commit/", InputError, "too large for the Hub"),
+        (413, "/commit/", InputError, "the Hub refuses: status 413"),
         (400, "/validate-yaml", InputError, "the Hub refuses"),
-        (418, "/commit/", InputError, "the Hub refuses: status 418"),
+        (429, "/commit/", UnavailableError, "the Hub limits your requests"),
         (403, "/info/lfs/objects/batch", UnavailableError, f"you may not write to {REPO}"),
         (403, "/tag/", UnavailableError, f"you may not write to {REPO}"),
     ],
@@ -162,34 +151,15 @@ def test_a_second_push_recovers_from_a_failed_step(hub, method, path, status, me
 def test_a_second_push_recovers_from_a_refusal(hub, status, path, kind, message):
     hub.faults.append(Fault("POST", path, status=status, message="the Hub's reason"))
     assert message in Pusher(hub).refusal(kind, tag="v1")
-    assert not hub.faults[0].times, "a refusal is not retried"
     Pusher(hub).push(tag="v1")
     assert_arrived(hub, "v1")
-
-
-def test_uploaded_large_files_are_not_sent_again(hub):
-    hub.faults.append(Fault("POST", "/commit/", status=403))
-    Pusher(hub).refusal(UnavailableError)
-    assert len(hub.received) == 2
-    Pusher(hub).push()
-    assert_arrived(hub)
-    assert len(hub.received) == 2
 
 
 def test_a_commit_with_a_lost_response_is_not_repeated(hub):
     hub.faults.append(Fault("POST", "/commit/", status=502, done=True))
+    assert remote.RESUME in Pusher(hub).refusal(UnavailableError, tag="v1")
     Pusher(hub).push(tag="v1")
     assert_arrived(hub, "v1")
-
-
-def test_an_unresponsive_hub_times_out(hub, monkeypatch):
-    monkeypatch.setattr(remote, "TIMEOUT", 0.3)
-    remote.set_timeout()
-    hub.faults.append(Fault("GET", f"/api/models/{REPO}", silent=True, times=1000))
-    try:
-        assert "the Hub cannot be reached: ReadTimeout" in Pusher(hub).refusal(UnavailableError)
-    finally:
-        set_client_factory(default_client_factory)
 
 
 def test_an_unreachable_hub_is_a_one_line_error():
@@ -221,6 +191,7 @@ def test_warnings_of_retried_uploads_do_not_show_signed_addresses(hub):
 @pytest.mark.parametrize(
     ("token", "repo_id", "message"),
     [
+        (False, REPO, "`hf auth login`, or set HF_TOKEN"),
         ("hf_" + "UnknownUnknownUnknown", REPO, "status 401"),
         (READ_TOKEN, REPO, "you may not write"),
         (WRITE_TOKEN, "other/model", "you may not write to other/model"),
@@ -228,15 +199,7 @@ def test_warnings_of_retried_uploads_do_not_show_signed_addresses(hub):
 )
 def test_a_token_without_write_access_is_refused(hub, token, repo_id, message):
     line = Pusher(hub, token).refusal(UnavailableError, repo_id=repo_id)
-    assert message in line and token not in line
-
-
-def test_nothing_is_sent_without_a_token(hub, monkeypatch):
-    monkeypatch.setattr(remote, "get_token", lambda: None)
-    planned = Pusher(hub).plan()
-    with pytest.raises(UnavailableError, match="`hf auth login`, or set HF_TOKEN"):
-        remote.push(HfApi(endpoint=hub.url), planned, FILES, private=False, tag=None, message="m")
-    assert not hub.requests("POST", "/")
+    assert message in line and str(token) not in line and not hub.repos
 
 
 def test_a_commit_made_after_the_comparison_is_not_overwritten(hub):
@@ -257,9 +220,7 @@ def test_an_existing_tag_is_refused_before_anything_is_sent(hub):
         remote.refuse_existing_tag(pusher.api, pusher.plan({"config.json": b"{}"}), "v1")
 
 
-@pytest.mark.parametrize(
-    "name", ["model", "a/b/c", "a//b", "/b", "a/", "a b/c", "a/b..c", "a/--b", "a/b.git", "é/b", ""]
-)
+@pytest.mark.parametrize("name", ["model", "a/b/c", "a b/c", "a/b..c", "é/b", ""])
 def test_an_invalid_repository_name_is_refused(name):
     with pytest.raises(InputError, match="REPO is "):
         remote.check_repo_id(name)

@@ -48,31 +48,30 @@ class Published:
     home: Path
     saved: dict[str, str] = field(default_factory=dict)
 
-    def environment(self, python_path: str) -> dict[str, str]:
+    def run(self, *command: str, package: bool, given: str = "") -> str:
+        """Run Python with or without the package; return its output."""
+        # Without site.py (-S) no .pth file is read, so that the editable install of this clone is not found.
+        python = [sys.executable] if package else [sys.executable, "-S"]
+        site_packages = str(Path(torch.__file__).parents[1])
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
-        return clean | {
+        environment = clean | {
             "HF_ENDPOINT": self.hub.url,
             "HF_HOME": str(self.home / "home"),
             "HF_HUB_DISABLE_XET": "1",
             "HF_TOKEN": WRITE_TOKEN,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": python_path,
+            "PYTHONPATH": os.pathsep.join([site_packages, *([str(ROOT)] if package else [])]),
             "PYTHONSAFEPATH": "1",
         }
+        options: dict[str, Any] = {"env": environment, "cwd": self.home, "capture_output": True, "text": True}
+        child = subprocess.run([*python, *command], input=given, **options)
+        assert child.returncode == 0, child.stderr
+        return child.stdout
 
-    def run(self, *command: str, package: bool, given: str = "", before: str = "") -> subprocess.CompletedProcess[str]:
-        # Without site.py (-S) no .pth file is read, so that the editable install of this clone is not found.
-        python = [sys.executable] if package else [sys.executable, "-S"]
-        site_packages = str(Path(torch.__file__).parents[1])
-        paths = [*([before] if before else []), site_packages, *([str(ROOT)] if package else [])]
-        return subprocess.run(
-            [*python, *command],
-            input=given,
-            env=self.environment(os.pathsep.join(paths)),
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-        )
+    def child(self, *words: str) -> dict[str, Any]:
+        """Run hub_child.py, without the package; its answer follows lines of the Trainer."""
+        output = self.run(str(ROOT / "tests" / "hub_child.py"), *words, package=False, given=json.dumps(TEXTS))
+        return json.loads(output.splitlines()[-1])
 
 
 def trained(target_tokenizer: PreTrainedTokenizerFast, **changes: Any) -> Any:
@@ -159,12 +158,6 @@ def local(folder: Path) -> dict[str, Any]:
     return {"generate": best, "pipeline": best, "n_best": n_best}
 
 
-def test_the_three_models_translate_differently(published):
-    found = {name: local(folder)["generate"] for name, folder in published.folders.items()}
-    assert all(len(set(translations)) > 1 for translations in found.values())
-    assert len({tuple(translations) for translations in found.values()}) == 3
-
-
 def test_every_way_of_saving_leaves_a_complete_folder(published):
     """The test below loads them; this one is fast."""
     expected = published.hub.files(f"{OWNER}/base-shaped")
@@ -184,31 +177,13 @@ def test_every_way_of_saving_leaves_a_complete_folder(published):
 def test_remote_code_translates_like_the_local_model(published):
     """So do models that the package has saved in every way, and those that the remote code saves."""
     models = {f"{OWNER}/{name}": name for name in published.folders} | published.saved
-    child = published.run(str(ROOT / "tests" / "hub_child.py"), *models, package=False, given=json.dumps(TEXTS))
-    assert child.returncode == 0, child.stderr
-    found = json.loads(child.stdout)
     expected = {name: local(folder) for name, folder in published.folders.items()}
-    assert found == {place: expected[name] for place, name in models.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("OLDEST_TRANSFORMERS" not in os.environ, reason="pip install --target FOLDER transformers==5.4.0")
-def test_remote_code_translates_with_the_oldest_transformers(published):
-    """OLDEST_TRANSFORMERS names the FOLDER; a folder of the model is loaded, because huggingface_hub differs, too."""
-    folder = published.home / "saved" / "model"
-    child = published.run(
-        str(ROOT / "tests" / "hub_child.py"),
-        str(folder),
-        package=False,
-        given=json.dumps(TEXTS),
-        before=os.environ["OLDEST_TRANSFORMERS"],
-    )
-    assert child.returncode == 0, child.stderr
-    assert json.loads(child.stdout) == {str(folder): local(published.folders["base-shaped"])}
+    assert len({tuple(found["generate"]) for found in expected.values()}) == 3, "the models translate differently"
+    assert published.child(*models) == {place: expected[name] for place, name in models.items()}
 
 
 def test_masks_are_requested_as_in_transformers_5_4():
-    """There the fourth argument is another; a fast substitute for the test above."""
+    """There the fourth argument is another."""
     source = (ROOT / "vaswani_transformer" / "modeling_vaswani_transformer.py").read_text(encoding="utf-8")
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     masks = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id.endswith("_mask")]
@@ -236,21 +211,15 @@ for repo in sys.argv[1:]:
 print(json.dumps(found))
 """
     repos = [f"{OWNER}/{name}" for name in published.folders]
-    child = published.run("-c", code, *repos, package=True, given=json.dumps(TEXTS))
-    assert child.returncode == 0, child.stderr
+    found = json.loads(published.run("-c", code, *repos, package=True, given=json.dumps(TEXTS)))
     for name, folder in published.folders.items():
         expected = local(folder)["generate"]
-        assert json.loads(child.stdout)[f"{OWNER}/{name}"] == [expected, expected], name
+        assert found[f"{OWNER}/{name}"] == [expected, expected], name
 
 
 @pytest.mark.slow
 def test_seq2seq_trainer_trains_the_remote_code(published):
-    repos = [f"{OWNER}/{name}" for name in published.folders]
-    child = published.run(
-        str(ROOT / "tests" / "hub_child.py"), "--train", *repos, package=False, given=json.dumps(TEXTS)
-    )
-    assert child.returncode == 0, child.stderr
-    losses = json.loads(child.stdout.splitlines()[-1])  # after the trainer's own lines
+    losses = published.child("--train", *(f"{OWNER}/{name}" for name in published.folders))
     assert len(losses) == 3 and all(loss["after"] < loss["before"] for loss in losses.values())
 
 
@@ -262,6 +231,4 @@ def test_the_examples_of_the_card_run(published, name):
     assert len(examples) == 2
     expected = Translator.from_pretrained(published.folders[name], device="cpu").translate("...")[0]
     for example in examples:
-        child = published.run("-c", example, package=False)
-        assert child.returncode == 0, child.stderr
-        assert expected in child.stdout
+        assert expected in published.run("-c", example, package=False)

@@ -49,6 +49,12 @@ def environment(**variables: str) -> dict[str, str]:
     return basic | {"GRADIO_ANALYTICS_ENABLED": "False"} | variables
 
 
+def contents_of(model: Path) -> dict[str, bytes]:
+    """Return the published files of a model folder."""
+    files = model_files(model)[0]
+    return {name: file.read_bytes() if isinstance(file, Path) else file for name, file in files.items()}
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[str]:
     """Yield the address of a Space that has loaded its model from a Hub by id."""
@@ -57,27 +63,15 @@ def address(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[s
         port = free.getsockname()[1]
     home = tmp_path_factory.mktemp("space")
     with HubServer() as hub:
-        files = model_files(model)[0]
-        contents: dict[str, Any] = {
-            name: file.read_bytes() if isinstance(file, Path) else file for name, file in files.items()
-        }
+        contents: dict[str, Any] = contents_of(model)
         widget = [{"text": sentence} for sentence in ENGLISH]
         contents["README.md"] = f"---\n{json.dumps({'widget': widget})}\n---\n# A model\n".encode()
         hub.create(f"{OWNER}/model", **contents)
         main(["space", f"{OWNER}/space", "--model", f"{OWNER}/model", "--to-folder", str(home / "space")])
         with (home / "log").open("w") as log:
-            running = subprocess.Popen(
-                [PYTHON, home / "space" / "app.py"],
-                env=environment(
-                    HF_ENDPOINT=hub.url,
-                    HF_HOME=str(home),
-                    HF_HUB_DISABLE_XET="1",
-                    GRADIO_SERVER_PORT=str(port),
-                ),
-                cwd=home,
-                stdout=log,
-                stderr=log,
-            )
+            variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+            env = environment(**variables, GRADIO_SERVER_PORT=str(port))
+            running = subprocess.Popen([PYTHON, home / "space" / "app.py"], env=env, cwd=home, stdout=log, stderr=log)
         try:
             address = f"http://127.0.0.1:{port}/"
             wait_for(address, running, home / "log")
@@ -129,6 +123,10 @@ def shows(page: Any, translation: str) -> None:
     page.wait_for_function("text => document.querySelector('#translation textarea').value === text", arg=translation)
 
 
+def choose(page: Any, group: str, option: str) -> None:
+    page.get_by_role("group", name=group).get_by_label(option, exact=True).check()
+
+
 def without_marks(labels: list[str]) -> list[str]:
     return [label.replace("▁", "") or "▁" for label in labels]
 
@@ -136,6 +134,10 @@ def without_marks(labels: list[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def translator(model: Path) -> Translator:
     return Translator.from_pretrained(model)
+
+
+def weights_in(cells: Any) -> list[float]:
+    return cells.evaluate_all("cells => cells.map(cell => +cell.dataset.weight)")
 
 
 def test_the_space_shows_the_translators_hypotheses_and_scores(page: Any, translator) -> None:
@@ -152,35 +154,33 @@ def test_the_heat_map_shows_every_attention_weight(page: Any, translator, model:
     (text,) = translator.translate([ENGLISH[1]])
     translate(page, ENGLISH[1], text)
     maps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[1])
-    for kind in ("Cross-attention", "Encoder self-attention", "Decoder self-attention"):
-        page.locator("#kind").get_by_label(kind).check()
+    kinds = {
+        "Cross-attention": (maps.cross, maps.predicted, maps.source),
+        "Encoder self-attention": (maps.encoder, maps.source, maps.source),
+        "Decoder self-attention": (maps.decoder, maps.predicted, maps.target),
+    }
+    for kind, (weights, down, across) in kinds.items():
+        choose(page, "Attention", kind)
         page.get_by_role("grid", name=kind).wait_for()
-        weights, down, across = {
-            "Cross-attention": (maps.cross, maps.predicted, maps.source),
-            "Encoder self-attention": (maps.encoder, maps.source, maps.source),
-            "Decoder self-attention": (maps.decoder, maps.predicted, maps.target),
-        }[kind]
         for layer in range(1, len(weights) + 1):
-            page.get_by_role("group", name="Layer").get_by_label(str(layer), exact=True).check()
+            choose(page, "Layer", str(layer))
             # Answers to two changes at once could arrive in either order.
             page.get_by_role("grid", name=f"{kind}, layer {layer},").wait_for()
             for head in ("mean", *map(str, range(1, weights.shape[1] + 1))):
-                page.get_by_role("group", name="Head").get_by_label(head, exact=True).check()
+                choose(page, "Head", head)
                 name = f"{kind}, layer {layer}, {'mean of the heads' if head == 'mean' else f'head {head}'}"
                 table = page.get_by_role("grid", name=name, exact=True)
                 table.wait_for()
                 of_layer = weights[layer - 1].numpy()
                 expected = of_layer.mean(axis=0) if head == "mean" else of_layer[int(head) - 1]
-                found = table.locator("td[data-weight]").evaluate_all(
-                    "cells => cells.map(cell => +cell.dataset.weight)"
-                )
+                found = weights_in(table.locator("td[data-weight]"))
                 np.testing.assert_allclose(np.reshape(found, expected.shape), expected, atol=6e-4)
                 assert table.locator("tbody th").all_inner_texts() == without_marks(down)
                 assert table.locator("thead th").all_inner_texts() == without_marks(across)
 
 
 def test_selecting_another_hypothesis_shows_its_attention(page: Any, translator, model: Path) -> None:
-    (expected,) = translator.translate([ENGLISH[1]], n_best=4, return_scores=True)
+    (expected,) = translator.translate([ENGLISH[1]], n_best=4)
     translate(page, ENGLISH[1], expected[0].text)
     maps: AttentionMaps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[1], target=expected[3].text)
     page.locator("#hypotheses input").nth(3).check()
@@ -242,9 +242,9 @@ def test_equation_1_shows_the_weights_of_the_chosen_head(page: Any, translator, 
     assert not page.locator("#equation figure").first.is_visible(), "it is folded"
     page.get_by_role("button", name="Equation (1)").click()
     for kind, weights in (("Cross-attention", maps.cross), ("Decoder self-attention", maps.decoder)):
-        page.locator("#kind").get_by_label(kind).check()
+        choose(page, "Attention", kind)
         page.get_by_role("grid", name=kind).wait_for()
-        page.get_by_role("group", name="Head").get_by_label("2", exact=True).check()
+        choose(page, "Head", "2")
         layer = page.get_by_role("group", name="Layer").get_by_role("radio", checked=True).input_value()
         expected = weights[int(layer) - 1, 1].numpy()
         rows, columns = expected.shape
@@ -306,15 +306,13 @@ def test_an_example_of_the_card_is_translated_on_a_click(page: Any, translator) 
 
 
 def test_pointing_at_a_word_lights_the_words_it_attends_to(page: Any) -> None:
-    for row in (False, True):
-        page.locator("#heat-map tbody th" if row else "#heat-map thead th").nth(1).hover()
-        cells = (
-            page.locator("#heat-map tbody tr").nth(1).locator("td")
-            if row
-            else page.locator("#heat-map td:nth-child(3)")
-        )
-        weights = cells.evaluate_all("cells => cells.map(cell => +cell.dataset.weight)")
-        partners = page.locator("#heat-map thead th.partner" if row else "#heat-map tbody th.partner")
+    map = page.locator("#heat-map")
+    for words, others, cells in (
+        ("thead th", "tbody th", map.locator("td:nth-child(3)")),
+        ("tbody th", "thead th", map.locator("tbody tr").nth(1).locator("td")),
+    ):
+        map.locator(words).nth(1).hover()
+        weights, partners = weights_in(cells), map.locator(f"{others}.partner")
         shares = partners.evaluate_all("words => words.map(word => +word.style.getPropertyValue('--weight'))")
         assert shares == pytest.approx([weight / max(weights) for weight in weights])
     page.locator("#text textarea").hover()
@@ -403,19 +401,13 @@ def test_rarer_configurations_translate(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     source.save_pretrained(tmp_path / "model")
     target.save_pretrained(tmp_path / "model" / "target_tokenizer")
-    for name, file in model_files(tmp_path / "model")[0].items():
-        path = tmp_path / "hub" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(file.read_bytes() if isinstance(file, Path) else file)
+    for name, content in contents_of(tmp_path / "model").items():
+        (tmp_path / "hub" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "hub" / name).write_bytes(content)
     sentence = ENGLISH[0]
-    done = subprocess.run(
-        [PYTHON, "-c", ASK_THE_APP, SPACE, sentence],
-        env=environment(MODEL_ID=str(tmp_path / "hub"), HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    env = environment(MODEL_ID=str(tmp_path / "hub"), HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1")
+    command = [PYTHON, "-c", ASK_THE_APP, SPACE, sentence]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     translator = Translator.from_pretrained(tmp_path / "model")
     source_labels = token_labels(source, source(sentence)["input_ids"])

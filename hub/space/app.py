@@ -11,8 +11,9 @@ import html
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ from equation import Projections, recorded_projections, steps, steps_as_html
 from huggingface_hub import ModelCard, constants
 from images import diverging, png
 from tokenizers.decoders import ByteLevel
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
-from transformers.utils.hub import cached_file, has_file
+from transformers import pipeline
+from transformers.utils.hub import cached_file
 
 HERE = Path(__file__).parent
 CHOSEN = json.loads((HERE / "model.json").read_text(encoding="utf-8")) if (HERE / "model.json").is_file() else {}
@@ -44,29 +44,15 @@ EXAMPLES = [  # of a model whose card has none
     "A little girl climbs into a wooden playhouse.",
 ]
 
-tokenizer = AutoTokenizer.from_pretrained(MODEL_ID, revision=REVISION, trust_remote_code=True)
-# A model with two vocabularies has the target's tokenizer in a folder of its own.
-target_tokenizer = tokenizer
-if has_file(MODEL_ID, "target_tokenizer/tokenizer.json", revision=REVISION):
-    target_tokenizer = AutoTokenizer.from_pretrained(
-        MODEL_ID, revision=REVISION, subfolder="target_tokenizer", trust_remote_code=True
-    )
-# Eager, because the other attention implementations do not return the weights.
-model = AutoModelForSeq2SeqLM.from_pretrained(
-    MODEL_ID, revision=REVISION, trust_remote_code=True, attn_implementation="eager"
-).eval()
-config, search = model.config, model.generation_config
+# The model's own pipeline, from its repository. Eager, because the other attention implementations return no weights.
+eager = {"attn_implementation": "eager"}
+arguments = {"trust_remote_code": True, "device": "cpu", "model_kwargs": eager}
+translator: Any = pipeline("translation", model=MODEL_ID, revision=REVISION, **arguments)
+model = translator.model
+config = model.config
 # transformers' defaults for what generation_config.json leaves out.
-BEAMS = search.num_beams or 1
-ALPHA = 1.0 if search.length_penalty is None else search.length_penalty
-
-
-def of_the_model(name: str) -> Any:
-    """Return a function of the model's own sentence splitter, which is in its repository."""
-    return get_class_from_dynamic_module(f"text_vaswani_transformer.{name}", MODEL_ID, revision=REVISION)
-
-
-split_text, default_source_limit = of_the_model("split_text"), of_the_model("default_source_limit")
+BEAMS = model.generation_config.num_beams or 1
+ALPHA = 1.0 if model.generation_config.length_penalty is None else model.generation_config.length_penalty
 
 
 def card_examples() -> list[str]:
@@ -94,7 +80,8 @@ MEAN = "mean"
 class Hypotheses:
     """The hypotheses of a sentence, best first.
 
-    source: (1, source) ids; targets: ids, ending in </s>; separator: the white space in front of the sentence
+    source: (1, source) ids; targets: ids, ending in </s>; scores: log P(Y | X) / ((5 + |Y|) / 6)^alpha
+    separator: the white space in front of the sentence
     """
 
     source: torch.Tensor
@@ -109,54 +96,23 @@ def translate(
     beams: int = BEAMS,
     alpha: float = ALPHA,
     whole: bool = False,
-    advance: Callable[[int, int], None] = lambda done, count: None,
+    track: Callable[[list[Any]], Iterable[Any]] = iter,
 ) -> list[Hypotheses]:
     """Translate the sentences of a text one by one, as the model was trained; `whole` cuts only what is too long.
 
-    advance: called before each sentence with its index and their number
+    track: wraps the list of sentences to show the progress
     """
-    limit = default_source_limit(
-        None if whole else getattr(search, "max_source_length", None), config.max_position_embeddings
-    )
-    parts = list(split_text(text, min(limit, MAX_TOKENS), encode, not whole))
+    limit = min(translator._source_limit(None, not whole), MAX_TOKENS)
+    parts = [part for part in translator.preprocess(text, limit, not whole) if not part["is_blank"]]
+    search = {"num_beams": beams, "num_return_sequences": beams, "length_penalty": alpha}
     sentences = []
-    for index, (ids, separator) in enumerate(parts):
-        advance(index, len(parts))
-        sentences.append(translate_sentence(torch.tensor([ids]), separator, beams, alpha))
+    for part in track(parts):
+        output = translator.forward(part, return_scores=True, **search)
+        found = translator.postprocess([output], return_tensors=True, return_text=True, return_scores=True)
+        targets = [hypothesis["translation_token_ids"].tolist() for hypothesis in found]
+        texts, scores = ([hypothesis[key] for hypothesis in found] for key in ("translation_text", "score"))
+        sentences.append(Hypotheses(part["input_ids"], targets, texts, scores, part["separator"]))
     return sentences
-
-
-@torch.inference_mode()
-def translate_sentence(source: torch.Tensor, separator: str, beams: int, alpha: float) -> Hypotheses:
-    """Beam search, Section 6.1; score = log P(Y | X) / ((5 + |Y|) / 6)^alpha."""
-    output = model.generate(
-        source,
-        attention_mask=torch.ones_like(source),
-        num_beams=beams,
-        num_return_sequences=beams,
-        length_penalty=alpha,
-        return_dict_in_generate=True,
-        output_scores=True,
-        output_logits=beams == 1,
-    )
-    # Without the start token and padding.
-    targets = [[token for token in row if token != config.pad_token_id] for row in output.sequences[:, 1:].tolist()]
-    if beams == 1:  # transformers returns no scores for greedy search
-        log_probabilities = torch.cat(output.logits).float().log_softmax(dim=-1)  # (target, V)
-        total = log_probabilities[torch.arange(len(targets[0])), targets[0]].sum()
-        scores = [float(total) / ((5 + len(targets[0])) / 6) ** alpha]
-    else:
-        scores = output.sequences_scores.tolist()
-    finished = [index for index, score in enumerate(scores) if score > -1e8]  # lower scores mark empty slots
-    targets = [targets[index] for index in finished]
-    texts = [target_tokenizer.decode(target, skip_special_tokens=True) for target in targets]
-    return Hypotheses(source, targets, texts, [scores[index] for index in finished], separator)
-
-
-def encode(text: str) -> tuple[list[int], list[int]]:
-    """Return token ids, ending in </s>, and the character at which each begins."""
-    encoding = tokenizer(text, return_offsets_mapping=True, verbose=False)
-    return encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
 
 
 def joined(sentences: list[Hypotheses]) -> str:
@@ -177,7 +133,7 @@ def within_limit(text: str) -> tuple[str, list[int]]:
 
 
 def too_long(omitted: list[int]) -> str:
-    """Return what to tell about omitted lines."""
+    """Return the warning about omitted lines."""
     lines = ", ".join(map(str, omitted[:5])) + (" ..." if len(omitted) > 5 else "")
     return f"Left out: line {lines}. The limit is {MAX_CHARACTERS:,} characters; shorten the text."
 
@@ -187,7 +143,7 @@ def too_long(omitted: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention weights, (layers, heads, rows, columns), what they come from, and labels, by kind."""
+    """Attention weights, (layers, heads, rows, columns), the Q, K and V behind them, and labels, by kind."""
 
     weights: dict[str, np.ndarray]
     projections: Projections
@@ -202,8 +158,8 @@ def attention_of(hypotheses: Hypotheses, choice: int) -> Attention:
     inputs = torch.cat((torch.tensor([[config.decoder_start_token_id]]), target[:, :-1]), dim=1)
     with recorded_projections(model) as projections:
         outputs = model(hypotheses.source, decoder_input_ids=inputs, output_attentions=True, use_cache=False)
-    source = labels(tokenizer, hypotheses.source[0].tolist())
-    predicted, read = (labels(target_tokenizer, ids[0].tolist()) for ids in (target, inputs))
+    source = labels(translator.tokenizer, hypotheses.source[0].tolist())
+    predicted, read = (labels(translator.target_tokenizer, ids[0].tolist()) for ids in (target, inputs))
     return Attention(
         {
             "cross": torch.cat(outputs.cross_attentions).float().numpy(),
@@ -298,7 +254,7 @@ def equation(attention: Attention, title: str, layer: int, head: int | str) -> s
 
 @torch.inference_mode()
 def positional_encoding(length: int) -> str:
-    """Draw what is added to the embeddings at the first `length` positions: red above zero, blue below."""
+    """Draw the encoding of the first `length` positions: red above zero, blue below."""
     length = min(length, config.max_position_embeddings or length)
     encoding = model.model.encoder.positional_encoding(0, length, torch.device("cpu"))  # (length, d_model)
     encoding = encoding.float().numpy()
@@ -332,7 +288,7 @@ def on_translate(
         gr.Warning(too_long(omitted))
     elif not text.strip():
         gr.Warning("There is nothing to translate yet: type a sentence.", title="Empty")
-    sentences = translate(text, beams, alpha, whole, lambda *done: progress(done, unit="sentences"))
+    sentences = translate(text, beams, alpha, whole, partial(progress.tqdm, unit="sentences"))
     if not sentences:
         return gr.skip()  # keeps the last translation
     return joined(sentences), chooser(sentences), sentences, *on_sentence(sentences, 0, kind, layer, head)
@@ -366,7 +322,7 @@ def on_kind(attention: Attention, kind: str, layer: int, head: int | str):
 
 def layers_and_heads(kind: str) -> tuple[list[int], list[int | str]]:
     stack = "encoder" if KINDS[kind][0] == "encoder" else "decoder"
-    layers, heads = config.to_dict()[f"{stack}_layers"], config.to_dict()[f"{stack}_attention_heads"]
+    layers, heads = (getattr(config, f"{stack}_{name}") for name in ("layers", "attention_heads"))
     return list(range(1, layers + 1)), [MEAN, *range(1, heads + 1)]
 
 
