@@ -34,8 +34,8 @@ from conversion.onnx import prove as prove_module
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_folder
 from conversion.onnx.graph_surgery import graphs_of
+from conversion.onnx.prove import encoded_sentences, prove_sentences
 from conversion.onnx.running import score_difference
-from conversion.onnx.sentences import encoded_sentences, prove_sentences
 from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.traced import EXAMPLE_LENGTH, exported_graph
 from vaswani_transformer import PRESETS
@@ -240,7 +240,8 @@ def test_the_check_detects_a_lost_ancestry(model: Any, graph: onnx.ModelProto, t
     steps.node.insert(place, onnx.helper.make_node("Sub", [table.input[1]] * 2, ["first beam"]))
     table.input[1] = "first beam"  # all hypotheses now use its past
     onnx.save(graph, tmp_path / "model.onnx")
-    assert prove_module.prove(tmp_path / "model.onnx", model)[1]
+    with pytest.raises(ProofError, match="translations differ"):
+        prove_module.prove(tmp_path / "model.onnx", model)
 
 
 def test_the_check_compares_large_scores_relatively(exported: Path, model: Any) -> None:
@@ -257,10 +258,11 @@ def test_the_check_compares_large_scores_relatively(exported: Path, model: Any) 
             sequences, scores = self.session.run(names, inputs)
             return [sequences, scores * np.float32(self.factor)]
 
-    file, case = Off(), prove_module.Case(3, SearchSettings(4, 0.0), 9, 24)
-    assert not prove_module.compare(file, model, batch, case, "fp32")[1]
+    file, search = Off(), SearchSettings(4, 0.0)
+    assert not prove_module.compare(file, model, batch, search, "fp32", max_length=24).wrong
     file.factor = 1.001
-    assert any("scores differ by" in reason for reason in prove_module.compare(file, model, batch, case, "fp32")[1])
+    (reason,) = prove_module.compare(file, model, batch, search, "fp32", max_length=24).wrong
+    assert "scores differ by" in reason
 
 
 @pytest.mark.parametrize(
@@ -282,8 +284,8 @@ def test_the_check_detects_weights_that_are_nan(
     model = load_model(exported / "model")
     if both:
         torch.nn.init.constant_(model.lm_head.weight, torch.nan)
-    _, wrong = prove_module.prove(tmp_path / "model.onnx", model, precision)
-    assert any(said in reason for reason in wrong)
+    with pytest.raises(ProofError, match=said):
+        prove_module.prove(tmp_path / "model.onnx", model, precision)
 
 
 @pytest.mark.parametrize(
@@ -319,13 +321,12 @@ def test_all_three_backends_agree_and_are_timed(exported: Path) -> None:
     model, tokenizer = load_model(exported / "model"), load_tokenizer(exported / "model")
     sentences = encoded_sentences([*ENGLISH, " ", "", *GERMAN, "a"], tokenizer, model, "some.en")
     assert [len(ids) for ids in sentences] == sorted(len(ids) for ids in sentences) and len(sentences) == 9
-    report, wrong = prove_sentences(exported / "onnx" / "model.onnx", model, sentences)
-    assert not wrong
+    report = prove_sentences(exported / "onnx" / "model.onnx", model, sentences)
     assert re.fullmatch(r"9 sentences, .* times as fast as generate\(\); 9 of 9 translations are the same", report)
     with torch.no_grad():
         model.lm_head.weight[5] += 1
-    _, wrong = prove_sentences(exported / "onnx" / "model.onnx", model, sentences)
-    assert "another translation" in wrong[0] or "scores of sentences differ" in wrong[0]
+    with pytest.raises(ProofError, match="sentences: .* translations differ|sentences: scores differ"):
+        prove_sentences(exported / "onnx" / "model.onnx", model, sentences)
 
 
 def test_a_sentence_beyond_the_learned_positions_is_named(lively_model: ModelMaker) -> None:

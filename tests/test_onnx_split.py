@@ -17,6 +17,7 @@ from conversion.onnx.prove_split import prove_split
 from conversion.onnx.running import random_batch
 from conversion.onnx.split import FirstDecoder, NextDecoder
 from vaswani_transformer.beam_search import MASKED
+from vaswani_transformer.errors import ProofError
 from vaswani_transformer.loading import load_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -136,15 +137,12 @@ def test_greedy_search_with_the_decoders_equals_generate() -> None:
 @pytest.mark.slow
 def test_the_check_detects_slightly_wrong_logits(folders: tuple[Path, Path]) -> None:
     model = load_model(folders[0])
-    assert not prove_split(folders[1], model)[1]
+    prove_split(folders[1], model)
     with torch.no_grad():
         model.lm_head.weight.mul_(1.002)
-    _, wrong = prove_split(folders[1], model)
-    assert [line.split(":")[0] for line in wrong] == [
-        "decoder_model, all tokens at once",
-        "decoder_model, then decoder_with_past_model",
-        "decoder_model_merged",
-    ]
+    ways = "decoder_model, all tokens.*decoder_model, then decoder_with_past_model.*decoder_model_merged"
+    with pytest.raises(ProofError, match=ways):
+        prove_split(folders[1], model)
 
 
 def test_the_decoder_returns_its_attention_to_a_padded_source(tiny_model: ModelMaker) -> None:

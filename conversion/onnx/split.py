@@ -9,6 +9,8 @@ On request decoder_model.onnx has the outputs cross_attentions.* as well: one ca
 the weights with which each of its tokens attends to the source.
 """
 
+from itertools import chain
+
 import numpy as np
 import torch
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
@@ -39,9 +41,9 @@ class Encoder(nn.Module):
 
 
 class FirstDecoder(nn.Module):
-    """The decoder without a cache; attention: also return the weights of the attention to the source.
+    """The decoder without a cache.
 
-    end: see `export_split`
+    attention: also return the weights of the attention to the source;  end: see `export_split`
     """
 
     def __init__(self, model: Model, attention: bool = False, end: int | None = None):
@@ -50,11 +52,10 @@ class FirstDecoder(nn.Module):
 
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor):
         """returns the logits, then per layer self keys, self values, cross keys, cross values, then the weights"""
-        keys, values = memory_keys_and_values(self.decoder.decoder, encoder_hidden_states)
-        decoded = decode_from(self.decoder, 0, input_ids, [], [], keys, values, encoder_attention_mask)
-        cache = [tensor for layer in zip(decoded.keys, decoded.values, keys, values, strict=True) for tensor in layer]
-        logits = ended(decoded.logits, input_ids, self.end)
-        return logits, *cache, *(decoded.cross_attentions if self.attention else [])
+        memory = memory_keys_and_values(self.decoder.decoder, encoder_hidden_states)
+        decoded = decode(self.decoder, input_ids, ([], [], *memory), encoder_attention_mask, self.end)
+        cache = zip(decoded.keys, decoded.values, *memory, strict=True)
+        return decoded.logits, *chain(*cache), *(decoded.cross_attentions if self.attention else [])
 
 
 class NextDecoder(nn.Module):
@@ -66,36 +67,33 @@ class NextDecoder(nn.Module):
 
     def forward(self, input_ids: Tensor, encoder_attention_mask: Tensor, past: list[Tensor]):
         parts = past[::4], past[1::4], past[2::4], past[3::4]
-        decoded = decode_from(self.decoder, past[0].shape[2], input_ids, *parts, encoder_attention_mask)
-        logits = ended(decoded.logits, input_ids, self.end)
-        return logits, *(tensor for layer in zip(*decoded[1:3], strict=True) for tensor in layer)
+        decoded = decode(self.decoder, input_ids, parts, encoder_attention_mask, self.end)
+        return decoded.logits, *chain(*zip(decoded.keys, decoded.values, strict=True))
 
 
-def ended(logits: Tensor, tokens: Tensor, end: int | None) -> Tensor:
-    """Return the logits (batch, target, V); after the token `end` only `end` can follow."""
-    if end is None:
-        return logits
-    again = torch.full_like(logits[:1, :1], MASKED).index_fill(2, torch.tensor([end]), 0.0)
-    return torch.where((tokens == end)[:, :, None], again, logits)
-
-
-def decode_from(
+def decode(
     decoder: CachedDecoder,
-    start: int,
     tokens: Tensor,
-    keys: list[Tensor],
-    values: list[Tensor],
-    memory_keys: list[Tensor],
-    memory_values: list[Tensor],
+    past: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
     source_mask: Tensor,
+    end: int | None,
 ) -> Decoded:
-    """Decode tokens (batch, target) of which the first is at position `start`; see `CachedDecoder`."""
-    target = tokens.shape[1]
+    """Decode tokens (batch, target) after those in the cache.
+
+    past: keys and values of earlier tokens, and those of the memory, see `CachedDecoder`
+    end: after this token only itself can follow
+    """
+    keys, values, memory_keys, memory_values = past
+    start, target = keys[0].shape[2] if keys else 0, tokens.shape[1]
     places = torch.arange(target) + start
     causal = (torch.arange(target + start)[None, :] <= places[:, None])[None]  # (1, target, past + target)
     encoding = decoder.decoder.positional_encoding(start, target, tokens.device)
     allowed = source_mask.bool()[:, None, None]
-    return decoder(tokens, encoding, keys, values, causal, memory_keys, memory_values, allowed)
+    decoded = decoder(tokens, encoding, keys, values, causal, memory_keys, memory_values, allowed)
+    if end is None:
+        return decoded
+    again = torch.full_like(decoded.logits[:1, :1], MASKED).index_fill(2, torch.tensor([end]), 0.0)
+    return decoded._replace(logits=torch.where((tokens == end)[:, :, None], again, decoded.logits))
 
 
 @torch.no_grad()
@@ -160,14 +158,14 @@ def alone(graph: GraphProto, name: str, inputs: list[str], outputs: list[str]) -
 def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[str]) -> ModelProto:
     """Return one If around both decoders. Without the cache the past is not read and may have length 0."""
     outputs = ["logits", *present]
+    of_self = [name for name in outputs if ".encoder." not in name]
     kinds = [value.type.tensor_type for value in first.output]
-    types = [tensor_type(kind.elem_type, len(kind.shape.dim)) for kind in kinds]
+    types = {name: tensor_type(kind.elem_type, len(kind.shape.dim)) for name, kind in zip(outputs, kinds, strict=True)}
     op = Operators("merged.")
-    # The weights are in the graph around both branches.
     without, with_past = Operators("first.", op), Operators("next.", op)
     rename(first, "first.", FIRST_INPUTS, [f"first.{name}" for name in outputs])
-    of_self = [f"next.{name}" for name in outputs if ".encoder." not in name]
-    rename(after, "next.", [*NEXT_INPUTS, *past], of_self)
+    rename(after, "next.", [*NEXT_INPUTS, *past], [f"next.{name}" for name in of_self])
+    # The weights are in the graph around both branches.
     without.nodes += op.tensors.take(first)
     with_past.nodes += op.tensors.take(after)
     for old, new in zip(past, present, strict=True):
@@ -177,23 +175,17 @@ def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[
         "If",
         [op.Reshape("use_cache_branch", np.array([], np.int64))],
         outputs,
-        then_branch=with_past.graph({f"next.{name}": type for name, type in zip(outputs, types, strict=True)}),
-        else_branch=without.graph({f"first.{name}": type for name, type in zip(outputs, types, strict=True)}),
+        then_branch=with_past.graph({f"next.{name}": type for name, type in types.items()}),
+        else_branch=without.graph({f"first.{name}": type for name, type in types.items()}),
     )
     by_name = {value.name: value for value in (*first.input, *after.input)}
     inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states", *past]
-    return model_of(
-        helper.make_graph(
-            [*op.nodes, node],
-            "decoder_merged",
-            [
-                *(with_free_sizes(by_name[name]) for name in inputs),
-                helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]),
-            ],
-            [ValueInfoProto(name=name, type=type) for name, type in zip(outputs, types, strict=True)],
-            initializer=list(op.tensors),
-        )
-    )
+    values = [
+        *(with_free_sizes(by_name[name]) for name in inputs),
+        helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]),
+    ]
+    results = [ValueInfoProto(name=name, type=type) for name, type in types.items()]
+    return model_of(helper.make_graph([*op.nodes, node], "decoder_merged", values, results, list(op.tensors)))
 
 
 def with_free_sizes(value: ValueInfoProto) -> ValueInfoProto:
