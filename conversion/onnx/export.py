@@ -20,13 +20,12 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from ..folder import new_model_folder
 from .byte_level_bpe import ByteLevelBPE
 from .graph_surgery import graphs_of
-from .javascript import arrange_for_javascript, check_javascript
 from .prove import encoded_sentences, prove, prove_attention, prove_sentences
 from .prove_split import prove_split
 from .quantize import quantized
 from .readme import readme
 from .single_graph import SETTINGS, export_single_graph
-from .split import export_split
+from .split import arrange_for_javascript, check_javascript, export_split
 from .text import prove_text, readable_tokenizer, with_tokenizer
 from .traced import EXAMPLE_LENGTH
 
@@ -58,7 +57,7 @@ def export_folder(
     text: beside the single graph, write model_text.onnx, which has the tokenizer inside
     sentences: texts on which the single graph is also proved, and timed;  name: their name in errors
     tell: is called with the name of each stage as it begins
-    for_javascript: arrange the split layout as transformers.js loads it, see javascript.py
+    for_javascript: arrange the split layout as transformers.js loads it, see split.py
 
     Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, ProofError if the graph does not
     translate as torch does.

@@ -7,9 +7,16 @@ decoder_model_merged.onnx      both decoders; `use_cache_branch` chooses one
 
 On request decoder_model.onnx has the outputs cross_attentions.* as well: one call with a complete translation gives
 the weights with which each of its tokens attends to the source.
+
+transformers.js chooses its code by `model_type`. Its Marian does what this model needs: an encoder, a merged decoder
+with a cache, and greedy search. It reads no `suppress_tokens`, but `bad_words_ids`; and in a batch it goes on with
+sentences that have ended until the last one ends. Therefore the decoders exported for it repeat `</s>`, which decoding
+skips.
 """
 
+import json
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,11 +27,16 @@ from torch.export import Dim
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
+from ..toolkits.hf_marian import generation_settings, write_json
 from .graph_surgery import model_of, remove_unused, rename
 from .operators import Operators, tensor_type
 from .traced import EXAMPLE_LENGTH, eager_attention, exported_graph
 
+# Ends of file names by which transformers.js finds a `dtype`.
+SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_int8", "int8-weights": "_quantized"}
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 ENCODER_INPUTS = ["input_ids", "attention_mask"]
 FIRST_INPUTS = ["input_ids", "encoder_hidden_states", "encoder_attention_mask"]
@@ -193,3 +205,25 @@ def with_free_sizes(value: ValueInfoProto) -> ValueInfoProto:
     tensor = value.type.tensor_type
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
     return helper.make_tensor_value_info(value.name, tensor.elem_type, sizes)
+
+
+def check_javascript(model: Model, source: Path) -> None:
+    """Raises InputError naming what transformers.js's Marian cannot represent."""
+    config = model.config
+    if (config.d_k, config.d_v) != (None, None):
+        raise InputError(f"{source / 'config.json'}: transformers.js takes d_k and d_v to be d_model / heads")
+    if (source / TARGET_TOKENIZER).is_dir() or not (source / "tokenizer.json").exists():
+        raise InputError(f"{source}: transformers.js needs one tokenizer.json for both languages")
+
+
+def arrange_for_javascript(folder: Path, model: Model, precision: str) -> None:
+    """Rename the files of a complete split layout, and write the settings that transformers.js reads."""
+    (folder / "onnx").mkdir()
+    for name in FILES:
+        if name in ("encoder_model", "decoder_model_merged"):
+            (folder / f"{name}.onnx").rename(folder / "onnx" / f"{name}{SUFFIXES[precision]}.onnx")
+        else:
+            (folder / f"{name}.onnx").unlink()
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write_json(settings | {"model_type": "marian", "architectures": ["MarianMTModel"]}, folder / "config.json")
+    write_json(generation_settings(model.config) | {"num_beams": 1}, folder / "generation_config.json")

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import InputError, UnavailableError, one_line
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import default_search, target_vocabulary
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
@@ -87,9 +87,8 @@ def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> 
     """Compare model_text.onnx with model.onnx between its tokenizers; returns a report. Raises ProofError.
 
     lines: texts in addition to the awkward ones; those with more tokens than learned positions are left out
-    Raises UnavailableError if this ONNX Runtime is too old for the file.
     """
-    by_ids, by_text = open_session(folder / "model.onnx"), open_text_session(folder / "model_text.onnx")
+    by_ids, by_text = (open_session(folder / name) for name in ("model.onnx", "model_text.onnx"))
     search, pad = default_search(model), cast(int, model.config.pad_token_id)
     most = model.config.max_position_embeddings or math.inf
     encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*AWKWARD, *lines]]
@@ -109,15 +108,3 @@ def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> 
                 different.append(f"{text[:40]!r} becomes {ours[:40]!r}, with token ids {expected[:40]!r}")
     check([f"{len(different)} of {len(encoded)} texts differ, the first: {text}" for text in different[:1]])
     return f"{len(encoded)} texts by model_text.onnx: compared with model.onnx and tokenizers: the same"
-
-
-def open_text_session(path: Path) -> Any:
-    try:
-        return open_session(path)
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        import onnxruntime
-
-        raise UnavailableError(
-            f"onnxruntime {onnxruntime.__version__} does not run what --text writes "
-            f"({one_line(str(error))[:200]}): pip install --upgrade onnxruntime"
-        ) from None
