@@ -32,10 +32,9 @@ def character_classes(split_digits: bool) -> np.ndarray:
     for kind, expression in {LETTER: r"\p{L}", NUMBER: r"\p{N}", SPACE: r"\s"}.items():
         removed = normalizers.Replace(Regex(expression), "\0").normalize_str(UNICODE)
         classes[codes_of(removed) != codes_of(UNICODE)] = kind
-    if split_digits:  # after a letter, a digit is a piece of its own
-        after_letters = "".join("a" + character for character in UNICODE)
-        pieces = pre_tokenizers.Digits(individual_digits=False).pre_tokenize_str(after_letters)
-        classes[[start // 2 for _, (start, _) in pieces if start % 2 == 1]] = ALONE
+    if split_digits:  # U+0000 is no digit, so every other piece is a run of digits
+        for _, (start, end) in pre_tokenizers.Digits(individual_digits=False).pre_tokenize_str(UNICODE)[1::2]:
+            classes[start:end] = ALONE
     return classes
 
 
@@ -43,7 +42,7 @@ def character_classes(split_digits: bool) -> np.ndarray:
 def lower_case() -> tuple[np.ndarray, np.ndarray]:
     """Return the distance of each code point to its lower-case letter, and the code point that follows that letter, 0
     for none. Only U+0130 has two: an i and a dot."""
-    lowered = [normalizers.Lowercase().normalize_str(character) for character in UNICODE]
+    lowered = list(map(normalizers.Lowercase().normalize_str, UNICODE))
     assert max(map(len, lowered)) <= 2
     first, second = "".join(letters[0] for letters in lowered), "".join(letters[1:] or "\0" for letters in lowered)
     return codes_of(first) - codes_of(UNICODE), codes_of(second)
