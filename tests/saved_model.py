@@ -4,10 +4,13 @@ Random weights repeat one token. After a second of training translations differ 
 search do not always agree. No test depends on the translations themselves.
 """
 
+import copy
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,13 +100,28 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@contextmanager
+def already_traced(folder: Path, change: Callable[[Any], object] = lambda graph: None) -> Iterator[None]:
+    """Let exports begin with the folder's graph, which `change` may modify: tracing takes most of an export."""
+    import onnx
+
+    from conversion.onnx import export
+
+    graph = onnx.load(folder / "model.onnx")
+    change(graph.graph)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "export_single_graph", lambda model, attention: copy.deepcopy(graph))
+        yield
+
+
 @pytest.fixture(scope="session")
 def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lively model with many switches and two tokenizers in `model`, and its export without defaults in `onnx`."""
     from conversion.onnx.export import export_folder
 
     def make(folder: Path) -> None:
-        sizes = {"vocab_size": 275, "decoder_vocab_size": 270, "max_position_embeddings": 120, "decoder_layers": 1}
+        sizes = {"vocab_size": 275, "decoder_vocab_size": 270, "max_position_embeddings": 120}
+        sizes |= {"encoder_layers": 1, "decoder_layers": 1}
         model = make_lively(1, **MANY_AT_ONCE | sizes)
         model.generation_config.update(num_beams=3, length_penalty=1.5, max_source_length_offset=OFFSET)
         model.save_pretrained(folder / "model")

@@ -11,18 +11,18 @@ import onnx
 import pytest
 import torch
 from conftest import ModelMaker
-from saved_model import ENGLISH, saved_model
+from saved_model import ENGLISH, already_traced
 from searches import EXPORTED, MANY_AT_ONCE, OFFSET, PAD, SWITCHES, batch_for, matrices_of, session_of
 
-from conversion.onnx import export as export_module
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_folder
 from conversion.onnx.graph_surgery import graphs_of
-from conversion.onnx.prove import cross_attentions, prove_attention
+from conversion.onnx.prove import cross_attentions
 from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.traced import CrossAttentions
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import start
+from vaswani_transformer.errors import ProofError
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
@@ -101,27 +101,19 @@ def test_attention_of_the_best_translation_equals_torch(lively_model: ModelMaker
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder of a trained model, and the folder exported from it."""
-    source = saved_model(tmp_path_factory.mktemp("model"))
+def folder(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained model, exported with attention."""
     output = tmp_path_factory.mktemp("onnx") / "attention"
-    main([str(source), str(output), "--attention"])
-    return source, output
-
-
-def else_branch(graph: onnx.ModelProto) -> onnx.GraphProto:
-    """Return the subgraph that computes the attention weights."""
-    (chosen,) = (node for body in graphs_of(graph.graph) for node in body.node if node.op_type == "If")
-    (branch,) = (attribute.g for attribute in chosen.attribute if attribute.name == "else_branch")
-    return branch
+    main([str(exported / "model"), str(output), "--attention"])
+    return output
 
 
 @pytest.mark.slow
-def test_weights_are_stored_once_inside_their_loops(folders: tuple[Path, Path]) -> None:
+def test_weights_are_stored_once_inside_their_loops(exported: Path, folder: Path) -> None:
     """ONNX Runtime packs a matrix for the steps only if their loop or the one directly around it owns it."""
-    graph = onnx.load(folders[1] / "model.onnx")
+    graph = onnx.load(folder / "model.onnx")
     matrices = [onnx.numpy_helper.to_array(tensor) for tensor in matrices_of(graph.graph)]
-    model: Any = load_model(folders[0])
+    model: Any = load_model(exported / "model")
     sizes = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
     assert sum(array.size for array in matrices) == sum(size for size in sizes if size >= 1024)
     assert len({np.sort(array, axis=None).tobytes() for array in matrices}) == len(matrices)
@@ -133,25 +125,23 @@ def test_weights_are_stored_once_inside_their_loops(folders: tuple[Path, Path]) 
 
 
 @pytest.mark.slow
-def test_attention_outputs_do_not_change_translations(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    export_folder(folders[0], tmp_path / "plain")
-    names = [
-        [value.name for value in onnx.load(f / "model.onnx").graph.output] for f in (folders[1], tmp_path / "plain")
-    ]
+def test_attention_outputs_do_not_change_translations(exported: Path, folder: Path) -> None:
+    folders = folder, exported / "onnx"
+    names = [[value.name for value in onnx.load(path / "model.onnx").graph.output] for path in folders]
     assert names == [["sequences", "scores", "cross_attentions"], ["sequences", "scores"]]
     found, expected = (
-        OnnxTranslator.from_pretrained(folder).translate([*ENGLISH, "a"], n_best=3, return_scores=True)
-        for folder in (folders[1], tmp_path / "plain")
+        OnnxTranslator.from_pretrained(path).translate([*ENGLISH, "a"], n_best=3, return_scores=True)
+        for path in folders
     )
     assert found == expected
-    assert "cross_attentions" not in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+    assert "cross_attentions" not in (exported / "onnx" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_readme_code_prints_the_attention(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_code_prints_the_attention(exported: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its code prints each token of the translation with a token of the sentence."""
-    blocks = re.findall(r"```python\n(.*?)```", (folders[1] / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    monkeypatch.chdir(folders[1])
+    blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(folder)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec("\n".join((blocks[0], blocks[-1])), {})
     translation, *lines = printed.getvalue().splitlines()
@@ -163,30 +153,26 @@ def test_the_readme_code_prints_the_attention(folders: tuple[Path, Path], monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int8-weights"])
-def test_the_other_precisions_are_checked(
-    folders: tuple[Path, Path], tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main([str(folders[0]), str(tmp_path / "out"), "--precision", precision, "--attention"])
-    assert "attention weights differ by at most" in capsys.readouterr().out
-    graph = onnx.load(tmp_path / "out" / "model.onnx")
+def test_the_other_precisions_are_checked(exported: Path, folder: Path, tmp_path: Path, precision: str) -> None:
+    with contextlib.nullcontext() if precision == "fp16" else already_traced(folder):
+        report = export_folder(exported / "model", tmp_path / "out", precision, attention=True)
+    assert "attention weights differ by at most" in report
+    large = matrices_of(onnx.load(tmp_path / "out" / "model.onnx").graph)
     kind = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.INT8
-    large = matrices_of(graph.graph)
     assert large and {tensor.data_type for tensor in large} == {kind}
 
 
 @pytest.mark.slow
-def test_an_export_with_wrong_attention_leaves_no_files(
-    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_with_wrong_attention_leaves_no_files(exported: Path, folder: Path, tmp_path: Path) -> None:
     """Tokens attend to later ones only in the attention pass, so translations stay right."""
-    wrong = onnx.load(folders[1] / "model.onnx")
-    (causal,) = (node for node in else_branch(wrong).node if node.op_type == "Less")
-    causal.input[0] = causal.input[1]
-    onnx.save(wrong, tmp_path / "wrong.onnx")
-    furthest, reasons = prove_attention(tmp_path / "wrong.onnx", load_model(folders[0]))
-    assert furthest > 1e-5 and reasons
-    (tmp_path / "wrong.onnx").unlink()
-    monkeypatch.setattr(export_module, "export_single_graph", lambda model, attention: wrong)
-    with pytest.raises(RuntimeError, match="attention weights differ by"):
-        export_folder(folders[0], tmp_path / "new", attention=True)
+
+    def attend_to_later_tokens(graph: onnx.GraphProto) -> None:
+        (chosen,) = (node for body in graphs_of(graph) for node in body.node if node.op_type == "If")
+        (branch,) = (attribute.g for attribute in chosen.attribute if attribute.name == "else_branch")
+        (causal,) = (node for node in branch.node if node.op_type == "Less")
+        causal.input[0] = causal.input[1]
+
+    wrong = pytest.raises(ProofError, match="attention weights differ by")
+    with already_traced(folder, attend_to_later_tokens), wrong:
+        export_folder(exported / "model", tmp_path / "new", attention=True)
     assert not list(tmp_path.iterdir())

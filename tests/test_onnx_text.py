@@ -1,5 +1,6 @@
 """model_text.onnx: tokens and texts are those of the package tokenizers, and translations those of model.onnx."""
 
+import contextlib
 import dataclasses
 import json
 import random
@@ -16,21 +17,21 @@ import onnx
 import pytest
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer, untrained_model
+from saved_model import ENGLISH, GERMAN, already_traced, trained_tokenizer, untrained_model
 from searches import session_of
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from conversion.onnx import byte_level_bpe
 from conversion.onnx.__main__ import main
 from conversion.onnx.byte_level_bpe import SPELLING, ByteLevelBPE
+from conversion.onnx.export import export_folder
 from conversion.onnx.ids_to_text import texts_of
 from conversion.onnx.operators import Operators
 from conversion.onnx.single_graph import SETTINGS
-from conversion.onnx.tables import PairTable
 from conversion.onnx.text import AWKWARD, with_tokenizer
 from conversion.onnx.text_to_ids import token_ids
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -41,7 +42,6 @@ PAD, END = 1, 2
 CASES = {
     "plain": {},
     "small letters, single digits": {"lowercase": True, "split_digits": True},
-    "a sequence of one": {},
 }
 # One of each kind that the tokenizer distinguishes.
 LETTERS = "abstmdrevlSTé'’ \t\n\r\0\x1c\x85\xa0\u2003\u2028019½²٣Ⅷ!.-_</>İIẞσΣǅ日本🙂\u0301\u200d\ufffd\U0010ffff"
@@ -57,7 +57,11 @@ def session_with(op: Operators, inputs: dict[str, tuple], outputs: dict[str, tup
         [helper.make_tensor_value_info(name, kind, None) for name, (_, kind) in outputs.items()],
         list(op.tensors),
     )
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [
+        helper.make_opsetid("", 20),
+        helper.make_opsetid("com.microsoft", 1),
+        helper.make_opsetid("ai.onnx.ml", 3),
+    ]
     return session_of(helper.make_model(graph, opset_imports=opsets, ir_version=10))
 
 
@@ -98,8 +102,6 @@ class Halves:
 def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Halves]:
     texts = [*ENGLISH, *GERMAN, "1987 " * 9, "it's we'll 's 1 22 333 日本日本 🙂🙂 a  b   c"] * 2
     tokenizers = {name: train_tokenizer(texts, 300, **changes) for name, changes in CASES.items()}
-    alone = tokenizers["a sequence of one"].backend_tokenizer
-    alone.pre_tokenizer = pre_tokenizers.Sequence([alone.pre_tokenizer])
     return {name: Halves(tmp_path_factory.mktemp("tokenizer"), tokenizer) for name, tokenizer in tokenizers.items()}
 
 
@@ -133,31 +135,16 @@ def test_invalid_bytes_are_replaced_as_in_tokenizers(halves: dict[str, Halves]) 
     assert plain.second.run(None, {"ids": np.zeros((2, 0), np.int64)})[0].tolist() == ["", ""]
 
 
-def test_the_table_has_exactly_the_given_pairs() -> None:
-    chance = np.random.default_rng(0)
-    vocabulary = 60
-    pairs = {(int(a), int(b)): rank for rank, (a, b) in enumerate(chance.integers(0, vocabulary, (400, 2)))}
-    pairs |= {(7, b): 1000 + b for b in range(vocabulary)}
-    table = PairTable.of(pairs, vocabulary)
-    for a in range(vocabulary):
-        for b in range(vocabulary):
-            place = table.first[a] + b
-            found = int(table.rank[place]) if table.owner[place] == a else None
-            assert found == pairs.get((a, b))
-
-
 @pytest.mark.parametrize(
-    ("products", "merges", "in_order"),
+    ("products", "merges"),
     [
         # Two ways to `abc`, and a merge that needs it ranks between them.
-        (["bc", "abca", "abc", "ab"], [["b", "c"], ["abc", "a"], ["a", "bc"], ["a", "b"]], False),
-        (["aa", "ab", "aaa", "aaaa"], [["a", "a"], ["a", "b"], ["aa", "a"], ["aa", "aa"]], True),
-        (["ca", "abc", "ab", "aa"], [["a", "a"], ["a", "b"], ["ab", "c"], ["c", "a"]], True),
+        (["bc", "abca", "abc", "ab"], [["b", "c"], ["abc", "a"], ["a", "bc"], ["a", "b"]]),
+        (["aa", "ab", "aaa", "aaaa"], [["a", "a"], ["a", "b"], ["aa", "a"], ["aa", "aa"]]),
+        (["ca", "abc", "ab", "aa"], [["a", "a"], ["a", "b"], ["ab", "c"], ["c", "a"]]),
     ],
 )
-def test_merges_follow_rank_then_position(
-    tmp_path: Path, products: list[str], merges: list[list[str]], in_order: bool
-) -> None:
+def test_merges_follow_rank_then_position(tmp_path: Path, products: list[str], merges: list[list[str]]) -> None:
     content = json.loads(trained_tokenizer().backend_tokenizer.to_str())
     spellings = ["<s>", "<pad>", "</s>", "<unk>", *SPELLING.values(), *products]
     content["model"]["vocab"] = {spelling: id for id, spelling in enumerate(spellings)}
@@ -169,7 +156,6 @@ def test_merges_follow_rank_then_position(
         split_special_tokens=True,
     )
     halves = Halves(tmp_path, tokenizer)
-    assert ByteLevelBPE.read(tmp_path).in_order() == in_order
     halves.check_ids(["abcabc", "abcabcabc", "aabcbcabca", "ababc", "a" * 30, "aaa aaaab"])
     chance = random.Random(0)
     for letters in ("abc", "aab", "aa "):
@@ -231,6 +217,14 @@ def test_unsupported_tokenizers_are_refused_by_name(folder: Path, keys: list[str
     assert named in str(error.value)
 
 
+def test_a_sequence_of_one_step_equals_the_step(folder: Path) -> None:
+    expected, path = ByteLevelBPE.read(folder), folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [content["pre_tokenizer"]]}
+    path.write_text(json.dumps(content))
+    assert ByteLevelBPE.read(folder) == expected
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [("normalizer", "this one has normalizer NFKC"), ("vocabularies", "one vocabulary for both languages")],
@@ -249,16 +243,6 @@ def test_an_unsupported_tokenizer_is_a_one_line_error(
     error = capsys.readouterr().err
     assert stop.value.code == 2 and message in error and error.count("\n") == 1
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("other", ["--layout split", "--attention"])
-def test_text_requires_the_single_graph_without_attention(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([str(tmp_path), str(tmp_path / "out"), "--text", *other.split()])
-    assert stop.value.code == 2
-    assert other.split()[0] in capsys.readouterr().err
 
 
 def echo() -> onnx.ModelProto:
@@ -303,11 +287,6 @@ def test_text_survives_a_search_that_copies_its_source(folder: Path) -> None:
 # ---- with a search ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("model"))
-
-
 def translated(folder: Path, texts: list[str], **settings: float) -> tuple[list[str], list[float]]:
     given = {name: np.array(v, np.float32 if name == "length_penalty" else np.int64) for name, v in settings.items()}
     session = session_of(str(folder / "model_text.onnx"))
@@ -317,21 +296,18 @@ def translated(folder: Path, texts: list[str], **settings: float) -> tuple[list[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-weights"])
-def test_both_files_give_the_same_translations(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str
-) -> None:
-    """Uses other settings than the check of the command, and checks that weights are stored once."""
-    sentences = tmp_path / "sentences.txt"
-    sentences.write_text("\n".join([*ENGLISH, "", *GERMAN]) + "\n", encoding="utf-8")
-    out = tmp_path / "out"
-    main([str(model), str(out), "--text", "--precision", precision, "--sentences", str(sentences)])
-    said = capsys.readouterr().out
-    assert f"{len(AWKWARD) + 9} texts by model_text.onnx" in said
+def test_both_files_give_the_same_translations(exported: Path, tmp_path: Path, precision: str) -> None:
+    """Uses other settings than the check of the export, and checks that weights are stored once."""
+    out, sentences = tmp_path / "out", [*ENGLISH, "", *GERMAN]
+    with contextlib.nullcontext() if precision == "fp16" else already_traced(exported / "onnx"):
+        report = export_folder(exported / "model", out, precision, text=True, sentences=sentences)
+    assert f"{len(AWKWARD) + 9} texts by model_text.onnx" in report
     texts = [*ENGLISH, *AWKWARD, *GERMAN]
     reference = OnnxTranslator.from_pretrained(out)
     for beams, alpha in ((1, 0.6), (2, 2.0), (4, 0.6)):
         translations, scores = translated(out, texts, num_beams=beams, length_penalty=alpha)
-        rows = reference.translate(texts, return_scores=True, num_beams=beams, length_penalty=alpha)
+        settings = {"num_beams": beams, "length_penalty": alpha, "split_sentences": False}
+        rows = reference.translate(texts, return_scores=True, **settings)
         assert translations == [row[0].text for row in rows]
         assert scores == pytest.approx([row[0].score for row in rows], abs=1e-5)
     shortest, _ = translated(out, ENGLISH, max_length=3)
@@ -341,40 +317,36 @@ def test_both_files_give_the_same_translations(
 
 
 @pytest.mark.slow
-def test_the_code_in_the_text_readme_runs(model: Path, tmp_path: Path) -> None:
+def test_the_code_in_the_text_readme_runs(exported: Path, tmp_path: Path) -> None:
     """It runs with onnxruntime and numpy, and without this package."""
-    main([str(model), str(tmp_path / "out"), "--text"])
-    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    (*_, example) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    out = tmp_path / "out"
+    with already_traced(exported / "onnx"):
+        main([str(exported / "model"), str(out), "--text"])
+    (*_, example) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     ending = "import sys; assert not {'torch', 'tokenizers', 'transformers', 'vaswani_transformer'} & set(sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", example + ending],
-        cwd=tmp_path / "out",
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = [sys.executable, "-I", "-c", example + ending]
+    done = subprocess.run(words, cwd=out, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    expected = OnnxTranslator.from_pretrained(tmp_path / "out").translate(["The house is small.", "Hello!"])
+    expected = OnnxTranslator.from_pretrained(out).translate(["The house is small.", "Hello!"])
     assert done.stdout.strip() == str(np.array(expected, object))
 
 
 @pytest.mark.slow
 def test_an_export_with_wrong_texts_leaves_no_files(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizer is lowercase, and the graph keeps capitals."""
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
     train_tokenizer([*ENGLISH, *GERMAN], 300, lowercase=True).save_pretrained(folder)
     read = ByteLevelBPE.read
     monkeypatch.setattr(
         byte_level_bpe.ByteLevelBPE, "read", lambda folder: dataclasses.replace(read(folder), lowercase=False)
     )
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main([str(folder), str(tmp_path / "out"), "--text"])
-    error = capsys.readouterr().err
-    assert stop.value.code == 1 and "texts differ, the first: 'The house is small.'" in error
-    assert error.count("\n") == 1
+    with (
+        already_traced(exported / "onnx"),
+        pytest.raises(ProofError, match="texts differ, the first: 'The house is small.'"),
+    ):
+        export_folder(folder, tmp_path / "out", text=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -1,6 +1,7 @@
 """OnnxTranslator translates as Translator does, and needs neither torch nor transformers."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -13,9 +14,8 @@ import numpy as np
 import onnx
 import pytest
 import typer
-from saved_model import ENGLISH, GERMAN, trained_tokenizer
+from saved_model import ENGLISH, GERMAN, already_traced, trained_tokenizer
 
-from conversion.onnx import export
 from conversion.onnx.export import export_folder
 from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
@@ -150,10 +150,7 @@ def test_translating_needs_neither_torch_nor_transformers_nor_telemetry(folder: 
         ({"input_ids": [[5, 6, 2]], "attention_mask": [[0.5, 1.0, 1.0]]}, "integers"),
         ({"input_ids": [[5, 6, 2]], "num_beams": 0}, "num_beams is 0; it must lie between 1 and 1000"),
         ({"input_ids": [[5, 6, 2]], "num_beams": 10_000}, "num_beams is 10000"),
-        (
-            {"input_ids": [[5, 6, 2]], "length_penalty": float("nan")},
-            "length_penalty is nan; it must lie between -1 and 5",
-        ),
+        ({"input_ids": [[5, 6, 2]], "length_penalty": math.nan}, "length_penalty is nan; it must lie between -1 and 5"),
         ({"input_ids": [[5, 6, 2]], "length_penalty": "0.6"}, "length_penalty is '0.6'"),
         ({"input_ids": [[5, 6, 2]], "max_length": 0}, "max_length is 0"),
         ({"input_ids": [[5, 6, 2]], "min_length": -1}, "min_length is -1"),
@@ -194,11 +191,7 @@ def test_only_integers_are_accepted_as_numbers(folder: Path, backend: Any) -> No
         ("config.json", None, "config.json: no such file"),
         ("config.json", 0.5, "config.json is not valid JSON"),
         ("config.json", {"vocab_size": 299, "decoder_vocab_size": 299}, "tokenizer.json has ids up to 299"),
-        (
-            "config.json",
-            {"vocab_size": 999, "decoder_vocab_size": 999},
-            "has vocab_size 300, but .*config.json has 999",
-        ),
+        ("config.json", {"vocab_size": 999, "decoder_vocab_size": 999}, "vocab_size 300, but .*config.json has 999"),
         ("generation_config.json", {"num_beams": 0}, "num_beams is 0; it must lie between 1 and 1000"),
         ("config.json", {"pad_token_id": -1}, "pad_token_id is -1"),
         ("config.json", {"eos_token_id": 7}, "does not end a sentence"),
@@ -283,17 +276,14 @@ def test_running_out_of_memory_is_a_one_line_error(arena: bool, capsys: pytest.C
     assert "unexpected" not in error
 
 
-def test_a_converted_config_gets_the_defaults_of_torch(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The config has a maximum that sinusoids ignore, and lacks fields that have defaults. Reuses an exported graph."""
-    graph = onnx.load(exported / "onnx" / graph_name())
-    monkeypatch.setattr(export, "export_single_graph", lambda model, attention: graph)
+def test_a_converted_config_gets_the_defaults_of_torch(exported: Path, tmp_path: Path) -> None:
+    """The config has a maximum that sinusoids ignore, and lacks fields that have defaults."""
     path = shutil.copytree(exported / "model", tmp_path / "model") / "config.json"
     config = json.loads(path.read_text()) | {"max_position_embeddings": 12, "decoder_vocab_size": None, "note": "mine"}
     del config["pad_token_id"], config["eos_token_id"]
     path.write_text(json.dumps(config))
-    export_folder(tmp_path / "model", tmp_path / "onnx")
+    with already_traced(exported / "onnx"):
+        export_folder(tmp_path / "model", tmp_path / "onnx")
     translator = OnnxTranslator.from_pretrained(tmp_path / "onnx", device="cpu")
     text = " ".join(ENGLISH)
     (expected,) = Translator.from_pretrained(tmp_path / "model", device="cpu").translate([text])

@@ -27,28 +27,23 @@ class ByteLevelBPE:
     @classmethod
     def read(cls, folder: Path) -> "ByteLevelBPE":
         """Raises InputError naming everything that the operators do not support."""
-        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        path = folder / "tokenizer.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        found = unsupported(content, settings)
-        if found:
+        if found := unsupported(content, settings):
             raise InputError(
-                f"{folder / 'tokenizer.json'}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains "
-                f"it; this one has {'; '.join(found)}"
+                f"{path}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains it; this one has "
+                f"{'; '.join(found)}"
             )
-        merges = [tuple(merge.split(" ")) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
         return cls(
-            content["model"]["vocab"],
-            [(left, right) for left, right in merges],
-            end_of(content["post_processor"])[0],
-            frozenset(token["id"] for token in content["added_tokens"]),
-            content["normalizer"] is not None,
-            "Digits" in [step["type"] for step in steps_of(content["pre_tokenizer"])],
+            vocabulary=content["model"]["vocab"],
+            merges=[(left, right) for left, right in pairs],
+            end=end_of(content["post_processor"])[0],
+            control=frozenset(token["id"] for token in content["added_tokens"]),
+            lowercase=content["normalizer"] is not None,
+            split_digits=len(steps_of(content["pre_tokenizer"])) == 2,
         )
-
-    def in_order(self) -> bool:
-        """Return whether no merge needs the product of a later one, as in every trained tokenizer."""
-        made = {left + right: rank for rank, (left, right) in enumerate(self.merges)}
-        return all(max(made.get(part, -1) for part in pair) < rank for rank, pair in enumerate(self.merges))
 
 
 def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[str]:

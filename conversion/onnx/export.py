@@ -2,7 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,21 +13,19 @@ from onnx import ModelProto, numpy_helper
 from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import InputError, ProofError
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import check_search, load_model, load_tokenizer, target_vocabulary
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from ..folder import new_model_folder
 from .byte_level_bpe import ByteLevelBPE
 from .graph_surgery import graphs_of
-from .javascript import arrange_for_javascript, check_javascript
-from .prove import prove, prove_attention, table
+from .prove import encoded_sentences, prove, prove_attention, prove_sentences
 from .prove_split import prove_split
 from .quantize import quantized
 from .readme import readme
-from .sentences import encoded_sentences, prove_sentences
 from .single_graph import SETTINGS, export_single_graph
-from .split import export_split
+from .split import arrange_for_javascript, check_javascript, export_split
 from .text import prove_text, readable_tokenizer, with_tokenizer
 from .traced import EXAMPLE_LENGTH
 
@@ -59,7 +57,7 @@ def export_folder(
     text: beside the single graph, write model_text.onnx, which has the tokenizer inside
     sentences: texts on which the single graph is also proved, and timed;  name: their name in errors
     tell: is called with the name of each stage as it begins
-    for_javascript: arrange the split layout as transformers.js loads it, see javascript.py
+    for_javascript: arrange the split layout as transformers.js loads it, see split.py
 
     Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, ProofError if the graph does not
     translate as torch does.
@@ -74,29 +72,31 @@ def export_folder(
         bpe = readable_tokenizer(source, model) if text else None
         # Attention scores, masks and the search stay float32 in float16 files, because the model's code casts them.
         exported = copy.deepcopy(model).half() if precision == "fp16" else model
-        settings: dict[str, np.ndarray] = {}
         tell("tracing the model")
         if layout == "single":
             graphs = {"model": export_single_graph(exported, attention)}
-            settings |= {} if defaults else without_defaults(graphs["model"])
         else:
-            end = cast(int, model.config.eos_token_id) if for_javascript else None
-            graphs = export_split(exported, attention, end)
+            graphs = export_split(exported, attention, cast(int, model.config.eos_token_id) if for_javascript else None)
+        settings = {} if defaults or layout != "single" else without_defaults(graphs["model"])
         tell("writing the graphs")
-        write_graphs(graphs, model, precision, bpe, unfinished, folder)
+        for part in list(graphs):
+            write_graph(graphs.pop(part), unfinished / f"{part}.onnx", precision, bpe, model)  # may have gigabytes
         tell("comparing with torch")
         if layout == "single":
-            texts = (sentences or []) if text else None
-            report = reported(proofs(unfinished, model, precision, attention, encoded, texts, tokenizer))
+            path = unfinished / "model.onnx"
+            reports = [prove(path, model, precision)]
+            reports += [prove_attention(path, model, precision)] if attention else []
+            reports += [prove_sentences(path, model, encoded, precision)] if encoded else []
+            reports += [prove_text(unfinished, model, tokenizer, sentences or [])] if text else []
         else:
-            report = reported([prove_split(unfinished, model, precision)])
+            reports = [prove_split(unfinished, model, precision)]
         write_files_beside(source, unfinished, model)
         if (source / "tokenizer.json").exists() and layout == "single":
             page = readme(model, precision, settings, unfinished, attention, text)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
         if for_javascript:
             arrange_for_javascript(unfinished, model, precision)
-    return report
+    return "\n".join(reports)
 
 
 def check_model(model: Model, source: Path, layout: str) -> None:
@@ -137,71 +137,24 @@ def without_defaults(graph: ModelProto) -> dict[str, np.ndarray]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
 
 
-def write_graphs(
-    graphs: dict[str, ModelProto],
-    model: Model,
-    precision: str,
-    bpe: ByteLevelBPE | None,
-    unfinished: Path,
-    folder: Path,
-) -> None:
-    """Write NAME.onnx of each graph, and with `bpe` the graph with the tokenizer; takes the graphs out of the dict."""
-    for part in list(graphs):
-        graph = graphs.pop(part)  # each may have gigabytes
-        if precision.startswith("int8"):
-            graph = quantized(graph, activations=precision == "int8")
-        save(graph, unfinished, folder, f"{part}.onnx")
-        if bpe is not None:
-            onnx.load_external_data_for_model(graph, str(unfinished))  # `save` may have moved the weights out
-            save(with_tokenizer(graph, bpe, model), unfinished, folder, "model_text.onnx")
+def write_graph(graph: ModelProto, path: Path, precision: str, bpe: ByteLevelBPE | None, model: Model) -> None:
+    """Write a graph and, with `bpe`, the graph with the tokenizer beside it."""
+    if precision.startswith("int8"):
+        graph = quantized(graph, activations=precision == "int8")
+    save(graph, path)
+    if bpe is not None:
+        onnx.load_external_data_for_model(graph, str(path.parent))  # `save` may have moved the weights out
+        save(with_tokenizer(graph, bpe, model), path.with_name("model_text.onnx"))
 
 
-def save(graph: ModelProto, unfinished: Path, folder: Path, name: str) -> None:
+def save(graph: ModelProto, path: Path) -> None:
     """Write one file, or, where that would be too large, move the weights out of the graph to NAME.data beside it."""
     tensors = [tensor for body in graphs_of(graph.graph) for tensor in body.initializer]
     if sum(len(tensor.raw_data) for tensor in tensors) > LARGEST_FILE:
         for tensor in tensors:
             if len(tensor.raw_data) >= 1024:
-                set_external_data(tensor, f"{name}.data")
-    try:
-        onnx.save(graph, unfinished / name)
-    except OSError as error:  # onnx does not say which file
-        raise OSError(error.errno, error.strerror, str(folder / name)) from None
-
-
-def proofs(
-    folder: Path,
-    model: Model,
-    precision: str,
-    attention: bool,
-    encoded: list[list[int]] | None,
-    texts: list[str] | None,
-    tokenizer: Any,
-) -> Iterator[tuple[str, list[str]]]:
-    """Run the files beside torch; yield the report of each comparison, and what is wrong.
-
-    encoded: real sentences as token ids, or None;  texts: for model_text.onnx, or None without that file
-    """
-    comparisons, wrong = prove(folder / "model.onnx", model, precision)
-    yield table(comparisons), wrong
-    if attention:
-        largest, wrong = prove_attention(folder / "model.onnx", model, precision)
-        yield f"attention weights differ by at most {largest:.1e}", wrong
-    if encoded is not None:
-        yield prove_sentences(folder / "model.onnx", model, encoded, precision)
-    if texts is not None:
-        yield prove_text(folder, model, tokenizer, texts)
-
-
-def reported(comparisons: Iterable[tuple[str, list[str]]]) -> str:
-    """Return the reports. Raises ProofError at the first comparison in which something is wrong."""
-    lines = []
-    for line, wrong in comparisons:
-        if wrong:
-            found = "; ".join(wrong)
-            raise ProofError(f"the exported graph does not translate as torch does ({found}); nothing was written")
-        lines.append(line)
-    return "\n".join(lines)
+                set_external_data(tensor, f"{path.name}.data")
+    onnx.save(graph, path)
 
 
 def write_files_beside(source: Path, unfinished: Path, model: Model) -> None:

@@ -1,6 +1,7 @@
 """Edit ONNX graphs: rename values, store each tensor once, drop unused nodes."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -118,27 +119,15 @@ def content_of(array: np.ndarray) -> tuple:
 
 
 def remove_unused(graph: GraphProto) -> None:
-    """Remove nodes, and then tensors, that nothing reads, also from the graphs of loops and branches inside."""
-    for body in graphs_of(graph):
-        needed = {value.name for value in body.output}
-        kept = []
-        for node in reversed(body.node):
-            if needed & set(node.output):
-                kept.append(node)
-                needed |= names_read_by(node)
-        del body.node[:]
-        body.node.extend(reversed(kept))
-    read = {value.name for value in graph.input} | {value.name for body in graphs_of(graph) for value in body.output}
-    read |= {name for body in graphs_of(graph) for node in body.node for name in node.input}
-    for body in graphs_of(graph):
-        tensors = [tensor for tensor in body.initializer if tensor.name in read]
-        del body.initializer[:]
-        body.initializer.extend(tensors)
-
-
-def names_read_by(node: NodeProto) -> set[str]:
-    """Return the names that a node and the graphs inside it read."""
-    inner = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-    bodies = [body for graph in inner for body in graphs_of(graph)]
-    read = {name for body in bodies for other in body.node for name in other.input}
-    return read | {value.name for body in bodies for value in body.output} | set(node.input)
+    """Remove nodes and tensors that nothing reads, also from the graphs of loops and branches inside."""
+    bodies = list(graphs_of(graph))
+    reads = Counter(name for body in bodies for node in body.node for name in node.input)
+    reads.update(value.name for values in (graph.input, *(body.output for body in bodies)) for value in values)
+    for body in bodies:  # inner ones first
+        for place, node in reversed(list(enumerate(body.node))):
+            if not any(reads[name] for name in node.output):
+                reads.subtract(node.input)
+                del body.node[place]
+        for place, tensor in reversed(list(enumerate(body.initializer))):
+            if not reads[tensor.name]:
+                del body.initializer[place]

@@ -1,7 +1,6 @@
 """Compare the single graph with torch: the same translations with the same scores, or the export has failed."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -11,14 +10,28 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.loading import default_search
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
-from vaswani_transformer.text_translator import SearchSettings
+from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings
 
-from .running import TOLERANCES, inputs_of, open_session, random_batch, run, same_or_equally_good, score_difference
+from .running import (
+    EQUALLY_GOOD,
+    TOLERANCES,
+    check,
+    inputs_of,
+    open_session,
+    padded,
+    random_batch,
+    run,
+    same_tokens,
+    score_difference,
+)
 from .traced import eager_attention, source_length_offset
 
 # The largest difference of an attention weight, which is between 0 and 1.
 ATTENTION_TOLERANCES = TOLERANCES | {"fp32": 1e-5}
+BATCH = 8  # sentences
 
 
 class Case(NamedTuple):
@@ -40,87 +53,80 @@ CASES = [
 ]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One batch, by the graph and by torch."""
+class Comparison(NamedTuple):
+    """One batch, translated by the graph and by torch."""
 
-    case: Case
+    sequences: np.ndarray  # the graph's
     hypotheses: int
     equal: int  # token for token
-    equally_good: int  # other tokens with the same score, in float32
+    tied: int  # other tokens with the same score, in float32
     score_difference: float  # the largest, for the same tokens; below float32: per token
-    graph_seconds: float
-    torch_seconds: float
+    seconds: tuple[float, float]  # of the graph and of torch
+    wrong: list[str]
 
 
-def prove(path: Path, model: Model, precision: str = "fp32") -> tuple[list[Comparison], list[str]]:
-    """Return what was compared, and what is wrong."""
+def prove(path: Path, model: Model, precision: str = "fp32") -> str:
+    """Translate random tokens; returns a table. Raises ProofError."""
     session = open_session(path)
+    lines = [" batch beams alpha  translations  equal  tied  score diff.   ONNX s  torch s"]
     comparisons, wrong = [], []
     for seed, case in enumerate(CASES):
         batch = random_batch(model, seed, case.sentences, case.longest)
-        comparison, reasons = compare(session, model, batch, case, precision)
-        comparisons.append(comparison)
-        wrong += [f"{case}: {reason}" for reason in reasons]
-    if not any(comparison.hypotheses for comparison in comparisons):
+        found = compare(session, model, batch, case.search, precision, case.max_length)
+        comparisons.append(found)
+        wrong += [f"{case}: {reason}" for reason in found.wrong]
+        lines.append(
+            f"{case.sentences:>6}{case.search.num_beams:>6}{case.search.length_penalty:>6}{found.hypotheses:>14}"
+            f"{found.equal:>7}{found.tied:>6}{found.score_difference:>13.1e}"
+            f"{found.seconds[0]:>9.2f}{found.seconds[1]:>9.2f}"
+        )
+    hypotheses = sum(found.hypotheses for found in comparisons)
+    if not hypotheses:
         wrong.append("no sentence has a translation, with torch neither: the weights are not finite numbers")
-    if precision == "fp32" and sum(c.equally_good for c in comparisons) > 0.02 * sum(c.hypotheses for c in comparisons):
+    if sum(found.tied for found in comparisons) > 0.02 * hypotheses:
         wrong.append("more than 2 % of the translations differ from torch's with the same scores")
-    return comparisons, wrong
+    check(wrong)
+    return "\n".join(lines)
 
 
 def compare(
-    session: Any, model: Model, batch: dict[str, Tensor], case: Case, precision: str
-) -> tuple[Comparison, list[str]]:
-    """Translate a batch by the graph and by torch; returns what is wrong, too."""
+    session: Any,
+    model: Model,
+    batch: dict[str, Tensor],
+    search: SearchSettings,
+    precision: str,
+    max_length: int = NO_MAXIMUM,
+    wanted: int | None = None,
+) -> Comparison:
+    """Translate a batch by the graph and by torch;  wanted: how many of the best hypotheses, None for all"""
     begun = time.perf_counter()
-    found, found_scores = run(session, batch, case.search, case.max_length)
+    found, scores = run(session, batch, search, max_length, wanted or 0)
     middle = time.perf_counter()
-    expected, expected_scores = search_in_torch(model, batch, case.search, max_length=case.max_length)
-    ended = time.perf_counter()
-    exists, found_exists = (scores > NO_HYPOTHESIS for scores in (expected_scores, found_scores))
-    pad, wrong = cast(int, model.config.pad_token_id), []
-    equal, near = same_or_equally_good(found, found_scores, expected, expected_scores, pad)
-    if precision == "fp32":
-        differences = score_difference(found_scores, expected_scores)[exists]
-        different = int((exists & ~equal & ~near).sum())
-        if different:
-            wrong.append(f"{different} of {int(exists.sum())} translations differ")
-        if not np.array_equal(exists, found_exists):
-            wrong.append("the numbers of finished translations differ")
-        if differs_alone(session, batch, found, found_scores, case, pad):
-            wrong.append("a sentence alone has another translation than in its batch")
-    else:  # other rounding chooses other tokens: torch scores these very tokens
-        differences = difference_by_token(model, batch, found, found_scores, case.search.length_penalty)[found_exists]
-        near = np.zeros_like(equal)
-    largest = float(differences.max(initial=0.0))
-    if not np.array_equal(exists.any(axis=1), found_exists.any(axis=1)):
+    settings = {"max_length": max_length, "num_return_sequences": wanted, **search._asdict()}
+    in_torch = beam_search(model, **batch, max_source_length_offset=source_length_offset(model), **settings)
+    expected, expected_scores = (tensor.numpy() for tensor in in_torch)
+    seconds = middle - begun, time.perf_counter() - middle
+    exists, exists_in_torch = scores > NO_HYPOTHESIS, expected_scores > NO_HYPOTHESIS
+    equal = same_tokens(found, expected, cast(int, model.config.pad_token_id))
+    wrong, tied = [], 0
+    if not np.array_equal(exists.any(axis=1), exists_in_torch.any(axis=1)):
         wrong.append("other sentences have no translation")
+    if precision == "fp32":
+        differences, exists = score_difference(scores, expected_scores), exists_in_torch
+        # Scores of two equally good hypotheses differ by rounding alone, which depends on the shapes of a batch.
+        others = differences[exists & ~equal]
+        tied = int((others < EQUALLY_GOOD).sum())
+        if tied < len(others):
+            wrong.append(f"{len(others) - tied} of {exists.sum()} translations differ")
+        if not np.array_equal(scores > NO_HYPOTHESIS, exists):
+            wrong.append("the numbers of finished translations differ")
+    else:  # other rounding chooses other tokens: torch scores these very tokens
+        differences = difference_by_token(model, batch, found, scores, search.length_penalty)
+    largest = float(differences[exists].max(initial=0.0))
     if not largest <= TOLERANCES[precision]:  # neither if it is NaN
         wrong.append(f"scores differ by {largest:.2g}; the limit is {TOLERANCES[precision]}")
-    hypotheses = exists if precision == "fp32" else found_exists
-    counts = int(hypotheses.sum()), int((exists & equal).sum()), int((exists & near).sum())
-    return Comparison(case, *counts, largest, middle - begun, ended - middle), wrong
-
-
-def search_in_torch(
-    model: Model, batch: dict[str, Tensor], search: SearchSettings, **settings: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences and scores of our search. settings: other arguments of `beam_search`"""
-    ids, mask, offset = batch["input_ids"], batch["attention_mask"], source_length_offset(model)
-    found = beam_search(model, ids, mask, max_source_length_offset=offset, **search._asdict(), **settings)
-    return found[0].numpy(), found[1].numpy()
-
-
-def differs_alone(
-    session: Any, batch: dict[str, Tensor], together: np.ndarray, scores: np.ndarray, case: Case, pad: int
-) -> bool:
-    """Return whether the first sentence has another, not equally good translation without the rest of its batch."""
-    length = int(batch["attention_mask"][0].sum())
-    first = {name: ids[:1, :length] for name, ids in batch.items()}
-    alone = run(session, first, case.search, case.max_length)
-    equal, near = same_or_equally_good(*alone, together[:1], scores[:1], pad)
-    return not (equal | near).all()
+    hypotheses, equal_ones = int(exists.sum()), int((exists & equal).sum())
+    return Comparison(found, hypotheses, equal_ones, tied, largest, seconds, wrong)
 
 
 @torch.no_grad()
@@ -140,8 +146,8 @@ def difference_by_token(
     return np.abs(scores * ((5 + lengths) / 6) ** alpha - totals) / lengths
 
 
-def prove_attention(path: Path, model: Model, precision: str = "fp32") -> tuple[float, list[str]]:
-    """Return the largest difference of an attention weight from torch's, and what is wrong."""
+def prove_attention(path: Path, model: Model, precision: str = "fp32") -> str:
+    """Compare the attention weights of the best translations with torch's; returns a report. Raises ProofError."""
     session, limit = open_session(path), ATTENTION_TOLERANCES[precision]
     largest, wrong = 0.0, []
     for seed, case in enumerate(CASES):
@@ -158,7 +164,8 @@ def prove_attention(path: Path, model: Model, precision: str = "fp32") -> tuple[
         largest = max(largest, difference)
         if not difference <= limit:
             wrong.append(f"{case}: attention weights differ by {difference:.2g}; the limit is {limit}")
-    return largest, wrong
+    check(wrong)
+    return f"attention weights differ by at most {largest:.1e}"
 
 
 @torch.no_grad()
@@ -169,14 +176,43 @@ def cross_attentions(model: Model, batch: dict[str, Tensor], tokens: Tensor) -> 
     return [weights.float().numpy() for weights in output.cross_attentions]
 
 
-def table(comparisons: list[Comparison]) -> str:
-    """Return a line for each batch."""
-    head = f"{'batch':>6}{'beams':>6}{'alpha':>6}{'translations':>14}{'equal':>7}{'tied':>6}{'score diff.':>13}"
-    lines = [head + f"{'ONNX s':>9}{'torch s':>9}"]
-    for c in comparisons:
-        sentences, (beams, alpha, _), *_ = c.case
-        lines.append(
-            f"{sentences:>6}{beams:>6}{alpha:>6}{c.hypotheses:>14}{c.equal:>7}{c.equally_good:>6}"
-            f"{c.score_difference:>13.1e}{c.graph_seconds:>9.2f}{c.torch_seconds:>9.2f}"
-        )
-    return "\n".join(lines)
+def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str) -> list[list[int]]:
+    """Return the token ids of lines that are not blank, shortest first. Raises InputError naming a line too long."""
+    most = model.config.max_position_embeddings
+    sentences = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        ids = cast(list[int], tokenizer(line, verbose=False)["input_ids"])
+        if most is not None and len(ids) > most:
+            raise InputError(f"{name} line {number} has {len(ids)} tokens; the model has {most} positions")
+        sentences.append(ids)
+    if not sentences:
+        raise InputError(f"{name} has no sentence: every line is blank")
+    return sorted(sentences, key=len)
+
+
+def prove_sentences(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> str:
+    """Translate real sentences by `generate()`, by the graph and by the search in torch; returns a report.
+
+    Random tokens prove a graph but say little about its speed, which depends on how long translations are and when
+    they end. Raises ProofError.
+    """
+    session, search, pad = open_session(path), default_search(model), cast(int, model.config.pad_token_id)
+    batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
+    seconds, as_generate = np.zeros(3), 0
+    for turn, batch in enumerate([batches[0], *batches]):  # in turn, so that other load on the machine slows all three
+        begun = time.perf_counter()
+        generated = cast(Any, model).generate(**batch, **search._asdict())[:, None, 1:].numpy()
+        generation = time.perf_counter() - begun
+        found = compare(session, model, batch, search, precision, wanted=1)
+        check([f"sentences: {reason}" for reason in found.wrong])
+        if turn > 0:  # the first one warms up
+            seconds += generation, *found.seconds
+            as_generate += int(same_tokens(found.sequences, generated, pad).sum())
+    return (
+        f"{len(sentences)} sentences, {BATCH} at a time, beam {search.num_beams}, {torch.get_num_threads()} thread(s): "
+        f"generate() {seconds[0]:.2f} s, our search in torch {seconds[2]:.2f} s, model.onnx {seconds[1]:.2f} s: "
+        f"{seconds[0] / seconds[1]:.1f} times as fast as generate(); "
+        f"{as_generate} of {len(sentences)} translations are the same"
+    )

@@ -17,8 +17,10 @@ DequantizeLinear would be the same, but ONNX Runtime 1.31 computes it in every c
 as slow) and, in a loop, fuses it into an operator whose weights it then does not find.
 """
 
+from functools import cache
+
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from .graph_surgery import graphs_of, remove_unused
 from .operators import Operators
@@ -31,10 +33,15 @@ def quantized(model: ModelProto, activations: bool = True) -> ModelProto:
 
     activations: False for float32 rows and products
     """
-    quantizer = Quantizer(model.graph, activations)
-    for body in list(graphs_of(model.graph)):  # inner ones first: rewriting a graph copies those inside it
+    graph = model.graph
+    quantizer = Quantizer(graph, activations)
+    for body in list(graphs_of(graph)):  # inner ones first: rewriting a graph copies those inside it
         quantizer.rewrite(body)
-    quantizer.finish()
+    nodes = [*quantizer.op.nodes, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(quantizer.op.tensors)
+    remove_unused(graph)
     return model
 
 
@@ -42,14 +49,19 @@ class Quantizer:
     def __init__(self, graph: GraphProto, activations: bool):
         self.graph, self.activations = graph, activations
         bodies = list(graphs_of(graph))
-        tensors = [tensor for body in bodies for tensor in body.initializer]
-        nodes = [node for body in bodies for node in body.node]
-        self.floats = {tensor.name: tensor for tensor in tensors if tensor.data_type == TensorProto.FLOAT}
+        # The float matrices by name, each with the axis along which products are summed.
+        self.matrices = {
+            tensor.name: (tensor, 0)
+            for body in bodies
+            for tensor in body.initializer
+            if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
+        }
         # The tied matrix is an embedding, and its transpose is the output matrix.
-        self.transposes = {
-            node.output[0]: node.input[0]
-            for node in nodes
-            if node.op_type == "Transpose" and node.input[0] in self.floats
+        self.matrices |= {
+            node.output[0]: (self.matrices[node.input[0]][0], 1)
+            for body in bodies
+            for node in body.node
+            if node.op_type == "Transpose" and node.input[0] in self.matrices
         }
         self.quantised: set[str] = set()
         self.op = Operators("int8.")  # of the outermost graph
@@ -61,19 +73,53 @@ class Quantizer:
         ranges = {False: (np.uint8(128), np.float32(1 / 127)), True: (np.uint8(0), np.float32(1 / 255))}
         self.ranges = {key: (zero, step, self.op.Mul(one, step)) for key, (zero, step) in ranges.items()}
 
-    def weight(self, name: str, axis: int) -> tuple[str, str]:
+    def rewrite(self, body: GraphProto) -> None:
+        """Replace the products with matrices and the lookups in them."""
+        op = Operators("int8.", self.op)
+        never_negative = {node.output[0] for node in body.node if node.op_type == "Relu"}
+
+        @cache  # several products may have the same rows
+        def in_eight_bits(rows: str) -> tuple[str, str]:
+            """Return the rows in uint8 and their largest values."""
+            zero, step, _ = self.ranges[rows in never_negative]
+            largest = op.ReduceMax(rows if rows in never_negative else op.Abs(rows), [-1], keepdims=1)
+            # A row of zeros becomes 0 / 0, which is any byte, and then that byte times 0.
+            return op.QuantizeLinear(op.Div(rows, largest), step, zero), largest
+
+        for node in body.node:
+            first, second, *_ = [*node.input, "", ""]
+            if node.op_type == "MatMul" and second in self.matrices:
+                tensor, axis = self.matrices[second]
+                columns, scale = self.weight(tensor, axis)
+                columns = op.Transpose(columns, perm=[1, 0]) if axis == 1 else columns
+                if self.activations:
+                    zero, _, row_scale = self.ranges[first in never_negative]
+                    rounded, largest = in_eight_bits(first)
+                    sums = op.Cast(op.MatMulInteger(rounded, columns, zero), to=TensorProto.FLOAT)
+                    op.Mul(op.Mul(sums, op.Mul(row_scale, scale)), largest, name=node.output[0])
+                else:
+                    op.MatMul(first, op.Mul(op.Cast(columns, to=TensorProto.FLOAT), scale), name=node.output[0])
+            elif node.op_type == "Gather" and first in self.matrices:
+                table, scale = self.weight(self.matrices[first][0], axis=1)
+                found = op.Cast(op.Gather(table, second, axis=0), to=TensorProto.FLOAT)
+                op.Mul(found, op.Unsqueeze(op.Gather(scale, second, axis=0), [-1]), name=node.output[0])
+            else:
+                op.nodes.append(node)
+        del body.node[:]
+        body.node.extend(op.nodes)
+
+    def weight(self, tensor: TensorProto, axis: int) -> tuple[str, str]:
         """Return the names of a matrix in int8 and of its scales;  axis: along which the products are summed"""
+        name, names = tensor.name, (f"{tensor.name}.int8", f"{tensor.name}.scale")
         if name not in self.quantised:
             self.quantised.add(name)
-            array = numpy_helper.to_array(self.floats[name])
+            array = numpy_helper.to_array(tensor)
             scale = np.maximum(self.largest(array, axis), SMALLEST_SCALE).astype(np.float32) / 127
             rounded = np.rint(array / np.expand_dims(scale, axis)).astype(np.int8)
             # In the same graph as the float matrix: ONNX Runtime packs those that a loop owns.
             owner = next(body for body in graphs_of(self.graph) if name in {tensor.name for tensor in body.initializer})
-            owner.initializer.extend(
-                [numpy_helper.from_array(rounded, f"{name}.int8"), numpy_helper.from_array(scale, f"{name}.scale")]
-            )
-        return f"{name}.int8", f"{name}.scale"
+            owner.initializer.extend(map(numpy_helper.from_array, (rounded, scale), names))
+        return names
 
     def largest(self, array: np.ndarray, axis: int) -> np.ndarray:
         """Return what becomes 127: the largest weight of each column, or sum of two neighbours where these are added in
@@ -83,61 +129,3 @@ class Quantizer:
             return largest
         sums = np.add.reduceat(array, range(0, array.shape[axis], 2), axis=axis)
         return np.maximum(largest, np.abs(sums).max(axis=axis))
-
-    def rewrite(self, body: GraphProto) -> None:
-        """Replace the products with matrices and the lookups in them."""
-        op = Operators("int8.", self.op)
-        rows: dict[str, tuple[str, str]] = {}
-        never_negative = {node.output[0] for node in body.node if node.op_type == "Relu"}
-        for node in body.node:
-            matrix = node.input[1] if node.op_type == "MatMul" else None
-            if matrix in self.transposes:
-                columns, scale = self.weight(self.transposes[matrix], axis=1)
-                self.product(op, node, op.Transpose(columns, perm=[1, 0]), scale, rows, never_negative)
-            elif matrix in self.floats:
-                self.product(op, node, *self.weight(matrix, axis=0), rows, never_negative)
-            elif (
-                node.op_type == "Gather" and node.input[0] in self.floats and len(self.floats[node.input[0]].dims) == 2
-            ):
-                table, scale = self.weight(node.input[0], axis=1)
-                found = op.Cast(op.Gather(table, node.input[1], axis=0), to=TensorProto.FLOAT)
-                scales = op.Unsqueeze(op.Gather(scale, node.input[1], axis=0), [-1])
-                op.Mul(found, scales, name=node.output[0])
-            else:
-                op.nodes.append(node)
-        del body.node[:]
-        body.node.extend(op.nodes)
-
-    def product(
-        self,
-        op: Operators,
-        node: NodeProto,
-        matrix: str,
-        scale: str,
-        rows: dict[str, tuple[str, str]],
-        never_negative: set[str],
-    ) -> None:
-        """Multiply rows in uint8 with columns in int8, and then by the scales of both; or multiply in float32.
-
-        rows: the rows that are quantised already, with their largest values
-        """
-        source, output = node.input[0], node.output[0]
-        if not self.activations:
-            op.MatMul(source, op.Mul(op.Cast(matrix, to=TensorProto.FLOAT), scale), name=output)
-            return
-        zero, step, row_scale = self.ranges[source in never_negative]
-        if source not in rows:
-            largest = op.ReduceMax(source if source in never_negative else op.Abs(source), [-1], keepdims=1)
-            # A row of zeros becomes 0 / 0, which is any byte, and then that byte times 0.
-            rows[source] = op.QuantizeLinear(op.Div(source, largest), step, zero), largest
-        rounded, largest = rows[source]
-        sums = op.Cast(op.MatMulInteger(rounded, matrix, zero), to=TensorProto.FLOAT)
-        op.Mul(op.Mul(sums, op.Mul(row_scale, scale)), largest, name=output)
-
-    def finish(self) -> None:
-        """Add the common constants, and remove the float matrices."""
-        nodes = [*self.op.nodes, *self.graph.node]
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
-        self.graph.initializer.extend(self.op.tensors)
-        remove_unused(self.graph)

@@ -7,8 +7,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.errors import ProofError
 from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings, lookahead_of
 
 # The largest difference between a score and torch's for the same tokens, see `score_difference`. fp32: the same sums in
@@ -45,34 +47,30 @@ def inputs_of(
     return inputs | {"length_penalty": np.array(alpha, np.float32)}
 
 
+def check(wrong: list[str]) -> None:
+    """Raises ProofError if anything is wrong."""
+    if wrong:
+        found = "; ".join(wrong)
+        raise ProofError(f"the exported graph does not translate as torch does ({found}); nothing was written")
+
+
 def score_difference(found: np.ndarray | float, expected: np.ndarray | float) -> np.ndarray:
     """Return the difference of scores, beyond -1 relative to their size: longer sums of logarithms round more."""
     return np.abs(np.subtract(found, expected)) / np.maximum(1, np.abs(expected))
 
 
-def same_or_equally_good(
-    found: np.ndarray, scores: np.ndarray, expected: np.ndarray, expected_scores: np.ndarray, pad: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compare translations (batch, beams, length): which are the same tokens, and which others score the same.
-
-    Scores of two equally good hypotheses differ by rounding alone, and rounding depends on the shapes of a batch.
-    """
-    width = max(found.shape[2], expected.shape[2])
-    equal = (widened(found, width, pad) == widened(expected, width, pad)).all(axis=2)
-    return equal, ~equal & (score_difference(scores, expected_scores) < EQUALLY_GOOD)
-
-
-def widened(sequences: np.ndarray, width: int, pad: int) -> np.ndarray:
-    """(batch, beams, length) -> (batch, beams, width)"""
-    return np.pad(sequences, ((0, 0), (0, 0), (0, width - sequences.shape[2])), constant_values=pad)
+def same_tokens(found: np.ndarray, expected: np.ndarray, pad: int) -> np.ndarray:
+    """Return which translations, (batch, beams, length), have the same tokens: (batch, beams)"""
+    length = min(found.shape[2], expected.shape[2])
+    equal = (found[..., :length] == expected[..., :length]).all(axis=2)
+    return equal & (found[..., length:] == pad).all(axis=2) & (expected[..., length:] == pad).all(axis=2)
 
 
 def padded(sentences: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
     """Return input_ids and attention_mask, (batch, longest)."""
-    longest = max(map(len, sentences))
-    input_ids = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids in sentences])
-    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in sentences])
-    return {"input_ids": input_ids, "attention_mask": mask}
+    ids = [torch.tensor(sentence) for sentence in sentences]
+    mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+    return {"input_ids": pad_sequence(ids, batch_first=True, padding_value=pad), "attention_mask": mask}
 
 
 def random_batch(model: Model, seed: int, sentences: int, longest: int) -> dict[str, Tensor]:

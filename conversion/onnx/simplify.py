@@ -29,8 +29,9 @@ def simplify(graph: GraphProto) -> None:
     inputs = {size: (name, axis) for name in reversed(names) for axis, size in enumerate(shapes[name])}
     for node in graph.node:
         index = made_by.get(node.input[1], NodeProto()) if len(node.input) > 1 else NodeProto()
-        if node.op_type == "Reshape" and index.op_type:
-            make_shape_constant(graph, node, shapes)
+        if node.op_type == "Reshape" and index.op_type and (sizes := constant_shape(node, shapes)):
+            graph.initializer.append(numpy_helper.from_array(np.array(sizes), f"{node.output[0]}.shape"))
+            replace(node, "Reshape", [node.input[0], f"{node.output[0]}.shape"])
         elif node.op_type == "GatherElements" and is_row_index(node, index, shapes):
             replace(node, "GatherND", [node.input[0], index.input[0]], batch_dims=1)
         elif node.op_type == "GatherND" and is_index_of_first_axis(node, index, shapes):
@@ -52,24 +53,16 @@ def replace(node: NodeProto, kind: str, inputs: list[str], **attributes: Any) ->
     node.CopyFrom(helper.make_node(kind, inputs, node.output, name=node.name, **attributes))
 
 
-def make_shape_constant(graph: GraphProto, reshape: NodeProto, shapes: Shapes) -> None:
-    sizes = constant_shape(shapes.get(reshape.input[0]), shapes.get(reshape.output[0]))
-    if sizes is not None:
-        name = f"{reshape.output[0]}.shape"
-        graph.initializer.append(numpy_helper.from_array(np.array(sizes), name))
-        replace(reshape, "Reshape", [reshape.input[0], name])
-
-
-def constant_shape(before: list | None, after: list | None) -> list[int] | None:
+def constant_shape(reshape: NodeProto, shapes: Shapes) -> list[int] | None:
     """Return the sizes that Reshape takes, 0 for the input's size and -1 for a remaining one; None if more remain."""
+    before, after = shapes.get(reshape.input[0]), shapes.get(reshape.output[0])
     if not before or not after:
         return None
     sizes = [
-        0 if axis < len(before) and size == before[axis] and not isinstance(size, int) else size
+        size if isinstance(size, int) else 0 if [size] == before[axis : axis + 1] else -1
         for axis, size in enumerate(after)
     ]
-    remaining = [size for size in sizes if not isinstance(size, int)]
-    return [size if isinstance(size, int) else -1 for size in sizes] if len(remaining) <= 1 else None
+    return sizes if sizes.count(-1) <= 1 else None
 
 
 def is_index_of_first_axis(node: NodeProto, index: NodeProto, shapes: Shapes) -> bool:

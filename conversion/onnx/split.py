@@ -7,7 +7,16 @@ decoder_model_merged.onnx      both decoders; `use_cache_branch` chooses one
 
 On request decoder_model.onnx has the outputs cross_attentions.* as well: one call with a complete translation gives
 the weights with which each of its tokens attends to the source.
+
+transformers.js chooses its code by `model_type`. Its Marian does what this model needs: an encoder, a merged decoder
+with a cache, and greedy search. It reads no `suppress_tokens`, but `bad_words_ids`; and in a batch it goes on with
+sentences that have ended until the last one ends. Therefore the decoders exported for it repeat `</s>`, which decoding
+skips.
 """
+
+import json
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,11 +27,16 @@ from torch.export import Dim
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
+from ..toolkits.hf_marian import generation_settings, write_json
 from .graph_surgery import model_of, remove_unused, rename
 from .operators import Operators, tensor_type
 from .traced import EXAMPLE_LENGTH, eager_attention, exported_graph
 
+# Ends of file names by which transformers.js finds a `dtype`.
+SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_int8", "int8-weights": "_quantized"}
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 ENCODER_INPUTS = ["input_ids", "attention_mask"]
 FIRST_INPUTS = ["input_ids", "encoder_hidden_states", "encoder_attention_mask"]
@@ -39,9 +53,9 @@ class Encoder(nn.Module):
 
 
 class FirstDecoder(nn.Module):
-    """The decoder without a cache; attention: also return the weights of the attention to the source.
+    """The decoder without a cache.
 
-    end: see `export_split`
+    attention: also return the weights of the attention to the source;  end: see `export_split`
     """
 
     def __init__(self, model: Model, attention: bool = False, end: int | None = None):
@@ -50,11 +64,10 @@ class FirstDecoder(nn.Module):
 
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor):
         """returns the logits, then per layer self keys, self values, cross keys, cross values, then the weights"""
-        keys, values = memory_keys_and_values(self.decoder.decoder, encoder_hidden_states)
-        decoded = decode_from(self.decoder, 0, input_ids, [], [], keys, values, encoder_attention_mask)
-        cache = [tensor for layer in zip(decoded.keys, decoded.values, keys, values, strict=True) for tensor in layer]
-        logits = ended(decoded.logits, input_ids, self.end)
-        return logits, *cache, *(decoded.cross_attentions if self.attention else [])
+        memory = memory_keys_and_values(self.decoder.decoder, encoder_hidden_states)
+        decoded = decode(self.decoder, input_ids, ([], [], *memory), encoder_attention_mask, self.end)
+        cache = zip(decoded.keys, decoded.values, *memory, strict=True)
+        return decoded.logits, *chain(*cache), *(decoded.cross_attentions if self.attention else [])
 
 
 class NextDecoder(nn.Module):
@@ -66,36 +79,33 @@ class NextDecoder(nn.Module):
 
     def forward(self, input_ids: Tensor, encoder_attention_mask: Tensor, past: list[Tensor]):
         parts = past[::4], past[1::4], past[2::4], past[3::4]
-        decoded = decode_from(self.decoder, past[0].shape[2], input_ids, *parts, encoder_attention_mask)
-        logits = ended(decoded.logits, input_ids, self.end)
-        return logits, *(tensor for layer in zip(*decoded[1:3], strict=True) for tensor in layer)
+        decoded = decode(self.decoder, input_ids, parts, encoder_attention_mask, self.end)
+        return decoded.logits, *chain(*zip(decoded.keys, decoded.values, strict=True))
 
 
-def ended(logits: Tensor, tokens: Tensor, end: int | None) -> Tensor:
-    """Return the logits (batch, target, V); after the token `end` only `end` can follow."""
-    if end is None:
-        return logits
-    again = torch.full_like(logits[:1, :1], MASKED).index_fill(2, torch.tensor([end]), 0.0)
-    return torch.where((tokens == end)[:, :, None], again, logits)
-
-
-def decode_from(
+def decode(
     decoder: CachedDecoder,
-    start: int,
     tokens: Tensor,
-    keys: list[Tensor],
-    values: list[Tensor],
-    memory_keys: list[Tensor],
-    memory_values: list[Tensor],
+    past: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
     source_mask: Tensor,
+    end: int | None,
 ) -> Decoded:
-    """Decode tokens (batch, target) of which the first is at position `start`; see `CachedDecoder`."""
-    target = tokens.shape[1]
+    """Decode tokens (batch, target) after those in the cache.
+
+    past: keys and values of earlier tokens, and those of the memory, see `CachedDecoder`
+    end: after this token only itself can follow
+    """
+    keys, values, memory_keys, memory_values = past
+    start, target = keys[0].shape[2] if keys else 0, tokens.shape[1]
     places = torch.arange(target) + start
     causal = (torch.arange(target + start)[None, :] <= places[:, None])[None]  # (1, target, past + target)
     encoding = decoder.decoder.positional_encoding(start, target, tokens.device)
     allowed = source_mask.bool()[:, None, None]
-    return decoder(tokens, encoding, keys, values, causal, memory_keys, memory_values, allowed)
+    decoded = decoder(tokens, encoding, keys, values, causal, memory_keys, memory_values, allowed)
+    if end is None:
+        return decoded
+    again = torch.full_like(decoded.logits[:1, :1], MASKED).index_fill(2, torch.tensor([end]), 0.0)
+    return decoded._replace(logits=torch.where((tokens == end)[:, :, None], again, decoded.logits))
 
 
 @torch.no_grad()
@@ -160,14 +170,14 @@ def alone(graph: GraphProto, name: str, inputs: list[str], outputs: list[str]) -
 def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[str]) -> ModelProto:
     """Return one If around both decoders. Without the cache the past is not read and may have length 0."""
     outputs = ["logits", *present]
+    of_self = [name for name in outputs if ".encoder." not in name]
     kinds = [value.type.tensor_type for value in first.output]
-    types = [tensor_type(kind.elem_type, len(kind.shape.dim)) for kind in kinds]
+    types = {name: tensor_type(kind.elem_type, len(kind.shape.dim)) for name, kind in zip(outputs, kinds, strict=True)}
     op = Operators("merged.")
-    # The weights are in the graph around both branches.
     without, with_past = Operators("first.", op), Operators("next.", op)
     rename(first, "first.", FIRST_INPUTS, [f"first.{name}" for name in outputs])
-    of_self = [f"next.{name}" for name in outputs if ".encoder." not in name]
-    rename(after, "next.", [*NEXT_INPUTS, *past], of_self)
+    rename(after, "next.", [*NEXT_INPUTS, *past], [f"next.{name}" for name in of_self])
+    # The weights are in the graph around both branches.
     without.nodes += op.tensors.take(first)
     with_past.nodes += op.tensors.take(after)
     for old, new in zip(past, present, strict=True):
@@ -177,23 +187,17 @@ def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[
         "If",
         [op.Reshape("use_cache_branch", np.array([], np.int64))],
         outputs,
-        then_branch=with_past.graph({f"next.{name}": type for name, type in zip(outputs, types, strict=True)}),
-        else_branch=without.graph({f"first.{name}": type for name, type in zip(outputs, types, strict=True)}),
+        then_branch=with_past.graph({f"next.{name}": type for name, type in types.items()}),
+        else_branch=without.graph({f"first.{name}": type for name, type in types.items()}),
     )
     by_name = {value.name: value for value in (*first.input, *after.input)}
     inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states", *past]
-    return model_of(
-        helper.make_graph(
-            [*op.nodes, node],
-            "decoder_merged",
-            [
-                *(with_free_sizes(by_name[name]) for name in inputs),
-                helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]),
-            ],
-            [ValueInfoProto(name=name, type=type) for name, type in zip(outputs, types, strict=True)],
-            initializer=list(op.tensors),
-        )
-    )
+    values = [
+        *(with_free_sizes(by_name[name]) for name in inputs),
+        helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]),
+    ]
+    results = [ValueInfoProto(name=name, type=type) for name, type in types.items()]
+    return model_of(helper.make_graph([*op.nodes, node], "decoder_merged", values, results, list(op.tensors)))
 
 
 def with_free_sizes(value: ValueInfoProto) -> ValueInfoProto:
@@ -201,3 +205,25 @@ def with_free_sizes(value: ValueInfoProto) -> ValueInfoProto:
     tensor = value.type.tensor_type
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
     return helper.make_tensor_value_info(value.name, tensor.elem_type, sizes)
+
+
+def check_javascript(model: Model, source: Path) -> None:
+    """Raises InputError naming what transformers.js's Marian cannot represent."""
+    config = model.config
+    if (config.d_k, config.d_v) != (None, None):
+        raise InputError(f"{source / 'config.json'}: transformers.js takes d_k and d_v to be d_model / heads")
+    if (source / TARGET_TOKENIZER).is_dir() or not (source / "tokenizer.json").exists():
+        raise InputError(f"{source}: transformers.js needs one tokenizer.json for both languages")
+
+
+def arrange_for_javascript(folder: Path, model: Model, precision: str) -> None:
+    """Rename the files of a complete split layout, and write the settings that transformers.js reads."""
+    (folder / "onnx").mkdir()
+    for name in FILES:
+        if name in ("encoder_model", "decoder_model_merged"):
+            (folder / f"{name}.onnx").rename(folder / "onnx" / f"{name}{SUFFIXES[precision]}.onnx")
+        else:
+            (folder / f"{name}.onnx").unlink()
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write_json(settings | {"model_type": "marian", "architectures": ["MarianMTModel"]}, folder / "config.json")
+    write_json(generation_settings(model.config) | {"num_beams": 1}, folder / "generation_config.json")

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import InputError, UnavailableError, one_line
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import default_search, target_vocabulary
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
@@ -22,8 +22,8 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from .byte_level_bpe import ByteLevelBPE
 from .ids_to_text import texts_of
 from .operators import Operators
-from .running import EQUALLY_GOOD, inputs_of, open_session, padded, run, score_difference
-from .sentences import BATCH
+from .prove import BATCH
+from .running import EQUALLY_GOOD, check, inputs_of, open_session, padded, run, score_difference
 from .single_graph import SETTINGS
 from .text_to_ids import token_ids
 
@@ -75,28 +75,20 @@ def with_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelP
     settings = [value for value in inner.input if value.name in SETTINGS and value.name != WANTED]
     tensors = [tensor for tensor in inner.initializer if tensor.name != WANTED]
     tensors += [numpy_helper.from_array(np.array(1), WANTED), *before.tensors, *after.tensors]
-    complete = helper.make_graph(
-        [*before.nodes, *inner.node, *after.nodes],
-        "translation of texts",
-        [helper.make_tensor_value_info("text", TensorProto.STRING, ["batch"]), *settings],
-        [
-            helper.make_tensor_value_info("translations", TensorProto.STRING, ["batch"]),
-            helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch"]),
-        ],
-        initializer=tensors,
-    )
-    graph.graph.CopyFrom(complete)
-    graph.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    kinds = {"text": TensorProto.STRING, "translations": TensorProto.STRING, "scores": TensorProto.FLOAT}
+    text, *outputs = (helper.make_tensor_value_info(name, kind, ["batch"]) for name, kind in kinds.items())
+    nodes = [*before.nodes, *inner.node, *after.nodes]
+    inner.CopyFrom(helper.make_graph(nodes, "translation of texts", [text, *settings], outputs, tensors))
+    graph.opset_import.extend([helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("ai.onnx.ml", 3)])
     return graph
 
 
-def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> tuple[str, list[str]]:
-    """Compare model_text.onnx with model.onnx between its tokenizers; returns a report and what is wrong.
+def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> str:
+    """Compare model_text.onnx with model.onnx between its tokenizers; returns a report. Raises ProofError.
 
     lines: texts in addition to the awkward ones; those with more tokens than learned positions are left out
-    Raises UnavailableError if this ONNX Runtime is too old for the file.
     """
-    by_ids, by_text = open_session(folder / "model.onnx"), open_text_session(folder / "model_text.onnx")
+    by_ids, by_text = (open_session(folder / name) for name in ("model.onnx", "model_text.onnx"))
     search, pad = default_search(model), cast(int, model.config.pad_token_id)
     most = model.config.max_position_embeddings or math.inf
     encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*AWKWARD, *lines]]
@@ -114,18 +106,5 @@ def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> 
                 expected, score = "", 0.0
             if ours != expected or score_difference(our_score, score) >= EQUALLY_GOOD:
                 different.append(f"{text[:40]!r} becomes {ours[:40]!r}, with token ids {expected[:40]!r}")
-    report = f"{len(encoded)} texts by model_text.onnx: compared with model.onnx and tokenizers: the same"
-    wrong = [f"{len(different)} of {len(encoded)} texts differ, the first: {different[0]}"] if different else []
-    return report, wrong
-
-
-def open_text_session(path: Path) -> Any:
-    try:
-        return open_session(path)
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        import onnxruntime
-
-        raise UnavailableError(
-            f"onnxruntime {onnxruntime.__version__} does not run what --text writes "
-            f"({one_line(str(error))[:200]}): pip install --upgrade onnxruntime"
-        ) from None
+    check([f"{len(different)} of {len(encoded)} texts differ, the first: {text}" for text in different[:1]])
+    return f"{len(encoded)} texts by model_text.onnx: compared with model.onnx and tokenizers: the same"
