@@ -101,6 +101,7 @@ def claims(
     sentences: Annotated[int, typer.Option(min=2, help="Sentences of the validation text to translate.")] = 300,
     seconds: Annotated[float, typer.Option(min=0, help="How long to measure each speed.")] = 2,
     seeds: Seeds = "1",
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 2,
 ) -> None:
     options = parse_options(context.args)
     if not run.is_dir():
@@ -115,7 +116,7 @@ def claims(
     part = replace(whole, sources=whole.sources[:sentences], references=whole.references[:sentences])
     text = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
     where = {key: json.dumps(value, ensure_ascii=False) for key, value in text.items()}
-    setting = Setting(run, part, numbers(seeds), output, seconds, where | options)
+    setting = Setting(run, part, numbers(seeds), output, seconds, jobs, where | options)
     words = ["--run", run.name, "--sentences", str(sentences), "--seconds", f"{seconds:g}", "--seeds", seeds]
     words += [f"--{key}={value}" for key, value in for_others(options).items()]
     command = shlex.join(["vaswani-transformer", "paper", "claims", *words])
@@ -134,7 +135,7 @@ def everything(
     data: Annotated[str, typer.Option(help="The folder of Multi30k.")] = "data/multi30k",
     rows: Annotated[str | None, typer.Option(help="Rows of Table 3; default: all.")] = None,
     seeds: Seeds = "1,2,3",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs of Table 3 at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time.")] = 1,
     treebank: Annotated[Path | None, typer.Option(help="A treebank for Table 4; default: no Table 4.")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="How long to measure each speed.")] = 2,
 ) -> None:
@@ -148,7 +149,7 @@ def everything(
         *([] if treebank is None else [["table4", "--treebank", str(treebank), "--seeds", seeds]]),
         ["figures", "--model", str(run)],
         ["walk", "--model", str(run)],
-        ["claims", "--run", str(run), "--seconds", str(seconds), *trained],
+        ["claims", "--run", str(run), "--seconds", str(seconds), "--jobs", str(jobs), *trained],
         ["page"],
     ):
         try:

@@ -2,19 +2,15 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vaswani_transformer import Translator
-from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.attention import attention_maps
 
 from ..json_files import write_json
 from . import architecture, heads
-from .rows import origin
+from .rows import origin, save, write_table
 from .walk import walk, walk_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def draw(translator: Translator, number: int, source: str, output: Path, command: str) -> None:
@@ -54,18 +50,9 @@ def draw_walk(
     write_json(output / "walk.json", labels | numbers | origin(command, [], time.perf_counter() - started))
 
 
-def save(figure: "Figure", path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        figure.savefig(file, format="png")
-
-
 def report_heads(translator: Translator, sentences: list[str], output: Path, command: str) -> None:
     """Write heads.json and heads.md."""
     started = time.perf_counter()
     rows = heads.head_report(translator, sentences)
-    output.mkdir(parents=True, exist_ok=True)
-    about = {"sentences": len(sentences), "heads": rows}
-    write_json(output / "heads.json", about | origin(command, [], time.perf_counter() - started))
-    with atomic_file(output / "heads.md") as file:
-        file.write(heads.heads_table(rows).encode())
+    about = {"sentences": len(sentences), "heads": rows} | origin(command, [], time.perf_counter() - started)
+    write_table(output, "heads", about, heads.heads_table(rows))

@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 
-from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError
 
 from ..__main__ import parse_options
 from ..cost import product_rate
 from ..dry_run import make_plan
-from ..json_files import write_json
 from ..recipe import load_recipe, shipped_recipes
 from ..result_row import hardware
-from .rows import PAPER, markdown, origin
+from .rows import PAPER, markdown, origin, write_table
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
 
@@ -38,11 +36,9 @@ def table2(output: Path, command: str, results: Path, where: Mapping[str, str]) 
     rate = product_rate(torch.device("cpu"), torch.float32, 2)
     plans: dict[str, float] = {}
     ours = [our_row(row, rate, plans, where) for row in rows]
-    output.mkdir(parents=True, exist_ok=True)
     about = {"quoted": PAPER["table2"], "sustained_flop_per_second": rate, "rows": ours}
-    write_json(output / "table2.json", about | origin(command, [1], time.perf_counter() - started))
-    with atomic_file(output / "table2.md") as file:
-        file.write(as_markdown(ours).encode())
+    about |= origin(command, [1], time.perf_counter() - started)
+    write_table(output, "table2", about, as_markdown(ours))
 
 
 def our_row(row: dict[str, str], rate: float, plans: dict[str, float], where: Mapping[str, str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from .fit import seconds_of_fit
 from .labelled_f1 import labelled_f1
 from .parse import parse, parse_with_rnn
 from .rnn import train_rnn
-from .rows import PAPER, markdown, origin, with_interval
+from .rows import PAPER, markdown, origin, with_interval, write_table
 from .trees import linearise, read_treebank, recombined, tree_from, word_splitter
 
 if TYPE_CHECKING:
@@ -148,7 +148,9 @@ def table4(
             if name == SEMI_SUPERVISED and unlabelled is not None:
                 parse_captions(unlabelled, folder / file_name(SUPERVISED) / f"seed{seed}", folder / "data" / parsed)
             write_json(path, row_of(name, recipe, gold, f"{command} --seeds {seed}"))
-    write_table(output)
+    rows = [read_json(path) for path in sorted(folder.glob("*-seed*.json"))]
+    rows.sort(key=lambda each: (list(SYSTEMS).index(each["system"]), each["seed"]))
+    write_table(output, "table4", {"quoted": PAPER["table4"], "rows": rows}, as_markdown(rows))
 
 
 def file_name(system: str) -> str:
@@ -217,15 +219,6 @@ def parse_captions(text: Path, teacher: Path, target: Path) -> None:
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------
-
-
-def write_table(output: Path) -> None:
-    """Write table4.json and table4.md from the row files that are there."""
-    rows = [read_json(path) for path in sorted((output / "table4").glob("*-seed*.json"))]
-    rows.sort(key=lambda each: (list(SYSTEMS).index(each["system"]), each["seed"]))
-    write_json(output / "table4.json", {"quoted": PAPER["table4"], "rows": rows})
-    with atomic_file(output / "table4.md") as file:
-        file.write(as_markdown(rows).encode())
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
