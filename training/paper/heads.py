@@ -274,5 +274,14 @@ def measures(kind: str, weights: Tensor) -> Tensor:
 
 
 def heads_table(rows: list[dict[str, Any]]) -> str:
-    names = ["kind", "layer", "head", "entropy", "distance", "fixed distance", "end", "agreement"]
-    return markdown(names, [[str(row.get(name, "")) for name in names] for row in rows])
+    names = ["entropy", "distance", "fixed distance", "end", "agreement"]
+    lines = [
+        [
+            row["kind"],
+            str(row["layer"]),
+            str(row["head"]),
+            *(f"{row[name]:.2f}" if name in row else "" for name in names),
+        ]
+        for row in rows
+    ]
+    return markdown(["kind", "layer", "head", *names], lines)

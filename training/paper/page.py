@@ -8,7 +8,7 @@ from vaswani_transformer.errors import InputError
 
 from ..json_files import read_json
 from . import claims, heads, table1, table2, table3, table4
-from .rows import markdown, save
+from .rows import in_words, markdown, save
 
 INTRODUCTION = """# The paper, reproduced
 
@@ -44,10 +44,11 @@ TABLE2 = """## Table 2: BLEU and training cost
 The paper gives 41.8 for the big English-French model in its abstract and in Table 2, and 41.0 in section 6.1. Its
 FLOPs are training time × number of GPUs × sustained FLOP/s of a GPU (P100: 9.5e12).
 
-Ours are trained on Multi30k, so their BLEU cannot be compared with the rows above. Models whose cased BLEU is far
-below the lower-cased one write lower case. Counted FLOPs are products of the model × steps, for recipes of the
-package; the paper's formula is training time × the rate of large float32 products of the machine that made this page.
-It is empty for runs on another machine, and counts the time beside the products too.
+Ours are trained on Multi30k, so their BLEU cannot be compared with the rows above. A model whose cased BLEU is far
+below its lower-cased BLEU writes lower case. Recipes that are not in the package were experiments. FLOPs are given
+twice: *counted*, as the matrix products of a step × the number of steps, for recipes of the package; and by the paper's
+formula, as CPU time × the rate at which this machine multiplies large float32 matrices, for runs on the machine that
+made this page. The second number is larger, because training does not only multiply large matrices.
 """
 TABLE3 = """## Table 3: variations of the architecture
 
@@ -59,26 +60,32 @@ wide models are still far from what they would reach. The paper's base model see
 """
 TABLE4 = """## Table 4: constituency parsing
 
-The paper's parsers learn from 40,000 trees of the Wall Street Journal and are tested on section 23. Ours learn from
-NLTK's sample of them: 3,396 trees of files 1 to 159; the 273 of files 160 to 179 are the development set, the 245 of
-files 180 to 199 the test set. Their F1 shows what a twelfth of the data allows, not how good the parser is. The model
-has 2 layers where the paper's has 4, and the search is the paper's (beam 21, alpha 0.3, up to 300 tokens more than the
-source). It is constrained to well-formed trees over the given words; the last column is the share of well-formed trees
-without the constraint and with beam 4. The sentence fixes the next word, so its log-probability is a weighted mean: a
-quarter its own and three quarters that of any word; half and half for the LSTM. These shares were the best on 80
-sentences of the development set, whose F1 is therefore a little too high. The Transformers are trained in bfloat16 and
-average 5 checkpoints, which the LSTM does not. It takes 6,250 steps of 1,600 tokens instead of 2,500 of 4,000, with
-which it does not learn to copy words (F1 7). F1 is EVALB's with the parameters of Collins. Recombined trees are trees
-of the sample in which constituents were replaced by others of the same kind, 20 of each. All of our systems see the
-same number of tokens but for the last two, which see three times as many, from 60 recombined trees of each: both gain 7
-to 8 points, the Transformer a little more, in 2,900 CPU seconds against 4,100. With one seed and 245 sentences, the
-three rows before them cannot be told apart; here, the captions did not help.
+*Data.* The paper's parsers learn from 40,000 trees of the Wall Street Journal and are tested on section 23. Ours learn
+from NLTK's sample of them: 3,396 trees of files 1 to 159; the 273 of files 160 to 179 are the development set, the 245
+of files 180 to 199 the test set. Their F1 shows what a twelfth of the data allows, not how good the parser is.
+Recombined trees are trees of the sample in which constituents were replaced by others of the same kind, 20 of each;
+"more" are 60 of each.
+
+*Model and training.* The model has 2 layers where the paper's has 4. The Transformers are trained in bfloat16 and
+average 5 checkpoints, the LSTM does neither. It takes 6,250 steps of 1,600 tokens instead of 2,500 of 4,000, with which
+it does not learn to copy words (F1 7). All of our systems see the same number of tokens but for the last two, which see
+three times as many.
+
+*Search.* The search is the paper's: beam 21, alpha 0.3, up to 300 tokens more than the source. It is constrained to
+well-formed trees over the given words; the last column is the share of well-formed trees without the constraint and
+with beam 4. The sentence fixes the next word, so its log-probability is a weighted mean: a quarter its own and three
+quarters that of any word; half and half for the LSTM. These shares were the best on 80 sentences of the development
+set, whose F1 is therefore a little too high. F1 is EVALB's with the parameters of Collins.
+
+*Result.* With one seed and 245 sentences, the three systems of the second to fourth row cannot be told apart; the
+captions did not help here. More trees and steps bring 7 to 8 points to both models.
 """
 FIGURES = """## Figures 1 to 5
 
 Figures 1 and 2 are drawn from a running model: boxes are the modules and operations in the order in which they run.
-In figures 3 to 5, lines lead from a word to the words that its encoder self-attention reads, one colour for each
-head.
+The model divides Q by √d_k before the product with K, which gives the same scores as the paper's Scale after it. In
+figures 3 to 5, lines lead from a word to the words that its encoder self-attention reads: one colour for each head,
+darker for a larger weight.
 """
 CAPTIONS = {
     "figure1": "Figure 1: the architecture of the model",
@@ -191,13 +198,6 @@ def origins(files: dict[str, dict[str, Any]]) -> str:
         for command, group in sorted(by_command.items())
     ]
     return MADE + "\n" + markdown(["command", "date", "commit", "hardware", "seeds", "time"], lines)
-
-
-def in_words(seconds: float) -> str:
-    """Write a time as `2 h 28 min`, `15 min 27 s` or `16 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def write_page(folder: Path) -> Path:

@@ -84,6 +84,13 @@ def with_interval(values: Sequence[float], digits: int = 2, signed: bool = False
     return plus_minus(mean_interval(values), digits, signed)
 
 
+def in_words(seconds: float) -> str:
+    """Write a time as `2 h 28 min`, `15 min 27 s` or `16 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]

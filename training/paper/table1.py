@@ -194,13 +194,14 @@ def as_markdown(counted: dict[str, Any]) -> str:
                 paper["operations"],
                 power(symbols, ours["flops_exponents"]),
                 paper["steps"],
-                f"{power(['n'], [ours['steps_exponent']])}: {steps}",
+                f"{steps}; {power(['n'], [ours['steps_exponent']])}",
                 paper["path"],
-                f"{growth}: {paths}",
+                f"{paths}; {growth}",
             ]  # fmt: skip
         )
     n = next(iter(counted.values()))["steps"][-1][0]
-    head = f"layer|operations, paper|ours, fitted|steps, paper|ours; at n = {n}|path, paper|ours; at n = {n}"
+    at = f"ours at n = {n}; fitted growth"
+    head = f"layer|operations, paper|ours, fitted growth|steps, paper|{at}|path, paper|{at}"
     return markdown(head.split("|"), lines)
 
 
@@ -221,6 +222,6 @@ def figure_of(counted: dict[str, Any]) -> "Figure":
         for n, line in enumerate(axis.lines):
             line.set_linewidth(3.5 - 0.8 * n)  # some lie on others
     for axis in axes[1:]:
-        axis.get_legend().remove()
+        axis.legend().remove()
     axes[0].set_ylim(top=1e11)  # room for the legend
     return figure

@@ -239,7 +239,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         ]
         for each in claims_of(rows)
     ]
-    claims = "row|claim|BLEU, paper|BLEU, ours|verdict|log-perplexity, paper|log-perplexity, ours|verdict"
+    claims = "row|claim|BLEU, paper|BLEU, ours|verdict on BLEU|log-perplexity, paper|ours|verdict on log-perplexity"
     return (
         markdown([*head.split("|"), "parameters, ours", "seeds"], lines)
         + "\nDifferences from the base row; log-perplexity in hundredths of a nat per token:\n\n"

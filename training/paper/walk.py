@@ -14,6 +14,7 @@ from vaswani_transformer.pictures import RESOLUTION, drawable, figure_class
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TITLES = {"mask": "masked: -∞ where attending is not allowed", "softmax V": "(softmax) V"}
 ATTENTION = {"encoder": "self_attn", "decoder": "self_attn", "cross": "cross_attn"}
 
 
@@ -65,26 +66,22 @@ def walk_figure(values: dict[str, Tensor], maps: AttentionMaps, kind: str, layer
     """Draw the values as heat maps in the order of Equation (1); red is positive, blue negative, grey masked."""
     queries = drawable(maps.source if kind == "encoder" else maps.target)
     keys = drawable(maps.target if kind == "decoder" else maps.source)
-    figure = figure_class()(
-        figsize=(16, 2.6 + 0.34 * max(len(queries), len(keys))), layout="constrained", dpi=RESOLUTION
-    )
-    axes = figure.subplots(2, 4).flat
-    for axis, (name, tensor) in zip(axes, values.items(), strict=True):
-        finite = tensor[tensor.isfinite()]
-        bound = float(finite.abs().max())
-        if name == "softmax":
-            image = axis.imshow(tensor.numpy(), cmap="Reds", vmin=0, vmax=1, aspect="auto")
-        else:
-            shown = tensor.masked_fill(~tensor.isfinite(), torch.nan)
-            image = axis.imshow(shown.numpy(), cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto")
-            axis.set_facecolor("lightgrey")
-        axis.set_title(f"{name}   {tuple(tensor.shape)}", fontsize=9, parse_math=False)
+    height = 1.3 + 0.17 * max(len(queries), len(keys))
+    figure = figure_class()(figsize=(10, 4 * height), layout="constrained", dpi=RESOLUTION)
+    for axis, (name, tensor) in zip(figure.subplots(4, 2).flat, values.items(), strict=True):
+        bound = float(tensor[tensor.isfinite()].abs().max())
+        scale = {"cmap": "Reds", "vmin": 0, "vmax": 1} if name == "softmax" else {
+            "cmap": "RdBu_r", "vmin": -bound, "vmax": bound
+        }  # fmt: skip
+        image = axis.imshow(tensor.masked_fill(~tensor.isfinite(), torch.nan).numpy(), aspect="auto", **scale)
+        axis.set_facecolor("lightgrey")
+        axis.set_title(f"{TITLES.get(name, name)}   {tuple(tensor.shape)}", fontsize=10, parse_math=False)
         rows = keys if name in ("K", "V") else queries
-        axis.set_yticks(range(len(rows)), rows, fontsize=7, parse_math=False)
+        axis.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
         if name in ("Q", "K", "V", "softmax V"):
-            axis.set_xlabel("dimension", fontsize=7)
+            axis.set_xlabel("dimension", fontsize=8)
         else:
-            axis.set_xticks(range(len(keys)), keys, fontsize=7, rotation=90, parse_math=False)
+            axis.set_xticks(range(len(keys)), keys, fontsize=8, rotation=90, parse_math=False)
         figure.colorbar(image, ax=axis, shrink=0.8)
     figure.suptitle(
         f"Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V: {kind}, layer {layer}, head {head}", parse_math=False
