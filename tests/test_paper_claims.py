@@ -108,7 +108,7 @@ def test_claims_are_measured_once(text, tmp_path, capsys):
         main([*command, "--only", "label_smoothing,square_root_of_d_k,averaging"])
     first, error = capsys.readouterr()
     assert stopped.value.code == 2 and "label_smoothing: " in error and "has no rows base and D-ls0.0" in error
-    assert first.startswith("label_smoothing: not measured\nsquare_root_of_d_k: holds: from d_k = 4 to 512")
+    assert first.startswith("label_smoothing: not measured\nsquare_root_of_d_k: holds: at d_k = 512, ")
     assert "averaging: " in first and "nats per token" in first
     found = json.loads((tmp_path / "claims" / "averaging.json").read_text())
     assert found["claim"].startswith("The average of the last") and len(found["checkpoints"]) >= 2

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import linear_regression
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from .rows import PAPER, markdown, origin, save, write_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 LENGTHS, WIDTHS = (16, 32, 64, 128, 256, 512, 1024), (64, 128, 256, 512)
 KERNELS, NEIGHBOURHOODS = (3, 5, 9), (8, 16, 32)
@@ -221,7 +222,7 @@ def figure_of(counted: dict[str, Any]) -> "Figure":
         axis.set_yscale("log")
         for n, line in enumerate(axis.lines):
             line.set_linewidth(3.5 - 0.8 * n)  # some lie on others
-    for axis in axes[1:]:
-        axis.legend().remove()
+        if axis is not axes[0]:
+            cast("Legend", axis.get_legend()).remove()
     axes[0].set_ylim(top=1e11)  # room for the legend
     return figure
