@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -44,25 +45,17 @@ class Call:
 def trace(model: VaswaniTransformerForConditionalGeneration, source: int = 7, target: int = 6) -> list[Call]:
     """Return the calls of the parts that Figure 1 shows, in the order in which one forward pass makes them."""
     calls: list[Call] = []
+    names = {each: name for name, each in model.named_modules() if type(each) in COLOURS and not inside(name)}
 
-    def record(name: str, module: nn.Module) -> Any:
-        parameters = sum(each.numel() for each in module.parameters())
-
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+    def record(module: nn.Module, _inputs: Any, output: Any) -> None:
+        if module in names:
             shape = tuple((output[0] if isinstance(output, tuple) else output).shape)
-            calls.append(Call(name, type(module), shape, parameters))
+            parameters = sum(each.numel() for each in module.parameters())
+            calls.append(Call(names[module], type(module), shape, parameters))
 
-        return module.register_forward_hook(hook)
-
-    parts = [(name, each) for name, each in model.named_modules() if type(each) in COLOURS and not inside(name)]
-    handles = [record(name, each) for name, each in parts]
-    try:
-        with torch.inference_mode():
-            ids = torch.full((1, source + target), 4, device=model.device)
-            model(input_ids=ids[:, :source], decoder_input_ids=ids[:, source:], use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.inference_mode(), register_module_forward_hook(record):
+        ids = torch.full((1, source + target), 4, device=model.device)
+        model(input_ids=ids[:, :source], decoder_input_ids=ids[:, source:], use_cache=False)
     return calls
 
 

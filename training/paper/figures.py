@@ -13,18 +13,19 @@ from .rows import origin, save, write_table
 from .walk import walk, walk_figure
 
 
-def draw(translator: Translator, number: int, source: str, output: Path, command: str) -> None:
-    """Write figureN.png and figureN.json."""
-    started = time.perf_counter()
+def draw(translator: Translator, number: int, source: str, output: Path, command: str) -> Path:
+    """Write figureN.png and figureN.json, and return the path of the picture."""
+    started, model = time.perf_counter(), translator.model
     if number <= 2:
-        model = translator.model
         picture = (architecture.figure1, architecture.figure2)[number - 1](model)
         found: dict[str, Any] = {"parameters": sum(each.numel() for each in model.parameters())}
     else:
-        maps = heads.word_maps(attention_maps(translator.model, translator.tokenizer, source))
-        picture, found = (heads.figure3, heads.figure4, heads.figure5)[number - 3](maps)
-    save(picture, output / f"figure{number}.png")
-    write_json(output / f"figure{number}.json", found | origin(command, [], time.perf_counter() - started))
+        maps = heads.word_maps(attention_maps(model, translator.tokenizer, source))
+        picture, found = heads.figure_of(maps, number)
+    path = output / f"figure{number}.png"
+    save(picture, path)
+    write_json(path.with_suffix(".json"), found | origin(command, [], time.perf_counter() - started))
+    return path
 
 
 def draw_walk(

@@ -136,9 +136,11 @@ def page(folder: Path) -> str:
         parts += [WALK, picture("walk.png", "The walk through attention")]
     if "heads" in files:
         parts += [HEADS, heads.heads_table(files["heads"]["heads"])]
-    if judged:
-        parts.append(VERDICTS)
-    for name in (name for name in claims.CLAIMS if name in judged):
+    shown = [name for name in claims.CLAIMS if name in judged]
+    if shown:
+        verdicts = [[judged[name]["claim"], judged[name]["verdict"]] for name in shown]
+        parts += [VERDICTS, markdown(["claim", "verdict"], verdicts)]
+    for name in shown:
         about = judged[name]
         parts.append(f"### {about['claim']}\n\nVerdict: **{about['verdict']}**. {sentence(about['number'])}\n")
         if name == "beam_and_alpha":

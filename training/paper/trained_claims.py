@@ -47,10 +47,6 @@ def recipe_for(setting: Setting, name: str, own: dict[str, str]) -> Recipe:
     return load_recipe(RECIPE, {**own, **setting.options, "output_dir": str(folder)})
 
 
-def steps_of(setting: Setting, length: dict[str, str]) -> int | None:
-    return load_recipe(RECIPE, {**length, **setting.options}).max_steps
-
-
 def for_each_seed(
     setting: Setting, kinds: Iterable[Kind], work: Callable[..., Any], case: Callable[[Kind, int], tuple[Any, ...]]
 ) -> dict[Kind, list[Any]]:
@@ -65,10 +61,10 @@ def for_each_seed(
     return {kind: list(itertools.islice(found, len(setting.seeds))) for kind in kinds}
 
 
-def trained(recipe: Recipe) -> Path:
-    """Train a model, or resume its training, and return its folder. Raises InputError if its recipe was another."""
+def trained(recipe: Recipe) -> Translator:
+    """Train a model, resume its training or load it. Raises InputError if its recipe was another."""
     train(recipe)
-    return Path(recipe.output_dir)
+    return Translator.from_pretrained(Path(recipe.output_dir))
 
 
 def trained_with(recipe: Recipe, change: Callable[[nn.Module], None]) -> tuple[Translator, Curve]:
@@ -89,9 +85,9 @@ def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(first, second, strict=True)]
 
 
-def of_first_seed(series: dict[str, Any], y: str = "training loss, label-smoothed") -> Any:
+def loss_figure(losses: dict[str, Curve]) -> Any:
     figure, (axis,) = panels()
-    curves(axis, series, "step", f"{y} (first seed)")
+    curves(axis, losses, "step", "training loss, label-smoothed (first seed)")
     return figure
 
 
@@ -119,7 +115,8 @@ def measure_warm_up(setting: Setting) -> Numbers:
 
 def losses_of(recipe: Recipe) -> tuple[float, Curve]:
     """Train a model and return its last validation loss and the curve of its training loss."""
-    found = curves_of(trained(recipe) / "metrics.jsonl")
+    train(recipe)
+    found = curves_of(Path(recipe.output_dir) / "metrics.jsonl")
     return found["validation_loss"][max(found["validation_loss"])], list(found["loss"].items())
 
 
@@ -132,7 +129,7 @@ def judge_warm_up(numbers: Numbers) -> Finding:
         "from step 100 on, both learning rates are equal"
     )
     if "losses" in numbers:
-        figure = of_first_seed(numbers["losses"])
+        figure = loss_figure(numbers["losses"])
     else:
         figure, (axis,) = panels()
         means = {kind: mean_interval(each) for kind, each in numbers["validation_loss"].items()}
@@ -155,7 +152,7 @@ def measure_extrapolation(setting: Setting) -> Numbers:
 
     found = for_each_seed(setting, ("sinusoidal", "learned", "none"), by_length, case)
     return {
-        "steps": steps_of(setting, LONGER),
+        "steps": load_recipe(RECIPE, {**LONGER, **setting.options}).max_steps,
         "buckets": BUCKETS,
         "sentences": [count for _, _, count in next(iter(found.values()))[0]],
         "nats_per_token": {kind: [[nats for nats, _, _ in each] for each in values] for kind, values in found.items()},
@@ -165,10 +162,7 @@ def measure_extrapolation(setting: Setting) -> Numbers:
 
 def by_length(recipe: Recipe, has_no_positions: bool, text: TestSet) -> list[tuple[float, float, int]]:
     """Train a model and return nats per token, BLEU and the number of sentences of each bucket of source lengths."""
-    if has_no_positions:
-        translator, _ = trained_with(recipe, without_positions)
-    else:
-        translator = Translator.from_pretrained(trained(recipe))
+    translator = trained_with(recipe, without_positions)[0] if has_no_positions else trained(recipe)
     counts = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]
     measured = []
     for low, high in BUCKETS:
@@ -229,7 +223,7 @@ def measure_factor(setting: Setting) -> Numbers:
     text = setting.development
     found = for_each_seed(setting, ("with the factor", "without it"), loss_with_factor, case)
     return {
-        "steps": steps_of(setting, SHORT),
+        "steps": load_recipe(RECIPE, {**SHORT, **setting.options}).max_steps,
         "nats_per_token": {kind: [nats for nats, _ in each] for kind, each in found.items()},
         "losses": {kind: each[0][1] for kind, each in found.items()},
     }
@@ -254,7 +248,7 @@ def judge_factor(numbers: Numbers) -> Finding:
         f"{with_interval(scaled)} nats per token with the factor and {with_interval(unscaled)} without it "
         f"(difference: {with_interval(worse, signed=True)})"
     )
-    return Finding(verdict(mean_interval(worse), +1), number, of_first_seed(numbers["losses"]))
+    return Finding(verdict(mean_interval(worse), +1), number, loss_figure(numbers["losses"]))
 
 
 # ---- an RNN on little text -----------------------------------------------------------------------------------------
@@ -278,7 +272,7 @@ def measure_small_data(setting: Setting) -> Numbers:
     found = for_each_seed(setting, itertools.product(models, counts), bleu_of, case)
     by_seed = {model: zip(*(found[model, count] for count in counts), strict=True) for model in models}
     return {
-        "steps": steps_of(setting, LONGER),
+        "steps": load_recipe(RECIPE, {**LONGER, **setting.options}).max_steps,
         "pairs": counts,
         "bleu": {model: [list(each) for each in values] for model, values in by_seed.items()},
     }
@@ -303,8 +297,7 @@ def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
 def bleu_of(recipe: Recipe, is_lstm: bool, text: TestSet) -> float:
     """Train a Transformer or an LSTM of its size and return its BLEU with the search of section 6.1."""
     if not is_lstm:
-        translator = Translator.from_pretrained(trained(recipe))
-        return corpus_bleu(translator.translate(text.sources, split_sentences=False), text.references)
+        return corpus_bleu(trained(recipe).translate(text.sources, split_sentences=False), text.references)
     model, about = train_rnn(recipe)
     start, end = about.config.decoder_start_token_id, about.config.eos_token_id
     translations = []

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from vaswani_transformer import Translator
 from vaswani_transformer.attention import AttentionMaps, attention_maps
@@ -30,20 +31,15 @@ def walk(
     check("layer", layer, len(stack.layers))
     attention = getattr(stack.layers[layer - 1], ATTENTION[kind])
     check("head", head, attention.q_proj.out_features // attention.d_k)
-    seen: dict[str, Tensor] = {}
-    handles = [
-        getattr(attention, f"{name}_proj").register_forward_hook(
-            lambda _module, _inputs, output, name=name: seen.__setitem__(name, output.detach())
-        )
-        for name in "qkv"
-    ]
-    try:  # the last forward pass is the one over the whole sentence
+    seen: dict[nn.Module, Tensor] = {}
+    projections = [getattr(attention, f"{name}_proj") for name in "qkv"]
+    # The last forward pass is the one over the whole sentence.
+    with register_module_forward_hook(lambda module, _inputs, output: seen.update({module: output})):
         maps = attention_maps(model, translator.tokenizer, source, target, translator.target_tokenizer)
-    finally:
-        for handle in handles:
-            handle.remove()
-    sizes = {"q": attention.d_k, "k": attention.d_k, "v": attention.d_v}
-    query, key, value = (split_heads(seen[name], sizes[name])[0, head - 1].float().cpu() for name in "qkv")
+    sizes = (attention.d_k, attention.d_k, attention.d_v)
+    query, key, value = (
+        split_heads(seen[each], size)[0, head - 1].float().cpu() for each, size in zip(projections, sizes, strict=True)
+    )
     allowed = torch.ones(len(query), len(key), dtype=torch.bool)
     if kind == "decoder":
         allowed = allowed.tril()
