@@ -10,8 +10,8 @@ from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer
 
 from training.paper.architecture import attention_operations, figure1, figure2, trace
+from training.paper.figures import walk
 from training.paper.heads import WordMaps, anaphora, groups, long_distance, measures, structure, word_maps
-from training.paper.walk import walk
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import attention_maps
 from vaswani_transformer.cli import main

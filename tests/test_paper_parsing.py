@@ -14,11 +14,11 @@ from conftest import ModelMaker
 from nltk.tree import Tree
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
-from training.paper.labelled_f1 import labelled_f1
 from training.paper.parse import tokens_of
 from training.paper.rnn import AttentiveRnn, search
 from training.paper.table4 import parsing_tokenizer
 from training.paper.trees import (
+    labelled_f1,
     linearise,
     read_treebank,
     recombined,

@@ -12,6 +12,7 @@ from training.paper.table1 import (
     convolutional,
     count,
     exponents,
+    figure_of,
     path_length,
     recurrent,
     restricted_self_attention,
@@ -38,6 +39,7 @@ def test_counted_operations_have_the_exponents_of_the_paper():
     table = as_markdown(counted)
     assert "| recurrent | O(n d²) | n^1.00 d^2.00 | O(n) | 64; n^1.00 | O(n) | 64; n^1.00 |" in table
     assert "(k = 3)" in table and "log_k n" in table
+    assert [len(axis.lines) for axis in figure_of(counted).axes] == [4, 4, 4]
 
 
 def test_steps_and_paths_of_running_layers():

@@ -212,7 +212,7 @@ def figure_of(counted: dict[str, Any]) -> "Figure":
     d = max(point[1] for point in counted["recurrent"]["flops"])
     series: tuple[dict[str, list[tuple[int, int]]], ...] = ({}, {}, {})
     for kind, ours in counted.items():
-        extra = ours["flops"][-1][2:-1]
+        extra = list(ours["flops"][-1][2:-1])
         label = kind + "".join(f", {ours['symbols'][2]} = {value}" for value in extra)
         series[0][label] = [(n, flops) for n, width, *rest, flops in ours["flops"] if width == d and rest == extra]
         series[1][label] = ours["steps"]

@@ -25,11 +25,10 @@ from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
 from ..train import train
 from .fit import seconds_of_fit
-from .labelled_f1 import labelled_f1
 from .parse import parse, parse_with_rnn
 from .rnn import train_rnn
 from .rows import PAPER, in_words, markdown, origin, with_interval, write_table
-from .trees import linearise, read_treebank, recombined, tree_from, word_splitter
+from .trees import labelled_f1, linearise, read_treebank, recombined, tree_from, word_splitter
 
 if TYPE_CHECKING:
     from nltk.tree import Tree
