@@ -142,7 +142,12 @@ def judge_search(numbers: Numbers) -> Finding:
     figure, axes = panels(2)
     for axis, (x, chosen) in zip(axes, (("beam size", "alpha 0.6"), ("alpha", "beam 4")), strict=True):
         found = sorted((value_of(name, x), each) for name, each in bleu.items() if chosen in name)
-        curves(axis, {f"with {chosen}": [(value, each["bleu"]) for value, each in found]}, x, "BLEU")
+        curves(
+            axis,
+            {f"with {chosen}": [(value, each["bleu"]) for value, each in found]},
+            x,
+            "BLEU; p is against greedy search",
+        )
         for value, each in found:
             label = "greedy" if each["p"] is None else f"p = {each['p']:.3f}"
             axis.annotate(label, (value, each["bleu"]), (0, 5), textcoords="offset points", fontsize=7, ha="center")
