@@ -10,8 +10,8 @@ from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer
 
 from training.paper.architecture import attention_operations, figure1, figure2, trace
+from training.paper.figures import walk
 from training.paper.heads import WordMaps, anaphora, groups, long_distance, measures, structure, word_maps
-from training.paper.walk import walk
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import attention_maps
 from vaswani_transformer.cli import main
@@ -129,8 +129,8 @@ def test_the_walk_arrives_at_the_weights_of_the_model(translator, kind):
 
 @pytest.mark.slow
 def test_figures_draws_them_all(tmp_path):
-    main(["paper", "figures", "--model", str(saved_model(tmp_path / "model")), "--output", str(tmp_path), "--source",
-          " ".join(WORDS)])  # fmt: skip
+    model = str(saved_model(tmp_path / "model"))
+    main(["paper", "figures", "--model", model, "--output", str(tmp_path), "--source", " ".join(WORDS)])
     assert sorted(path.name for path in tmp_path.glob("*.png")) == [f"figure{n}.png" for n in range(1, 6)]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from training.paper.claims import CLAIMS
 from training.paper.page import page
 from vaswani_transformer.cli import main
 
@@ -18,6 +19,14 @@ def test_the_page_is_made_from_the_row_files():
     assert written == page(FOLDER), "run `vaswani-transformer paper page --output training/results/paper`"
     pictures = re.findall(r"\]\(([^)]+\.png)\)", written)
     assert len(pictures) > 5 and all((FOLDER / name).is_file() for name in pictures)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_verdicts_follow_from_the_numbers(name):
+    about = json.loads((FOLDER / "claims" / f"{name}.json").read_text(encoding="utf-8"))
+    verdict, number, figure = CLAIMS[name].judge(about)
+    assert (about["claim"], about["verdict"], about["number"]) == (CLAIMS[name].text, verdict, number)
+    assert all(axis.get_ylabel() for axis in figure.axes)
 
 
 @pytest.mark.parametrize("path", ROW_FILES, ids=lambda path: path.stem)

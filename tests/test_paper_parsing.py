@@ -14,17 +14,16 @@ from conftest import ModelMaker
 from nltk.tree import Tree
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
-from training.paper.labelled_f1 import labelled_f1
 from training.paper.parse import tokens_of
 from training.paper.rnn import AttentiveRnn, search
 from training.paper.table4 import parsing_tokenizer
 from training.paper.trees import (
+    labelled_f1,
     linearise,
     read_treebank,
     recombined,
     tree_from,
     trees_of,
-    without_traces,
     word_splitter,
 )
 from training.paper.well_formed import SHARE_OF_ALL_WORDS, WellFormedTrees
@@ -94,10 +93,6 @@ def test_tokens_that_are_no_tree_over_the_words_are_refused(tokens: str) -> None
         tree_from(tokens.split(), [("a", "NN"), ("b", "NN")])
 
 
-def test_an_empty_sentence_is_dropped() -> None:
-    assert without_traces(Tree.fromstring("(S (NP (-NONE- *)))")) is None
-
-
 def test_recombined_trees_consist_of_the_treebank_s_constituents() -> None:
     generator = random.Random(2)
     trees = [random_tree(generator) for _ in range(20)]
@@ -119,14 +114,16 @@ def test_sections_are_those_that_everybody_uses(tmp_path: Path) -> None:
     assert first == {"train": ["J201", "J2199"], "val": ["J2201"], "test": ["J2301"]}
 
 
-def test_a_treebank_without_files_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no tree for train"):
-        read_treebank(tmp_path)
-
-
-def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
-    (tmp_path / "wsj_0001.mrg").write_text(SENTENCE.rstrip()[:-2])
-    with pytest.raises(InputError, match=r"wsj_0001\.mrg is not a file of trees: .*end-of-string"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SENTENCE.rstrip()[:-2], r"wsj_0001\.mrg is not a file of trees: .*end-of-string"),
+        ("(S (NP (-NONE- *)))", "no tree for train"),  # an empty sentence is no tree
+    ],
+)
+def test_a_faulty_treebank_is_named(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "wsj_0001.mrg").write_text(text)
+    with pytest.raises(InputError, match=said):
         read_treebank(tmp_path)
 
 

@@ -31,21 +31,17 @@ def subject(pick: Pick, verb: Verb, head: str = "", avoid: tuple[str, ...] = ())
     """Choose a plausible subject: no child sells cars or writes novels. avoid: pronouns that would sound odd."""
     adult = "adult" in verb.flags or (verb.english[0] == "write" and head in ("novel", "book"))
     heads = [head for head in PERSONS if not (adult and head in CHILDREN)]
-    while True:
-        draw = pick.random()
-        if draw < 0.5:
-            who = pick.of(PRONOUNS if draw < 0.35 else NAMES)
-        else:
-            who = adult_person(pick, heads) if adult else person(pick, pick.of(heads))
-        if isinstance(who, NounPhrase) or who.word not in avoid:
-            return who
 
+    def is_plausible(who: Phrase) -> bool:
+        return not (adult and isinstance(who, NounPhrase) and who.adjective and who.adjective.english == "little")
 
-def adult_person(pick: Pick, heads: list[str]) -> Phrase:
-    while True:
-        who = person(pick, pick.of(heads))
-        if isinstance(who, Word) or not who.adjective or who.adjective.english != "little":
-            return who
+    def draw() -> Phrase:
+        kind = pick.random()
+        if kind < 0.5:
+            return pick.of(PRONOUNS if kind < 0.35 else NAMES)
+        return pick.until(lambda: person(pick, pick.of(heads)), is_plausible)
+
+    return pick.until(draw, lambda who: isinstance(who, NounPhrase) or who.word not in avoid)
 
 
 def possessive_of(who: Phrase) -> str:

@@ -23,18 +23,20 @@ def describes(allowed: set[str]) -> list[str]:
 def described(pick: Pick, head: str, word: str) -> NounPhrase | Word:
     """Build a phrase for a thing or person whose adjective, if any, neither contradicts nor repeats `word`."""
     dimension = ADJECTIVES[word].dimension
-    while True:
-        if head in THINGS:
-            entry = THINGS[head]
-            plural = entry.noun.english_plural != "-" and pick.chance(0.25)
-            own = list(OWN.values()) if head == "house" or entry.verbs & {"sell", "have", "read"} else []
-            phrase = noun_phrase(entry, pick.of(["the", "the", "this", *own]), plural, pick, 0.5)
-        else:
-            phrase = person(pick, head)
-        if isinstance(phrase, Word) or not phrase.adjective:
-            return phrase
-        if phrase.adjective.english != word and (not dimension or phrase.adjective.dimension != dimension):
-            return phrase
+
+    def draw() -> NounPhrase | Word:
+        if head not in THINGS:
+            return person(pick, head)
+        entry = THINGS[head]
+        plural = entry.noun.english_plural != "-" and pick.chance(0.25)
+        own = list(OWN.values()) if head == "house" or entry.verbs & {"sell", "have", "read"} else []
+        return noun_phrase(entry, pick.of(["the", "the", "this", *own]), plural, pick, 0.5)
+
+    def fits(phrase: NounPhrase | Word) -> bool:
+        other = phrase.adjective if isinstance(phrase, NounPhrase) else None
+        return other is None or (other.english != word and (not dimension or other.dimension != dimension))
+
+    return pick.until(draw, fits)
 
 
 def says(english_degree: str, german_degree: str, mark: str = "."):
@@ -71,9 +73,7 @@ def owned(english: str, german: str, mark: str):
     def make(value: str, pick: Pick) -> Pair:
         owner, head = value.split("'s ")
         entry = THINGS[head]
-        who = person(pick, owner)
-        while not isinstance(who, NounPhrase) or who.plural:
-            who = person(pick, owner)
+        who = pick.until(lambda: person(pick, owner), lambda who: who.person == "3s")
         left = f"{who.english()}'s {entry.noun.english}"
         right = f"{NounPhrase('the', None, entry.noun).german('nom')} {who.german('gen')}"
         if mark == "?":

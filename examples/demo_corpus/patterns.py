@@ -65,9 +65,7 @@ def template(row: Row) -> Template:
 
 def born(value: str, pick: Pick) -> Pair:
     head = pick.of((*SIBLINGS, "Lukas"))
-    who = person(pick, head)
-    while who.person != "3s":
-        who = person(pick, head)
+    who = pick.until(lambda: person(pick, head), lambda who: who.person == "3s")
     left, right = form("past date", value, pick)
     return sentence(f"{who.english()} was born on {left}"), sentence(f"{who.german('nom')} wurde am {right} geboren")
 

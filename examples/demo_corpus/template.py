@@ -21,6 +21,12 @@ class Pick:
     def chance(self, share: float) -> bool:
         return self.random() < share
 
+    def until(self, draw: Callable[[], Item], accepts: Callable[[Item], bool]) -> Item:
+        """Return the first of several draws that is accepted."""
+        while not accepts(item := draw()):
+            pass
+        return item
+
     def shuffled(self, items: Sequence[Item]) -> list[Item]:
         keys = [self.random() for _ in items]
         return [items[i] for i in sorted(range(len(items)), key=keys.__getitem__)]

@@ -25,6 +25,9 @@ Output = Annotated[Path, typer.Option(help="A folder for the row files, pictures
 Model = Annotated[str, typer.Option(help="A model folder.")]
 Source = Annotated[str | None, typer.Option(help="The sentence; default: a caption with pronouns.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Trainings at a time.")]
+Run = Annotated[Path, typer.Option(help="The folder of a finished training run.")]
+Seconds = Annotated[float, typer.Option(min=0, help="How long to measure each speed.")]
 
 
 @app.command(help="Count operations, sequential steps and path lengths of four kinds of layers, and fit exponents.")
@@ -57,7 +60,7 @@ def table3(
         str | None, typer.Option(help="Rows, separated by commas, such as base,A-h1; default: all.")
     ] = None,
     seeds: Seeds = "1,2,3",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    jobs: Jobs = 1,
 ) -> None:
     options = parse_options(context.args)
     from . import table3 as module
@@ -88,19 +91,20 @@ def table4(
 
 @app.command(
     context_settings=RECIPE_OPTIONS,
-    help="Measure claims about the model, each with a number, a plot and a verdict: about half an hour with one seed. "
-    "Verdicts on trained models need several seeds, such as --seeds 1,2,3. The same command resumes. Other options are "
-    "keys of the recipe multi30k_table3, for the claims that train models.",
+    help="Measure claims about the model, each with a number, a plot and a verdict: about 20 minutes on two cores. "
+    "Verdicts on trained models need several seeds, such as --seeds 1,2,3, and three times as long. The same command "
+    "resumes. Other options are keys of the recipe multi30k_table3, for the claims that train models.",
 )
 def claims(
     context: typer.Context,
     output: Output,
-    run: Annotated[Path, typer.Option(help="The folder of a finished training run.")],
+    run: Run,
     data: Annotated[str | None, typer.Option(help="The folder of the run's text, if it has moved.")] = None,
     only: Annotated[str | None, typer.Option(help="Claims, separated by commas; default: all.")] = None,
     sentences: Annotated[int, typer.Option(min=2, help="Sentences of the validation text to translate.")] = 300,
-    seconds: Annotated[float, typer.Option(min=0, help="How long to measure each speed.")] = 2,
+    seconds: Seconds = 2,
     seeds: Seeds = "1",
+    jobs: Jobs = 2,
 ) -> None:
     options = parse_options(context.args)
     if not run.is_dir():
@@ -115,7 +119,7 @@ def claims(
     part = replace(whole, sources=whole.sources[:sentences], references=whole.references[:sentences])
     text = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
     where = {key: json.dumps(value, ensure_ascii=False) for key, value in text.items()}
-    setting = Setting(run, part, numbers(seeds), output, seconds, where | options)
+    setting = Setting(run, part, numbers(seeds), output, seconds, jobs, where | options)
     words = ["--run", run.name, "--sentences", str(sentences), "--seconds", f"{seconds:g}", "--seeds", seeds]
     words += [f"--{key}={value}" for key, value in for_others(options).items()]
     command = shlex.join(["vaswani-transformer", "paper", "claims", *words])
@@ -130,13 +134,13 @@ def claims(
 def everything(
     context: typer.Context,
     output: Output,
-    run: Annotated[Path, typer.Option(help="The folder of a finished training run.")],
+    run: Run,
     data: Annotated[str, typer.Option(help="The folder of Multi30k.")] = "data/multi30k",
     rows: Annotated[str | None, typer.Option(help="Rows of Table 3; default: all.")] = None,
     seeds: Seeds = "1,2,3",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs of Table 3 at a time.")] = 1,
+    jobs: Jobs = 1,
     treebank: Annotated[Path | None, typer.Option(help="A treebank for Table 4; default: no Table 4.")] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="How long to measure each speed.")] = 2,
+    seconds: Seconds = 2,
 ) -> None:
     where, chosen = ["--output", str(output)], [] if rows is None else ["--rows", rows]
     trained = ["--data", data, "--seeds", seeds, *context.args]
@@ -148,7 +152,7 @@ def everything(
         *([] if treebank is None else [["table4", "--treebank", str(treebank), "--seeds", seeds]]),
         ["figures", "--model", str(run)],
         ["walk", "--model", str(run)],
-        ["claims", "--run", str(run), "--seconds", str(seconds), *trained],
+        ["claims", "--run", str(run), "--seconds", str(seconds), "--jobs", str(jobs), *trained],
         ["page"],
     ):
         try:
@@ -168,33 +172,24 @@ def page(output: Output) -> None:
     typer.echo(write_page(output))
 
 
-def add_figure(number: int, text: str) -> None:
-    @app.command(f"figure{number}", help=text)
-    def figure(model: Model, output: Output, source: Source = None) -> None:
-        draw_figures([number], model, source, output)
+def add_figures(name: str, numbers: list[int], text: str) -> None:
+    @app.command(name, help=text)
+    def figures(model: Model, output: Output, source: Source = None) -> None:
+        from .figures import draw
+        from .heads import SENTENCE
+
+        translator = load_translator(model, "cpu", "float32", download=False)
+        for number in numbers:
+            command = f"vaswani-transformer paper figure{number} --model {Path(model).name}" + given(source=source)
+            typer.echo(draw(translator, number, source or SENTENCE, output, command))
 
 
-add_figure(1, "Draw the architecture of a model: names, shapes and parameters of its running modules.")
-add_figure(2, "Draw the attention of a model: operations, shapes and parameters of its running modules.")
-add_figure(3, "Find and draw heads that connect distant words.")
-add_figure(4, "Find and draw heads that connect a pronoun to an earlier noun.")
-add_figure(5, "Find and draw two heads with different tasks.")
-
-
-@app.command(help="Draw figures 1 to 5.")
-def figures(model: Model, output: Output, source: Source = None) -> None:
-    draw_figures([1, 2, 3, 4, 5], model, source, output)
-
-
-def draw_figures(numbers: list[int], model: str, source: str | None, output: Path) -> None:
-    from .figures import draw
-    from .heads import SENTENCE
-
-    translator = load_translator(model, "cpu", "float32", download=False)
-    for number in numbers:
-        command = f"vaswani-transformer paper figure{number} --model {Path(model).name}" + given(source=source)
-        draw(translator, number, source or SENTENCE, output, command)
-        typer.echo(output / f"figure{number}.png")
+add_figures("figure1", [1], "Draw the architecture of a model: names, shapes and parameters of its running modules.")
+add_figures("figure2", [2], "Draw the attention of a model: operations, shapes and parameters of its running modules.")
+add_figures("figure3", [3], "Find and draw heads that connect distant words.")
+add_figures("figure4", [4], "Find and draw heads that connect a pronoun to an earlier noun.")
+add_figures("figure5", [5], "Find and draw two heads with different tasks.")
+add_figures("figures", [1, 2, 3, 4, 5], "Draw figures 1 to 5.")
 
 
 @app.command(help="Show every value of one head for one sentence: Q, K, V, scores, mask, softmax, weighted values.")

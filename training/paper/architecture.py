@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
@@ -44,25 +45,17 @@ class Call:
 def trace(model: VaswaniTransformerForConditionalGeneration, source: int = 7, target: int = 6) -> list[Call]:
     """Return the calls of the parts that Figure 1 shows, in the order in which one forward pass makes them."""
     calls: list[Call] = []
+    names = {each: name for name, each in model.named_modules() if type(each) in COLOURS and not inside(name)}
 
-    def record(name: str, module: nn.Module) -> Any:
-        parameters = sum(each.numel() for each in module.parameters())
-
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+    def record(module: nn.Module, _inputs: Any, output: Any) -> None:
+        if module in names:
             shape = tuple((output[0] if isinstance(output, tuple) else output).shape)
-            calls.append(Call(name, type(module), shape, parameters))
+            parameters = sum(each.numel() for each in module.parameters())
+            calls.append(Call(names[module], type(module), shape, parameters))
 
-        return module.register_forward_hook(hook)
-
-    parts = [(name, each) for name, each in model.named_modules() if type(each) in COLOURS and not inside(name)]
-    handles = [record(name, each) for name, each in parts]
-    try:
-        with torch.inference_mode():
-            ids = torch.full((1, source + target), 4, device=model.device)
-            model(input_ids=ids[:, :source], decoder_input_ids=ids[:, source:], use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.inference_mode(), register_module_forward_hook(record):
+        ids = torch.full((1, source + target), 4, device=model.device)
+        model(input_ids=ids[:, :source], decoder_input_ids=ids[:, source:], use_cache=False)
     return calls
 
 
@@ -106,12 +99,11 @@ def is_tied(model: VaswaniTransformerForConditionalGeneration) -> bool:
 def draw_stack(axis: "Axes", calls: list[Call], x: float, layers: int, inputs: str) -> None:
     """Draw one column of boxes, a frame around the repeated layer, and its residual connections."""
     axis.text(x, -0.95, inputs, ha="center", fontsize=11)
-    arrow = {"arrowstyle": "->", "linewidth": 1}
     outwards = 1 if x > 0.5 else -1
     inner = [n for n, call in enumerate(calls) if ".layers." in call.name]
     norm_first = calls[inner[0]].kind is nn.LayerNorm
     for n, call in enumerate(calls):
-        axis.annotate("", (x, n - 0.31), (x, n - (0.72 if n == 0 else 0.69)), arrowprops=arrow)
+        arrow(axis, x, n - 0.7, n - 0.3)
         box(axis, x, n, 0.34, COLOURS[call.kind], title_of(call, norm_first), details(call, layers))
     low, high = inner[0] - 0.56, inner[-1] + 0.52
     axis.plot([x - 0.2, x + 0.2, x + 0.2, x - 0.2, x - 0.2], [low, low, high, high, low], color="grey", linewidth=1)
@@ -121,9 +113,9 @@ def draw_stack(axis: "Axes", calls: list[Call], x: float, layers: int, inputs: s
             start, end = (n - 1.48, n + 0.44) if norm_first else (n - 0.48, n + 1)
             side, edge = x + 0.187 * outwards, x + (0 if norm_first else 0.17 * outwards)
             axis.plot([x, side, side], [start, start, end], color="black", linewidth=0.8)
-            axis.annotate("", (edge, end), (side, end), arrowprops=arrow)
+            axis.annotate("", (edge, end), (side, end), arrowprops={"arrowstyle": "->", "linewidth": 1})
     if calls[-1].name == "lm_head":
-        axis.annotate("", (x, len(calls) - 0.31), (x, len(calls) - 0.69), arrowprops=arrow)
+        arrow(axis, x, len(calls) - 0.7, len(calls) - 0.3)
         box(axis, x, len(calls), 0.34, "#d5eeca", "Softmax", f"{calls[-1].shape}")
         axis.text(x, len(calls) + 0.5, "Output Probabilities", ha="center", fontsize=11)
 
@@ -188,48 +180,60 @@ def attention_operations(attention: MultiHeadAttention, heads: int, length: int)
 def figure2(model: VaswaniTransformerForConditionalGeneration, length: int = 7) -> "Figure":
     """Draw scaled dot-product attention (left) and multi-head attention (right) of the first encoder layer."""
     attention: Any = model.model.encoder.layers[0].self_attn
-    heads, d_model = model.config.encoder_attention_heads, model.config.d_model
-    figure = figure_class()(figsize=(11, 7), dpi=RESOLUTION)
+    figure = figure_class()(figsize=(11, 7), layout="constrained", dpi=RESOLUTION)
     left, right = figure.subplots(1, 2)
     for axis, title in ((left, "Scaled Dot-Product Attention"), (right, "Multi-Head Attention")):
         axis.set_axis_off()
         axis.set_title(title)
-        axis.set(xlim=(0, 1), ylim=(-1, 7))
-    arrow = {"arrowstyle": "->", "linewidth": 1}
+        axis.set(xlim=(0, 1), ylim=(-1, TOP + 0.4))
+    draw_operations(left, attention, model.config.encoder_attention_heads, length)
+    draw_projections(right, attention, model.config.encoder_attention_heads, length)
+    return figure
+
+
+INPUTS, TOP = -0.48, 6.1  # heights of the arrows that come in and that go out
+
+
+def draw_operations(axis: "Axes", attention: MultiHeadAttention, heads: int, length: int) -> None:
+    """Draw the operations from bottom to top; Scale comes first and acts on the queries alone."""
     operations = attention_operations(attention, heads, length)
-    d_k, d_v = attention.d_k, attention.d_v
-    for name, x, wide in (("Q", 0.2, d_k), ("K", 0.45, d_k), ("V", 0.8, d_v)):
-        left.text(x, -0.75, f"{name}\n({heads}, {length}, {wide})", ha="center", va="center", fontsize=9)
-    for n, (name, shape) in enumerate(operations):
-        last = n == len(operations) - 1
-        centre = 0.2 if n == 0 and name == "Scale" else 0.325 if not last else 0.56
-        left.annotate(
-            "", (centre, n - 0.3), (centre if not last else 0.4, n - (0.48 if n == 0 else 0.7)), arrowprops=arrow
-        )
-        box(left, centre, n, 0.3, OPERATION_COLOURS[name], name, str(shape))
-    first = next(n for n, (name, _) in enumerate(operations) if name == "MatMul")
-    left.annotate("", (0.45, first - 0.3), (0.45, -0.48), arrowprops=arrow)
-    left.annotate("", (0.68, len(operations) - 1.3), (0.8, -0.48), arrowprops=arrow)
-    left.annotate("", (0.56, len(operations) - 0.2), (0.56, len(operations) - 0.7), arrowprops=arrow)
+    for name, x, wide in (("Q", 0.2, attention.d_k), ("K", 0.5, attention.d_k), ("V", 0.86, attention.d_v)):
+        axis.text(x, -0.75, f"{name}\n({heads}, {length}, {wide})", ha="center", va="center", fontsize=9)
+    products = [n for n, (name, _) in enumerate(operations) if name == "MatMul"]
+    heights = [0.6 + 1.1 * n for n in range(len(operations))]
+    below = INPUTS
+    for n, ((name, shape), height) in enumerate(zip(operations, heights, strict=True)):
+        centre, width = (0.2, 0.28) if n < products[0] else (0.6, 0.78) if n == products[1] else (0.36, 0.5)
+        box(axis, centre, height, width, OPERATION_COLOURS[name], name, str(shape))
+        arrow(axis, 0.2 if n <= products[0] else 0.36, below, height - 0.3)
+        below = height + 0.3
+    arrow(axis, 0.5, INPUTS, heights[products[0]] - 0.3)
+    arrow(axis, 0.86, INPUTS, heights[products[1]] - 0.3)
+    arrow(axis, 0.6, below, TOP)
+    axis.text(0.6, TOP + 0.1, str(operations[-1][1]), ha="center", fontsize=9)
+
+
+def draw_projections(axis: "Axes", attention: Any, heads: int, length: int) -> None:
+    d_model = attention.q_proj.in_features
 
     def linear(name: str) -> tuple[str, str]:
         weight = getattr(attention, name).weight
-        return "Linear", f"{name} {tuple(weight.shape)}\n{weight.numel():,}"
+        return "Linear", f"{name} {tuple(weight.shape)}\n{weight.numel():,} parameters"
 
     for x, letter, name in ((0.17, "V", "v_proj"), (0.5, "K", "k_proj"), (0.83, "Q", "q_proj")):
-        right.text(x, -0.75, f"{letter}\n(1, {length}, {d_model})", ha="center", va="center", fontsize=9)
-        right.annotate("", (x, 0.7), (x, -0.48), arrowprops=arrow)
-        box(right, x, 1, 0.28, "#dddfef", *linear(name))
-        right.annotate("", (x, 2.2), (x, 1.3), arrowprops=arrow)
-    box(
-        right, 0.5, 2.5, 0.94, "#e2d5ee", "Scaled Dot-Product Attention", f"h = {heads} heads, d_k = {d_k}, d_v = {d_v}"
-    )
-    for y, colour, title, below in (
-        (3.8, "#fbf3c6", "Concat", f"(1, {length}, {heads * d_v})"),
-        (5.1, "#dddfef", *linear("out_proj")),
-    ):
-        right.annotate("", (0.5, y - 0.3), (0.5, y - 1), arrowprops=arrow)
-        box(right, 0.5, y, 0.4, colour, title, below)
-    right.annotate("", (0.5, 6.0), (0.5, 5.4), arrowprops=arrow)
-    right.text(0.5, 6.15, f"(1, {length}, {d_model})", ha="center", fontsize=9)
-    return figure
+        axis.text(x, -0.75, f"{letter}\n(1, {length}, {d_model})", ha="center", va="center", fontsize=9)
+        arrow(axis, x, INPUTS, 0.7)
+        box(axis, x, 1, 0.3, COLOURS[nn.Linear], *linear(name))
+        arrow(axis, x, 1.3, 2.2)
+    sizes = f"h = {heads} heads, d_k = {attention.d_k}, d_v = {attention.d_v}"
+    box(axis, 0.5, 2.5, 0.96, "#e2d5ee", "Scaled Dot-Product Attention", sizes)
+    arrow(axis, 0.5, 2.8, 3.5)
+    box(axis, 0.5, 3.8, 0.4, "#fbf3c6", "Concat", f"(1, {length}, {heads * attention.d_v})")
+    arrow(axis, 0.5, 4.1, 4.8)
+    box(axis, 0.5, 5.1, 0.4, COLOURS[nn.Linear], *linear("out_proj"))
+    arrow(axis, 0.5, 5.4, TOP)
+    axis.text(0.5, TOP + 0.1, f"(1, {length}, {d_model})", ha="center", fontsize=9)
+
+
+def arrow(axis: "Axes", x: float, low: float, high: float) -> None:
+    axis.annotate("", (x, high), (x, low), arrowprops={"arrowstyle": "->", "linewidth": 1, "shrinkA": 0, "shrinkB": 0})

@@ -5,36 +5,22 @@ A claim whose row file is there is not measured again, so an interrupted command
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError
 
 from ..json_files import write_json
-from .claim import Result, Setting
-from .measured_claims import averaging, beam_and_alpha, memory_of_attention, square_root_of_d_k
-from .rows import origin
-from .speed_claims import decoding_throughput, throughput
-from .trained_claims import label_smoothing, length_extrapolation, small_data, training_without_the_factor, warm_up
+from . import measured_claims, speed_claims, trained_claims
+from .claim import Numbers, Setting
+from .rows import origin, save
 
-CLAIMS: dict[str, Callable[[Setting], Result]] = {
-    "square_root_of_d_k": square_root_of_d_k,
-    "memory_of_attention": memory_of_attention,
-    "throughput": throughput,
-    "decoding_throughput": decoding_throughput,
-    "averaging": averaging,
-    "beam_and_alpha": beam_and_alpha,
-    "label_smoothing": label_smoothing,
-    "warm_up": warm_up,
-    "length_extrapolation": length_extrapolation,
-    "training_without_the_factor": training_without_the_factor,
-    "small_data": small_data,
-}
+CLAIMS = {**measured_claims.CLAIMS, **speed_claims.CLAIMS, **trained_claims.CLAIMS}
 
 
 def measure_claims(setting: Setting, names: list[str], command: str, say: Callable[[str], None]) -> None:
-    """Write claims/NAME.json and, with a plot, claims/NAME.png for every claim that has no row file yet.
+    """Write claims/NAME.json and claims/NAME.png for every claim that has no row file yet.
 
     Raises InputError at the end if some claims could not be measured.
     """
@@ -50,16 +36,22 @@ def measure_claims(setting: Setting, names: list[str], command: str, say: Callab
         torch.manual_seed(setting.seeds[0])
         started = time.perf_counter()
         try:
-            numbers, figure = CLAIMS[name](setting)
+            numbers = CLAIMS[name].measure(setting)
         except InputError as error:
             problems.append(f"{name}: {error}")
             say(f"{name}: not measured")
             continue
-        if figure is not None:
-            with atomic_file(folder / f"{name}.png") as file:
-                figure.savefig(file, format="png")
-        made = origin(f"{command} --only {name}", setting.seeds, time.perf_counter() - started)
-        write_json(folder / f"{name}.json", {"claim": (CLAIMS[name].__doc__ or "").strip(), **made, **numbers})
-        say(f"{name}: {numbers['verdict']}: {numbers['number']}")
+        about = origin(f"{command} --only {name}", setting.seeds, time.perf_counter() - started) | numbers
+        about = publish(folder, name, about)
+        say(f"{name}: {about['verdict']}: {about['number']}")
     if problems:
         raise InputError("; ".join(problems))
+
+
+def publish(folder: Path, name: str, about: Numbers) -> Numbers:
+    """Write the row file and the picture of a claim, with what follows from its numbers."""
+    verdict, number, figure = CLAIMS[name].judge(about)
+    about = {**about, "claim": CLAIMS[name].text, "verdict": verdict, "number": number}
+    save(figure, folder / f"{name}.png")
+    write_json(folder / f"{name}.json", about)
+    return about

@@ -1,7 +1,7 @@
 """Figures 3 to 5 in the paper's layout, the search for the heads that they show, and a report on every head."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,11 +81,12 @@ def word_maps(maps: AttentionMaps) -> WordMaps:
 
 @dataclass(frozen=True)
 class Found:
-    """The heads that a figure shows: one layer (from 1), its heads (from 1), a query word or None for all words.
+    """The heads that a panel shows: one layer (from 1), its heads (from 1), a query word or None for all words.
 
     score: the weights on which the search decided; higher is clearer
     """
 
+    title: str
     layer: int
     heads: list[int]
     word: int | None
@@ -104,12 +105,13 @@ def long_distance(maps: WordMaps) -> Found:
         raise InputError(f"--source has {count} words and no two content words far from each other; give a longer one")
     layer, word = divmod(int(scores.argmax()), count)
     key = int((maps.weights[layer, :, word] * far[word]).sum(0).argmax())
-    return Found(layer + 1, list(range(1, maps.weights.shape[1] + 1)), word, float(scores.max()), key)
+    title = f"Layer {layer + 1}: attention of “{maps.words[word]}”, all heads"
+    return Found(title, layer + 1, list(range(1, maps.weights.shape[1] + 1)), word, float(scores.max()), key)
 
 
 def anaphora(maps: WordMaps) -> Found:
     """Return the two heads of a layer that attend most strongly from a pronoun to an earlier noun (Figure 4)."""
-    best: Found | None = None
+    found: list[Found] = []
     for word, text in enumerate(maps.words):
         before = [n for n in range(word) if maps.noun(n)]
         if text.lower() not in PRONOUNS or not before:
@@ -117,116 +119,83 @@ def anaphora(maps: WordMaps) -> Found:
         strongest, keys = maps.weights[:, :, word, before].max(-1)  # (layers, heads)
         top, heads = strongest.topk(min(2, strongest.shape[1]), dim=1)
         layer = int(top[:, 0].argmax())
-        score = float(top[layer, 0])
-        if best is None or score > best.score:
-            key = before[int(keys[layer, heads[layer, 0]])]
-            best = Found(layer + 1, [int(head) + 1 for head in heads[layer]], word, score, key)
-    if best is None:
+        key, numbers = before[int(keys[layer, heads[layer, 0]])], [int(head) + 1 for head in heads[layer]]
+        title = f"The same layer, only “{text}”"
+        found.append(Found(title, layer + 1, numbers, word, float(top[layer, 0]), key))
+    if not found:
         raise InputError("--source has no pronoun with a noun before it; Figure 4 needs one, such as `his` or `it`")
-    return best
+    return max(found, key=lambda each: each.score)
 
 
 def structure(maps: WordMaps) -> list[Found]:
     """Return two heads with clearly different tasks: one that looks at a fixed distance, one that looks elsewhere."""
     weights = maps.weights[..., :-1, :-1]  # without </s>
-    layers, heads, count, _ = weights.shape
+    heads, count = weights.shape[1:3]
     offsets = range(-count // 2, count // 2 + 1)
     shifted = torch.stack([weights.diagonal(offset, -2, -1).sum(-1) / count for offset in offsets if offset])
     positional = shifted.amax(0).flatten()  # the share of attention at the best distance
     sink = weights.mean(-2).amax(-1).flatten()  # the share of the most popular word
     focus = weights.amax(-1).mean(-1).flatten()
     itself = weights.diagonal(0, -2, -1).mean(-1).flatten()
-    by_task = (positional, focus - positional - sink - itself)
-    chosen = [int(scores.argmax()) for scores in by_task]
-    return [
-        Found(n // heads + 1, [n % heads + 1], None, float(scores[n]))
-        for n, scores in zip(chosen, by_task, strict=True)
-    ]
+    found = []
+    for task, scores in (("a fixed distance", positional), ("chosen words", focus - positional - sink - itself)):
+        layer, head = divmod(int(scores.argmax()), heads)
+        title = f"Layer {layer + 1}, head {head + 1}: {task}"
+        found.append(Found(title, layer + 1, [head + 1], None, float(scores.max())))
+    return found
 
 
 # ---- drawing -------------------------------------------------------------------------------------------------------
 
 
-def head_colours(heads: list[int]) -> dict[int, str]:
-    palette = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
-    return {head: palette[(head - 1) % len(palette)] for head in heads}
+PALETTE = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
 
-def columns(axis: "Axes", maps: WordMaps, layer: int, heads: list[int], word: int | None, title: str) -> None:
+def figure_of(maps: WordMaps, number: int) -> tuple["Figure", dict[str, Any]]:
+    """Draw Figure 3, 4 or 5, and return what the search found for its row file."""
+    found = structure(maps) if number == 5 else [(long_distance if number == 3 else anaphora)(maps)]
+    shown = found
+    if number == 4:
+        layer, head = found[0].layer, found[0].heads[0]
+        shown = [replace(found[0], title=f"Layer {layer}, head {head}: all words", heads=[head], word=None), *found]
+    size = (4.6 * len(shown), 1.0 + 0.24 * len(maps.words))
+    figure = figure_class()(figsize=size, layout="constrained", dpi=RESOLUTION)
+    for axis, each in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        draw_lines(axis, maps, each)
+    rows = [
+        {
+            "layer": each.layer,
+            "heads": each.heads,
+            "query": None if each.word is None else maps.words[each.word],
+            "key": None if each.key is None else maps.words[each.key],
+            "score": round(each.score, 4),
+        }
+        for each in found
+    ]
+    return figure, {"words": maps.words, "found": rows}
+
+
+def draw_lines(axis: "Axes", maps: WordMaps, found: Found) -> None:
     """Draw the words twice, top to bottom, and a line from each query word to each key word, as dark as its weight."""
-    count, colours = len(maps.words), head_colours(heads)
+    from matplotlib.patches import Rectangle
+
+    count = len(maps.words)
     axis.set(xlim=(-0.8, 2.1), ylim=(count - 0.3, -0.7))
     axis.set_axis_off()
-    axis.set_title(title, fontsize=9)
+    axis.set_title(found.title, fontsize=9)
     for n, text in enumerate(drawable(maps.words)):
-        weight = "bold" if n == word else "normal"
+        weight = "bold" if n == found.word else "normal"
         axis.text(-0.08, n, text, ha="right", va="center", fontsize=9, fontweight=weight, parse_math=False)
         axis.text(1.08, n, text, ha="left", va="center", fontsize=9, parse_math=False)
-    for head in heads:
-        weights = maps.weights[layer - 1, head - 1]
-        for query in range(count) if word is None else [word]:
+    for place, head in enumerate(found.heads):
+        colour, weights = PALETTE[(head - 1) % len(PALETTE)], maps.weights[found.layer - 1, head - 1]
+        for query in range(count) if found.word is None else [found.word]:
             for key in range(count):
                 alpha = float(weights[query, key])
                 if alpha > 0.02:
-                    axis.plot([0, 1], [query, key], color=colours[head], alpha=min(1.0, alpha), linewidth=2)
-    for place, head in enumerate(heads):
-        axis.add_patch(square(1.65, place * 0.8 - 0.4, colours[head]))
+                    axis.plot([0, 1], [query, key], color=colour, alpha=min(1.0, alpha), linewidth=2)
+        axis.add_patch(Rectangle((1.65, place * 0.8 - 0.4), 0.1, 0.7, facecolor=colour))
         axis.text(1.8, place * 0.8, f"head {head}", va="center", fontsize=7)
-
-
-def square(x: float, y: float, colour: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x, y), 0.1, 0.7, facecolor=colour)
-
-
-def panels(maps: WordMaps, shown: list[tuple[Found, int | None, str]]) -> "Figure":
-    height = 1.0 + 0.24 * len(maps.words)
-    figure = figure_class()(figsize=(4.6 * len(shown), height), layout="constrained", dpi=RESOLUTION)
-    axes = figure.subplots(1, len(shown), squeeze=False)[0]
-    for axis, (found, word, title) in zip(axes, shown, strict=True):
-        columns(axis, maps, found.layer, found.heads, word, title)
-    return figure
-
-
-def figure3(maps: WordMaps) -> tuple["Figure", dict[str, Any]]:
-    found = long_distance(maps)
-    title = f"Layer {found.layer}: attention of “{maps.words[found.word or 0]}”, all heads"
-    return panels(maps, [(found, found.word, title)]), about(maps, [found])
-
-
-def figure4(maps: WordMaps) -> tuple["Figure", dict[str, Any]]:
-    found = anaphora(maps)
-    first = Found(found.layer, found.heads[:1], None, found.score)
-    word = maps.words[found.word or 0]
-    full = f"Layer {found.layer}, head {found.heads[0]}: all words"
-    return panels(maps, [(first, None, full), (found, found.word, f"The same layer, only “{word}”")]), about(
-        maps, [found]
-    )
-
-
-def figure5(maps: WordMaps) -> tuple["Figure", dict[str, Any]]:
-    pair = structure(maps)
-    tasks = ("a fixed distance", "chosen words")
-    titles = [f"Layer {f.layer}, head {f.heads[0]}: {task}" for f, task in zip(pair, tasks, strict=True)]
-    return panels(maps, [(f, None, title) for f, title in zip(pair, titles, strict=True)]), about(maps, pair)
-
-
-def about(maps: WordMaps, found: list[Found]) -> dict[str, Any]:
-    """Return what the search found, for the row file."""
-    return {
-        "words": maps.words,
-        "found": [
-            {
-                "layer": each.layer,
-                "heads": each.heads,
-                "query": None if each.word is None else maps.words[each.word],
-                "key": None if each.key is None else maps.words[each.key],
-                "score": round(each.score, 4),
-            }
-            for each in found
-        ],
-    }
 
 
 # ---- the report ----------------------------------------------------------------------------------------------------
@@ -242,24 +211,21 @@ def head_report(translator: Translator, sources: list[str]) -> list[dict[str, An
     for source in sources:
         maps = attention_maps(translator.model, translator.tokenizer, source, None, translator.target_tokenizer)
         for kind in ("encoder", "decoder", "cross"):
-            weights = getattr(maps, kind)
-            for key, values in zip(product_of(kind, weights), measures(kind, weights).flatten(0, 1), strict=True):
-                sums[key] = sums.get(key, torch.zeros(())) + values / len(sources)
-    names = ("entropy", "distance", "fixed distance", "end", "agreement")
+            for layer, of_layer in enumerate(measures(kind, getattr(maps, kind)), start=1):
+                for head, values in enumerate(of_layer, start=1):
+                    sums[kind, layer, head] = sums.get((kind, layer, head), torch.zeros(())) + values / len(sources)
     return [
         {"kind": kind, "layer": layer, "head": head}
-        | {name: round(float(value), 3) for name, value in zip(names, values, strict=True) if not value.isnan()}
+        | {name: round(float(value), 3) for name, value in zip(MEASURES, values, strict=True) if not value.isnan()}
         for (kind, layer, head), values in sums.items()
     ]
 
 
-def product_of(kind: str, weights: Tensor) -> list[tuple[str, int, int]]:
-    layers, heads = weights.shape[:2]
-    return [(kind, layer, head) for layer in range(1, layers + 1) for head in range(1, heads + 1)]
+MEASURES = ("entropy", "distance", "fixed distance", "end", "agreement")
 
 
 def measures(kind: str, weights: Tensor) -> Tensor:
-    """Return (layers, heads, 5) for weights (layers, heads, query, key) of one sentence."""
+    """Return (layers, heads, measure) for weights (layers, heads, query, key) of one sentence."""
     queries, keys = weights.shape[-2:]
     distance = (torch.arange(queries)[:, None] - torch.arange(keys)).abs().float()
     entropy = torch.special.entr(weights).sum(-1).mean(-1)
@@ -274,5 +240,13 @@ def measures(kind: str, weights: Tensor) -> Tensor:
 
 
 def heads_table(rows: list[dict[str, Any]]) -> str:
-    names = ["kind", "layer", "head", "entropy", "distance", "fixed distance", "end", "agreement"]
-    return markdown(names, [[str(row.get(name, "")) for name in names] for row in rows])
+    lines = [
+        [
+            row["kind"],
+            str(row["layer"]),
+            str(row["head"]),
+            *(f"{row[name]:.2f}" if name in row else "" for name in MEASURES),
+        ]
+        for row in rows
+    ]
+    return markdown(["kind", "layer", "head", *MEASURES], lines)

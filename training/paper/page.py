@@ -7,8 +7,8 @@ from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError
 
 from ..json_files import read_json
-from . import heads, table1, table2, table3, table4
-from .rows import markdown
+from . import claims, heads, table1, table2, table3, table4
+from .rows import in_words, markdown, save
 
 INTRODUCTION = """# The paper, reproduced
 
@@ -18,11 +18,12 @@ made from the row files that the commands leave, and so is every number on it. R
 English-German captions, models of up to a few million parameters. They show whether the paper's directions hold at
 that scale, not its BLEU.
 
-A verdict is *holds* or *does not hold here* if the 95 % interval over the seeds (Student's t) lies on one side of
-zero, else *not sure*. Averaging is judged over the sentences of one run, the beam size by a paired bootstrap test of
-one run (± is the interval of each BLEU by itself); memory and speed are compared with a threshold. Speeds per CPU
-second say nothing about hardware that works in parallel. The models that claims train see at most 800 steps of 1,000
-tokens, less than two passes over 29,000 pairs.
+A verdict is *holds* or *does not hold here* if the 95 % interval of a difference (Student's t) lies on one side of
+zero, and *not sure* if it does not, or if there is only one seed. ± is the half width of such an interval, over the
+seeds if the text names nothing else.
+
+Two kinds of time occur. *Elapsed time* passes on the clock on the wall. *CPU time* is the time that the cores of the
+processor worked for the command, added up over the cores; other programs on the same machine do not change it.
 
 The same commands run for any model of this package; `paper --help` lists them one by one:
 
@@ -43,10 +44,11 @@ TABLE2 = """## Table 2: BLEU and training cost
 The paper gives 41.8 for the big English-French model in its abstract and in Table 2, and 41.0 in section 6.1. Its
 FLOPs are training time × number of GPUs × sustained FLOP/s of a GPU (P100: 9.5e12).
 
-Ours are trained on Multi30k, so their BLEU cannot be compared with the rows above. Models whose cased BLEU is far
-below the lower-cased one write lower case. Counted FLOPs are products of the model × steps, for recipes of the
-package; the paper's formula is training time × the rate of large float32 products of the machine that made this page.
-It is empty for runs on another machine, and counts the time beside the products too.
+Ours are trained on Multi30k, so their BLEU cannot be compared with the rows above. A model whose cased BLEU is far
+below its lower-cased BLEU writes lower case. Recipes that are not in the package were experiments. FLOPs are given
+twice: *counted*, as the matrix products of a step × the number of steps, for recipes of the package; and by the paper's
+formula, as CPU time × the rate at which this machine multiplies large float32 matrices, for runs on the machine that
+made this page. The second number is larger, because training does not only multiply large matrices.
 """
 TABLE3 = """## Table 3: variations of the architecture
 
@@ -58,26 +60,32 @@ wide models are still far from what they would reach. The paper's base model see
 """
 TABLE4 = """## Table 4: constituency parsing
 
-The paper's parsers learn from 40,000 trees of the Wall Street Journal and are tested on section 23. Ours learn from
-NLTK's sample of them: 3,396 trees of files 1 to 159; the 273 of files 160 to 179 are the development set, the 245 of
-files 180 to 199 the test set. Their F1 shows what a twelfth of the data allows, not how good the parser is. The model
-has 2 layers where the paper's has 4, and the search is the paper's (beam 21, alpha 0.3, up to 300 tokens more than the
-source). It is constrained to well-formed trees over the given words; the last column is the share of well-formed trees
-without the constraint and with beam 4. The sentence fixes the next word, so its log-probability is a weighted mean: a
-quarter its own and three quarters that of any word; half and half for the LSTM. These shares were the best on 80
-sentences of the development set, whose F1 is therefore a little too high. The Transformers are trained in bfloat16 and
-average 5 checkpoints, which the LSTM does not. It takes 6,250 steps of 1,600 tokens instead of 2,500 of 4,000, with
-which it does not learn to copy words (F1 7). F1 is EVALB's with the parameters of Collins. Recombined trees are trees
-of the sample in which constituents were replaced by others of the same kind, 20 of each. All of our systems see the
-same number of tokens but for the last two, which see three times as many, from 60 recombined trees of each: both gain 7
-to 8 points, the Transformer a little more, in 2,900 CPU seconds against 4,100. With one seed and 245 sentences, the
-three rows before them cannot be told apart; here, the captions did not help.
+*Data.* The paper's parsers learn from 40,000 trees of the Wall Street Journal and are tested on section 23. Ours learn
+from NLTK's sample of them: 3,396 trees of files 1 to 159; the 273 of files 160 to 179 are the development set, the 245
+of files 180 to 199 the test set. Their F1 shows what a twelfth of the data allows, not how good the parser is.
+Recombined trees are trees of the sample in which constituents were replaced by others of the same kind, 20 of each;
+"more" are 60 of each.
+
+*Model and training.* The model has 2 layers where the paper's has 4. The Transformers are trained in bfloat16 and
+average 5 checkpoints, the LSTM does neither. It takes 6,250 steps of 1,600 tokens instead of 2,500 of 4,000, with which
+it does not learn to copy words (F1 7). All of our systems see the same number of tokens but for the last two, which see
+three times as many.
+
+*Search.* The search is the paper's: beam 21, alpha 0.3, up to 300 tokens more than the source. It is constrained to
+well-formed trees over the given words; the last column is the share of well-formed trees without the constraint and
+with beam 4. The sentence fixes the next word, so its log-probability is a weighted mean: a quarter its own and three
+quarters that of any word; half and half for the LSTM. These shares were the best on 80 sentences of the development
+set, whose F1 is therefore a little too high. F1 is EVALB's with the parameters of Collins.
+
+*Result.* With one seed and 245 sentences, the three systems of the second to fourth row cannot be told apart; the
+captions did not help here. More trees and steps bring 7 to 8 points to both models.
 """
 FIGURES = """## Figures 1 to 5
 
 Figures 1 and 2 are drawn from a running model: boxes are the modules and operations in the order in which they run.
-In figures 3 to 5, lines lead from a word to the words that its encoder self-attention reads, one colour for each
-head.
+The model divides Q by √d_k before the product with K, which gives the same scores as the paper's Scale after it. In
+figures 3 to 5, lines lead from a word to the words that its encoder self-attention reads: one colour for each head,
+darker for a larger weight.
 """
 CAPTIONS = {
     "figure1": "Figure 1: the architecture of the model",
@@ -96,25 +104,30 @@ Means over sentences: entropy of the weights in nats, distance between query and
 at the head's best fixed distance, the share on `</s>`, and for cross-attention the agreement with the alignment of
 the mean over all heads.
 """
-CLAIMS = """## Claims
+VERDICTS = """## Claims
+
+The verdict on averaging is over the sentences of one run, and that on the beam size is a paired bootstrap test on one
+run: both systems translate the same sentences, so a difference much smaller than the interval of either BLEU can be
+certain. Memory and speed are compared with a threshold. Speeds are tokens per second of CPU time; they say nothing
+about hardware that works in parallel. A step of training is 1,000 tokens.
+"""
+MADE = """## How the numbers were made
+
+Times are elapsed times; Table 3's is CPU time, because other programs ran beside its runs.
 """
 
 
 def page(folder: Path) -> str:
     """Return the page in Markdown for the row files that are there; pictures are linked by their names."""
-    files = {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
-    claims = {path.stem: read_json(path) for path in sorted((folder / "claims").glob("*.json"))}
-    if not files and not claims:
+    files, judged = row_files(folder), row_files(folder / "claims")
+    if not files and not judged:
         raise InputError(f"--output {folder} has no row files; `vaswani-transformer paper --help` lists the commands")
     parts = [INTRODUCTION]
     if "table1" in files:
         parts += [TABLE1, table1.as_markdown(files["table1"]["layers"]), picture("table1.png", "Table 1 as curves")]
-    if "table2" in files:
-        parts += [TABLE2, table2.as_markdown(files["table2"]["rows"])]
-    if "table3" in files:
-        parts += [TABLE3, table3.as_markdown(files["table3"]["rows"])]
-    if "table4" in files:
-        parts += [TABLE4, table4.as_markdown(files["table4"]["rows"])]
+    for name, text, module in (("table2", TABLE2, table2), ("table3", TABLE3, table3), ("table4", TABLE4, table4)):
+        if name in files:
+            parts += [text, module.as_markdown(files[name]["rows"])]
     if drawn := [name for name in CAPTIONS if name in files]:
         parts.append(FIGURES)
         for name in drawn:
@@ -123,15 +136,21 @@ def page(folder: Path) -> str:
         parts += [WALK, picture("walk.png", "The walk through attention")]
     if "heads" in files:
         parts += [HEADS, heads.heads_table(files["heads"]["heads"])]
-    if claims:
-        parts.append(CLAIMS)
-    for name, about in claims.items():
+    shown = [name for name in claims.CLAIMS if name in judged]
+    if shown:
+        verdicts = [[judged[name]["claim"], judged[name]["verdict"]] for name in shown]
+        parts += [VERDICTS, markdown(["claim", "verdict"], verdicts)]
+    for name in shown:
+        about = judged[name]
         parts.append(f"### {about['claim']}\n\nVerdict: **{about['verdict']}**. {sentence(about['number'])}\n")
         if name == "beam_and_alpha":
             parts.append(systems_table(about["bleu"]))
-        if (folder / "claims" / f"{name}.png").is_file():
-            parts.append(picture(f"claims/{name}.png", about["claim"]))
-    return "\n".join([*parts, origins(files | claims)])
+        parts.append(picture(f"claims/{name}.png", about["claim"]))
+    return "\n".join([*parts, origins(files | judged)])
+
+
+def row_files(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
 
 
 def picture(name: str, text: str) -> str:
@@ -162,36 +181,34 @@ def systems_table(systems: dict[str, dict[str, Any]]) -> str:
 
 
 def origins(files: dict[str, dict[str, Any]]) -> str:
-    """Return the table of commands; those of table3.json and table4.json are in their rows."""
-    made = {name: about for name, about in files.items() if "command" in about}
-    made |= {f"table4 {each['system']} {each['seed']}": each for each in files.get("table4", {}).get("rows", [])}
-    runs = files.get("table3", {}).get("rows", [])
+    """Return the table of commands, each with all of its row files: Tables 3 and 4 have one for each model."""
+    made = [about for about in files.values() if "command" in about]
+    made += files.get("table4", {}).get("rows", [])
+    for each in files.get("table3", {}).get("rows", []):
+        made.append(each | {"command": "vaswani-transformer paper table3", "seconds": each["cpu_seconds"]})
+    by_command: dict[str, list[dict[str, Any]]] = {}
+    for about in made:
+        by_command.setdefault(about["command"], []).append(about)
     lines = [
         [
-            f"`{about['command']}`",
-            about["date"],
-            about["commit"],
-            about["hardware"],
-            ", ".join(map(str, about["seeds"])),
-            f"{about['seconds']:.0f}",
+            f"`{command}`",
+            max(each["date"] for each in group),
+            *(", ".join(sorted({each[key] for each in group})) for key in ("commit", "hardware")),
+            ", ".join(sorted({str(seed) for each in group for seed in each["seeds"]})),
+            in_words(sum(each["seconds"] for each in group)),
         ]
-        for about in made.values()
+        for command, group in sorted(by_command.items())
     ]
-    if runs:
-        seeds = sorted({each["seed"] for each in runs})
-        lines.append(
-            [
-                "`vaswani-transformer paper table3`", max(each["date"] for each in runs),
-                ", ".join(sorted({each["commit"] for each in runs})),
-                ", ".join(sorted({each["hardware"] for each in runs})),
-                ", ".join(map(str, seeds)), f"{sum(each['cpu_seconds'] for each in runs):.0f} (CPU)",
-            ]
-        )  # fmt: skip
-    head = ["command", "date", "commit", "hardware", "seeds", "seconds (wall clock)"]
-    return "## How the numbers were made\n\n" + markdown(head, sorted(lines))
+    return MADE + "\n" + markdown(["command", "date", "commit", "hardware", "seeds", "time"], lines)
 
 
 def write_page(folder: Path) -> Path:
+    """Draw the plots and judge the claims again from the numbers in the row files, and write README.md."""
+    if (folder / "table1.json").is_file():
+        save(table1.figure_of(read_json(folder / "table1.json")["layers"]), folder / "table1.png")
+    for name, numbers in row_files(folder / "claims").items():
+        if name in claims.CLAIMS:
+            claims.publish(folder / "claims", name, numbers)
     path = folder / "README.md"
     with atomic_file(path) as file:
         file.write(page(folder).encode())

@@ -5,15 +5,22 @@ import statistics
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vaswani_transformer.atomic import atomic_file
+
+from ..json_files import write_json
 from ..result_row import commit, hardware
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))
 
 # 97.5 % quantiles of Student's t by degrees of freedom; above, nearly the normal distribution's 1.96.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 HOLDS, FAILS, UNSURE = "holds", "does not hold here", "not sure"
+Interval = tuple[float, float | None]  # a mean and the half width of its interval
 
 
 def origin(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
@@ -28,7 +35,21 @@ def origin(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
     }
 
 
-def mean_interval(values: list[float]) -> tuple[float, float | None]:
+def write_table(output: Path, name: str, about: dict[str, Any], table: str) -> None:
+    """Write NAME.json and NAME.md."""
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(output / f"{name}.json", about)
+    with atomic_file(output / f"{name}.md") as file:
+        file.write(table.encode())
+
+
+def save(figure: "Figure", path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        figure.savefig(file, format="png")
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
     """Return the mean and the half width of its 95 % interval (Student's t); None for a single value."""
     if len(values) < 2:
         return values[0], None
@@ -36,12 +57,12 @@ def mean_interval(values: list[float]) -> tuple[float, float | None]:
     return statistics.mean(values), quantile * statistics.stdev(values) / len(values) ** 0.5
 
 
-def verdict(differences: list[float], sign: int, margin: float) -> str:
-    """Return whether the mean of the differences has this sign, judged by its 95 % interval.
+def verdict(difference: Interval, sign: int, margin: float = 0.0) -> str:
+    """Return whether a mean difference has this sign, judged by its 95 % interval.
 
     sign: +1 or -1; 0 if there should be no difference larger than `margin`
     """
-    mean, half = mean_interval(differences)
+    mean, half = difference
     if half is None:
         return UNSURE
     low, high = mean - half, mean + half
@@ -52,10 +73,22 @@ def verdict(differences: list[float], sign: int, margin: float) -> str:
     return HOLDS if low > 0 else FAILS if high < 0 else UNSURE
 
 
-def with_interval(values: list[float], digits: int = 2, signed: bool = False) -> str:
-    """Format the mean of the values and its interval, as `5.21 ± 0.10`."""
-    mean, half = mean_interval(values)
+def plus_minus(interval: Interval, digits: int = 2, signed: bool = False) -> str:
+    """Format a mean and its interval, as `5.21 ± 0.10`."""
+    mean, half = interval
     return f"{mean:{'+' if signed else ''}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
+
+
+def with_interval(values: Sequence[float], digits: int = 2, signed: bool = False) -> str:
+    """Format the mean of the values and its interval."""
+    return plus_minus(mean_interval(values), digits, signed)
+
+
+def in_words(seconds: float) -> str:
+    """Write a time as `2 h 28 min`, `15 min 27 s` or `16 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

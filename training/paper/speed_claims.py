@@ -1,68 +1,40 @@
 """Claims about the speed of the Transformer and of an RNN of its size."""
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
 from ..cost import seconds_of_calls
-from .claim import Result, Setting, curves
+from .claim import Claim, Finding, Numbers, Setting, curves, panels, plain_y
 from .rnn import AttentiveRnn, State, rnn_of_size
 from .rows import FAILS, HOLDS
 
 LENGTHS = [10, 25, 50, 100, 200, 400]  # tokens of each sentence
 SENTENCES = 16  # decoded together
+VOCABULARY = 2000
+CELLS = ("GRU", "LSTM")
+Work = Callable[[nn.Module, Tensor], object]
 
 
-def throughput(setting: Setting) -> Result:
-    """A Transformer trains 10 to 100 times as fast as an RNN with attention (often repeated, not in the paper)."""
-    transformer, rnns, device, clock = rivals()
-    transformer.train()
-    models: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "Transformer": lambda source, target: transformer(input_ids=source, decoder_input_ids=target).logits,
-        **rnns,
-    }
-    series: dict[str, list[tuple[float, float]]] = {}
-    for length, (name, model) in itertools.product(LENGTHS, models.items()):
-        ids = torch.randint(4, VOCABULARY, (max(1, 2000 // length), length), device=device)
-
-        def step(ids: Tensor = ids, model: Callable[[Tensor, Tensor], Tensor] = model) -> None:
-            torch.nn.functional.cross_entropy(model(ids, ids).flatten(0, 1), ids.flatten()).backward()
-
-        took = statistics.median(seconds_of_calls(step, device, setting.seconds, clock))
-        series.setdefault(name, []).append((length, 2 * ids.numel() / took))
-    return compared(series, "training tokens", device, lambda ratios: HOLDS if min(ratios) >= 10 else FAILS)
+def training_step(model: nn.Module, ids: Tensor) -> None:
+    of_rnn = isinstance(model, AttentiveRnn)
+    logits = model(ids, ids) if of_rnn else model(input_ids=ids, decoder_input_ids=ids).logits
+    nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
 
 
-def decoding_throughput(setting: Setting) -> Result:
-    """An RNN with attention decodes at least as fast as a Transformer with `generate()` (often repeated)."""
-    transformer, rnns, device, clock = rivals()
-    transformer.eval()
-    series: dict[str, list[tuple[float, float]]] = {}
-    for length in LENGTHS:
-        ids = torch.randint(4, VOCABULARY, (SENTENCES, length), device=device)
-
-        def generate(ids: Tensor = ids, length: int = length) -> None:
-            transformer.generate(ids, num_beams=1, min_new_tokens=length, max_new_tokens=length)
-
-        decoders: dict[str, Callable[[], object]] = {"Transformer": generate}
-        for cell, model in rnns.items():
-            decoders[cell] = lambda model=model, ids=ids, length=length: greedy(model, ids, length)
-        for name, decode in decoders.items():
-            took = statistics.median(seconds_of_calls(decode, device, setting.seconds, clock))
-            series.setdefault(name, []).append((length, ids.numel() / took))
-
-    def judge(ratios: list[float]) -> str:
-        slower = sum(ratio <= 1 for ratio in ratios)
-        return HOLDS if slower == len(ratios) else f"holds in {slower} of {len(ratios)} cases" if slower else FAILS
-
-    return compared(series, f"tokens, {SENTENCES} sentences, greedy,", device, judge)
+def decode(model: nn.Module, ids: Tensor) -> None:
+    length = ids.shape[1]
+    if isinstance(model, AttentiveRnn):
+        greedy(model, ids, length)
+    else:
+        cast(Any, model).generate(ids, num_beams=1, min_new_tokens=length, max_new_tokens=length)
 
 
 @torch.inference_mode()
@@ -78,40 +50,66 @@ def greedy(model: AttentiveRnn, source: Tensor, length: int) -> Tensor:
     return torch.stack(found, dim=1)
 
 
-VOCABULARY = 2000
-CELLS = ("GRU", "LSTM")
-Clock = Callable[[], float]
-
-
-def rivals() -> tuple[VaswaniTransformerForConditionalGeneration, dict[str, AttentiveRnn], torch.device, Clock]:
-    """Return a Transformer, RNNs of its size, their device and the clock to use."""
+def speeds(work: Work, training: bool, setting: Setting) -> Numbers:
+    """Measure tokens per second of a Transformer and of RNNs of its size, by sentence length."""
     device = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     config = VaswaniTransformerConfig(
         vocab_size=VOCABULARY, d_model=256, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=512, decoder_ffn_dim=512, dropout=0.0,
     )  # fmt: skip
     transformer = VaswaniTransformerForConditionalGeneration(config)
-    cast(torch.nn.Module, transformer).to(device)
-    parameters = transformer.num_parameters()
-    rnns = {cell: rnn_of_size(parameters, VOCABULARY, cell.lower()).to(device) for cell in CELLS}
+    models = {"Transformer": cast(nn.Module, transformer)}
+    models |= {cell: rnn_of_size(transformer.num_parameters(), VOCABULARY, cell.lower()) for cell in CELLS}
     # CPU time on a CPU, so that other programs do not count
-    return transformer, rnns, device, time.process_time if device.type == "cpu" else time.perf_counter
+    unit, clock = ("second of CPU time", time.process_time) if device.type == "cpu" else ("second", time.perf_counter)
+    series: dict[str, list[tuple[int, float]]] = {}
+    for length in LENGTHS:
+        sentences = max(1, 2000 // length) if training else SENTENCES
+        ids = torch.randint(4, VOCABULARY, (sentences, length), device=device)
+        tokens = 2 * ids.numel() if training else ids.numel()
+        for name, model in models.items():
+            model.to(device).train(training)
+            took = statistics.median(seconds_of_calls(partial(work, model, ids), device, setting.seconds, clock))
+            series.setdefault(name, []).append((length, tokens / took))
+    ours = [speed for _, speed in series["Transformer"]]
+    ratios = {cell: [a / b for a, (_, b) in zip(ours, series[cell], strict=True)] for cell in CELLS}
+    return {"lengths": LENGTHS, "unit": unit, "tokens_per_second": series, "ratios": ratios}
 
 
-def compared(
-    series: dict[str, list[tuple[float, float]]], what: str, device: torch.device, judge: Callable[[list[float]], str]
-) -> Result:
-    """series: by model, (length, speed)"""
-    speed = {name: dict(points) for name, points in series.items()}
-    ratios = {cell: [speed["Transformer"][n] / speed[cell][n] for n in LENGTHS] for cell in CELLS}
-    unit = "CPU second" if device.type == "cpu" else "second"
-    numbers: dict[str, Any] = {
-        "lengths": LENGTHS, "tokens_per_second": series, "ratios": ratios,
-        "verdict": judge([ratio for values in ratios.values() for ratio in values]),
-        "number": f"by tokens per {unit}, the Transformer is "
-        + " and ".join(
-            f"{min(values):.2f} to {max(values):.2f} times as fast as the {cell}"
-            for cell, values in ratios.items()
-        ),
-    }  # fmt: skip
-    return numbers, curves(series, "sentence length", f"{what} per {unit}")
+def judge_training(numbers: Numbers) -> Finding:
+    slowest = min(min(values) for values in numbers["ratios"].values())
+    return compared(numbers, HOLDS if slowest >= 10 else FAILS, "trains on", "training tokens")
+
+
+def judge_decoding(numbers: Numbers) -> Finding:
+    ratios = [ratio for values in numbers["ratios"].values() for ratio in values]
+    slower = sum(ratio <= 1 for ratio in ratios)
+    partly = f"holds in {slower} of {len(ratios)} cases" if slower else FAILS
+    verdict = HOLDS if slower == len(ratios) else partly
+    return compared(numbers, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
+
+
+def compared(numbers: Numbers, verdict: str, does: str, y: str) -> Finding:
+    unit = numbers["unit"]
+    number = f"per {unit}, the Transformer {does} " + " and ".join(
+        f"{min(ratios):.2f} to {max(ratios):.2f} times as many tokens as the {cell}"
+        for cell, ratios in numbers["ratios"].items()
+    )
+    figure, (axis,) = panels()
+    curves(axis, numbers["tokens_per_second"], "tokens of a sentence", f"{y}\nper {unit}", log_x=True)
+    plain_y(axis)
+    return Finding(verdict, number, figure)
+
+
+CLAIMS = {
+    "throughput": Claim(
+        "A Transformer trains 10 to 100 times as fast as an RNN with attention (often repeated, not in the paper)",
+        partial(speeds, training_step, True),
+        judge_training,
+    ),
+    "decoding_throughput": Claim(
+        "An RNN with attention decodes at least as fast as a Transformer with `generate()` (often repeated)",
+        partial(speeds, decode, False),
+        judge_decoding,
+    ),
+}

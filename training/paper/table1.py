@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import linear_regression
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +18,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
-from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention
-from vaswani_transformer.pictures import RESOLUTION, figure_class
 
-from ..json_files import write_json
-from .rows import PAPER, markdown, origin
+from .claim import curves, panels
+from .rows import PAPER, markdown, origin, save, write_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 LENGTHS, WIDTHS = (16, 32, 64, 128, 256, 512, 1024), (64, 128, 256, 512)
 KERNELS, NEIGHBOURHOODS = (3, 5, 9), (8, 16, 32)
@@ -169,12 +168,9 @@ def table1(output: Path, command: str, lengths: tuple[int, ...] = LENGTHS, width
     torch.manual_seed(1)
     started = time.perf_counter()
     counted = count(lengths, widths)
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(output / "table1.json", {"layers": counted} | origin(command, [1], time.perf_counter() - started))
-    with atomic_file(output / "table1.md") as file:
-        file.write(as_markdown(counted).encode())
-    with atomic_file(output / "table1.png") as file:
-        figure_of(counted).savefig(file, format="png")
+    about = {"layers": counted} | origin(command, [1], time.perf_counter() - started)
+    write_table(output, "table1", about, as_markdown(counted))
+    save(figure_of(counted), output / "table1.png")
 
 
 def power(symbols: list[str], values: list[float]) -> str:
@@ -199,30 +195,34 @@ def as_markdown(counted: dict[str, Any]) -> str:
                 paper["operations"],
                 power(symbols, ours["flops_exponents"]),
                 paper["steps"],
-                f"{power(['n'], [ours['steps_exponent']])}: {steps}",
+                f"{steps}; {power(['n'], [ours['steps_exponent']])}",
                 paper["path"],
-                f"{growth}: {paths}",
+                f"{paths}; {growth}",
             ]  # fmt: skip
         )
     n = next(iter(counted.values()))["steps"][-1][0]
-    head = f"layer|operations, paper|ours, fitted|steps, paper|ours; at n = {n}|path, paper|ours; at n = {n}"
+    at = f"ours at n = {n}; fitted growth"
+    head = f"layer|operations, paper|ours, fitted growth|steps, paper|{at}|path, paper|{at}"
     return markdown(head.split("|"), lines)
 
 
 def figure_of(counted: dict[str, Any]) -> "Figure":
-    """Draw operations and path lengths against the sentence length."""
-    figure = figure_class()(figsize=(10, 4), layout="constrained", dpi=RESOLUTION)
-    left, right = figure.subplots(1, 2)
+    """Draw operations, sequential steps and path lengths against the sentence length."""
+    figure, axes = panels(3)
     d = max(point[1] for point in counted["recurrent"]["flops"])
+    series: tuple[dict[str, list[tuple[int, int]]], ...] = ({}, {}, {})
     for kind, ours in counted.items():
-        extra = ours["flops"][-1][2:-1]
+        extra = list(ours["flops"][-1][2:-1])
         label = kind + "".join(f", {ours['symbols'][2]} = {value}" for value in extra)
-        work = [(point[0], point[-1]) for point in ours["flops"] if point[1] == d and point[2:-1] == extra]
-        paths = [(point[0], point[-1]) for point in ours["paths"] if point[1:-1] == extra]
-        left.plot(*zip(*work, strict=True), marker="o", markersize=3, label=label)
-        right.plot(*zip(*paths, strict=True), marker="o", markersize=3, label=label)
-    for axis, title in ((left, f"FLOPs per layer, d = {d}"), (right, "maximum path length")):
-        axis.set(xscale="log", yscale="log", xlabel="sentence length n", title=title)
-        axis.grid(alpha=0.3)
-    left.legend(fontsize=8)
+        series[0][label] = [(n, flops) for n, width, *rest, flops in ours["flops"] if width == d and rest == extra]
+        series[1][label] = ours["steps"]
+        series[2][label] = [(n, length) for n, *rest, length in ours["paths"] if rest == extra]
+    for axis, each, y in zip(axes, series, (f"FLOPs, d = {d}", "sequential steps", "maximum path length"), strict=True):
+        curves(axis, each, "sentence length n", y, log_x=True)
+        axis.set_yscale("log")
+        for n, line in enumerate(axis.lines):
+            line.set_linewidth(3.5 - 0.8 * n)  # some lie on others
+        if axis is not axes[0]:
+            cast("Legend", axis.get_legend()).remove()
+    axes[0].set_ylim(top=1e11)  # room for the legend
     return figure

@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 
-from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError
 
 from ..__main__ import parse_options
 from ..cost import product_rate
 from ..dry_run import make_plan
-from ..json_files import write_json
 from ..recipe import load_recipe, shipped_recipes
 from ..result_row import hardware
-from .rows import PAPER, markdown, origin
+from .rows import PAPER, markdown, origin, write_table
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
 
@@ -38,11 +36,9 @@ def table2(output: Path, command: str, results: Path, where: Mapping[str, str]) 
     rate = product_rate(torch.device("cpu"), torch.float32, 2)
     plans: dict[str, float] = {}
     ours = [our_row(row, rate, plans, where) for row in rows]
-    output.mkdir(parents=True, exist_ok=True)
     about = {"quoted": PAPER["table2"], "sustained_flop_per_second": rate, "rows": ours}
-    write_json(output / "table2.json", about | origin(command, [1], time.perf_counter() - started))
-    with atomic_file(output / "table2.md") as file:
-        file.write(as_markdown(ours).encode())
+    about |= origin(command, [1], time.perf_counter() - started)
+    write_table(output, "table2", about, as_markdown(ours))
 
 
 def our_row(row: dict[str, str], rate: float, plans: dict[str, float], where: Mapping[str, str]) -> dict[str, Any]:
@@ -57,13 +53,12 @@ def our_row(row: dict[str, str], rate: float, plans: dict[str, float], where: Ma
         "model": name.removesuffix(".yaml"),
         "changes": shlex.join(f"--{key}={value}" for key, value in options.items() if key != "output-dir"),
         "test": row["test"],
-        "bleu": float(row["bleu"]),
+        "beam": int(row["beam"]),
+        "alpha": float(row["alpha"]),
+        **{key: float(row[key]) for key in ("bleu", "bleu_compound_split", "bleu_lowercase", "cpu_hours")},
         "bleu_signature": row["bleu_signature"],
-        "bleu_compound_split": float(row["bleu_compound_split"]),
-        "bleu_lowercase": float(row["bleu_lowercase"]),
         "parameters": int(row["parameters"]),
         "hardware": row["hardware"],
-        "cpu_hours": float(row["cpu_hours"]),
         "flops_counted": None if per_step is None else per_step * int(row["steps"]),
         # The rate is this machine's.
         "flops_by_formula": 3600 * float(row["cpu_hours"]) * rate if row["hardware"] == hardware() else None,
@@ -71,9 +66,6 @@ def our_row(row: dict[str, str], rate: float, plans: dict[str, float], where: Ma
 
 
 def as_markdown(ours: list[dict[str, Any]]) -> str:
-    def scientific(value: float | None) -> str:
-        return "" if value is None else f"{value:.1e}"
-
     quoted = [
         [
             name,
@@ -82,16 +74,28 @@ def as_markdown(ours: list[dict[str, Any]]) -> str:
         ]
         for name, row in PAPER["table2"].items()
     ]
-    head = "model (quoted from the paper)|BLEU en-de|BLEU en-fr|FLOPs en-de|FLOPs en-fr".split("|")
+    head = "model (quoted from the paper)|BLEU en-de|BLEU en-fr|FLOPs en-de|FLOPs en-fr"
     lines = [
         [
-            row["model"], f"{row['bleu']:.2f}", f"{row['bleu_compound_split']:.2f}", f"{row['bleu_lowercase']:.2f}",
-            f"{row['parameters'] / 1e6:.2f} M", f"{row['cpu_hours']:.2f}", scientific(row["flops_counted"]),
-            scientific(row["flops_by_formula"]),
+            row["model"], changes_of(row), f"{row['beam']}, {row['alpha']}",
+            *(f"{row[key]:.2f}" for key in ("bleu", "bleu_compound_split", "bleu_lowercase")),
+            f"{row['parameters'] / 1e6:.2f} M", f"{row['cpu_hours']:.2f}",
+            scientific(row["flops_counted"]), scientific(row["flops_by_formula"]),
         ]
         for row in ours
     ]  # fmt: skip
-    ours_head = "model (ours, Multi30k)|sacreBLEU|compounds split|sacreBLEU, lower-cased|parameters|CPU hours"
-    return (
-        markdown(head, quoted) + "\n" + markdown([*ours_head.split("|"), "FLOPs, counted", "FLOPs, time × rate"], lines)
+    ours_head = (
+        "recipe (ours, Multi30k)|changes|beam, alpha|sacreBLEU|compounds split|sacreBLEU, lower-cased|parameters"
     )
+    ours_head += "|CPU hours|FLOPs, counted|FLOPs, time × rate"
+    return markdown(head.split("|"), quoted) + "\n" + markdown(ours_head.split("|"), lines)
+
+
+def scientific(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
+
+
+def changes_of(row: dict[str, Any]) -> str:
+    """Return the options of a training that are not about its files."""
+    options = (word.removeprefix("--").split("=", 1) for word in shlex.split(row["changes"]))
+    return ", ".join(f"{key} {value}" for key, value in options if key not in ("data", "output_dir", "allow_changed"))

@@ -6,28 +6,24 @@ made from these files. The same command resumes interrupted runs and skips finis
 
 import json
 import math
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
-from vaswani_transformer.atomic import atomic_file
-from vaswani_transformer.errors import InputError, UnavailableError, tell
-from vaswani_transformer.programs import program_name, safe_environment
+from vaswani_transformer.errors import InputError
 
 from ..checkpoint import STATE, checkpoints
 from ..json_files import read_json, write_json
 from ..model import model_config
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
-from .rows import PAPER, markdown, mean_interval, origin, verdict, with_interval
+from ..train import train
+from .processes import in_processes
+from .rows import PAPER, markdown, mean_interval, origin, verdict, with_interval, write_table
 
 RECIPE = "multi30k_table3"
 ROWS: list[str] = list(PAPER["table3"])
@@ -77,7 +73,7 @@ def row_options(row: str, base: Recipe) -> dict[str, str]:
 
 
 def table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: Mapping[str, str | None]) -> None:
-    """Train and measure what is missing in processes of their own, `jobs` at a time, and write the table."""
+    """Train and measure the missing rows, `jobs` at a time, and write the table."""
     folder, recipe = output / "table3", load_recipe(RECIPE, options)
     for row in rows:
         if row not in ROWS:
@@ -86,9 +82,12 @@ def table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: 
     missing = [(row, seed) for seed in seeds for row in rows if not is_finished(folder, row, seed, options)]
     if len(missing) == 1:
         run(folder, *missing[0], options)
-    else:
-        in_processes(output, missing, jobs, options)
-    write_table(output)
+    elif missing:
+        cases = [(folder / f"{row}-seed{seed}.log", (folder, row, seed, dict(options))) for row, seed in missing]
+        in_processes(run, cases, jobs)
+    done = [read_json(path) for path in sorted(folder.glob("*-seed*.json"))]
+    done.sort(key=lambda each: (ROWS.index(each["row"]), each["seed"]))
+    write_table(output, "table3", {"rows": done, "claims": claims_of(done)}, as_markdown(done))
 
 
 def is_finished(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) -> bool:
@@ -106,42 +105,8 @@ def for_others(options: Mapping[str, str | None]) -> dict[str, str | None]:
     return {key: value for key, value in options.items() if key not in ("data", "cache")}
 
 
-def in_processes(output: Path, missing: list[tuple[str, int]], jobs: int, options: Mapping[str, str | None]) -> None:
-    """Run this command for each row and seed; when it is stopped, so are its processes."""
-    environment = safe_environment()
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
-    given = [word for key, value in options.items() for word in (f"--{key}", value) if word is not None]
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(work: tuple[str, int]) -> None:
-        row, seed = work
-        words = ["table3", "--output", str(output), "--rows", row, "--seeds", str(seed), *given]
-        log = output / "table3" / f"{row}-seed{seed}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"{program_name()}.paper", *words], env=environment, stderr=file
-            )
-            processes.append(process)
-            code = process.wait()
-        if code:
-            raise UnavailableError(f"row {row}, seed {seed}, ended with exit code {code}; see {log}")
-        tell(f"{row}, seed {seed}: done")
-
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            list(pool.map(start, missing))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
-                process.terminate()
-            raise
-
-
 def run(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) -> None:
     """Train one row with one seed, or resume its training, and write its row file."""
-    from ..train import train
-
     variation = row_options(row, load_recipe(RECIPE, options))
     changes = variation | {"seed": str(seed)}
     model = folder / f"{row}-seed{seed}"
@@ -211,15 +176,6 @@ def in_symbols(options: dict[str, str]) -> str:
 # ---- the table ---------------------------------------------------------------------------------------------------
 
 
-def write_table(output: Path) -> None:
-    """Write table3.json and table3.md from the row files that are there."""
-    rows = [read_json(path) for path in sorted((output / "table3").glob("*-seed*.json"))]
-    rows.sort(key=lambda each: (ROWS.index(each["row"]), each["seed"]))
-    write_json(output / "table3.json", {"rows": rows, "claims": claims_of(rows)})
-    with atomic_file(output / "table3.md") as file:
-        file.write(as_markdown(rows).encode())
-
-
 def claims_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Judge each claim by the differences from the base row, seed by seed."""
     found = {(each["row"], each["seed"]): each for each in rows}
@@ -240,8 +196,8 @@ def claims_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "perplexity_ratio": [round(math.exp(each), 4) for each in nats],
                 "bleu_shown": with_interval(bleu, signed=True),
                 "perplexity_shown": with_interval([100 * each for each in nats], 1, signed=True),
-                "bleu_verdict": verdict(bleu, bleu_sign, MARGIN["bleu"]),
-                "perplexity_verdict": verdict(nats, perplexity_sign, MARGIN["log_perplexity"]),
+                "bleu_verdict": verdict(mean_interval(bleu), bleu_sign, MARGIN["bleu"]),
+                "perplexity_verdict": verdict(mean_interval(nats), perplexity_sign, MARGIN["log_perplexity"]),
             }
         )
     return judged
@@ -283,7 +239,7 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         ]
         for each in claims_of(rows)
     ]
-    claims = "row|claim|BLEU, paper|BLEU, ours|verdict|log-perplexity, paper|log-perplexity, ours|verdict"
+    claims = "row|claim|BLEU, paper|BLEU, ours|verdict on BLEU|log-perplexity, paper|ours|verdict on log-perplexity"
     return (
         markdown([*head.split("|"), "parameters, ours", "seeds"], lines)
         + "\nDifferences from the base row; log-perplexity in hundredths of a nat per token:\n\n"

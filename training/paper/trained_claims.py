@@ -1,12 +1,10 @@
 """Claims for which models of Table 3's recipe are trained."""
 
 import itertools
-import math
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,49 +15,25 @@ from vaswani_transformer.lines import in_one_line
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention, PositionalEncoding, Stack
 from vaswani_transformer.pictures import curves_of
 
-from ..json_files import read_json
 from ..parallel_text import parallel_texts
 from ..recipe import Recipe, load_recipe
 from ..scores import corpus_bleu
 from ..test_sets import TestSet
 from ..train import train
-from .claim import Result, Setting, curves, intervals
+from .claim import Claim, Finding, Numbers, Setting, curves, intervals, measured_ticks, panels
 from .fit import Curve, fit, prepared
+from .processes import in_processes
 from .rnn import search, train_rnn
 from .rows import FAILS, HOLDS, UNSURE, mean_interval, verdict, with_interval
-from .table3 import RECIPE, claims_of, nats_per_token
-
-# ---- label smoothing, from the rows of Table 3 ---------------------------------------------------------------------
-
-
-def label_smoothing(setting: Setting) -> Result:
-    """Label smoothing hurts perplexity and improves BLEU (section 5.4)."""
-    path = setting.output / "table3.json"
-    rows = read_json(path)["rows"] if path.is_file() else []
-    found = [each for each in claims_of(rows) if each["row"] == "D-ls0.0"]
-    if not found:
-        raise InputError(
-            f"{path} has no rows base and D-ls0.0 of one seed; run `paper table3 --rows base,D-ls0.0` first"
-        )
-    (each,) = found
-    nats = mean_interval([100 * math.log(ratio) for ratio in each["perplexity_ratio"]])
-    differences = {"BLEU": each["bleu_difference"], "log-perplexity, hundredths of a nat": nats}
-    return {
-        "seeds_compared": each["seeds"],
-        "verdict": f"BLEU: {each['bleu_verdict']}; perplexity: {each['perplexity_verdict']}",
-        "number": f"without smoothing, BLEU {each['bleu_shown']} and log-perplexity {each['perplexity_shown']} "
-        "hundredths of a nat against the base row",
-        "seeds": [],  # those of Table 3
-    }, intervals(differences, "without label smoothing, minus with it")
-
+from .table3 import RECIPE, nats_per_token
 
 # ---- training ------------------------------------------------------------------------------------------------------
 
-
 LENGTH = {"max_steps", "validate_every"}  # keys of recipes
-# So that all claims together, with one seed, take half an hour.
+# With these and one seed, all claims together take less than half an hour on two cores.
 SHORT = {"max_steps": "300", "validate_every": "300"}
 LONGER = {"max_steps": "800", "validate_every": "800"}
+Kind = TypeVar("Kind", bound=Hashable)
 
 
 def recipe_for(setting: Setting, name: str, own: dict[str, str]) -> Recipe:
@@ -73,10 +47,24 @@ def recipe_for(setting: Setting, name: str, own: dict[str, str]) -> Recipe:
     return load_recipe(RECIPE, {**own, **setting.options, "output_dir": str(folder)})
 
 
-def trained(recipe: Recipe) -> Path:
-    """Train a model, or resume its training, and return its folder. Raises InputError if its recipe was another."""
+def for_each_seed(
+    setting: Setting, kinds: Iterable[Kind], work: Callable[..., Any], case: Callable[[Kind, int], tuple[Any, ...]]
+) -> dict[Kind, list[Any]]:
+    """Return for each kind work(*case(kind, seed)) of every seed, several of them at a time.
+
+    case: returns the recipe of the training and other arguments of `work`
+    """
+    kinds = list(kinds)
+    cases = [case(kind, seed) for kind, seed in itertools.product(kinds, setting.seeds)]
+    logs = [Path(f"{recipe.output_dir}.log") for recipe, *_ in cases]
+    found = iter(in_processes(work, list(zip(logs, cases, strict=True)), setting.jobs))
+    return {kind: list(itertools.islice(found, len(setting.seeds))) for kind in kinds}
+
+
+def trained(recipe: Recipe) -> Translator:
+    """Train a model, resume its training or load it. Raises InputError if its recipe was another."""
     train(recipe)
-    return Path(recipe.output_dir)
+    return Translator.from_pretrained(Path(recipe.output_dir))
 
 
 def trained_with(recipe: Recipe, change: Callable[[nn.Module], None]) -> tuple[Translator, Curve]:
@@ -93,31 +81,60 @@ def trained_with(recipe: Recipe, change: Callable[[nn.Module], None]) -> tuple[T
     return Translator(text.model, text.tokenizer), curve
 
 
+def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(first, second, strict=True)]
+
+
+def loss_figure(losses: dict[str, Curve]) -> Any:
+    figure, (axis,) = panels()
+    curves(axis, losses, "step", "training loss, label-smoothed (first seed)")
+    return figure
+
+
 # ---- section 5.3: warm-up ------------------------------------------------------------------------------------------
 
 
-def warm_up(setting: Setting) -> Result:
-    """Training without warm-up of the learning rate is worse."""
-    losses: dict[str, list[float]] = {}
-    series: dict[str, Curve] = {}
+def measure_warm_up(setting: Setting) -> Numbers:
     base = load_recipe(RECIPE, {**SHORT, **setting.options})
     assert base.learning_rate is not None
-    for warmup, seed in itertools.product((1, 100), setting.seeds):
-        # The rate falls with the root of the step, so that it is the same from step 100 on.
-        options = {"warmup_steps": str(warmup), "learning_rate": str(base.learning_rate * (100 / warmup) ** 0.5)}
-        options |= {"seed": str(seed), "decay_share": "0", **SHORT}
-        recipe = recipe_for(setting, f"warmup{warmup}-seed{seed}", options)
-        found = curves_of(trained(recipe) / "metrics.jsonl")
-        losses.setdefault(f"{warmup} steps", []).append(found["validation_loss"][max(found["validation_loss"])])
-        series.setdefault("with warm-up" if warmup > 1 else "without warm-up", list(found["loss"].items()))  # first seed
-    none, some = losses.values()
-    numbers = {
-        "validation_loss": losses,
-        "verdict": verdict([a - b for a, b in zip(none, some, strict=True)], +1, 0),
-        "number": f"validation loss after {base.max_steps} steps {with_interval(none)} without, {with_interval(some)} "
-        "with 100 steps of warm-up",
+    # The rate falls with the root of the step, so that it is the same from step 100 on.
+    rates = {1: base.learning_rate * 10, 100: base.learning_rate}
+
+    def case(kind: str, seed: int) -> tuple[Recipe]:
+        warmup = 100 if kind == "with warm-up" else 1
+        options = {"warmup_steps": str(warmup), "learning_rate": str(rates[warmup]), "decay_share": "0", **SHORT}
+        return (recipe_for(setting, f"warmup{warmup}-seed{seed}", options | {"seed": str(seed)}),)
+
+    found = for_each_seed(setting, ("without warm-up", "with warm-up"), losses_of, case)
+    return {
+        "steps": base.max_steps,
+        "validation_loss": {kind: [last for last, _ in each] for kind, each in found.items()},
+        "losses": {kind: each[0][1] for kind, each in found.items()},
     }
-    return numbers, curves(series, "step", "training loss, label-smoothed", log=("linear", "linear"))
+
+
+def losses_of(recipe: Recipe) -> tuple[float, Curve]:
+    """Train a model and return its last validation loss and the curve of its training loss."""
+    train(recipe)
+    found = curves_of(Path(recipe.output_dir) / "metrics.jsonl")
+    return found["validation_loss"][max(found["validation_loss"])], list(found["loss"].items())
+
+
+def judge_warm_up(numbers: Numbers) -> Finding:
+    none, some = numbers["validation_loss"].values()
+    worse = differences(none, some)
+    number = (
+        f"after {numbers['steps']} steps, the validation loss is {with_interval(none)} without warm-up and "
+        f"{with_interval(some)} with 100 steps of it (difference: {with_interval(worse, signed=True)}); "
+        "from step 100 on, both learning rates are equal"
+    )
+    if "losses" in numbers:
+        figure = loss_figure(numbers["losses"])
+    else:
+        figure, (axis,) = panels()
+        means = {kind: mean_interval(each) for kind, each in numbers["validation_loss"].items()}
+        intervals(axis, means, f"validation loss after {numbers['steps']} steps")
+    return Finding(verdict(mean_interval(worse), +1), number, figure)
 
 
 # ---- section 3.5: positions ----------------------------------------------------------------------------------------
@@ -126,48 +143,37 @@ def warm_up(setting: Setting) -> Result:
 BUCKETS = ((1, 10), (11, 20), (21, 256))  # source tokens; models are trained on the first two
 
 
-def length_extrapolation(setting: Setting) -> Result:
-    """Beyond the lengths of its training, a model with sinusoids loses less than one with learned positions."""
-    nats: dict[str, list[list[float]]] = {}
-    bleu: dict[str, list[list[float]]] = {}
-    sentences: list[int] = []
-    for kind, seed in itertools.product(("sinusoidal", "learned", "none"), setting.seeds):
+def measure_extrapolation(setting: Setting) -> Numbers:
+    def case(kind: str, seed: int) -> tuple[Recipe, bool, TestSet]:
         options = {"seed": str(seed), "max_length": str(BUCKETS[1][1]), **LONGER}
-        if kind == "none":
-            translator, _ = trained_with(recipe_for(setting, f"{kind}-seed{seed}", options), without_positions)
-        else:
+        if kind != "none":
             options["model.position_embedding_type"] = kind
-            translator = Translator.from_pretrained(trained(recipe_for(setting, f"{kind}-seed{seed}", options)))
-        measured = [by_length(translator, setting.development, *bucket) for bucket in BUCKETS]
-        nats.setdefault(kind, []).append([each[0] for each in measured])
-        bleu.setdefault(kind, []).append([each[1] for each in measured])
-        sentences = [each[2] for each in measured]
-    # The loss of the unseen lengths over that of the longest seen ones.
-    rise = {kind: [each[2] - each[1] for each in values] for kind, values in nats.items()}
-    better = [a - b for a, b in zip(rise["sinusoidal"], rise["learned"], strict=True)]
-    numbers = {
-        "buckets": BUCKETS, "sentences": sentences, "nats_per_token": nats, "bleu": bleu,
-        "verdict": verdict(better, -1, 0),
-        "number": f"beyond {BUCKETS[1][1]} tokens ({sentences[2]} sentences), the loss rises by "
-        f"{with_interval(rise['sinusoidal'])} nats per token with sinusoids, by {with_interval(rise['learned'])} with "
-        f"learned positions and by {with_interval(rise['none'])} without positions",
-    }  # fmt: skip
-    series = {
-        kind: [(low, mean_interval([each[n] for each in values])[0]) for n, (low, _) in enumerate(BUCKETS)]
-        for kind, values in nats.items()
+        return recipe_for(setting, f"{kind}-seed{seed}", options), kind == "none", setting.development
+
+    found = for_each_seed(setting, ("sinusoidal", "learned", "none"), by_length, case)
+    return {
+        "steps": load_recipe(RECIPE, {**LONGER, **setting.options}).max_steps,
+        "buckets": BUCKETS,
+        "sentences": [count for _, _, count in next(iter(found.values()))[0]],
+        "nats_per_token": {kind: [[nats for nats, _, _ in each] for each in values] for kind, values in found.items()},
+        "bleu": {kind: [[bleu for _, bleu, _ in each] for each in values] for kind, values in found.items()},
     }
-    return numbers, curves(series, "source tokens, from", "nats per token", log=("linear", "linear"))
 
 
-def by_length(translator: Translator, text: TestSet, low: int, high: int) -> tuple[float, float, int]:
-    """Return nats per token and BLEU of the sentences with that many source tokens, and how many they are."""
+def by_length(recipe: Recipe, has_no_positions: bool, text: TestSet) -> list[tuple[float, float, int]]:
+    """Train a model and return nats per token, BLEU and the number of sentences of each bucket of source lengths."""
+    translator = trained_with(recipe, without_positions)[0] if has_no_positions else trained(recipe)
     counts = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]
-    chosen = [n for n, count in enumerate(counts) if low <= count <= high]
-    if not chosen:
-        raise InputError(f"no sentence of {low} to {high} tokens among the {len(counts)} read; raise --sentences")
-    sources, references = ([side[n] for n in chosen] for side in (text.sources, text.references))
-    translations = translator.translate(sources, split_sentences=False, max_source_length=256)
-    return nats_per_token(translator, sources, references), corpus_bleu(translations, references), len(chosen)
+    measured = []
+    for low, high in BUCKETS:
+        chosen = [n for n, count in enumerate(counts) if low <= count <= high]
+        if not chosen:
+            raise InputError(f"no sentence of {low} to {high} tokens among the {len(counts)} read; raise --sentences")
+        sources, references = ([side[n] for n in chosen] for side in (text.sources, text.references))
+        translations = translator.translate(sources, split_sentences=False, max_source_length=256)
+        nats = nats_per_token(translator, sources, references)
+        measured.append((nats, corpus_bleu(translations, references), len(chosen)))
+    return measured
 
 
 class NoPositions(PositionalEncoding):
@@ -180,33 +186,69 @@ def without_positions(module: nn.Module) -> None:
         module.positional_encoding = NoPositions(module.config)
 
 
+def judge_extrapolation(numbers: Numbers) -> Finding:
+    nats, (_, seen, unseen) = numbers["nats_per_token"], numbers["buckets"]
+    # The loss of the unseen lengths over that of the longest seen ones.
+    rise = {kind: [each[2] - each[1] for each in values] for kind, values in nats.items()}
+    more = differences(rise["sinusoidal"], rise["learned"])
+    number = (
+        f"on sentences of more than {seen[1]} tokens, longer than any in training, the loss per token is higher than "
+        f"on those of {seen[0]} to {seen[1]} tokens by {with_interval(rise['sinusoidal'])} nats with sinusoids, by "
+        f"{with_interval(rise['learned'])} with learned positions and by {with_interval(rise['none'])} without "
+        f"positions; sinusoids minus learned: {with_interval(more, signed=True)} "
+        f"({numbers['sentences'][2]} sentences, {numbers['steps']} steps)"
+    )
+    figure, axes = panels(2)
+    names = [f"{low} to {high}" for low, high in numbers["buckets"][:2]] + [f"{unseen[0]} and more\n(not in training)"]
+    for kind, values in nats.items():
+        axes[0].plot(names, [mean_interval(each)[0] for each in zip(*values, strict=True)], marker="o", label=kind)
+    axes[0].set(xlabel="source tokens", ylabel="nats per token")
+    axes[0].grid(alpha=0.3)
+    axes[0].legend(title="positions", fontsize=8)
+    means = {kind: mean_interval(each) for kind, each in rise.items()}
+    intervals(
+        axes[1], means, "loss beyond the training lengths, minus\nloss of the longest in training, nats per token"
+    )
+    return Finding(verdict(mean_interval(more), -1), number, figure)
+
+
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) in training -----------------------------------------------------------
 
 
-def training_without_the_factor(setting: Setting) -> Result:
-    """A model with large d_k learns worse without the factor 1 / sqrt(d_k)."""
-    nats: dict[str, list[float]] = {}
-    series: dict[str, Curve] = {}
-    text, options = setting.development, {f"model.{part}coder_attention_heads": "1" for part in ("en", "de")} | SHORT
-    steps = load_recipe(RECIPE, {**options, **setting.options}).max_steps
-    for kind, seed in itertools.product(("with the factor", "without it"), setting.seeds):
-        recipe = recipe_for(setting, f"{kind.replace(' ', '-')}-seed{seed}", options | {"seed": str(seed)})
-        translator, curve = trained_with(recipe, without_the_factor if kind == "without it" else lambda _: None)
-        nats.setdefault(kind, []).append(nats_per_token(translator, text.sources, text.references))
-        series.setdefault(kind, curve)  # of the first seed
-    scaled, unscaled = nats.values()
-    numbers = {
-        "nats_per_token": nats, "losses": series,
-        "verdict": verdict([a - b for a, b in zip(unscaled, scaled, strict=True)], +1, 0),
-        "number": f"with one head, after {steps} steps {with_interval(scaled)} nats per token with the "
-        f"factor, {with_interval(unscaled)} without it",
-    }  # fmt: skip
-    return numbers, curves(series, "step", "training loss, label-smoothed", log=("linear", "linear"))
+def measure_factor(setting: Setting) -> Numbers:
+    def case(kind: str, seed: int) -> tuple[Recipe, bool, TestSet]:
+        options = {f"model.{part}coder_attention_heads": "1" for part in ("en", "de")} | SHORT | {"seed": str(seed)}
+        return recipe_for(setting, f"{kind.replace(' ', '-')}-seed{seed}", options), kind == "without it", text
+
+    text = setting.development
+    found = for_each_seed(setting, ("with the factor", "without it"), loss_with_factor, case)
+    return {
+        "steps": load_recipe(RECIPE, {**SHORT, **setting.options}).max_steps,
+        "nats_per_token": {kind: [nats for nats, _ in each] for kind, each in found.items()},
+        "losses": {kind: each[0][1] for kind, each in found.items()},
+    }
+
+
+def loss_with_factor(recipe: Recipe, is_changed: bool, text: TestSet) -> tuple[float, Curve]:
+    """Train a model and return its nats per token and the curve of its training loss."""
+    translator, curve = trained_with(recipe, without_the_factor if is_changed else lambda _: None)
+    return nats_per_token(translator, text.sources, text.references), curve
 
 
 def without_the_factor(module: nn.Module) -> None:
     if isinstance(module, MultiHeadAttention):
         module.scaling = 1.0
+
+
+def judge_factor(numbers: Numbers) -> Finding:
+    scaled, unscaled = numbers["nats_per_token"].values()
+    worse = differences(unscaled, scaled)
+    number = (
+        f"with a single head, after {numbers['steps']} steps, the loss on the development set is "
+        f"{with_interval(scaled)} nats per token with the factor and {with_interval(unscaled)} without it "
+        f"(difference: {with_interval(worse, signed=True)})"
+    )
+    return Finding(verdict(mean_interval(worse), +1), number, loss_figure(numbers["losses"]))
 
 
 # ---- an RNN on little text -----------------------------------------------------------------------------------------
@@ -217,34 +259,23 @@ PAIRS = (1000, 3000, 10_000, 29_000)
 FILES = {"dataset": "null", "dataset_config": "null", "streaming": "false", "train": "train", "validation": "val"}
 
 
-def small_data(setting: Setting) -> Result:
-    """On little text, an RNN is better than a Transformer of its size, and on more text no longer (often repeated)."""
-    bleu: dict[str, list[list[float]]] = {}
+def measure_small_data(setting: Setting) -> Numbers:
     texts = dict(first_pairs(setting, count) for count in PAIRS)
-    counts, steps = sorted(texts), load_recipe(RECIPE, {**LONGER, **setting.options}).max_steps
-    for seed in setting.seeds:
-        for name, translate in (("Transformer", with_transformer), ("LSTM", with_lstm)):
-            found = []
-            for count in counts:
-                own = replace(setting, options={**setting.options, **FILES, "data": str(texts[count])})
-                recipe = recipe_for(own, f"{name.lower()}-{count}-seed{seed}", {"seed": str(seed), **LONGER})
-                translations = translate(recipe, setting.development.sources)
-                found.append(corpus_bleu(translations, setting.development.references))
-            bleu.setdefault(name, []).append(found)
-    means = {name: [statistics.mean(each) for each in zip(*values, strict=True)] for name, values in bleu.items()}
-    lead = [[a - b for a, b in zip(*each, strict=True)] for each in zip(bleu["LSTM"], bleu["Transformer"], strict=True)]
-    verdicts = {verdict([each[0] for each in lead], +1, 0), verdict([each[0] - each[-1] for each in lead], +1, 0)}
-    numbers = {
-        "pairs": counts, "bleu": bleu,
-        "verdict": next(each for each in (FAILS, UNSURE, HOLDS) if each in verdicts),
-        "number": f"BLEU of the LSTM and the Transformer, {steps} steps each, nothing tuned to a size: "
-        + "; ".join(
-            f"{means['LSTM'][n]:.1f} and {means['Transformer'][n]:.1f} from {count:,} pairs"
-            for n, count in enumerate(counts)
-        ),
-    }  # fmt: skip
-    series = {name: list(zip(map(float, counts), values, strict=True)) for name, values in means.items()}
-    return numbers, curves(series, "training pairs", "BLEU", log=("log", "linear"))
+    counts, models = sorted(texts), ("Transformer", "LSTM")
+
+    def case(kind: tuple[str, int], seed: int) -> tuple[Recipe, bool, TestSet]:
+        model, count = kind
+        own = replace(setting, options={**setting.options, **FILES, "data": str(texts[count])})
+        recipe = recipe_for(own, f"{model.lower()}-{count}-seed{seed}", {"seed": str(seed), **LONGER})
+        return recipe, model == "LSTM", setting.development
+
+    found = for_each_seed(setting, itertools.product(models, counts), bleu_of, case)
+    by_seed = {model: zip(*(found[model, count] for count in counts), strict=True) for model in models}
+    return {
+        "steps": load_recipe(RECIPE, {**LONGER, **setting.options}).max_steps,
+        "pairs": counts,
+        "bleu": {model: [list(each) for each in values] for model, values in by_seed.items()},
+    }
 
 
 def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
@@ -263,25 +294,59 @@ def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     return len(chosen), folder
 
 
-def with_transformer(recipe: Recipe, sentences: list[str]) -> list[str]:
-    return Translator.from_pretrained(trained(recipe)).translate(sentences, split_sentences=False)
-
-
-def with_lstm(recipe: Recipe, sentences: list[str]) -> list[str]:
-    """Translate with the search of section 6.1, as `Translator` does."""
-    model, text = train_rnn(recipe)
+def bleu_of(recipe: Recipe, is_lstm: bool, text: TestSet) -> float:
+    """Train a Transformer or an LSTM of its size and return its BLEU with the search of section 6.1."""
+    if not is_lstm:
+        return corpus_bleu(trained(recipe).translate(text.sources, split_sentences=False), text.references)
+    model, about = train_rnn(recipe)
+    start, end = about.config.decoder_start_token_id, about.config.eos_token_id
     translations = []
-    for sentence in sentences:
-        source = text.tokenizer(sentence)["input_ids"]
-        found = search(
-            model,
-            source,
-            beams=4,
-            alpha=0.6,
-            limit=len(source) + 50,
-            lookahead=5,
-            start=text.config.decoder_start_token_id,
-            end=text.config.eos_token_id,
-        )
-        translations.append(text.tokenizer.decode(found, skip_special_tokens=True))
-    return translations
+    for sentence in text.sources:
+        source = about.tokenizer(sentence)["input_ids"]
+        limit = len(source) + 50
+        found = search(model, source, beams=4, alpha=0.6, limit=limit, lookahead=5, start=start, end=end)
+        translations.append(about.tokenizer.decode(found, skip_special_tokens=True))
+    return corpus_bleu(translations, text.references)
+
+
+def judge_small_data(numbers: Numbers) -> Finding:
+    counts, bleu = numbers["pairs"], numbers["bleu"]
+    of_size = {name: list(zip(*values, strict=True)) for name, values in bleu.items()}
+    lead = [differences(*each) for each in zip(of_size["LSTM"], of_size["Transformer"], strict=True)]
+    verdicts = {verdict(mean_interval(each), +1) for each in (lead[0], differences(lead[0], lead[-1]))}
+    number = f"BLEU of the LSTM minus BLEU of the Transformer after {numbers['steps']} steps, nothing tuned to a size: "
+    number += ", ".join(
+        f"{with_interval(each, 1, signed=True)} from {count:,} pairs" for count, each in zip(counts, lead, strict=True)
+    )
+    figure, axes = panels(2)
+    for name, values in of_size.items():
+        axes[0].plot(counts, [mean_interval(each)[0] for each in values], marker="o", label=name)
+    axes[0].set(xlabel="training pairs", ylabel="BLEU")
+    axes[0].grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    measured_ticks(axes[0], set(counts))
+    by_size = {f"{count:,}": mean_interval(each) for count, each in zip(counts, lead, strict=True)}
+    intervals(axes[1], by_size, "BLEU of the LSTM minus the Transformer", zero=True)
+    axes[1].set(xlabel="training pairs")
+    return Finding(next(each for each in (FAILS, UNSURE, HOLDS) if each in verdicts), number, figure)
+
+
+CLAIMS = {
+    "training_without_the_factor": Claim(
+        "A model with large d_k learns worse without the factor 1/√d_k (section 3.2.1)", measure_factor, judge_factor
+    ),
+    "warm_up": Claim(
+        "Training without warm-up of the learning rate is worse (section 5.3)", measure_warm_up, judge_warm_up
+    ),
+    "length_extrapolation": Claim(
+        "Beyond the lengths of its training, a model with sinusoids loses less than one with learned positions "
+        "(section 3.5)",
+        measure_extrapolation,
+        judge_extrapolation,
+    ),
+    "small_data": Claim(
+        "On little text, an RNN is better than a Transformer of its size, and on more text no longer (often repeated)",
+        measure_small_data,
+        judge_small_data,
+    ),
+}

@@ -7,7 +7,7 @@ seen 3,000 trees instead of 40,000 does not learn to count them (F1 14). Trees a
 import random
 import re
 import zipfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,3 +154,50 @@ def recombined(trees: Sequence[Any], copies: int, seed: int) -> list["Tree"]:
 def inner_positions(tree: Any) -> list[tuple[int, ...]]:
     """Return the positions of all constituents below the root."""
     return [at for at in tree.treepositions() if at and isinstance(tree[at], tree_class()) and tree[at].height() > 2]
+
+
+# ---- labelled F1, as EVALB computes it with the parameters of Collins (COLLINS.prm) ----------------------------------
+
+
+PUNCTUATION = {",", ":", "``", "''", "."}  # parts of speech whose words EVALB deletes from both trees
+ROOTS = {"TOP", "S1"}
+
+
+def constituents(tree: "Tree") -> Counter[tuple[str, int, int]]:
+    """Count the (label, start, end) of a tree; positions count the words that are not punctuation.
+
+    Constituents of punctuation alone and the root's extra label do not count; PRT counts as ADVP.
+    """
+    found: Counter[tuple[str, int, int]] = Counter()
+
+    def visit(node: Any, start: int) -> int:
+        if isinstance(node[0], str):
+            return start + (node.label() not in PUNCTUATION)
+        end = start
+        for child in node:
+            end = visit(child, end)
+        if end > start and node.label() not in ROOTS:
+            found["ADVP" if node.label() == "PRT" else node.label(), start, end] += 1
+        return end
+
+    visit(tree, 0)
+    return found
+
+
+def labelled_f1(gold: Sequence["Tree"], parsed: Sequence["Tree"], longest: int | None = None) -> dict[str, float]:
+    """Return recall, precision and F1 in percent, summed over sentences of at most `longest` words, all by default."""
+    in_gold = in_parsed = in_both = sentences = 0
+    for reference, tree in zip(gold, parsed, strict=True):
+        if reference.leaves() != tree.leaves():
+            raise ValueError(f"sentence {sentences + 1}: the parsed tree has other words than the reference")
+        if longest is not None and len(reference.leaves()) > longest:
+            continue
+        expected, found = constituents(reference), constituents(tree)
+        in_gold, in_parsed = in_gold + expected.total(), in_parsed + found.total()
+        in_both, sentences = in_both + (expected & found).total(), sentences + 1
+    return {
+        "recall": 100 * in_both / in_gold if in_gold else 0.0,
+        "precision": 100 * in_both / in_parsed if in_parsed else 0.0,
+        "f1": 200 * in_both / (in_gold + in_parsed) if in_gold + in_parsed else 0.0,
+        "sentences": sentences,
+    }

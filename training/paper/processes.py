@@ -1,0 +1,46 @@
+"""Runs independent trainings in processes of their own."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vaswani_transformer.errors import UnavailableError, tell
+
+
+def in_processes(function: Callable[..., Any], cases: Sequence[tuple[Path, tuple[Any, ...]]], jobs: int) -> list[Any]:
+    """Return function(*arguments) for each (log, arguments), `jobs` at a time; messages go to the case's log.
+
+    The processes divide the cores among them: two small models train faster side by side with a thread each than one
+    after the other with two. The first error stops the other processes, which save what they have.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        names = {pool.submit(logged, log, function, arguments): log.stem for log, arguments in cases}
+        try:
+            for future in as_completed(names):
+                future.result()
+                tell(f"{names[future]}: done")
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                logs = cases[0][0].parent
+                raise UnavailableError(
+                    f"a training was killed, perhaps for lack of memory; see {logs}/*.log"
+                ) from error
+            raise
+    return [future.result() for future in names]
+
+
+def logged(log: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    return function(*arguments)
