@@ -144,6 +144,7 @@ def model_config(
     vocabulary, target_vocabulary: sizes of the tokenizers; None if both languages share one.
     ids: the fields for the tokenizers' control tokens. Raises InputError that names the field.
     """
+    check_model_fields(recipe)
     sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
     if target_vocabulary is not None:
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
