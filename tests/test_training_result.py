@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from vaswani_transformer.errors import BrokenFileError, UnavailableError
 
 def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
     folder, _ = uninterrupted(1)
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+    code = {path.name for path in (Path(__file__).parents[1] / "vaswani_transformer").glob("*_vaswani_transformer.py")}
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", *code):
         assert (folder / name).is_file()
     checkpoints = [weights(folder / f"checkpoints/step-{step}") for step in (20, 24)]
     for name, value in weights(folder).items():

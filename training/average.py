@@ -21,6 +21,12 @@ BESIDE_WEIGHTS = ("config.json", MANIFEST, "generation_config.json", *TOKENIZER_
 BESIDE_WEIGHTS += tuple(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)
 
 
+def beside_weights(folder: Path) -> list[str]:
+    """Return the names of a model folder's other files, config.json first and the model's code last."""
+    code = sorted(path.name for path in folder.glob("*.py"))
+    return [name for name in (*BESIDE_WEIGHTS, *code) if (folder / name).is_file()]
+
+
 def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
     """Return the mean of each tensor over the model folders, summed in float64."""
     files = []
@@ -47,7 +53,7 @@ def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
 
 
 def write_model(folders: list[Path], model: Path) -> None:
-    """Write the average of these folders' weights to an empty folder, with the last one's configuration and tokenizer.
+    """Write the average of these folders' weights to an empty folder, with all else from the last one.
 
     Raises InputError if the tokenizers differ.
     """
@@ -61,8 +67,8 @@ def write_model(folders: list[Path], model: Path) -> None:
                 if read_json_object(path) != read_json_object(paths[-1]):
                     raise InputError(f"{path} differs from {paths[-1]}; such models cannot be averaged")
     save_tensors(average_weights(folders), model / WEIGHTS)
-    for name in BESIDE_WEIGHTS:
-        if (folders[-1] / name).is_file() and name != MANIFEST:
+    for name in beside_weights(folders[-1]):
+        if name != MANIFEST:
             (model / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folders[-1] / name, model / name)
     # Settings are text, which users may edit.
@@ -75,11 +81,10 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
         temporary.mkdir()
         write_model(folders, temporary)
         remove(output / MANIFEST)  # that of the files that are replaced now
-        for name in (WEIGHTS, *reversed(BESIDE_WEIGHTS)):
-            if (temporary / name).is_file():
-                (output / name).parent.mkdir(exist_ok=True)
-                sync(temporary / name)
-                os.replace(temporary / name, output / name)
+        for name in (WEIGHTS, *reversed(beside_weights(temporary))):
+            (output / name).parent.mkdir(exist_ok=True)
+            sync(temporary / name)
+            os.replace(temporary / name, output / name)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
