@@ -18,9 +18,12 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
         # Peers are dashed.
         ours = system.startswith(("onnx", "torch"))
         (line,) = axis.plot(speeds, scores, "o-" if ours else "s--", label=system, markersize=5)
-        for row, speed, score in zip(of_system, speeds, scores, strict=True):
-            label = row["batch"].removesuffix(" tokens")
-            axis.annotate(label, (speed, score), (3, 4), textcoords="offset points", fontsize=7, color=line.get_color())
+        # Close points have their labels above and below the line in turn.
+        points = sorted(zip(speeds, scores, of_system, strict=True), key=lambda point: point[0])
+        for n, (speed, score, row) in enumerate(points):
+            label, color = row["batch"].removesuffix(" tokens"), line.get_color()
+            place = {"xytext": (0, 4 if n % 2 else -11), "textcoords": "offset points", "ha": "center"}
+            axis.annotate(label, (speed, score), fontsize=7, color=color, **place)
     axis.set(xscale="log", xlabel="sentences per second (numbers: sentences or tokens per batch)", ylabel="BLEU")
     axis.set_title(title, fontsize=10)
     axis.xaxis.set_major_formatter("{x:.0f}")
