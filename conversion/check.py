@@ -1,8 +1,8 @@
 """Compare the converted model with the toolkit's, at the end of each conversion.
 
-torch and transformers are always installed, so that their three formats are always compared. Any other toolkit is
-compared by logits that it computed, from a file. Given texts, the log-probability of each pair is printed as well, to
-be compared with the output of the toolkit's scorer.
+torch and transformers are always installed, so their three formats are compared unless logits are given or the library
+cannot run the model. Any other toolkit is compared by logits that it computed, from a file. Given texts, the
+log-probability of each pair is printed as well, to be compared with the output of the toolkit's scorer.
 """
 
 import io

@@ -2,7 +2,8 @@
 
 Each is a module of toolkits/ with `NAME`. A reader has `FILES`, the patterns of its checkpoints' names, and
 
-    recognise(path, content) -> bool    whether a file is a checkpoint; content: that of a pickle, None for other files
+    recognise(path, content) -> bool    whether a file is a checkpoint; content: what a pickle holds; None for other
+                                        files, and as long as the pickle has not been opened
     read(path, reasons) -> Description  adds all reasons that the options give against converting it
 
 and a writer `write_checkpoint(model, origin, out, reasons)`.

@@ -19,7 +19,7 @@ from vaswani_transformer.model_folder import read_json_object
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
 PROVENANCE_FILES = ("run.json", "metrics.jsonl", "conversion.json", "CONVERSION.md")
-COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "beam",
+REQUIRED_COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "beam",
            "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "chrf",
            "chrf_signature")  # fmt: skip
 # Options of a training command that name folders; published rows leave them out.
@@ -165,7 +165,7 @@ def read_results(path: Path) -> list[dict[str, str]]:
     with existing_file(path).open(newline="", encoding="utf-8") as file:
         try:
             reader = csv.DictReader(file, strict=True)
-            if missing := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
+            if missing := [name for name in REQUIRED_COLUMNS if name not in (reader.fieldnames or ())]:
                 raise InputError(f"{path} is not a results file: it has no column {', '.join(missing)}")
             return [{key: value or "" for key, value in row.items() if key} for row in reader]
         except (csv.Error, UnicodeDecodeError) as error:

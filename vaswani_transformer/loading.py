@@ -90,7 +90,7 @@ def load_model(
     if infinite := [name for name, tensor in model.named_parameters() if not tensor.isfinite().all()]:
         cast = "" if dtype == "auto" else f" as {dtype}"
         raise BrokenFileError(
-            f"{weights_file(folder)} has NaN or infinite values{cast} in {enumerated(infinite)}; "
+            f"{weights_or_index(folder)} has NaN or infinite values{cast} in {enumerated(infinite)}; "
             "copy the file again, or use an earlier checkpoint"
         )
     return model.eval().to(device)  # pyright: ignore[reportArgumentType] (wrapped by transformers' decorator)
@@ -115,7 +115,7 @@ def load_config(folder: Path) -> VaswaniTransformerConfig:
 def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
     """Check names and shapes of the saved tensors against config.json. Raises BrokenFileError naming the tensors."""
     found = {name: shape for file in weight_files(folder) for name, shape in tensor_shapes(file).items()}
-    where = weights_file(folder)
+    where = weights_or_index(folder)
     try:
         with torch.device("meta"):
             model = VaswaniTransformerForConditionalGeneration(config)
@@ -133,13 +133,16 @@ def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
             raise BrokenFileError(f"{where} has {name} {shape} where config.json gives {expected[name]}")
 
 
-def weights_file(folder: Path) -> Path:
+def weights_or_index(folder: Path) -> Path:
     """Return the file that lists all tensors: model.safetensors, or the index of several files."""
     return folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder. Raises BrokenFileError if the index names files outside the folder."""
+    """Return the safetensors files of a folder.
+
+    Raises InputError if there are only pickles, BrokenFileError if files are missing or outside the folder.
+    """
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if not (folder / INDEX).exists():
@@ -221,7 +224,7 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder. With a config, check that its ids fit the model's vocabulary.
 
-    target: the tokenizer of the decoder's vocabulary, if it has its own
+    target: the folder is that of the decoder's tokenizer, so compare with decoder_vocab_size
     Raises BrokenFileError naming tokenizer.json or tokenizer_config.json.
     """
     folder = Path(folder)

@@ -165,8 +165,9 @@ def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any]
 
 
 def search_settings_of(settings: dict[str, Any] | None) -> SearchSettings:
-    """Return the search of a generation config, as generate() reads it; None if there is no such file.
+    """Return the search of a generation config, as generate() reads it.
 
+    settings: None if there is no generation_config.json; the search is then the paper's
     "never" becomes the config's `stopping_lookahead`, or `LOOKAHEAD`.
     """
     if settings is None:

@@ -4,7 +4,8 @@ ONNX has no operator that gives the code point of a character. ONNX Runtime has 
 strings into characters, and `MurmurHash3` makes numbers of them. For up to four bytes of known count that hash is a
 bijection, so it can be inverted. The count is unknown, but two hashes agree on exactly one count for each character.
 
-The tables are read from the tokenizers library at export, so that the graph classifies characters in the same way.
+All tables but `visible` are read from the tokenizers library at export, so that the graph classifies characters in the
+same way.
 """
 
 from functools import cache
@@ -50,7 +51,7 @@ def lower_case() -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def visible() -> np.ndarray:
-    """Return whether each code point is no space by `str.isspace`, by which the Translator recognises an empty text."""
+    """Return whether each code point is not white space by `str.isspace`, as where the Translator skips empty texts."""
     return np.array([not character.isspace() for character in UNICODE])
 
 

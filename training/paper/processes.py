@@ -17,7 +17,8 @@ def in_processes(function: Callable[..., Any], cases: Sequence[tuple[Path, tuple
     """Return function(*arguments) for each (log, arguments), `jobs` at a time; messages go to the case's log.
 
     The processes divide the cores among them: two small models train faster side by side with a thread each than one
-    after the other with two. The first error stops the other processes, which save what they have.
+    after the other with two. The first error stops the other processes; of a training by `train`, a checkpoint
+    remains.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // jobs)
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:

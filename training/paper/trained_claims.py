@@ -221,7 +221,7 @@ def measure_factor(setting: Setting) -> Numbers:
         return recipe_for(setting, f"{kind.replace(' ', '-')}-seed{seed}", options), kind == "without it", text
 
     text = setting.development
-    found = for_each_seed(setting, ("with the factor", "without it"), loss_with_factor, case)
+    found = for_each_seed(setting, ("with the factor", "without it"), loss_by_factor, case)
     return {
         "steps": load_recipe(RECIPE, {**SHORT, **setting.options}).max_steps,
         "nats_per_token": {kind: [nats for nats, _ in each] for kind, each in found.items()},
@@ -229,9 +229,9 @@ def measure_factor(setting: Setting) -> Numbers:
     }
 
 
-def loss_with_factor(recipe: Recipe, is_changed: bool, text: TestSet) -> tuple[float, Curve]:
-    """Train a model and return its nats per token and the curve of its training loss."""
-    translator, curve = trained_with(recipe, without_the_factor if is_changed else lambda _: None)
+def loss_by_factor(recipe: Recipe, without: bool, text: TestSet) -> tuple[float, Curve]:
+    """Train a model, with the factor or without it; return its nats per token and the curve of its training loss."""
+    translator, curve = trained_with(recipe, without_the_factor if without else lambda _: None)
     return nats_per_token(translator, text.sources, text.references), curve
 
 
