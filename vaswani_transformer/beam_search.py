@@ -9,6 +9,9 @@ Five measures make it fast:
 * Finished sentences leave the batch.
 * The constants of a search are computed before its first step.
 
+A hypothesis is *finished* when it has ended in </s>. A sentence is *done* when no later hypothesis can be among its
+results; it *leaves* the batch, together with others, when it is done or at its limit.
+
 `start` and `step` contain no data-dependent Python, so they can be exported; `beam_search` drives them.
 """
 

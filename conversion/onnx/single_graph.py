@@ -56,7 +56,7 @@ def join(model: Model, graphs: SearchGraphs) -> GraphProto:
     """Connect `start`, the loops around `step`, and the inputs and outputs of the file."""
     config, pad = model.config, cast(int, model.config.pad_token_id)
     op = Operators("search.")
-    first = start(op, graphs, model.lm_head.weight.shape[0])
+    first = first_values(op, graphs, model.lm_head.weight.shape[0])
     # How many of the best hypotheses are returned and so must be final; 0: all.
     wanted = op.Where(op.Greater("num_return_sequences", 0), "num_return_sequences", "num_beams")
     last_wanted = op.Unsqueeze(op.Sub(op.Where(op.Less("early_stopping", 0), "num_beams", wanted), 1), [0])
@@ -87,7 +87,7 @@ def join(model: Model, graphs: SearchGraphs) -> GraphProto:
     )
 
 
-def start(op: Operators, graphs: SearchGraphs, vocabulary: int) -> Values:
+def first_values(op: Operators, graphs: SearchGraphs, vocabulary: int) -> Values:
     """Encode the sentences; returns what `start` returns, and empty results for each row of the batch."""
     beams = op.Range(0, "num_beams", 1)
     # `initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
