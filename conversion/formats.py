@@ -56,7 +56,7 @@ def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[ModuleType, 
     found = [toolkit for toolkit in toolkits if toolkit.recognise(path, None)]
     if not found and wanted and toolkits[0] not in BY_CONTENT:
         found = toolkits  # a file of another name; `read` reports any other fault
-    elif not found and (is_pickled(path) or path.suffix in PICKLES):
+    elif not found and (is_pickled(path) or wanted):
         content = load_checkpoint(path)
         found = [toolkit for toolkit in toolkits if toolkit.recognise(path, content)]
     if not found:

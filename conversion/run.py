@@ -89,5 +89,6 @@ def convert_out(path: Path, out: Path, wanted: str) -> None:
         origin = Origin(path)
         WRITERS[wanted].write_checkpoint(model, origin, folder, Reasons(f"{path} (to {wanted})"))
         if origin.toolkit == wanted and origin.originals.is_dir():  # the vocabularies, byte for byte
-            shutil.copytree(origin.originals, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            for file in sorted(origin.originals.iterdir()):
+                shutil.copyfile(file, folder / file.name)
     print(f"{wanted}: {model.num_parameters():,} parameters")

@@ -68,6 +68,8 @@ def push(
 
     check_repo_id(repo)
     check_revision(revision, "--revision")
+    if example is not None and not example.strip():
+        raise InputError("--example is empty")
     if tag is not None:
         check_revision(tag, "--tag")
     if yes and to_folder is not None:

@@ -117,10 +117,12 @@ def tokenizer_files(folder: Path) -> Files:
     """Return the tokenizers' files, with the class name that transformers 4 and transformers.js know as well."""
     files: Files = {}
     for name in TOKENIZER_CONFIGS:
-        if (folder / name).is_file():
+        # An ONNX folder may do without the first; the second tokenizer needs it.
+        if (folder / name).is_file() or (name != "tokenizer_config.json" and (folder / name).parent.is_dir()):
             files[name] = json_bytes(read_json_object(folder / name) | {"tokenizer_class": "PreTrainedTokenizerFast"})
             tokenizer = name.replace("_config", "")
-            files[tokenizer] = folder / tokenizer
+            if (folder / tokenizer).is_file():
+                files[tokenizer] = folder / tokenizer
     return files
 
 

@@ -61,8 +61,8 @@ class Provenance:
                 wanted = f"{parameters:,} parameters"
                 wanted += ", its command, steps and hours" if self.run else " and no command"
                 raise InputError(f"--results {path} has no row of this model: none has its {wanted}")
-            rows += [row for row in found if row not in rows]
-        return rows
+            rows += found
+        return [row for n, row in enumerate(rows) if row not in rows[:n]]
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -155,9 +155,8 @@ def rows_of_run(path: Path, command: str, parameters: int, progress: dict[str, A
         expected |= {"steps": str(progress["step"]), "hours": hours(progress["seconds"])}
         if "cpu_seconds" in progress:
             expected["cpu_hours"] = hours(progress["cpu_seconds"])
-    words = words_without_folders(command)
-    same = [row for row in read_results(path) if words_without_folders(row["command"]) == words]
-    return [row for row in same if all(row.get(key) == value for key, value in expected.items())]
+    same = [row for row in read_results(path) if all(row.get(key) == value for key, value in expected.items())]
+    return [row for row in same if words_without_folders(row["command"]) == words_without_folders(command)]
 
 
 def read_results(path: Path) -> list[dict[str, str]]:
@@ -174,13 +173,21 @@ def read_results(path: Path) -> list[dict[str, str]]:
 
 def words_without_folders(command: str) -> list[str]:
     """Return the words of a training command that decide what it computes."""
-    words, kept = iter(shlex.split(command)), []
+    words, kept = iter(command_words(command)), []
     for word in words:
         if word in FOLDER_OPTIONS:
             next(words, None)
         elif word.partition("=")[0] not in FOLDER_OPTIONS:
             kept.append(word)
     return kept
+
+
+def command_words(command: str) -> list[str]:
+    """Return the words of a command; run.json and results files may have been edited."""
+    try:
+        return shlex.split(command)
+    except ValueError:  # an unclosed quotation mark
+        return command.split()
 
 
 def hours(seconds: float) -> str:
@@ -193,7 +200,7 @@ def hours(seconds: float) -> str:
 
 def public_command(command: str) -> str:
     """Return a command with only the last component of each absolute path."""
-    return shlex.join(map(last_component, shlex.split(command)))
+    return shlex.join(map(last_component, command_words(command)))
 
 
 def public_recipe(value: Any) -> Any:

@@ -169,3 +169,11 @@ def test_a_trained_start_token_cannot_be_written_for_marian(tmp_path: Path, caps
     model.save_pretrained(folder)
     message = refusal(capsys, "--to", "marian", folder, tmp_path / "out")
     assert "the decoder's first token has an embedding" in message
+
+
+@pytest.mark.parametrize("field, value", [("position_base", 10000), ("position_offset", 2), ("layer_norm_eps", 0.01)])
+def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, capsys):
+    folder = shutil.copytree(converted("marian-prenorm").folder, tmp_path / "ours")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {field: value}))
+    assert field in refusal(capsys, "--to", "marian", folder, tmp_path / "out")

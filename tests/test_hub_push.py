@@ -351,6 +351,10 @@ def test_the_command_times_out_on_an_unresponsive_hub(hub, folder, monkeypatch, 
     assert "the Hub cannot be reached" in refusal(capsys, folder, REPO, code=4)
 
 
+def test_a_blank_example_is_refused(folder, capsys):
+    assert "--example is empty" in refusal(capsys, folder, REPO, "--example", " ")
+
+
 # ---- the card ----------------------------------------------------------------------------------------------------
 
 

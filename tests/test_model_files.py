@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -97,7 +96,7 @@ def test_a_weight_that_is_not_finite_is_named(folder, value):
 
 def test_missing_and_unused_layers_are_named(folder):
     change(folder / "config.json", decoder_layers=3)
-    assert re.search(r"lacks model\.decoder\.layers\.2\..* and 14 more", refusal(folder))
+    assert "lacks model.decoder.layers.2.*: config.json says decoder_layers 3, the file has 2" in refusal(folder)
     change(folder / "config.json", decoder_layers=1)
     assert "model.decoder.layers.1." in refusal(folder)
 

@@ -4,6 +4,7 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 """
 
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -301,7 +302,7 @@ def doctor(model: Annotated[str | None, typer.Option(help="A model folder to che
     from vaswani_transformer.doctor import examination, model_lines
 
     of_model = [] if model is None else model_lines(load_translator(model, None, None, download=False), Path(model))
-    for line in (*examination(), *of_model):
+    for line in itertools.chain(examination(), of_model):
         typer.echo(line)
 
 

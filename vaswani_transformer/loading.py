@@ -6,6 +6,7 @@ are not opened.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -84,6 +85,8 @@ def load_model(
         model = VaswaniTransformerForConditionalGeneration.from_pretrained(
             folder, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
         )
+    except (ValueError, KeyError) as error:  # such as a dtype that is no floating point
+        raise BrokenFileError(f"{folder / 'config.json'}: {one_line(str(error))}") from error
     finally:
         if bars_wanted:
             logging.enable_progress_bar()
@@ -116,6 +119,15 @@ def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
     """Check names and shapes of the saved tensors against config.json. Raises BrokenFileError naming the tensors."""
     found = {name: shape for file in weight_files(folder) for name, shape in tensor_shapes(file).items()}
     where = weights_or_index(folder)
+    # Layers first: the model is built only once its size is known to be plausible.
+    for stack in ("encoder", "decoder"):
+        layers = getattr(config, f"{stack}_layers")
+        present = {int(n) for name in found for n in re.findall(rf"\b{stack}\.layers\.(\d+)\.", name)}
+        if lacking := [f"model.{stack}.layers.{n}.*" for n in range(layers) if n not in present]:
+            raise BrokenFileError(
+                f"{where} lacks {enumerated(lacking)}: config.json says {stack}_layers {layers}, "
+                f"the file has {len(present)}"
+            )
     try:
         with torch.device("meta"):
             model = VaswaniTransformerForConditionalGeneration(config)
@@ -230,6 +242,9 @@ def load_tokenizer(
     folder = Path(folder)
     settings_path = folder / "tokenizer_config.json"
     settings = read_json_object(settings_path)
+    length = settings.get("model_max_length")
+    if not isinstance(length, int | float | None) or isinstance(length, bool):
+        raise BrokenFileError(f"{settings_path}: model_max_length is {length!r}; it must be a number")
     size_field = "decoder_vocab_size" if target else "vocab_size"
     read_tokenizer(folder, getattr(config, size_field, None), size_field)
     try:

@@ -220,7 +220,17 @@ def read_tokens(file: Path, rows: int) -> list[str]:
 def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
     """Write model.npz and its vocabularies. Raises all reasons why the model cannot be one of Marian's."""
     config = model.config
-    reasons.require(NAME, config, {"position_embedding_type": ("sinusoidal",)})
+    # A folder that came from Marian may have been edited since.
+    fields = {
+        "position_embedding_type": ("sinusoidal",),
+        "position_base": (TENSOR2TENSOR.base(config.d_model),),
+        "position_offset": (0,),
+        "layer_norm_eps": (EPSILON,),
+        "decoder_attention_heads": (config.encoder_attention_heads,),
+        "decoder_final_norm": (config.encoder_final_norm,),
+        "activation_function": (*ACTIVATIONS.values(), "quick_gelu"),
+    }
+    reasons.require(NAME, config, fields)
     if not origin.came_from(NAME):
         reasons.unsupported("only a model that came from Marian can be written for it: its vocabulary is not Marian's")
     if model.state_dict()[TARGET][config.decoder_start_token_id].any():
