@@ -133,6 +133,8 @@ def test_an_invalid_recipe_file_is_named(tmp_path):
         ("a: [", "is not YAML"),
         ("seed: " + "9" * 5000, "is not YAML: Exceeds the limit"),
         ("- a", "must hold `key: value` lines, not a list"),
+        ("warmup_steps: yes", "mine.yaml: warmup_steps is True, must be a number"),
+        ("model: &a {d_model: *a}", "Circular reference"),
         ("warmup_steps: many", "mine.yaml: warmup_steps is 'many', must be a valid integer"),
         ("warmup_step: 3", "mine.yaml: warmup_step: unknown key; did you mean 'warmup_steps'"),
     ):

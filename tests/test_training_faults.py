@@ -127,6 +127,14 @@ def test_a_folder_without_a_run_is_not_touched(start, tmp_path):
     start(output="file").ends(2, "is not a folder")
 
 
+def test_a_run_of_another_program_is_not_removed(start, tmp_path):
+    (tmp_path / "run/corpus").mkdir(parents=True)
+    (tmp_path / "run/run.json").write_text('{"experiment": 1}')
+    (tmp_path / "run/corpus/mine.txt").write_text("mine")
+    start().ends(3, "run.json is not the record of a training run")
+    assert (tmp_path / "run/corpus/mine.txt").read_text() == "mine"
+
+
 def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
     start(vocab_size=100_000).ends(2)
     # Nothing has been trained there, so the recipe may change.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vaswani_transformer.atomic import remove_stale
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .json_files import read_json, write_json
@@ -58,7 +58,7 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     record = output / "run.json"
     others = sorted(path.name for path in output.iterdir() if not path.name.startswith((".lock", ".run.json.")))
     if record.exists():
-        before = {} if recipe.overwrite else read_json(record, "identity").get("identity", {})
+        before = {} if recipe.overwrite else _recorded_identity(record)
         if recipe.overwrite or (before != recipe.identity() and not _has_begun(output)):
             _check_before_removal(recipe, output)
             remove_run(output)
@@ -78,6 +78,13 @@ def remove_unfinished(folder: Path) -> None:
     """Remove temporary files of processes that were killed. Only for the process that holds the run's lock."""
     for path in folder.glob(".*.tmp"):  # .NAME.PID.tmp
         remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
+
+
+def _recorded_identity(record: Path) -> dict[str, Any]:
+    recorded = read_json(record, "identity")
+    if "identity" not in recorded:  # other programs write a run.json, too: their folders are not overwritten
+        raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
+    return recorded["identity"]
 
 
 def _has_begun(output: Path) -> bool:
@@ -104,8 +111,8 @@ def remove_run(output: Path) -> None:
     """Remove the files of a run, and no others."""
     for name in FOLDERS:
         shutil.rmtree(output / name, ignore_errors=True)
-    for name in FILES:
-        (output / name).unlink(missing_ok=True)
+    for path in (*(output / name for name in FILES), *output.glob("*_vaswani_transformer.py")):
+        path.unlink(missing_ok=True)
 
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:

@@ -1,15 +1,25 @@
 """A recipe: all settings that decide what a training run computes, as the keys of one YAML file."""
 
 import difflib
+import json
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from vaswani_transformer.errors import InputError
 
@@ -163,6 +173,16 @@ class Recipe(BaseModel):
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false (YAML's yes, no, on and off, too) for numbers; pydantic takes them as 1 and 0."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        kinds = get_args(annotation) or (annotation,)
+        if isinstance(value, bool) and bool not in kinds and {int, float} & {*kinds}:
+            raise ValueError("must be a number")
+        return value
+
     @model_validator(mode="after")
     def _check_combinations(self) -> "Recipe":
         if self.max_steps is None and self.max_epochs is None:
@@ -260,7 +280,9 @@ def _option_value(option: str, key: str, inner: str, text: str | None) -> Any:
 
 def _parse_yaml(text: str | bytes, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        value = yaml.safe_load(text)
+        json.dumps(value, default=str)  # an alias that contains itself cannot be recorded
+        return value
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
         raise InputError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
 

@@ -5,7 +5,6 @@ traced.py        the search's functions as separate graphs, by torch's exporter
 single_graph.py  these graphs joined by loops: model.onnx
 split.py         encoder and decoders as separate files, also as transformers.js loads them
 quantize.py      weights in eight bits
-text.py          model_text.onnx, with the tokenizer inside: byte_level_bpe.py reads it; characters.py, text_to_ids.py
-                 and ids_to_text.py write its operators
-prove.py, prove_split.py, running.py   the comparisons with torch
+text.py          model_text.onnx, with the tokenizer inside (text_to_ids.py, ids_to_text.py)
+prove.py, prove_split.py, sentences.py   the comparisons
 """

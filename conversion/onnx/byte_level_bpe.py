@@ -27,23 +27,28 @@ class ByteLevelBPE:
     @classmethod
     def read(cls, folder: Path) -> "ByteLevelBPE":
         """Raises InputError naming everything that the operators do not support."""
-        path = folder / "tokenizer.json"
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        if found := unsupported(content, settings):
+        found = unsupported(content, settings)
+        if found:
             raise InputError(
-                f"{path}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains it; this one has "
-                f"{'; '.join(found)}"
+                f"{folder / 'tokenizer.json'}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains "
+                f"it; this one has {'; '.join(found)}"
             )
-        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
+        merges = [tuple(merge.split(" ")) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
         return cls(
-            vocabulary=content["model"]["vocab"],
-            merges=[(left, right) for left, right in pairs],
-            end=end_of(content["post_processor"])[0],
-            control=frozenset(token["id"] for token in content["added_tokens"]),
-            lowercase=content["normalizer"] is not None,
-            split_digits=len(steps_of(content["pre_tokenizer"])) == 2,
+            content["model"]["vocab"],
+            [(left, right) for left, right in merges],
+            end_of(content["post_processor"])[0],
+            frozenset(token["id"] for token in content["added_tokens"]),
+            content["normalizer"] is not None,
+            "Digits" in [step["type"] for step in steps_of(content["pre_tokenizer"])],
         )
+
+    def in_order(self) -> bool:
+        """Return whether no merge needs the product of a later one, as in every trained tokenizer."""
+        made = {left + right: rank for rank, (left, right) in enumerate(self.merges)}
+        return all(max(made.get(part, -1) for part in pair) < rank for rank, pair in enumerate(self.merges))
 
 
 def unsupported(content: dict[str, Any], settings: dict[str, Any]) -> list[str]:

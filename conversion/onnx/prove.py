@@ -120,6 +120,13 @@ def compare(
             wrong.append(f"{len(others) - tied} of {exists.sum()} translations differ")
         if not np.array_equal(scores > NO_HYPOTHESIS, exists):
             wrong.append("the numbers of finished translations differ")
+        # Torch and the graph have the same padding: a fault that both have shows without it.
+        length = int(batch["attention_mask"][0].sum())
+        first = {name: ids[:1, :length] for name, ids in batch.items()}
+        alone, alone_scores = run(session, first, search, max_length, wanted or 0)
+        differs = ~same_tokens(alone, found[:1], cast(int, model.config.pad_token_id))
+        if (differs & (score_difference(alone_scores, scores[:1]) >= EQUALLY_GOOD)).any():
+            wrong.append("a sentence alone has another translation than in its batch")
     else:  # other rounding chooses other tokens: torch scores these very tokens
         differences = difference_by_token(model, batch, found, scores, search.length_penalty)
     largest = float(differences[exists].max(initial=0.0))

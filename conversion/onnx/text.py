@@ -3,7 +3,7 @@
     text, num_beams, max_length, length_penalty, min_length, early_stopping -> translations, scores
 
 It needs ONNX Runtime and no other file. Two of its operators are ONNX Runtime's and not the standard's, see
-`characters.py`; therefore it does not replace `model.onnx`.
+`text_to_ids.py`; therefore it does not replace `model.onnx`.
 """
 
 import math

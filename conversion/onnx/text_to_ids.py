@@ -2,6 +2,10 @@
 
 Each step works on all characters of all texts at once, in one row, with a mark after each text: characters, their code
 points, the beginnings of words, bytes, merges. In the end the marks become `</s>`.
+
+ONNX has no operator that gives the code point of a character. ONNX Runtime has two that help: `Tokenizer` divides
+strings into characters, and `MurmurHash3` makes numbers of them. For up to four bytes of known count that hash is a
+bijection, so it can be inverted. The count is unknown, but two hashes agree on exactly one count for each character.
 """
 
 from typing import Any
@@ -10,12 +14,10 @@ import numpy as np
 from onnx import TensorProto
 
 from .byte_level_bpe import SPELLING, ByteLevelBPE
-from .characters import ALONE, SPACE, character_classes, code_points, looked_up, lower_case, visible
 from .operators import Operators, tensor_type
+from .tables import ALONE, BLOCK, SPACE, PairTable, character_classes, lower_case, python_spaces
 
 MARK = b"\n"  # after each text
-END = [2**31]  # of a slice
-NEVER = 2**31  # the rank of two tokens that are no pair
 
 
 def token_ids(op: Operators, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[str, str, str]:
@@ -26,13 +28,14 @@ def token_ids(op: Operators, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[s
     )  # (batch, longest)
     exists = op.Not(op.Equal(characters, b""))
     # The last character of a row is the mark.
-    is_text = op.And(exists, op.Slice(op.Pad(exists, [0, 0, 0, 1]), [1], END, [1]))
+    is_text = op.And(exists, op.Slice(op.Pad(exists, [0, 0, 0, 1]), [1], [2**31], [1]))
     codes = code_points(op, characters)
-    is_visible = op.And(is_text, looked_up(op, visible(), codes))
-    only_space = op.Not(op.ReduceMax(is_visible, [1], keepdims=0))
+    blank = op.Or(op.Not(is_text), op.Cast(looked_up(op, python_spaces(), codes), to=TensorProto.BOOL))
+    only_space = op.Not(op.Cast(op.ReduceMax(as_int(op, op.Not(blank)), [1], keepdims=0), to=TensorProto.BOOL))
+    rows = op.Expand(op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(texts)), 1), [1]), op.Shape(codes))
 
     # From here on all characters are in one row, which is never empty since it includes the marks.
-    codes, is_text, rows = selected(op, codes, exists), selected(op, is_text, exists), row_numbers(op, exists)
+    codes, is_text, rows = (selected(op, values, exists) for values in (codes, is_text, rows))
     if bpe.lowercase:
         codes, is_text, rows = lowered(op, codes, is_text, rows)
     classes = op.Where(is_text, looked_up(op, character_classes(bpe.split_digits), codes), np.uint8(ALONE))
@@ -46,17 +49,66 @@ def token_ids(op: Operators, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[s
 
 def selected(op: Operators, values: str, flags: str) -> str:
     """Return the values where flags, of the same shape, are true: (n,)"""
-    return op.Compress(values, op.Reshape(flags, [-1]))
-
-
-def row_numbers(op: Operators, flags: str) -> str:
-    """Return the place along the first axis of each flag that is true: (n,)"""
-    return op.Gather(op.NonZero(flags), 0)
+    return op.Compress(op.Reshape(values, [-1]), op.Reshape(flags, [-1]))
 
 
 def repeated(op: Operators, values: str, flags: str) -> str:
     """values: (n,), flags: (n, k);  returns each value as often as its flags are true"""
-    return op.Gather(values, row_numbers(op, flags))
+    return selected(op, op.Expand(op.Unsqueeze(values, [1]), op.Shape(flags)), flags)
+
+
+def code_points(op: Operators, characters: str) -> str:
+    """Strings of one character each -> int32 in the same shape; an empty string gives any number"""
+    flat = op.Reshape(characters, [-1])
+    seeds = (0, 1)
+    hashes = [
+        op.Unsqueeze(op.MurmurHash3(flat, domain="com.microsoft", positive=1, seed=seed), [0, 1]) for seed in seeds
+    ]
+    hash = op.Concat(*hashes, axis=0)  # (seeds, 1, characters)
+
+    def xor_shifted(value: str, *shifts: int) -> str:
+        for shifted in [op.BitShift(value, np.uint32(shift), direction="RIGHT") for shift in shifts]:
+            value = op.BitwiseXor(value, shifted)
+        return value
+
+    def times_inverse(value: str, factor: int) -> str:
+        return op.Mul(value, np.uint32(pow(factor, -1, 2**32)))
+
+    def rotated_right(value: str, by: int) -> str:
+        right = op.BitShift(value, np.uint32(by), direction="RIGHT")
+        return op.BitwiseOr(right, op.BitShift(value, np.uint32(32 - by), direction="LEFT"))
+
+    # MurmurHash3_x86_32 (Austin Appleby, public domain) inverted: the final mix, ...
+    hash = times_inverse(xor_shifted(hash, 16), 0xC2B2AE35)
+    hash = xor_shifted(times_inverse(xor_shifted(hash, 13, 26), 0x85EBCA6B), 16)
+    # ... for each length of a character, a tail of one to three bytes or a block of four, ...
+    tail = op.BitwiseXor(hash, np.array([1, 2, 3], np.uint32).reshape(1, 3, 1))
+    block = op.Sub(op.BitwiseXor(hash, np.uint32(4)), np.uint32(0xE6546B64))
+    hash = op.Concat(tail, rotated_right(times_inverse(block, 5), 13), axis=1)  # (seeds, lengths, characters)
+    hash = op.BitwiseXor(hash, np.array(seeds, np.uint32).reshape(-1, 1, 1))
+    # ... the mix of the block or the tail; the result is the bytes, the first one lowest.
+    bytes = times_inverse(rotated_right(times_inverse(hash, 0x1B873593), 15), 0xCC9E2D51)
+    first, second = op.Gather(bytes, 0, axis=0), op.Gather(bytes, 1, axis=0)  # (lengths, characters)
+    free = np.array([0x0000007F, 0x00003F1F, 0x003F3F0F, 0x3F3F3F07], np.uint32).reshape(4, 1)
+    form = np.array([0x00000000, 0x000080C0, 0x008080E0, 0x808080F0], np.uint32).reshape(4, 1)
+    is_it = op.And(op.Equal(first, second), op.Equal(op.BitwiseAnd(first, ~free), form))
+    bits = op.BitwiseAnd(op.Mul(first, op.Cast(is_it, to=TensorProto.UINT32)), free)
+    number = op.Mul(op.BitwiseAnd(bits, np.uint32(255)), np.array([[1], [64], [64**2], [64**3]], np.uint32))
+    for byte, factors in ((1, [0, 1, 64, 64**2]), (2, [0, 0, 1, 64]), (3, [0, 0, 0, 1])):
+        six = op.BitwiseAnd(op.BitShift(bits, np.uint32(8 * byte), direction="RIGHT"), np.uint32(63))
+        number = op.Add(number, op.Mul(six, np.array(factors, np.uint32).reshape(4, 1)))
+    numbers = op.ReduceSum(op.Cast(number, to=TensorProto.INT32), [0], keepdims=0)
+    return op.Reshape(numbers, op.Shape(characters))
+
+
+def looked_up(op: Operators, table: np.ndarray, codes: str) -> str:
+    """Return table[codes]. Equal blocks of the table are stored once."""
+    blocks: dict[bytes, int] = {}
+    rows = table.reshape(-1, BLOCK)
+    starts = [blocks.setdefault(row.tobytes(), len(blocks) * BLOCK) for row in rows]
+    start = op.Gather(np.array(starts, np.int32), op.Div(codes, np.int32(BLOCK)))
+    stored = np.frombuffer(b"".join(blocks), table.dtype)
+    return op.Gather(stored, op.Add(start, op.BitwiseAnd(codes, np.int32(BLOCK - 1))))
 
 
 def lowered(op: Operators, codes: str, is_text: str, rows: str) -> tuple[str, str, str]:
@@ -106,9 +158,8 @@ def word_starts(op: Operators, codes: str, classes: str) -> str:
 def shifted(op: Operators, values: str, by: int, filler: Any) -> str:
     """(n,) -> (n,), the value `by` places before each, or after if `by` is negative"""
     padding = [filler] * abs(by)
-    if by > 0:
-        return op.Slice(op.Concat(padding, values, axis=0), [0], [-by], [0])
-    return op.Slice(op.Concat(values, padding, axis=0), [-by], END, [0])
+    longer = op.Concat(*([padding, values] if by > 0 else [values, padding]), axis=0)
+    return op.Slice(longer, [0], [-by], [0]) if by > 0 else op.Slice(longer, [-by], [2**31], [0])
 
 
 def symbols_of_bytes(op: Operators, codes: str, is_text: str, bpe: ByteLevelBPE) -> tuple[str, str]:
@@ -133,42 +184,63 @@ def symbols_of_bytes(op: Operators, codes: str, is_text: str, bpe: ByteLevelBPE)
 
 
 def merged(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLevelBPE) -> tuple[str, str]:
-    """BPE: in each word at once, merge the leftmost pair of the lowest rank, until no pair is left."""
-    if not bpe.merges:
+    """BPE: merge the pair of the lowest rank in each word, the leftmost of equal ones, until no pair is left.
+
+    A round merges all equal pairs of a word, unless a merge could produce a pair of lower rank before the next one.
+    """
+    pairs, products = {}, []
+    for rank, (left, right) in enumerate(bpe.merges):
+        pairs[bpe.vocabulary[left], bpe.vocabulary[right]] = rank
+        products.append(bpe.vocabulary[left + right])
+    if not pairs:
         return symbols, rows
-    ids, size = bpe.vocabulary, max(*bpe.vocabulary.values(), *bpe.control) + 1
-    ranks = {ids[left] * size + ids[right]: rank for rank, (left, right) in enumerate(bpe.merges)}
-    products = np.array([ids[left + right] for left, right in bpe.merges])
-    none = op.Expand(2**62, op.Add(op.Gather(words, [-1]), 1))  # (words,)
+    table = PairTable.of(pairs, max(max(bpe.vocabulary.values()), *bpe.control) + 1)
+    never = np.int64(2**62)
+    empty = op.Expand(never, op.Add(op.Gather(words, [-1]), 1))  # (words,)
     body = Operators("text.merge.", op)
-    names = symbols_now, words_now, rows_now = [f"text.merge.{name}" for name in ("symbols", "words", "rows")]
-    rank = body.LabelEncoder(
-        body.Add(body.Mul(symbols_now, size), shifted(body, symbols_now, -1, 0)),
-        domain="ai.onnx.ml",
-        keys_int64s=list(ranks),
-        values_int64s=list(ranks.values()),
-        default_int64=NEVER,
+    names = [f"text.merge.{name}" for name in ("symbols", "words", "rows")]
+    symbols_now, words_now, rows_now = names
+    next_word = shifted(body, words_now, -1, -1)
+    place = body.Add(
+        body.Gather(table.first, symbols_now), shifted(body, body.Cast(symbols_now, to=6), -1, np.int32(0))
     )
-    rank = body.Where(body.Equal(words_now, shifted(body, words_now, -1, -1)), rank, NEVER)
-    count = body.Shape(symbols_now)
-    order = body.Add(body.Mul(rank, count), body.Range(0, body.Squeeze(count), 1))
-    best = body.ScatterElements(none, words_now, order, reduction="min")
-    chosen = body.And(body.Less(rank, NEVER), body.Equal(order, body.Gather(best, words_now)))
-    symbols_after = body.Where(chosen, body.Gather(products, body.Where(chosen, rank, 0)), symbols_now)
+    is_pair = body.Equal(body.Cast(body.Gather(table.owner, place), to=TensorProto.INT64), symbols_now)
+    is_pair = body.And(is_pair, body.Equal(words_now, next_word))
+    rank = body.Cast(body.Gather(table.rank, place), to=TensorProto.INT64)
+    places = body.Range(0, body.Squeeze(body.Shape(symbols_now)), 1)
+    if bpe.in_order():
+        key = body.Where(is_pair, rank, never)
+    else:
+        key = body.Where(is_pair, body.Add(body.Mul(rank, body.Shape(symbols_now)), places), never)
+    best = body.ScatterElements(empty, words_now, key, reduction="min")
+    chosen = body.And(is_pair, body.Equal(key, body.Gather(best, words_now)))
+    # In a run of equal symbols, every other pair from the left.
+    begins = body.And(chosen, body.Not(shifted(body, chosen, 1, False)))
+    run = body.CumSum(as_int(body, begins), 0)
+    run_start = body.Gather(body.Concat([0], body.Compress(places, begins), axis=0), run)
+    is_even = body.Equal(body.BitwiseAnd(body.Sub(places, run_start), 1), 0)
+    chosen = body.And(chosen, is_even)
+    symbols_after = body.Where(chosen, body.Gather(np.array(products), body.Where(is_pair, rank, 0)), symbols_now)
     stays = body.Not(shifted(body, chosen, 1, False))
     after = [body.Compress(values, stays) for values in (symbols_after, words_now, rows_now)]
-    variables = dict(zip(names, (symbols, words, rows), strict=True))
-    go_on = body.ReduceMax(chosen, keepdims=0)
-    symbols, _, rows = op.loop(body, variables, [tensor_type(TensorProto.INT64)] * 3, go_on, after)
-    return symbols, rows
+    go_on = body.Cast(body.ReduceMax(as_int(body, chosen), keepdims=0), to=TensorProto.BOOL)
+    ids, _, rows = op.loop(
+        body, dict(zip(names, (symbols, words, rows), strict=True)), [tensor_type(TensorProto.INT64)] * 3, go_on, after
+    )
+    return ids, rows
 
 
 def padded(op: Operators, ids: str, rows: str, batch: str, filler: int) -> tuple[str, str]:
     """Distribute ids to the rows of the batch, padded; returns (batch, longest), and the mask in the same shape."""
     ones = op.Expand(1, op.Shape(ids))
     lengths = op.ScatterElements(op.Expand(0, batch), rows, ones, reduction="add")
-    mask = op.Less(op.Range(0, op.ReduceMax(lengths, keepdims=0), 1), op.Unsqueeze(lengths, [1]))
-    values = op.ScatterND(op.Expand(filler, op.Shape(mask)), op.Transpose(op.NonZero(mask)), ids)
+    longest = op.ReduceMax(lengths, keepdims=0)
+    begins = op.CumSum(lengths, 0, exclusive=1)
+    columns = op.Sub(op.Range(0, op.Squeeze(op.Shape(ids)), 1), op.Gather(begins, rows))
+    shape = op.Concat(batch, op.Unsqueeze(longest, [0]), axis=0)
+    places = op.Concat(op.Unsqueeze(rows, [1]), op.Unsqueeze(columns, [1]), axis=1)
+    values = op.ScatterND(op.Expand(filler, shape), places, ids)
+    mask = op.Less(op.Range(0, longest, 1), op.Unsqueeze(lengths, [1]))
     return values, as_int(op, mask)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import BrokenFileError, InputError
 
 from ..json_files import write_json
 from . import measured_claims, speed_claims, trained_claims
@@ -50,7 +50,13 @@ def measure_claims(setting: Setting, names: list[str], command: str, say: Callab
 
 def publish(folder: Path, name: str, about: Numbers) -> Numbers:
     """Write the row file and the picture of a claim, with what follows from its numbers."""
-    verdict, number, figure = CLAIMS[name].judge(about)
+    try:
+        verdict, number, figure = CLAIMS[name].judge(about)
+    except KeyError as error:
+        path = folder / f"{name}.json"
+        raise BrokenFileError(
+            f"{path} lacks {error}: an earlier version wrote it; remove it to measure again"
+        ) from error
     about = {**about, "claim": CLAIMS[name].text, "verdict": verdict, "number": number}
     save(figure, folder / f"{name}.png")
     write_json(folder / f"{name}.json", about)

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,22 @@ def in_processes(function: Callable[..., Any], cases: Sequence[tuple[Path, tuple
     after the other with two. The first error stops the other processes; of a training by `train`, a checkpoint
     remains.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+    threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) // jobs))
+    results: list[Any] = [None] * len(cases)
+    numbers, running = iter(range(len(cases))), dict[Future, int]()
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
-        names = {pool.submit(logged, log, function, arguments): log.stem for log, arguments in cases}
         try:
-            for future in as_completed(names):
-                future.result()
-                tell(f"{names[future]}: done")
+            # Only as many as can run: the pool would start those that wait in it after an error as well.
+            while True:
+                for number in islice(numbers, jobs - len(running)):
+                    log, arguments = cases[number]
+                    running[pool.submit(logged, log, function, arguments)] = number
+                if not running:
+                    return results
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    number = running.pop(future)
+                    results[number] = future.result()
+                    tell(f"{cases[number][0].stem}: done")
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in active_children():
@@ -37,7 +47,6 @@ def in_processes(function: Callable[..., Any], cases: Sequence[tuple[Path, tuple
                     f"a training was killed, perhaps for lack of memory; see {logs}/*.log"
                 ) from error
             raise
-    return [future.result() for future in names]
 
 
 def logged(log: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
