@@ -59,8 +59,7 @@ def export_folder(
     tell: is called with the name of each stage as it begins
     for_javascript: arrange the split layout as transformers.js loads it, see split.py
 
-    Raises InputError, BrokenFileError or UnavailableError naming what cannot be used, ProofError if the graph does not
-    translate as torch does.
+    Raises InputError, BrokenFileError or UnavailableError; ProofError if the graph does not translate as torch does.
     """
     with new_model_folder(folder) as unfinished:
         model = load_model(source, device="cpu", dtype=torch.float32)
