@@ -44,7 +44,7 @@ UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Operating system errors that the user's input did not cause.
-ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM}
+ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
 
 # Optional packages and the extra that installs them: `pip install "vaswani-transformer[...]"`.
 EXTRAS = {
