@@ -1,4 +1,4 @@
-"""training/checkpoint.py: a checkpoint is complete or absent, and damage is detected."""
+"""training/checkpoint_folders.py: a checkpoint is complete or absent, and damage is detected."""
 
 import errno
 import itertools
@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training import checkpoint, tensors
+from training import checkpoint_folders, tensors
 from training.average import average_weights, write_model
 from training.average import main as average
 from training.checkpointer import Checkpointer
@@ -32,7 +32,7 @@ TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 def write_step(number: float):
     def write(folder):
         tensors.save_tensors({name: value * number for name, value in TENSORS.items()}, folder / "model.safetensors")
-        write_json(folder / checkpoint.STATE, {"step": number})
+        write_json(folder / checkpoint_folders.STATE, {"step": number})
 
     return write
 
@@ -41,7 +41,7 @@ def write_step(number: float):
 def root(tmp_path):
     """Checkpoints of steps 10, 20 and 30."""
     for step in (10, 20, 30):
-        checkpoint.save_checkpoint(tmp_path / "checkpoints", step, write_step(step))
+        checkpoint_folders.save_checkpoint(tmp_path / "checkpoints", step, write_step(step))
     return tmp_path / "checkpoints"
 
 
@@ -50,7 +50,7 @@ def names(folders):
 
 
 def test_the_newest_checkpoint_is_found(root):
-    newest = checkpoint.newest_intact(root, pytest.fail)
+    newest = checkpoint_folders.newest_intact(root, pytest.fail)
     assert newest is not None and newest == root / "step-30" and (root / "latest").read_text() == "step-30\n"
     torch.testing.assert_close(tensors.load_tensors(newest / "model.safetensors")["a"], TENSORS["a"] * 30)
     manifest = json.loads((newest / "manifest.json").read_text())
@@ -62,7 +62,7 @@ def test_the_newest_checkpoint_is_found(root):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_flipped_bytes_and_truncation_are_detected(data, tmp_path_factory):
-    folder = checkpoint.save_checkpoint(tmp_path_factory.mktemp("c"), 1, write_step(1))
+    folder = checkpoint_folders.save_checkpoint(tmp_path_factory.mktemp("c"), 1, write_step(1))
     path = data.draw(st.sampled_from(sorted(folder.iterdir())))
     raw = bytearray(path.read_bytes())
     if data.draw(st.booleans()):
@@ -70,39 +70,39 @@ def test_flipped_bytes_and_truncation_are_detected(data, tmp_path_factory):
     else:
         raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(raw)
-    if path.name == checkpoint.MANIFEST:
+    if path.name == checkpoint_folders.MANIFEST:
         # Changed white space or a changed step number may leave a valid manifest.
         try:
-            checkpoint.verify(folder)
+            checkpoint_folders.verify(folder)
         except BrokenFileError as error:
             assert str(folder) in str(error)
         else:
             assert json.loads(raw)["files"]
         return
     with pytest.raises(BrokenFileError, match=path.name):
-        checkpoint.verify(folder)
+        checkpoint_folders.verify(folder)
 
 
 def test_a_damaged_checkpoint_is_moved_aside_and_named(root):
     (root / "step-30/model.safetensors").write_bytes(b"short")
     said = []
-    assert checkpoint.newest_intact(root, said.append) == root / "step-20"
+    assert checkpoint_folders.newest_intact(root, said.append) == root / "step-20"
     assert "step-30/model.safetensors has 5 bytes, must have" in said[0] and "falling back" in said[0]
-    assert names(checkpoint.checkpoints(root)) == ["step-20", "step-10"] and (root / "step-30.broken").is_dir()
+    assert names(checkpoint_folders.checkpoints(root)) == ["step-20", "step-10"] and (root / "step-30.broken").is_dir()
     for step in (10, 20):
         (root / f"step-{step}/trainer_state.json").unlink()
     for _ in range(2):  # retrying does not start from step 0
         with pytest.raises(BrokenFileError, match="all 3 checkpoints are damaged; start again with --overwrite true"):
-            checkpoint.newest_intact(root, said.append)
+            checkpoint_folders.newest_intact(root, said.append)
     for folder in root.glob("*.broken"):
         shutil.rmtree(folder)
     with pytest.raises(BrokenFileError, match="step-20 is missing; restore it"):
-        checkpoint.newest_intact(root, said.append)
+        checkpoint_folders.newest_intact(root, said.append)
 
 
 def test_a_stale_latest_file_is_repaired(root):
     (root / "latest").write_text("step-20\n")
-    assert checkpoint.newest_intact(root, pytest.fail) == root / "step-30"
+    assert checkpoint_folders.newest_intact(root, pytest.fail) == root / "step-30"
     assert (root / "latest").read_text() == "step-30\n"
 
 
@@ -137,16 +137,16 @@ def test_a_failed_write_leaves_the_previous_checkpoint(root, monkeypatch, error)
             for name in ("fsync", "replace", "mkdir"):
                 patch.setattr(os, name, failing(getattr(os, name), number))
             try:
-                checkpoint.save_checkpoint(root, 40, write_step(40))
+                checkpoint_folders.save_checkpoint(root, 40, write_step(40))
             except (Killed, UnavailableError) as raised:
                 failures += 1
                 assert killed or ("No space left on device" in str(raised) and "step-40" in str(raised))
         if killed:
             remove_unfinished(root)
-        newest = checkpoint.newest_intact(root, pytest.fail)
+        newest = checkpoint_folders.newest_intact(root, pytest.fail)
         assert newest is not None and newest in (root / "step-30", root / "step-40") and not list(root.glob(".*"))
         assert (root / "latest").read_text() == f"{newest.name}\n"
-        checkpoint.verify(root / "step-30")
+        checkpoint_folders.verify(root / "step-30")
         if calls < number:  # every call has failed once
             assert failures > 5 and newest == root / "step-40"
             return
@@ -158,7 +158,7 @@ def test_files_are_on_disk_before_the_checkpoint_is_named(tmp_path, monkeypatch)
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: events.append(os.fstat(file).st_ino) or fsync(file))
     monkeypatch.setattr(os, "replace", lambda old, new: events.append(str(new)) or replace(old, new))
-    made = checkpoint.save_checkpoint(tmp_path, 1, write_step(1))
+    made = checkpoint_folders.save_checkpoint(tmp_path, 1, write_step(1))
     before = events[: events.index(str(made))]
     assert {path.name for path in made.iterdir() if path.stat().st_ino not in before} == set()
     assert tmp_path.stat().st_ino in events[events.index(str(made)) :]
@@ -177,18 +177,18 @@ def test_an_optimizer_without_state_is_restored(tmp_path):
 
 def test_a_full_disk_is_refused_before_anything_is_written(root):
     with pytest.raises(UnavailableError, match="about 1000000000000000000 bytes needed"):
-        checkpoint.save_checkpoint(root, 40, lambda _: pytest.fail("written"), bytes_needed=10**18)
+        checkpoint_folders.save_checkpoint(root, 40, lambda _: pytest.fail("written"), bytes_needed=10**18)
 
 
 def test_pruning_keeps_regular_newest_and_best_checkpoints(root):
     for step in (40, 41):
-        checkpoint.save_checkpoint(root, step, write_step(step))
-    checkpoint.mark_best(root, 10)
-    checkpoint.prune(root, keep=2, every=10)
-    assert names(checkpoint.checkpoints(root)) == ["step-41", "step-40", "step-30", "step-10"]
-    checkpoint.save_checkpoint(root, 50, write_step(50))
-    checkpoint.prune(root, keep=2, every=10)
-    assert names(checkpoint.checkpoints(root)) == ["step-50", "step-40", "step-10"]
+        checkpoint_folders.save_checkpoint(root, step, write_step(step))
+    checkpoint_folders.mark_best(root, 10)
+    checkpoint_folders.prune(root, keep=2, every=10)
+    assert names(checkpoint_folders.checkpoints(root)) == ["step-41", "step-40", "step-30", "step-10"]
+    checkpoint_folders.save_checkpoint(root, 50, write_step(50))
+    checkpoint_folders.prune(root, keep=2, every=10)
+    assert names(checkpoint_folders.checkpoints(root)) == ["step-50", "step-40", "step-10"]
 
 
 def test_model_and_optimizer_are_restored_bit_for_bit(tiny_model, tmp_path):
@@ -300,7 +300,7 @@ def test_models_with_different_tokenizers_are_not_averaged(root, tmp_path, capsy
 
 def test_a_terminated_average_leaves_no_files_behind(root, tmp_path, monkeypatch):
     """The signal arrives when the weights have been written."""
-    import training.checkpoint as module
+    import training.checkpoint_folders as module
 
     monkeypatch.setattr(module, "write_manifest", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pytest may run with another handler
@@ -327,7 +327,7 @@ def test_a_background_checkpoint_holds_the_state_at_its_start(tmp_path, checkpoi
 
     def write():
         assert may_write.wait(60)
-        checkpoint.save_checkpoint(tmp_path, 1, lambda folder: tensors.save_tensors(copied, folder / "a"))
+        checkpoint_folders.save_checkpoint(tmp_path, 1, lambda folder: tensors.save_tensors(copied, folder / "a"))
 
     checkpointer.writing = checkpointer.thread.submit(write)
     checkpointer.raise_if_failed()  # returns at once: it is still writing

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from training.paper.rows import FAILS, HOLDS, UNSURE, mean_interval, verdict
+from training.paper.results import FAILS, HOLDS, UNSURE, mean_interval, verdict
 from training.paper.table3 import RECIPE, ROWS, claims_of, row_options
 from training.recipe import load_recipe
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig

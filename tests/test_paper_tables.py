@@ -6,7 +6,7 @@ import json
 import pytest
 
 from training.cost import count_parameters
-from training.paper.rows import PAPER
+from training.paper.results import PAPER
 from training.paper.table1 import (
     as_markdown,
     convolutional,

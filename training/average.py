@@ -57,7 +57,7 @@ def write_model(folders: list[Path], model: Path) -> None:
 
     Raises InputError if the tokenizers differ.
     """
-    from .checkpoint import write_manifest
+    from .checkpoint_folders import write_manifest
     from .tensors import save_tensors
 
     for name in BESIDE_WEIGHTS:
@@ -96,7 +96,7 @@ def average(
     output: Annotated[Path, typer.Option(help="The new model folder.")],
     last: Annotated[int, typer.Option(min=1, help="How many of a run's last checkpoints.")] = 5,
 ) -> None:
-    from .checkpoint import checkpoints
+    from .checkpoint_folders import checkpoints
 
     folders = checkpoint
     if len(checkpoint) == 1 and (checkpoint[0] / "checkpoints").is_dir():

@@ -11,7 +11,7 @@ from accelerate.utils import broadcast_object_list
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from . import checkpoint, tensors
+from . import checkpoint_folders, tensors
 from .json_files import read_json, write_json
 from .output import differences, refuse_changes
 from .prepare import Prepared
@@ -56,14 +56,14 @@ class Checkpointer:
             if prepared.target_tokenizer is not None:
                 prepared.target_tokenizer.save_pretrained(folder / TARGET_TOKENIZER)
             tensors.save_tensors(moments, folder / tensors.OPTIMIZER)
-            write_json(folder / checkpoint.STATE, state)
+            write_json(folder / checkpoint_folders.STATE, state)
 
         def save() -> None:
             size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
-            checkpoint.save_checkpoint(self.root, step, write, size)
+            checkpoint_folders.save_checkpoint(self.root, step, write, size)
             if best_step == step:
-                checkpoint.mark_best(self.root, step)
-            checkpoint.prune(self.root, prepared.recipe.keep, prepared.recipe.save_every)
+                checkpoint_folders.mark_best(self.root, step)
+            checkpoint_folders.prune(self.root, prepared.recipe.keep, prepared.recipe.save_every)
 
         self.writing = self.thread.submit(save)
         stall = time.perf_counter() - started
@@ -88,13 +88,13 @@ class Checkpointer:
     def mark_best(self, progress: Progress) -> None:
         """Point `best` at the checkpoint of this step if it is the best."""
         if self.prepared.accelerator.is_main_process and progress.best_step == progress.step:
-            checkpoint.mark_best(self.root, progress.step)
+            checkpoint_folders.mark_best(self.root, progress.step)
 
     def restore(self) -> Progress:
         """Load the newest intact checkpoint into the model and the optimizer; return where its run was."""
         accelerator, reporter = self.prepared.accelerator, self.prepared.reporter
         chosen: list[str | None] = [None]
-        if accelerator.is_main_process and (newest := checkpoint.newest_intact(self.root, reporter.say)):
+        if accelerator.is_main_process and (newest := checkpoint_folders.newest_intact(self.root, reporter.say)):
             chosen = [str(newest)]
         (newest_of_main,) = broadcast_object_list(chosen)
         if newest_of_main is None:
@@ -109,7 +109,7 @@ class Checkpointer:
         return progress
 
     def _restore_state(self, folder: Path) -> Progress:
-        prepared, path = self.prepared, folder / checkpoint.STATE
+        prepared, path = self.prepared, folder / checkpoint_folders.STATE
         state = read_json(path, "progress", "identity", "environment")
         try:
             saved = state["progress"]  # the oldest checkpoints lack two fields

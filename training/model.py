@@ -17,7 +17,7 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 from .average import TOKENIZER_FILES
-from .checkpoint import checkpoints
+from .checkpoint_folders import checkpoints
 from .parallel_text import text_lines
 from .recipe import Recipe, nearest
 from .tensors import restore_model

@@ -25,7 +25,7 @@ from torch import distributed
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 
-from . import checkpoint, fsdp, machine
+from . import checkpoint_folders, fsdp, machine
 from .batches import Order, Plan, plan_batches
 from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
 from .json_files import read_json
@@ -95,9 +95,9 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
 
 def chosen_before(recipe: Recipe, output: Path) -> dict[str, Any]:
     """Return the choices recorded in the newest checkpoint (precision, ...), or {} for a new run."""
-    for folder in [] if recipe.overwrite else checkpoint.checkpoints(output / "checkpoints"):
+    for folder in [] if recipe.overwrite else checkpoint_folders.checkpoints(output / "checkpoints"):
         try:
-            state = read_json(folder / checkpoint.STATE, "environment", "identity")
+            state = read_json(folder / checkpoint_folders.STATE, "environment", "identity")
             return state["environment"] | state["identity"]
         except (BrokenFileError, KeyError, TypeError):
             continue  # a damaged checkpoint is reported when the run is resumed

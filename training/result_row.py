@@ -15,7 +15,7 @@ from safetensors import safe_open
 from vaswani_transformer import __version__
 from vaswani_transformer.errors import InputError, UnavailableError
 
-from .checkpoint import STATE, checkpoints
+from .checkpoint_folders import STATE, checkpoints
 from .json_files import read_json
 from .test_sets import TestSet
 

@@ -14,7 +14,7 @@ from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.pictures import curve_figure, curves_of
 
-from . import checkpoint, fsdp, machine
+from . import checkpoint_folders, fsdp, machine
 from .average import write_model_folder
 from .checkpointer import Checkpointer
 from .metrics import Window
@@ -206,8 +206,8 @@ def finish(prepared: Prepared, output: Path, progress: Progress) -> None:
     recipe, reporter, root = prepared.recipe, prepared.reporter, output / "checkpoints"
     if prepared.accelerator.is_main_process:
         # Checkpoints made by a signal are left out, so that an interrupted run ends with the same model.
-        regular = checkpoint.regular(root, recipe.save_every, last=progress.step)
-        folders = list(itertools.islice(checkpoint.intact(regular, reporter.say), recipe.average_last))[::-1]
+        regular = checkpoint_folders.regular(root, recipe.save_every, last=progress.step)
+        folders = list(itertools.islice(checkpoint_folders.intact(regular, reporter.say), recipe.average_last))[::-1]
         if not folders and not progress.step:
             raise InputError("max_hours, max_cpu_seconds or max_tokens ended the run before its first step")
         if not folders:

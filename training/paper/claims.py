@@ -14,7 +14,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from ..json_files import write_json
 from . import measured_claims, speed_claims, trained_claims
 from .claim import Numbers, Setting
-from .rows import origin, save
+from .results import origin, save
 
 CLAIMS = {**measured_claims.CLAIMS, **speed_claims.CLAIMS, **trained_claims.CLAIMS}
 

@@ -19,7 +19,7 @@ from vaswani_transformer.pictures import RESOLUTION, drawable, figure_class
 
 from ..json_files import write_json
 from . import architecture, heads
-from .rows import origin, save, write_table
+from .results import origin, save, write_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from vaswani_transformer.attention import AttentionMaps, attention_maps
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.pictures import RESOLUTION, drawable, figure_class
 
-from .rows import markdown
+from .results import markdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,10 +11,10 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
 from ..average import average_weights
-from ..checkpoint import checkpoints
+from ..checkpoint_folders import checkpoints
 from ..json_files import read_json
 from .claim import Claim, Finding, Numbers, Setting, curves, intervals, measured_ticks, panels, plain_y
-from .rows import FAILS, HOLDS, UNSURE, mean_interval, plus_minus, verdict
+from .results import FAILS, HOLDS, UNSURE, mean_interval, plus_minus, verdict
 from .table1 import exponents
 from .table3 import claims_of
 

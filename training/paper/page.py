@@ -8,7 +8,7 @@ from vaswani_transformer.errors import InputError
 
 from ..json_files import read_json
 from . import claims, heads, table1, table2, table3, table4
-from .rows import in_words, markdown, save
+from .results import in_words, markdown, save
 
 INTRODUCTION = """# The paper, reproduced
 

@@ -13,8 +13,8 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 
 from ..cost import seconds_of_calls
 from .claim import Claim, Finding, Numbers, Setting, curves, panels, plain_y
+from .results import FAILS, HOLDS
 from .rnn import AttentiveRnn, State, rnn_of_size
-from .rows import FAILS, HOLDS
 
 LENGTHS = [10, 25, 50, 100, 200, 400]  # tokens of each sentence
 SENTENCES = 16  # decoded together

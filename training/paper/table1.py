@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention
 
 from .claim import curves, panels
-from .rows import PAPER, markdown, origin, save, write_table
+from .results import PAPER, markdown, origin, save, write_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,7 +20,7 @@ from ..cost import product_rate
 from ..dry_run import make_plan
 from ..recipe import load_recipe, shipped_recipes
 from ..result_row import hardware
-from .rows import PAPER, markdown, origin, write_table
+from .results import PAPER, markdown, origin, write_table
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
 

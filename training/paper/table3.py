@@ -16,20 +16,20 @@ from typing import Any
 from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
 
-from ..checkpoint import STATE, checkpoints
+from ..checkpoint_folders import STATE, checkpoints
 from ..json_files import read_json, write_json
 from ..model import model_config
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
 from ..train import train
 from .processes import in_processes
-from .rows import PAPER, markdown, mean_interval, origin, verdict, with_interval, write_table
+from .results import PAPER, markdown, mean_interval, origin, verdict, with_interval, write_table
 
 RECIPE = "multi30k_table3"
 ROWS: list[str] = list(PAPER["table3"])
 
 # Sections 5.4 and 6.2: row, claim, sign of its difference from the base row in BLEU and in perplexity.
-CLAIMS = (
+DIRECTIONS = (
     ("A-h1", "a single head is worse", -1, +1),
     ("A-h32", "too many heads are worse", -1, +1),
     ("B-dk16", "a small key size hurts", -1, +1),
@@ -180,7 +180,7 @@ def claims_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Judge each claim by the differences from the base row, seed by seed."""
     found = {(each["row"], each["seed"]): each for each in rows}
     judged = []
-    for row, claim, bleu_sign, perplexity_sign in CLAIMS:
+    for row, claim, bleu_sign, perplexity_sign in DIRECTIONS:
         seeds = [seed for name, seed in found if name == row and ("base", seed) in found]
         if not seeds:
             continue

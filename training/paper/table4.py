@@ -19,15 +19,15 @@ from vaswani_transformer.errors import tell
 from vaswani_transformer.lines import existing_file, read_lines
 from vaswani_transformer.tokenization import train_tokenizer
 
-from ..checkpoint import STATE, checkpoints
+from ..checkpoint_folders import STATE, checkpoints
 from ..json_files import read_json, write_json
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
 from ..train import train
 from .fit import seconds_of_fit
 from .parse import parse, parse_with_rnn
+from .results import PAPER, in_words, markdown, origin, with_interval, write_table
 from .rnn import train_rnn
-from .rows import PAPER, in_words, markdown, origin, with_interval, write_table
 from .trees import labelled_f1, linearise, read_treebank, recombined, tree_from, word_splitter
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from ..train import train
 from .claim import Claim, Finding, Numbers, Setting, curves, intervals, measured_ticks, panels
 from .fit import Curve, fit, prepared
 from .processes import in_processes
+from .results import FAILS, HOLDS, UNSURE, mean_interval, verdict, with_interval
 from .rnn import search, train_rnn
-from .rows import FAILS, HOLDS, UNSURE, mean_interval, verdict, with_interval
 from .table3 import RECIPE, nats_per_token
 
 # ---- training ------------------------------------------------------------------------------------------------------
