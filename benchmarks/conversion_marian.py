@@ -28,9 +28,6 @@ from .decode_systems import import_ctranslate2
 from .harness import program, report
 
 app = program()
-COLUMNS = (
-    "date", "commit", "command", "hardware", "checkpoint", "conversion", "words", "largest", "mean", "times_ours",
-)  # fmt: skip
 # (source ids, target ids) -> log-probabilities of the target's tokens
 Scorer = Callable[[list[int], list[int]], np.ndarray]
 
@@ -55,7 +52,7 @@ def compare(
             row = {"checkpoint": folder.name, "conversion": name, "words": len(differences)}
             row |= {"largest": f"{largest:.3e}", "mean": f"{differences.mean():.3e}"}
             rows.append(row | {"times_ours": f"{largest / largest_of_ours:.1f}"})
-    report(rows, csv_file, "conversion_marian", COLUMNS)
+    report(rows, csv_file, "conversion_marian")
 
 
 def word_scores(folder: Path) -> Iterator[tuple[list[int], list[int], np.ndarray]]:

@@ -29,11 +29,6 @@ from .decode_systems import SYSTEMS, Sources, System
 from .harness import BatchSizes, ClockName, Record, Rounds, Threads, clock, program, report, take_turns, timed
 
 app = program()
-COLUMNS = (
-    "date", "commit", "command", "hardware", "sentences", "num_beams", "threads", "clock", "batch", "system", "seconds",
-    "tokens_per_second", "times_generate", "times_marian", "times_ctranslate2", "bleu", "load_seconds",
-    "first_seconds", "peak_megabytes", "file_megabytes",
-)  # fmt: skip
 
 
 @app.command(help="Compare the speed of translating.")
@@ -73,7 +68,8 @@ def compare(
     for name, batches in batchings(encoded, batch_size or [1, 16, 64], batch_tokens).items():
         order = [i for batch in batches for i in batch]
         work = [[encoded[i] for i in batch] for batch in batches]
-        separate = [needs(system, work[-1], num_beams, threads) if alone else {} for system in systems]
+        unknown = dict.fromkeys(("load_seconds", "first_seconds", "peak_megabytes"), "")
+        separate = [needs(system, work[-1], num_beams, threads) if alone else unknown for system in systems]
         measured = measure(systems, work, num_beams, rounds, now)
         best = {system: min(seconds for seconds, _ in turns) for system, turns in measured.items()}
         for system, needed in zip(systems, separate, strict=True):
@@ -83,7 +79,7 @@ def compare(
             rows.append(row | needed | {"file_megabytes": round(system.megabytes, 1)})
     about = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
     rows = [about | row for row in rows]
-    report(rows, record, "decode", COLUMNS)
+    report(rows, record, "decode")
     if record and references:
         unit = "CPU" if clock_name == "cpu" else "wall-clock"
         title = f"{Path(model).name}: {len(lines)} sentences, beam {num_beams}, {threads} thread(s), {unit} time"

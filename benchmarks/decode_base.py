@@ -23,10 +23,6 @@ from .decode_systems import SYSTEMS, Sources, System, import_ctranslate2
 from .harness import BatchSizes, Ceilings, Record, Rounds, Threads, program, report, take_turns, timed
 
 app = program()
-COLUMNS = (
-    "date", "commit", "command", "hardware", "threads", "batch", "system", "ids_per_second", "times_ctranslate2",
-    "share", "product_gops",
-)  # fmt: skip
 SOURCE_LENGTH, OUTPUT_LENGTH, BEAMS, VOCABULARY, D_MODEL = 25, 28, 4, 37000, 512
 PEERS = {"onnx-fp32": "ctranslate2 float32", "onnx-int8": "ctranslate2 int8"}
 
@@ -42,7 +38,7 @@ def compare(batch_size: BatchSizes = None, threads: Threads = 1, rounds: Rounds 
         systems += [SYSTEMS[f"ctranslate2-{kind}"](folder / "ctranslate2", threads) for kind in ("float32", "int8")]
         for size in batch_size or [1, 16, 64]:
             rows += measure(systems, size, threads, rounds)
-    report(rows, record, "decode_base", COLUMNS)
+    report(rows, record, "decode_base")
 
 
 def measure(systems: list[System], size: int, threads: int, rounds: int) -> list[dict[str, Any]]:

@@ -21,10 +21,6 @@ from .decode_systems import padded_arrays
 from .harness import BatchSizes, Record, program, report
 
 app = program()
-COLUMNS = (
-    "date", "commit", "command", "hardware", "file", "sentences", "batch", "operator", "share", "calls",
-    "microseconds_per_call",
-)  # fmt: skip
 BODIES = ("Loop", "If")  # their time is that of the operators inside
 
 
@@ -50,7 +46,7 @@ def profile(
             share = f"{spent / microseconds.total():.3f}"
             row = {"operator": operator, "share": share, "calls": calls[operator]}
             rows.append(about | row | {"microseconds_per_call": f"{spent / calls[operator]:.1f}"})
-    report(rows, record, "decode_profile", COLUMNS)
+    report(rows, record, "decode_profile")
 
 
 def profiled(folder: Path, batches: list[list[list[int]]], tokenizer: Any) -> tuple[Counter[str], Counter[str]]:

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --data data/multi30k --output trial --device cpu --small    # minutes, to try it
 
 Each piece is a process of at most nine minutes that leaves OUTPUT/PIECE.log and rows in OUTPUT/*.csv. Pieces that have
-finished are skipped, so the same command goes on after an interruption. The most important pieces come first.
+finished are skipped: run the same command again to resume. The most important pieces come first.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def multi30k(setting: Setting, seed: int) -> list[list[str]]:
     return [train, evaluate]
 
 
-@app.command(help="Measure everything on a GPU; the same command goes on after an interruption.")
+@app.command(help="Measure everything on a GPU. Run the same command again to resume.")
 def measure(
     data: Annotated[Path, typer.Option(help="The folder of Multi30k.")],
     output: Annotated[Path, typer.Option(help="A folder for rows, logs and models.")],
@@ -95,15 +95,15 @@ def measure(
     if unknown := [name for name in names if name not in all_pieces]:
         raise InputError(f"--only {unknown[0]}: not a piece; pieces: {', '.join(all_pieces)}")
     output.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in names if not finished(output, name, all_pieces[name], device)]
+    failed = [name for name in names if not run_piece(output, name, all_pieces[name], device)]
     if failed:
         raise UnavailableError(f"pieces that failed: {', '.join(failed)}; see {output}/PIECE.log, and run it again")
 
 
-def finished(output: Path, name: str, commands: list[list[str]], device: str) -> bool:
+def run_piece(output: Path, name: str, commands: list[list[str]], device: str) -> bool:
     """Run a piece unless the same commands have finished before; return whether they have."""
-    mark, what = output / f"{name}.finished", json.dumps(commands)
-    if mark.exists() and mark.read_text(encoding="utf-8") == what:
+    marker, expected = output / f"{name}.finished", json.dumps(commands)
+    if marker.exists() and marker.read_text(encoding="utf-8") == expected:
         typer.echo(f"{name}: finished before")
         return True
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
@@ -115,7 +115,7 @@ def finished(output: Path, name: str, commands: list[list[str]], device: str) ->
             if problem:
                 typer.echo(f"{name}: {problem} after {time.perf_counter() - started:.0f} s, see {log.name}")
                 return False
-    mark.write_text(what, encoding="utf-8")
+    marker.write_text(expected, encoding="utf-8")
     typer.echo(f"{name}: {time.perf_counter() - started:.0f} s")
     return True
 

@@ -25,10 +25,9 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import exit_cleanly
 
-from .harness import Device, Record, program, report
+from .harness import ABOUT, Device, Record, program, report
 
 app = program()
-COLUMNS = ("date", "commit", "command", "hardware", "torch", "device", "check", "difference", "limit")
 VOCABULARY = 900
 
 
@@ -53,7 +52,7 @@ def check(
             {"device": device, "check": name, "difference": f"{value:.1e}", "limit": "" if limit is None else limit}
             for name, value, limit in found
         ]
-        report(rows, record, "gpu_checks", COLUMNS)
+        report(rows, record, "gpu_checks", (*ABOUT, "torch"))
         wrong |= any(limit is not None and not value <= limit for _, value, limit in found)
     if wrong:
         raise typer.Exit(1)

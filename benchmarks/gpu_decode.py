@@ -22,13 +22,9 @@ from vaswani_transformer.errors import UnavailableError, exit_cleanly
 
 from .decode_base import random_model
 from .decode_systems import System, ctranslate2_model, import_ctranslate2
-from .harness import BatchSizes, Device, Record, Rounds, clock, marian_like, program, report, take_turns, timed
+from .harness import ABOUT, BatchSizes, Device, Record, Rounds, clock, marian_like, program, report, take_turns, timed
 
 app = program()
-COLUMNS = (
-    "date", "commit", "command", "hardware", "torch", "transformers", "device", "system", "batch", "tokens_per_second",
-    "ms_per_step", "times_marian",
-)  # fmt: skip
 SOURCE, TARGET, BEAMS = 25, 28, 4
 EXACT = {"min_length": TARGET - 1, "max_length": TARGET, "num_return_sequences": 1}  # min: before </s>
 Search = Callable[[torch.Tensor, torch.Tensor], object]
@@ -64,7 +60,7 @@ def compare(
                 row |= {"tokens_per_second": round(batch * TARGET / seconds)}
                 row |= {"ms_per_step": round(1e3 * seconds / TARGET, 2)}
                 rows.append(row | {"times_marian": round(peer_seconds / seconds, 2) if peer_seconds else ""})
-    report(rows, record, "gpu_decode", COLUMNS)
+    report(rows, record, "gpu_decode", (*ABOUT, "torch", "transformers"))
 
 
 def torch_systems(ours: Any, device: str) -> dict[str, Search]:

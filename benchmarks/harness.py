@@ -19,8 +19,11 @@ DataFolder = Annotated[Path, typer.Argument(help="Folder with train.en and train
 VocabularySize = Annotated[int, typer.Option(min=300, help="Tokens of the tokenizer.")]
 BatchSizes = Annotated[list[int] | None, typer.Option(help="Sentences per batch; repeatable.")]
 Threads = Annotated[int, typer.Option(min=1)]
-Rounds = Annotated[int, typer.Option(min=1, help="How often each system takes its turn.")]
-ClockName = Annotated[Literal["cpu", "wall"], typer.Option("--clock", help="cpu: process time; wall on a GPU.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Turns per system.")]
+ClockName = Annotated[
+    Literal["cpu", "wall"],
+    typer.Option("--clock", help="cpu: CPU seconds of the process; wall: elapsed seconds, required on a GPU."),
+]
 Device = Annotated[Literal["cuda", "cpu"], typer.Option(help="Where to run.")]
 Record = Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")]
 
@@ -123,11 +126,13 @@ def stepper_of(recipe: Any, output: Path) -> Any:
     return Stepper(run, Progress(), Window(accelerator.device), Signals())
 
 
-def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, columns: Sequence[str]) -> None:
+ABOUT = ("date", "commit", "command", "hardware")
+
+
+def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, about: Sequence[str] = ABOUT) -> None:
     """Print the rows, and append them to a CSV file if one is given; a new file begins with the columns.
 
-    The CSV rows get date, commit, command, hardware and versions where the columns have them. InputError if the file
-    has other columns.
+    about: the columns before those of the rows, which are filled in here. Raises InputError if the file has others.
     """
     cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -146,5 +151,5 @@ def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, column
         "torch": lambda: version("torch"),
         "transformers": lambda: version("transformers"),
     }
-    about = {name: known[name]() for name in columns if name in known}
-    append_rows(path, columns, [about | row for row in rows])
+    first = {name: known[name]() for name in about}
+    append_rows(path, [*about, *rows[0]], [first | row for row in rows])

@@ -15,9 +15,6 @@ from vaswani_transformer.errors import exit_cleanly
 from .harness import DataFolder, Record, program, report, stepper_of
 
 app = program()
-COLUMNS = (
-    "date", "commit", "command", "hardware", "steps", "tokens_per_step", "step_ms", "build_ms", "wait_ms", "share",
-)  # fmt: skip
 
 
 @app.command(help="Measure how long steps wait for their batches.")
@@ -48,7 +45,7 @@ def measure(
     row: dict[str, Any] = {"steps": steps, "tokens_per_step": recipe.tokens_per_step}
     row |= {"step_ms": round(1e3 * seconds / steps, 2), "build_ms": round(1e3 * built / steps, 3)}
     row |= {"wait_ms": round(1e3 * waited / steps, 3), "share": round(waited / seconds, 4)}
-    report([row], record, "input_pipeline", COLUMNS)
+    report([row], record, "input_pipeline")
 
 
 if __name__ == "__main__":

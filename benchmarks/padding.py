@@ -16,10 +16,9 @@ import typer
 
 from vaswani_transformer.errors import exit_cleanly
 
-from .harness import DataFolder, Record, VocabularySize, program, report, tokenised
+from .harness import ABOUT, DataFolder, Record, VocabularySize, program, report, tokenised
 
 app = program()
-COLUMNS = ("date", "commit", "command", "pairs", "tokens_per_batch", "order", "padding", "batches")
 
 
 @app.command(help="Compare how much padding different orders of the training data cause.")
@@ -42,7 +41,7 @@ def compare(
         padding = round(1 - (int(source.sum()) + int(target.sum())) / positions, 4)
         about = {"pairs": len(source), "tokens_per_batch": tokens}
         rows.append({**about, "order": order, "padding": padding, "batches": len(found)})
-    report(rows, record, "padding", COLUMNS)
+    report(rows, record, "padding", ABOUT[:3])
 
 
 def orders(source: np.ndarray, target: np.ndarray, tokens: int) -> dict[str, Iterable[Any]]:

@@ -21,13 +21,9 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
 
-from .harness import DataFolder, Device, Record, program, report
+from .harness import ABOUT, DataFolder, Device, Record, program, report
 
 app = program()
-COLUMNS = (
-    "date", "commit", "command", "hardware", "torch", "device", "processes", "weights", "tokens_per_second",
-    "times_one",
-)  # fmt: skip
 ACCELERATE = Path(__file__).parent.parent / "training" / "accelerate"
 PAPER = {"tokens_per_step": 50_000, "vocab_size": 8000, "max_steps": 60, "log_every": 15, "mixed_precision": "bf16"}
 SMALL = {
@@ -57,7 +53,7 @@ def compare(
                 one = one or speed
                 row = {"device": device, "processes": number, "weights": weights}
                 row |= {"tokens_per_second": round(speed), "times_one": round(speed / one, 2)}
-                report([row], record, "scaling", COLUMNS)  # at once: the next may be too slow
+                report([row], record, "scaling", (*ABOUT, "torch"))  # at once: the next may be too slow
 
 
 def trained(data: Path, folder: Path, device: str, processes: int, weights: str, keys: dict[str, Any]) -> float:

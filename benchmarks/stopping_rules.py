@@ -15,13 +15,9 @@ import typer
 from vaswani_transformer.errors import exit_cleanly
 from vaswani_transformer.lines import read_lines
 
-from .harness import Record, program, report
+from .harness import ABOUT, Record, program, report
 
 app = program()
-COLUMNS = (
-    *("date", "commit", "command", "sentences", "num_beams", "length_penalty", "early_stopping"),
-    *("steps_per_token", "differ", "lower_scores", "bleu", "seconds"),
-)
 RULES = ("never", 10, 5, 2, False, True)
 
 
@@ -68,7 +64,7 @@ def compare(
                 "seconds": round(seconds, 1),
             }
         )
-    report(rows, record, "stopping_rules", COLUMNS)
+    report(rows, record, "stopping_rules", ABOUT[:3])
 
 
 if __name__ == "__main__":

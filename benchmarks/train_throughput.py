@@ -23,6 +23,7 @@ import typer
 from vaswani_transformer.errors import exit_cleanly
 
 from .harness import (
+    ABOUT,
     Ceilings,
     ClockName,
     DataFolder,
@@ -52,18 +53,13 @@ SIZES = {
     "base": {"preset": "base", **PAPER},
     "big": {"preset": "big", **PAPER},
 }  # fmt: skip
-COLUMNS = (
-    "date", "commit", "command", "hardware", "torch", "transformers", "size", "tokens_per_step", "threads", "clock",
-    "system", "parameters", "tokens_per_second", "ratio", "ratio_min", "ratio_max", "share", "padding", "megabytes",
-    "gflops_highest", "gflops_medium", "gflops_bf16",
-)  # fmt: skip
 DEFAULT = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "trainer", "trainer+group"]
 
 
 @app.command(help="Compare the speed of training.")
 def compare(
     data: DataFolder,
-    size: Annotated[Literal["tiny", "base", "big"], typer.Option(help="Of the model.")] = "tiny",
+    size: Annotated[Literal["tiny", "base", "big"], typer.Option(help="Model size.")] = "tiny",
     system: Annotated[list[str] | None, typer.Option(help="Repeatable; the first one is the baseline.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Source + target tokens per step, padded.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the tokenizer, and of the output layer.")] = None,
@@ -76,7 +72,7 @@ def compare(
     device: Device = "cpu",
     record: Record = None,
 ) -> None:
-    clock(clock_name, device)
+    clock(clock_name, device)  # refuses --clock cpu on a GPU before any work
     os.environ |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # All systems use the same device: no GPU that was not requested, and only one.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device != "cpu" else ""
@@ -87,7 +83,7 @@ def compare(
         rows = table(turns, operations_per_token(job), ceilings)
     about = {"size": size, "tokens_per_step": flags["tokens_per_step"], "threads": threads, "clock": clock_name}
     rates = {f"gflops_{name}": round(rate / 1e9) for name, rate in ceilings.best.items()}
-    report([about | row | rates for row in rows], record, "train_throughput", COLUMNS)
+    report([about | row | rates for row in rows], record, "train_throughput", (*ABOUT, "torch", "transformers"))
 
 
 def measure(

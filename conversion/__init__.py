@@ -1,6 +1,10 @@
-"""The program that converts checkpoints of other toolkits to our model, exactly, and our models to checkpoints of them.
+"""The program that converts checkpoints of other toolkits to our model, exactly, and our models to their formats.
 
-    file -> unpickle.py -> toolkits/<name>.py -> description.py -> build.py -> folder.py -> check.py
+    reading (run.convert_in):   formats.py -> toolkits/<name>.py -> description.py -> build.py -> folder.py -> check.py
+    writing (run.convert_out):  origin.py -> toolkits/<name>.py
+
+unpickle.py, tensorflow_bundle.py and wire.py open files; vocabulary.py, segmentation.py and sentencepiece.py make
+tokenizers.
 
 A toolkit's file reads the options, refuses what the model cannot represent (options.py, reasons.py), and names every
 tensor (rename.py). Remaining differences are absorbed in the weights (layout.py), so that the forward pass stays the

@@ -128,7 +128,7 @@ def check_tensors(model: Model, tensors: dict[str, Tensor], reasons: Reasons) ->
             reasons.broken(f"{name} has no tensor")
     for name, tensor in tensors.items():
         if name not in expected:
-            reasons.broken(f"the options say nothing of {name}")
+            reasons.broken(f"{name} is not part of a model with these options")
         elif expected[name] != tensor.shape:
             reasons.broken(f"{name} has shape {tuple(tensor.shape)}; the options say {tuple(expected[name])}")
         elif not torch.isfinite(tensor).all():

@@ -76,7 +76,7 @@ def check(
             theirs = toolkit_scores(description, pairs[:MAX_COMPARED])
         except Exception as error:  # of another program, of any version
             found = f"{type(error).__name__}: {one_line(str(error))[:200]}"
-            return [*lines, f"check: {name} does not compute this model ({found})"]
+            return [*lines, f"check: {name} could not run this model ({found})"]
         differences = [(a - b).abs() for a, b in zip(ours, theirs, strict=False)]
     largest = torch.cat([torch.zeros(1), *differences]).max().item()
     if not largest <= MAX_DIFFERENCE:  # NaN is a difference as well

@@ -23,7 +23,7 @@ class Description:
     rules: our name of each tensor
     config: fields of our configuration, without those that the tensors and the vocabulary tell
     positions: its sinusoids, unless the rules read learned tables; saved tables of them are left out
-    unscaled: those of SOURCE and TARGET that the toolkit does not multiply by sqrt(d_model)
+    unscaled: the embeddings (SOURCE, TARGET) that the toolkit does not multiply by sqrt(d_model)
     notes: sentences for the user about the model
     assumed: sentences about what the checkpoint does not say, with the remedy
     files: files that are kept beside the model for converting it back, without those of the vocabulary
@@ -56,7 +56,7 @@ def penalty_note(toolkit: str, ranking: str) -> str:
     )
 
 
-def rows_of(tensors: dict[str, Tensor], rules: list[Rule]) -> list[int]:
+def embedding_rows(tensors: dict[str, Tensor], rules: list[Rule]) -> list[int]:
     """Return the numbers of rows of the source's and the target's embedding; 0 if it is missing."""
     names = {rule.ours: rule.theirs for rule in rules}
     return [len(tensors[names[name]]) if names[name] in tensors else 0 for name in (SOURCE, TARGET)]

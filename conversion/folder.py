@@ -28,7 +28,7 @@ def new_model_folder(out: Path) -> AbstractContextManager[Path]:
 
 
 def save(description: Description, model: Model, folder: Path) -> None:
-    """Write the model and its configurations, tokenizers, notes, and the toolkit's files for the way back."""
+    """Write the model and its configurations, tokenizers, notes, and the toolkit's files that converting back needs."""
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     vocabulary = description.vocabulary

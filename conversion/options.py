@@ -98,7 +98,7 @@ class Options(dict[str, Any]):
 def read_yaml(file: Path, loader: Any = yaml.SafeLoader, text: str | None = None) -> dict[str, Any]:
     """Return the mapping in a file, or in a text from it. Raises BrokenFileError if it holds anything else.
 
-    loader: one that builds plain values alone
+    loader: a YAML loader that builds only plain values
     """
     try:
         content = yaml.load(file.read_text(encoding="utf-8") if text is None else text, loader)

@@ -41,12 +41,10 @@ class Origin:
             except (ValueError, KeyError, TypeError) as error:
                 raise BrokenFileError(f"{path} is not a record of a conversion ({error})") from None
 
-    def came_from(self, toolkit: str) -> bool:
-        """Return whether the model came from this toolkit. If not, the symbols that were added for ours stay in it."""
-        if self.toolkit != toolkit:
-            self.options.pop("source_tokens", None)
-            self.options.pop("target_tokens", None)
-        return self.toolkit == toolkit
+    def keep_added_rows(self) -> None:
+        """Treat the symbols and aliases that were added for our model as part of the vocabulary."""
+        self.options.pop("source_tokens", None)
+        self.options.pop("target_tokens", None)
 
     def languages(self) -> tuple[str, str]:
         """Codes such as de or de_AT. They become parts of file names, so anything else is replaced."""

@@ -20,7 +20,7 @@ STACKS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class Rule:
-    """theirs, ours: the names in the toolkit's checkpoint and in our state dict.
+    """A tensor's names in the toolkit's checkpoint (theirs) and in our state dict (ours), and how theirs is stored.
 
     transposed: the toolkit stores the matrix as (in, out)
     row: the toolkit stores the vector as (1, size)

@@ -41,7 +41,7 @@ def convert_in(
     """
     toolkit, file = find_checkpoint(path, wanted)
     if scale_embeddings is not None and toolkit is not torch_nn:
-        raise InputError(f"--scale-embeddings is for {torch_nn.NAME}; a checkpoint of {toolkit.NAME} says it itself")
+        raise InputError(f"--scale-embeddings is for {torch_nn.NAME}; {toolkit.NAME} needs no such option")
     with new_model_folder(out) as folder, torch.inference_mode():
         description, model = read(toolkit, file, scale_embeddings)
         save(description, model, folder)

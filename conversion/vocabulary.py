@@ -26,6 +26,9 @@ SIDES = ("source", "target")
 class Vocabulary:
     """The toolkit's tokens, the ids of the special ones, and how text becomes ids.
 
+    Rows of one side's embedding: the toolkit's tokens; from `first_new` the start and padding tokens that the toolkit
+    lacks, with the same ids on both sides; from `first_alias` the aliases.
+
     source, target: the tokens by id
     unknown, bos, pad: None if the toolkit has no such token
     start: the decoder's first token; None if the toolkit begins with a zero vector

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from huggingface_hub import SpaceCard
 
 import vaswani_transformer
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
@@ -156,10 +156,9 @@ def left_behind(folder: Path, files: Files) -> list[str]:
 def space_files(repo: str, model: str, revision: str | None) -> Files:
     """Return the files of the Space `repo`, which loads `model` at a commit or tag (None: the newest)."""
     files: Files = {path.name: path for path in SPACE.iterdir() if path.is_file()}
-    _, front_matter, text = (SPACE / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-    fields = yaml.safe_load(front_matter) | {"title": repo.split("/")[1], "models": [model]}
-    front_matter = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
-    files["README.md"] = f"---\n{front_matter}---\n{text}".encode()
+    card = SpaceCard.load(SPACE / "README.md")
+    card.data["title"], card.data["models"] = repo.split("/")[1], [model]
+    files["README.md"] = str(card).encode()
     files["model.json"] = json_bytes({"id": model, "revision": revision})
     return files
 
@@ -176,9 +175,8 @@ def refuse_links_outside(folder: Path, patterns: Iterable[str]) -> None:
 
     A snapshot in the Hub's cache consists of links to the repository's blobs; those are allowed.
     """
-    allowed = [folder.resolve()]
-    if allowed[0].parent.name == "snapshots":
-        allowed.append(allowed[0].parents[1] / "blobs")
+    root = folder.resolve()
+    allowed = [root, *(parent.with_name("blobs") for parent in root.parents if parent.name == "snapshots")]
     for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
         target = path.resolve()
         if not any(target.is_relative_to(parent) for parent in allowed):

@@ -197,7 +197,7 @@ def set_timeout() -> None:
 
 
 def hide_addresses(record: logging.LogRecord) -> bool:
-    """Return a logging filter that removes addresses from huggingface_hub's warnings: those of uploads are signed."""
+    """Remove addresses from a record of huggingface_hub, as a logging filter: those of uploads are signed."""
     record.msg, record.args = re.sub(r"\S*https?://\S*", "the Hub", record.getMessage()), ()
     return True
 

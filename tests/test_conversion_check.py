@@ -66,7 +66,7 @@ def test_a_model_that_transformers_cannot_open_is_reported(tmp_path: Path, capsy
     config = shutil.copytree(golden("hf-marian"), tmp_path / "theirs") / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1}))
     line = check_line(capsys, tmp_path / "theirs", tmp_path / "out")
-    assert "hf-marian does not compute this model (" in line
+    assert "hf-marian could not run this model (" in line
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 

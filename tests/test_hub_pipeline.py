@@ -109,6 +109,13 @@ def test_scores_use_the_length_penalty_of_the_generation_config(translate, trans
     assert found["score"] == pytest.approx(expected.score, abs=1e-4)
 
 
+def test_scores_use_the_default_of_generate_if_no_config_has_a_length_penalty(translate, monkeypatch):
+    monkeypatch.setattr(translate.model.generation_config, "length_penalty", None)
+    (found,) = translate(TEXTS[:1], return_scores=True)
+    (expected,) = translate(TEXTS[:1], length_penalty=1.0, return_scores=True)
+    assert found == expected
+
+
 def test_several_translations_per_text_are_nested_lists(translate):
     found = translate(TEXTS[:2], num_return_sequences=2)
     assert [len(translations) for translations in found] == [2, 2]

@@ -274,12 +274,14 @@ def test_a_link_out_of_the_folder_is_refused(folder, tmp_path, capsys, name):
 
 def test_a_snapshot_in_the_hubs_cache_can_be_pushed(folder, tmp_path):
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "c0ffee", tmp_path / "models--a--b" / "blobs"
-    snapshot.mkdir(parents=True)
+    (snapshot / "onnx").mkdir(parents=True)
     blobs.mkdir()
     for path in folder.iterdir():
         path.rename(blobs / f"sha-of-{path.name}")
         (snapshot / path.name).symlink_to(f"../../blobs/sha-of-{path.name}")
-    assert names(written(snapshot)) == FILES
+    (blobs / "sha-of-a-graph").write_bytes(b"a graph")
+    (snapshot / "onnx" / "model.onnx").symlink_to("../../../blobs/sha-of-a-graph")
+    assert names(written(snapshot)) == FILES | {"onnx/model.onnx"}
 
 
 def test_the_card_does_not_quote_files_from_run_json(trained, tmp_path):

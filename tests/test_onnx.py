@@ -234,8 +234,8 @@ def test_the_check_compares_large_scores_relatively(session: Any, model: Any) ->
 @pytest.mark.parametrize(
     ("precision", "both", "said"),
     [
-        ("fp32", False, "other sentences have no translation"),
-        ("fp16", False, "other sentences have no translation"),
+        ("fp32", False, "different sentences without a translation"),
+        ("fp16", False, "different sentences without a translation"),
         ("fp32", True, "no sentence has a translation"),
     ],
 )

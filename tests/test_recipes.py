@@ -8,9 +8,9 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from training import dry_run
-from training.__main__ import parse_options, recipe_of
+from training.__main__ import parse_options, parse_recipe
 from training.cost import training_flops
-from training.dry_run import make_plan, show
+from training.dry_run import estimate, format_estimate
 from training.plan import main as plan_command
 from training.recipe import SHIPPED, Recipe, load_recipe, recipe_path, shipped_recipes
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
@@ -73,8 +73,8 @@ def test_names_are_not_parsed_as_yaml(name):
 def test_the_recipe_sets_the_number_of_processes(tmp_path):
     (tmp_path / "two.yaml").write_text("processes: 2\n")
     words = ["--config", str(tmp_path / "two.yaml"), "--seed", "3"]
-    assert recipe_of(words).processes == 2 and recipe_of([*words, "--processes=3"]).processes == 3
-    assert recipe_of(["--config", "demo"]).processes is None
+    assert parse_recipe(words).processes == 2 and parse_recipe([*words, "--processes=3"]).processes == 3
+    assert parse_recipe(["--config", "demo"]).processes is None
 
 
 @pytest.mark.parametrize(
@@ -189,15 +189,15 @@ def test_planned_flops_equal_torch_counts():
 
 
 def test_the_paper_base_model_costs_9_5e17_flop():
-    plan = make_plan(load_recipe("paper_base_en_de"), seconds=0)
+    plan = estimate(load_recipe("paper_base_en_de"), seconds=0)
     assert plan["parameters"] == 63_045_632 and plan["steps"] == 100_000
     assert plan["flop"] == pytest.approx(9.5e17, rel=0.01)
 
 
 def test_no_plan_shows_more_than_the_peak(monkeypatch):
     monkeypatch.setattr(dry_run, "measure", lambda *_: (1000.0, 1.0))  # tokens/s, FLOP/s
-    plan = make_plan(load_recipe("paper_base_en_de"), seconds=1)
-    assert plan["mfu"] is None and "%" not in show(plan)
+    plan = estimate(load_recipe("paper_base_en_de"), seconds=1)
+    assert plan["mfu"] is None and "%" not in format_estimate(plan)
 
 
 def test_a_plan_counts_steps_and_measures_speed(capsys):

@@ -12,7 +12,7 @@ from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer
 from tokenizers import Tokenizer, processors
 
 from training.corpus import load_corpus
-from training.dry_run import make_plan
+from training.dry_run import estimate
 from training.model import load_or_train_tokenizer, load_target_tokenizer, model_config, sizes_and_ids
 from training.parallel_text import parallel_texts
 from training.recipe import Recipe, load_recipe
@@ -139,7 +139,7 @@ def test_the_length_penalty_of_the_recipe_is_the_default_of_the_model(folder: Pa
 
 def test_the_plan_accepts_a_smaller_target_vocabulary(folder: Path) -> None:
     train_tokenizer(GERMAN, 270).save_pretrained(folder / "tokenizer" / TARGET_TOKENIZER)
-    plan = make_plan(recipe_of(folder), seconds=0.01)
+    plan = estimate(recipe_of(folder), seconds=0.01)
     assert plan["vocabulary"] == 300 and plan["tokens_per_second"] > 0
 
 

@@ -105,15 +105,15 @@ def test_unsupported_fsdp_settings_are_named(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
     with pytest.raises(UnavailableError, match="fsdp_offload_params is not supported"):
-        fsdp.take_request()
-    assert not fsdp.take_request()  # Accelerate must not see it
+        fsdp.pop_request()
+    assert not fsdp.pop_request()  # Accelerate must not see it
     monkeypatch.delenv("FSDP_OFFLOAD_PARAMS")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
     with pytest.raises(
         UnavailableError, match="dynamo_backend INDUCTOR is not supported with FSDP; use --dynamo_backend no"
     ):
-        fsdp.take_request()
+        fsdp.pop_request()
 
 
 def test_deepspeed_is_refused(start, tmp_path):

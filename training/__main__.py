@@ -43,7 +43,7 @@ def parse_options(words: list[str]) -> dict[str, str | None]:
     return options
 
 
-def recipe_of(arguments: list[str]) -> Recipe:
+def parse_recipe(arguments: list[str]) -> Recipe:
     """Return the recipe of a command line, for a launcher that needs to know `processes` beforehand."""
     options = parse_options(arguments)
     return load_recipe(options.pop("config", None), options)

@@ -53,7 +53,7 @@ def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
 
 
 def write_model(folders: list[Path], model: Path) -> None:
-    """Write the average of these folders' weights to an empty folder, with all else from the last one.
+    """Write the average of these folders' weights to an empty folder; copy the other files from the last one.
 
     Raises InputError if the tokenizers differ.
     """

@@ -9,10 +9,11 @@ from pathlib import Path
 from accelerate.utils import broadcast_object_list
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from . import checkpoint_folders, tensors
-from .json_files import read_json, write_json
+from .json_files import write_json
 from .output import differences, refuse_changes
 from .prepare import Prepared
 from .progress import Progress
@@ -104,13 +105,13 @@ class Checkpointer:
         tensors.restore_model(self.prepared.model, folder)
         stepped = progress.step > progress.skipped_steps
         tensors.restore_optimizer(self.prepared.model, self.prepared.optimizer.optimizer, folder, stepped)
-        self.mark_best(progress)  # a kill may have come just before that
+        self.mark_best(progress)  # the run may have been killed before it updated the pointer
         reporter.say(f"resuming from {folder.name}")
         return progress
 
     def _restore_state(self, folder: Path) -> Progress:
         prepared, path = self.prepared, folder / checkpoint_folders.STATE
-        state = read_json(path, "progress", "identity", "environment")
+        state = read_json_object(path, "progress", "identity", "environment")
         try:
             saved = state["progress"]  # the oldest checkpoints lack two fields
             progress = Progress(**{"validated_step": saved["step"], "wall_seconds": saved["seconds"], **saved})

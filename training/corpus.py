@@ -20,8 +20,9 @@ import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.model_folder import read_json_object
 
-from .json_files import read_json, write_json
+from .json_files import write_json
 from .parallel_text import ParallelText, files_sha256
 from .recipe import Recipe
 from .text_files import Chunk
@@ -226,7 +227,7 @@ def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, droppe
 def open_corpus(folder: Path) -> Corpus:
     """Open a tokenised corpus. Raises BrokenFileError that names a file with another hash than recorded."""
     try:
-        about = read_json(folder / "corpus.json", "files", "tokens")
+        about = read_json_object(folder / "corpus.json", "files", "tokens")
         arrays = []
         for name, dtype in (
             ("source.ids", about["dtype"]),

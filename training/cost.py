@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from .loss import chunk_rows
 
@@ -45,7 +46,7 @@ def training_flops(
     cross = config.decoder_layers * config.d_model * width
     weights = (counts.encoder_matrices + cross) * source_tokens
     weights += (counts.decoder_matrices - cross) * target_tokens
-    output = config.d_model * (config.decoder_vocab_size or config.vocab_size) * target_tokens
+    output = config.d_model * (target_vocab_size(config)) * target_tokens
     attention = width * (
         config.encoder_layers * source_tokens * source + config.decoder_layers * target_tokens * (target + source)
     )
@@ -60,7 +61,7 @@ def training_memory(config: VaswaniTransformerConfig, tokens: int, device: str) 
     parameters = count_parameters(config).total
     layers = config.encoder_layers + config.decoder_layers
     per_position = layers * (14 * config.d_model + 2 * config.encoder_ffn_dim)  # kept for the backward pass, float32
-    vocabulary = config.decoder_vocab_size or config.vocab_size
+    vocabulary = target_vocab_size(config)
     return 16 * parameters + 4 * (tokens * per_position // 2 + 3 * chunk_rows(vocabulary, device) * vocabulary)
 
 

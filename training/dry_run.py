@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vaswani_transformer import VaswaniTransformerConfig
+from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import machine
 from .batches import plan_batches
@@ -47,7 +48,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
     rows = max(1, recipe.tokens_per_micro_batch // 50)
-    vocabulary = min(config.vocab_size, config.decoder_vocab_size or config.vocab_size)
+    vocabulary = min(config.vocab_size, target_vocab_size(config))
     ids = torch.randint(4, vocabulary, (rows, 25), device=device)
     positions = torch.arange(rows * 25, device=device)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
@@ -65,7 +66,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     return 2 * rows * 25 / took, product_rate(device, dtype or torch.float32, min(seconds / 4, 2))
 
 
-def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
+def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
     """Return the results of a dry run by name. A dataset on the Hub is not downloaded."""
     check_model_fields(recipe)
     corpus, sizes = None, (recipe.vocab_size, None, None)
@@ -117,7 +118,7 @@ def make_plan(recipe: Recipe, seconds: float) -> dict[str, Any]:
     return result
 
 
-def show(plan: dict[str, Any]) -> str:
+def format_estimate(plan: dict[str, Any]) -> str:
     """Format the plan as text."""
     rows = {
         "parameters": f"{plan['parameters']:,} (vocabulary {plan['vocabulary']:,})",

@@ -23,7 +23,7 @@ UNSUPPORTED = {
 }
 
 
-def take_request() -> bool:
+def pop_request() -> bool:
     """Return whether FSDP is configured, and hide the request from Accelerate. Call it before Accelerator().
 
     Raises UnavailableError for settings that would otherwise be ignored without a warning.

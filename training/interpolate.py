@@ -1,6 +1,7 @@
 """Sequence-level interpolation: training text close to both the model's translations and the references.
 
-Kim and Rush (2016), section 3.3: of the n best translations of a training sentence, the one closest to its reference.
+Keeps, of the n best translations of each training sentence, the one closest to its reference (Kim and Rush 2016,
+section 3.3).
 
     vaswani-transformer translate --model MODEL --input train.en --n-best 6 --num-beams 6 --output n-best.tsv
     python -m training.interpolate n-best.tsv --reference train.fr --output interpolated.fr

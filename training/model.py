@@ -13,6 +13,7 @@ from vaswani_transformer.atomic import atomic_file, sync, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.loading import check_generation_config, load_config, load_tokenizer
 from vaswani_transformer.model_folder import find_folder, verify_manifest
+from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -159,7 +160,7 @@ def model_config(
         raise InputError(f"model: {' '.join(str(error).split())}") from error
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
-        ("decoder_vocab_size", config.decoder_vocab_size or config.vocab_size, target_vocabulary or vocabulary),
+        ("decoder_vocab_size", target_vocab_size(config), target_vocabulary or vocabulary),
     ):
         if size < wanted:
             raise InputError(f"model: {field} is {size}, the tokenizer has {wanted} tokens")

@@ -11,9 +11,10 @@ from typing import Any, TextIO
 
 from vaswani_transformer.atomic import remove_stale
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .json_files import read_json, write_json
+from .json_files import write_json
 from .model import model_config
 from .parallel_text import train_and_validation_texts
 from .recipe import Recipe
@@ -81,7 +82,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _recorded_identity(record: Path) -> dict[str, Any]:
-    recorded = read_json(record, "identity")
+    recorded = read_json_object(record, "identity")
     if "identity" not in recorded:  # other programs write a run.json, too: their folders are not overwritten
         raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
     return recorded["identity"]

@@ -27,10 +27,10 @@ def plan(
     recipe = load_recipe(config, parse_options(context.args))
     measured = f", and the speed of this machine for {seconds:g} s" if seconds else ""
     typer.echo(f"reading the text and building the model{measured} ...", err=True)
-    from .dry_run import make_plan, show
+    from .dry_run import estimate, format_estimate
 
-    result = make_plan(recipe, seconds)
-    typer.echo(json.dumps(result, indent=1) if as_json else show(result))
+    result = estimate(recipe, seconds)
+    typer.echo(json.dumps(result, indent=1) if as_json else format_estimate(result))
 
 
 def main(arguments: list[str] | None = None) -> None:

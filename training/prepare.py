@@ -24,11 +24,11 @@ from torch import distributed
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.model_folder import read_json_object
 
 from . import checkpoint_folders, fsdp, machine
 from .batches import Order, Plan, plan_batches
 from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
-from .json_files import read_json
 from .loss import TrainingLoss
 from .metrics import Meter
 from .model import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config, sizes_and_ids
@@ -37,8 +37,8 @@ from .recipe import HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
 from .report import Reporter
 from .schedule import learning_rate
 
-# A process that hangs in a step ends the run after the first; while one reads the text or measures BLEU, the others
-# wait for hours.
+# The first ends a run in which a process hangs in a step. The second is for waits while the main process reads the text
+# or measures BLEU.
 COLLECTIVE_TIMEOUT, PATIENCE = timedelta(minutes=30), timedelta(hours=12)
 
 
@@ -97,7 +97,7 @@ def chosen_before(recipe: Recipe, output: Path) -> dict[str, Any]:
     """Return the choices recorded in the newest checkpoint (precision, ...), or {} for a new run."""
     for folder in [] if recipe.overwrite else checkpoint_folders.checkpoints(output / "checkpoints"):
         try:
-            state = read_json(folder / checkpoint_folders.STATE, "environment", "identity")
+            state = read_json_object(folder / checkpoint_folders.STATE, "environment", "identity")
             return state["environment"] | state["identity"]
         except (BrokenFileError, KeyError, TypeError):
             continue  # a damaged checkpoint is reported when the run is resumed

@@ -18,25 +18,25 @@ from vaswani_transformer.errors import UnavailableError, tell
 class Reporter:
     """Reports for the main process; silent on the others."""
 
-    def __init__(self, speaks: bool, keep_going: bool = False):
+    def __init__(self, is_main_process: bool, keep_going: bool = False):
         """keep_going: report a metrics.jsonl that cannot be written instead of raising"""
-        self.speaks, self.keep_going = speaks, keep_going
+        self.is_main_process, self.keep_going = is_main_process, keep_going
         self.console = Console(stderr=True)
         self.bar: Progress | None = None
         self.metrics: Path | None = None
         self.accelerator: Any = None
-        self.said = -math.inf
+        self.last_line_at = -math.inf
 
     def say(self, message: str) -> None:
-        if self.speaks and self.bar is not None:
+        if self.is_main_process and self.bar is not None:
             self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
-        elif self.speaks:
+        elif self.is_main_process:
             tell(message)
 
     def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
         self.metrics = output_dir / "metrics.jsonl"
         self.accelerator = accelerator
-        if not self.speaks:
+        if not self.is_main_process:
             return
         if self.metrics.is_file():  # a power cut may leave half a line
             whole = self.metrics.read_bytes().rfind(b"\n") + 1
@@ -60,13 +60,13 @@ class Reporter:
         """Move the bar; in a log, say where the run is after its first step and once a minute. seconds: per step"""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
-        elif time.monotonic() - self.said > 60:
+        elif time.monotonic() - self.last_line_at > 60:
             self.say(f"step {step}/{total_steps}  {seconds:.2f} s per step")
-            self.said = time.monotonic()
+            self.last_line_at = time.monotonic()
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a line to metrics.jsonl and to the trackers. Raises UnavailableError if the disk is full."""
-        if not self.speaks or self.metrics is None:
+        if not self.is_main_process or self.metrics is None:
             return
         # JSON has no NaN.
         record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

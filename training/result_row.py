@@ -14,9 +14,9 @@ from safetensors import safe_open
 
 from vaswani_transformer import __version__
 from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.model_folder import read_json_object
 
 from .checkpoint_folders import STATE, checkpoints
-from .json_files import read_json
 from .test_sets import TestSet
 
 # The columns of training/results/*.csv, in their order.
@@ -29,9 +29,9 @@ COLUMNS = (
 
 def append_row(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam: int, alpha: float) -> None:
     """Append a row to a results file; see training/results/README.md for the columns."""
-    run = read_json(model / "run.json") if (model / "run.json").is_file() else {}
+    run = read_json_object(model / "run.json") if (model / "run.json").is_file() else {}
     folders = checkpoints(model / "checkpoints")
-    progress = read_json(folders[0] / STATE, "progress").get("progress", {}) if folders else {}
+    progress = read_json_object(folders[0] / STATE, "progress").get("progress", {}) if folders else {}
     values: dict[str, Any] = {
         **result,
         "date": date.today().isoformat(),

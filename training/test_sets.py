@@ -7,9 +7,9 @@ from pathlib import Path
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
+from vaswani_transformer.model_folder import read_json_object
 
 from . import demo_corpus
-from .json_files import read_json
 from .parallel_text import ParallelText, parallel_texts
 from .recipe import EMBEDDED, Recipe, load_recipe
 
@@ -49,7 +49,7 @@ def recipe_test_set(model: Path, config: str | None, data: str | None, test: str
     flags = {} if test is None else {"test": test}
     if data is not None:
         flags |= {"data": data, "dataset": "null", "streaming": "false"}
-    return test_set(recipe_of(model, config, flags))
+    return test_set(recipe_of_run(model, config, flags))
 
 
 def sentences_of(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]:
@@ -80,13 +80,13 @@ def files_test_set(source: Path, reference: Path, kinds: Path | None) -> TestSet
     )
 
 
-def recipe_of(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
+def recipe_of_run(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
     """Load the recipe of that name, or of the run in the model's folder, with these options."""
     if config is not None:
         return load_recipe(config, flags)
     if not (model / "run.json").is_file():
         raise InputError(f"{model} has no run.json; name a recipe (--config), or --source and --reference files")
-    saved = read_json(model / "run.json", "recipe").get("recipe", {})
+    saved = read_json_object(model / "run.json", "recipe").get("recipe", {})
     # Another version may have written the other keys of the recipe.
     texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in TEXT_KEYS if key in saved}
     return load_recipe(None, texts | flags)

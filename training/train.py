@@ -36,7 +36,7 @@ def train(recipe: Recipe) -> None:
     output, began = Path(recipe.output_dir), time.perf_counter()
     check_model_fields(recipe)
     transformers_logging.disable_progress_bar()  # the reporter shows one
-    shard_weights = fsdp.take_request()
+    shard_weights = fsdp.pop_request()
     signals = Signals()
     with ExitStack() as stack:
         if recipe.deterministic:

@@ -21,12 +21,12 @@ from accelerate import PartialState
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import BrokenFileError, InputError, exit_cleanly
 from vaswani_transformer.lines import existing_file, in_one_line, open_output, read_lines
-from vaswani_transformer.text_translator import MAX_BEAMS, check_length_penalty, check_number
+from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
 from . import machine
-from .json_files import read_json, write_json
+from .json_files import write_json
 from .output import differences, lock_run, remove_unfinished
 from .parallel_text import files_sha256
 from .report import Reporter
@@ -66,8 +66,6 @@ def translate(
     folder = output.with_name(f"{output.name}.shards")
     translator = Translator.from_pretrained(model, device=state.device, dtype=dtype)
     num_beams, length_penalty, _ = translator.search_settings(num_beams, length_penalty)
-    num_beams = check_number("num_beams", num_beams, 1, MAX_BEAMS)
-    check_length_penalty(length_penalty)
     about = {"shard_lines": shard_lines, "num_beams": num_beams, "length_penalty": length_penalty, "dtype": dtype}
     with ExitStack() as stack:
         if state.is_main_process:
@@ -111,7 +109,7 @@ def _claim(folder: Path, about: dict[str, Any]) -> None:
     """Record this translation in the folder, and remove unfinished files of killed processes."""
     path = folder / ABOUT
     if path.is_file():
-        before = read_json(path)
+        before = read_json_object(path)
         changes = differences(before, about)
         if changes and any(folder.glob("shard-*")):
             raise InputError(

@@ -27,6 +27,7 @@ from .modeling_vaswani_transformer import (
     NO_HYPOTHESIS,
     VaswaniTransformerForConditionalGeneration,
     gnmt_length_penalty,
+    target_vocab_size,
 )
 from .text_translator import lookahead_of
 
@@ -171,7 +172,7 @@ def search_constants(
         positions = encoding(0, longest + 1, device)
     # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses, if tokens
     # that are suppressed do not take up places.
-    vocabulary = torch.arange(cast(int, config.decoder_vocab_size), device=device)
+    vocabulary = torch.arange(target_vocab_size(config), device=device)
     suppressed: set[int] = set(model.generation_config.suppress_tokens or ())
     width = torch.sym_min(2 * beams + len(suppressed), len(vocabulary))
     candidates, lengths = torch.arange(2 * beams, device=device), torch.arange(longest + 2, device=device)
@@ -302,7 +303,7 @@ def beam_search(
     lookahead = torch.tensor(lookahead_of(early_stopping), device=device)
     last_wanted = torch.tensor([(num_beams if early_stopping is True else wanted) - 1], device=device)
     most = None if max_length is None else torch.tensor(max_length, device=device)
-    initial_live = initial_hypotheses(num_beams, cast(int, model.config.decoder_vocab_size))
+    initial_live = initial_hypotheses(num_beams, target_vocab_size(model.config))
     settings = max_source_length_offset, num_beams, alpha, lookahead, shortest, most, initial_live
     memory, batch_constants, constants, state = start(model, input_ids, attention_mask, *settings)
     decoder = CachedDecoder(model)

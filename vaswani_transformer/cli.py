@@ -53,12 +53,12 @@ Output = Annotated[str, typer.Option(help="A file, or - for stdout.")]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-def add_program(group: typer.Typer, name: str, help: str, module: str, of: str = "training", subcommand: str = ""):
+def add_program(group: typer.Typer, name: str, help: str, module: str, package: str = "training", subcommand: str = ""):
     """Add a command that passes its arguments on to the `main` of a program's module."""
 
     @group.command(name, add_help_option=False, context_settings=PASS_ON, help=help)
     def run(context: typer.Context) -> None:
-        program(module, of).main([subcommand, *context.args] if subcommand else context.args)
+        program(module, package).main([subcommand, *context.args] if subcommand else context.args)
 
 
 def show_version(wanted: bool) -> None:
@@ -117,7 +117,7 @@ def train(context: typer.Context) -> None:
     if {"--help", "-h"} & set(context.args) or not context.args:
         program("__main__").main(["--help"])
         return
-    code = launch(name, context.args, program("__main__").recipe_of(context.args).processes)
+    code = launch(name, context.args, program("__main__").parse_recipe(context.args).processes)
     if code:
         raise SystemExit(code)
 
@@ -247,10 +247,10 @@ def score(
 add_program(app, "average", "Average the weights of checkpoints (section 6.1).", "average")
 add_program(app, "plan", "Estimate FLOPs, memory and time of a recipe.", "plan")
 add_program(app, "paper", "Reproduce the paper's tables, figures and claims.", "paper.__main__")
-add_program(app, "convert", "Convert from another toolkit; with --to, to one.", "__main__", of="conversion")
-add_program(export_app, "onnx", "Write one ONNX file, with its search.", "onnx.__main__", of="conversion")
-add_program(app, "push", "Upload a model with its card to the Hub.", "__main__", of="hub", subcommand="push")
-add_program(app, "space", "Write a Space for a model of the Hub.", "__main__", of="hub", subcommand="space")
+add_program(app, "convert", "Convert from another toolkit; with --to, to one.", "__main__", package="conversion")
+add_program(export_app, "onnx", "Write one ONNX file, with its search.", "onnx.__main__", package="conversion")
+add_program(app, "push", "Upload a model with its card to the Hub.", "__main__", package="hub", subcommand="push")
+add_program(app, "space", "Write a Space for a model of the Hub.", "__main__", package="hub", subcommand="space")
 
 
 @plot_app.command("attention", help="Draw attention weights of a sentence and its translation as heat maps.")

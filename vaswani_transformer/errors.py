@@ -49,7 +49,8 @@ ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.EN
 # Optional packages and the extra that installs them: `pip install "vaswani-transformer[...]"`.
 EXTRAS = {
     "accelerate": "train", "datasets": "train", "pydantic": "train", "sacrebleu": "train", "sacremoses": "train",
-    "jinja2": "hub", "matplotlib": "viz", "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
+    "jinja2": "hub", "matplotlib": "viz", "nltk": "parsing",
+    "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
 }  # fmt: skip
 OUR_MODULES = ("vaswani_transformer", "training", "conversion", "hub")
 

@@ -82,7 +82,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
 def open_stdin() -> BinaryIO:
     """Open stdin a second time: the interpreter cannot shut down while a thread reads sys.stdin. Raises InputError."""
     try:
-        os.set_blocking(0, True)  # if the parent made it non-blocking, Python takes a pause for the end of the file
+        os.set_blocking(0, True)  # the parent's may be non-blocking, in which Python mistakes a pause for the end
         return open(os.dup(0), "rb")
     except OSError as error:
         raise InputError(f"stdin cannot be read ({error.strerror}); give a file") from None

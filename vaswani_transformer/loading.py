@@ -25,11 +25,9 @@ from .model_folder import (
     read_generation_config,
     read_json_object,
     read_tokenizer,
-    search_settings_of,
     verify_manifest,
 )
-from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from .text_translator import SearchSettings
+from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGeneration, target_vocab_size
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -200,16 +198,11 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> None:
     """Check generation_config.json, if there is one. Raises BrokenFileError naming the entry."""
     path = folder / "generation_config.json"
-    settings = read_generation_config(path, target_vocabulary(config))
+    settings = read_generation_config(path, target_vocab_size(config))
     try:
         GenerationConfig.from_dict(settings or {})
     except Exception as error:  # its validation raises various types
         raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
-
-
-def default_search(model: VaswaniTransformerForConditionalGeneration) -> SearchSettings:
-    """Return the settings of searches that set none, see `TextTranslator.default_search`."""
-    return search_settings_of(model.generation_config.to_dict())
 
 
 def check_search(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
@@ -262,11 +255,6 @@ def load_tokenizer(
             known = "" if config is None else f", but config.json has {expected}"
             raise BrokenFileError(f"{settings_path}: {token} is {settings.get(token)!r}; {field} is {value}{known}")
     return loaded
-
-
-def target_vocabulary(config: VaswaniTransformerConfig) -> int:
-    """Return the size of the decoder's vocabulary."""
-    return config.vocab_size if config.decoder_vocab_size is None else config.decoder_vocab_size
 
 
 def as_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:

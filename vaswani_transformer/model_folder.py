@@ -24,16 +24,16 @@ MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, 
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
-# The search of a call without settings: the paper's without generation_config.json, transformers' for entries missing
-# from that file.
+# The default search settings: the paper's if there is no generation_config.json, transformers' for entries missing from
+# it.
 PAPER_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.0, False)
 
 # Allowed ranges in generation_config.json; null is always allowed.
 GENERATION_LIMITS = {
-    "num_beams num_return_sequences": (1, MAX_BEAMS),
-    "max_length max_new_tokens max_source_length max_source_length_offset": (1, NO_MAXIMUM),
-    "min_length min_new_tokens stopping_lookahead": (0, NO_MAXIMUM),
-    "length_penalty": LENGTH_PENALTIES,
+    ("num_beams", "num_return_sequences"): (1, MAX_BEAMS),
+    ("max_length", "max_new_tokens", "max_source_length", "max_source_length_offset"): (1, NO_MAXIMUM),
+    ("min_length", "min_new_tokens", "stopping_lookahead"): (0, NO_MAXIMUM),
+    ("length_penalty",): LENGTH_PENALTIES,
 }
 
 
@@ -71,7 +71,7 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BrokenFileError(f"{path}: no such file; a model folder needs it") from None
+        raise BrokenFileError(f"{path}: no such file") from None
     except OSError as error:
         raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -147,7 +147,7 @@ def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any]
     if not path.exists():
         return None
     settings = read_json_object(path)
-    limits = {field: limit for fields, limit in GENERATION_LIMITS.items() for field in fields.split()}
+    limits = {field: limit for fields, limit in GENERATION_LIMITS.items() for field in fields}
     for field, value in settings.items():
         if value is None:
             continue

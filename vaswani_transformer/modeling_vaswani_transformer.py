@@ -1,7 +1,7 @@
-"""The Transformer of "Attention Is All You Need" (arXiv 1706.03762v7), in the order of the paper.
+"""The Transformer of "Attention Is All You Need" (arXiv 1706.03762v7), from its parts to the whole.
 
-Positional encoding (3.5), attention (3.2), feed-forward network (3.3), layers and stacks (3.1), embeddings and
-softmax (3.4), label smoothing (5.4), and the beam search of Section 6.1 as `generate()`. Differences from the paper:
+Positional encoding (3.5), attention (3.2), feed-forward network (3.3), layers and stacks with their embeddings (3.1,
+3.4), label smoothing (5.4), and the beam search of Section 6.1 as `generate()`. Differences from the paper:
 
 * Configuration switches that the paper does not have are off by default; each names the toolkit that needs it.
 * Sinusoids are computed on the fly in float32: there is no table and no maximum length.
@@ -219,7 +219,7 @@ class FeedForward(nn.Module):
         return self.fc2(self.dropout(self.activation(self.fc1(hidden_states))))
 
 
-# ---- Section 3.1: layers and stacks --------------------------------------------------------------------------------
+# ---- Sections 3.1 and 3.4: layers, stacks and embeddings -----------------------------------------------------------
 
 
 class TransformerLayer(GradientCheckpointingLayer):
@@ -363,10 +363,10 @@ class Stack(VaswaniTransformerPreTrainedModel):
         encoding = self.positional_encoding(start, embeddings.shape[1], embeddings.device)
         return self.dropout(embeddings * math.sqrt(self.config.d_model) + encoding.to(embeddings.dtype))
 
-    def source_mask(self, mask: Tensor | None) -> Tensor | None:
-        """Return a source's mask (batch, source) as transformers takes it without asking a GPU what it masks.
+    def expand_source_mask(self, mask: Tensor | None) -> Tensor | None:
+        """Expand a mask (batch, source) to bool (batch, 1, 1, source) for SDPA on a GPU; return others unchanged.
 
-        The host would wait for the answer, in decoding at every step.
+        transformers checks whether a 2-D mask hides any token, so the host would wait for the GPU at every step.
         """
         if mask is None or mask.dim() != 2 or not mask.is_cuda or self.config._attn_implementation != "sdpa":
             return mask
@@ -400,7 +400,7 @@ class VaswaniTransformerEncoder(Stack):
         returns last_hidden_state: (batch, source, d_model)
         """
         hidden_states = self.embed(input_ids, inputs_embeds)
-        mask = create_bidirectional_mask(self.config, hidden_states, self.source_mask(attention_mask))
+        mask = create_bidirectional_mask(self.config, hidden_states, self.expand_source_mask(attention_mask))
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.final_norm(hidden_states))
@@ -452,7 +452,7 @@ class VaswaniTransformerDecoder(Stack):
         memory_mask = create_bidirectional_mask(
             self.config,
             hidden_states,
-            self.source_mask(encoder_attention_mask),
+            self.expand_source_mask(encoder_attention_mask),
             encoder_hidden_states=encoder_hidden_states,
         )
         for layer in self.layers:
@@ -641,7 +641,7 @@ MAX_BEAMS = 1000
 
 
 class RunningSearch(NamedTuple):
-    """What the overridden methods of a running `generate()` know beyond their arguments."""
+    """Search settings that transformers does not pass to the overridden methods of a running `generate()`."""
 
     limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
     lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
@@ -849,9 +849,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     ) -> Tensor:
         """Return (batch, 1): whether a live hypothesis may still become one of those that are returned.
 
-        Log-probabilities only fall, so it scores best at the largest length penalty that it reaches: with "never", the
-        default, that at its limit, or at `lookahead` more tokens; with False and a penalty that falls, that of now.
-        With True, a sentence is done when `beam` hypotheses have finished, which the caller decides.
+        Log-probabilities only fall, so a hypothesis scores best at the largest length penalty that it can reach. With
+        "never" (the default) and alpha > 0, that is the penalty at its limit, or `lookahead` tokens from now; otherwise
+        it is the current penalty. With True, the caller stops a sentence when `beam` hypotheses have finished.
         """
         search = _running_search.get()
         length = cur_len - decoder_prompt_len

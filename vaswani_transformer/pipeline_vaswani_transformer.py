@@ -20,6 +20,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import ChunkPipeline
 from transformers.utils.hub import cached_file
 
+from .modeling_vaswani_transformer import gnmt_length_penalty
 from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, TARGET_TOKENIZER, default_source_limit, split_text
 
 TASK = "translation"
@@ -156,12 +157,9 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         shape = (len(source["input_ids"]), len(sequences) // len(source["input_ids"]))
         outputs: dict[str, Any] = {"sequences": sequences[:, 1:].unflatten(0, shape)}
         if return_scores:
-            configs = [generate.get("generation_config"), self.model.generation_config]
-            settings = [
-                generate.get("length_penalty"),
-                *(getattr(config, "length_penalty", None) for config in configs),
-            ]
-            alpha = next(alpha for alpha in [*settings, 0.6] if alpha is not None)
+            configs = (generate.get("generation_config"), self.model.generation_config)
+            given = [generate.get("length_penalty"), *(getattr(config, "length_penalty", None) for config in configs)]
+            alpha = next((alpha for alpha in given if alpha is not None), 1.0)  # the default of generate()
             outputs["scores"] = self._scores(source, sequences, alpha).unflatten(0, shape)
         return outputs | {key: inputs[key] for key in ("separator", "is_blank", "is_last")}
 
@@ -176,7 +174,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         labels = sequences[:, 1:]
         log_probabilities = logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
         counts = torch.arange(labels.shape[1], device=labels.device) < self._lengths(labels)[:, None]
-        return (log_probabilities * counts).sum(dim=1) / ((5 + counts.sum(dim=1)) / 6) ** alpha
+        return (log_probabilities * counts).sum(dim=1) / cast(Tensor, gnmt_length_penalty(counts.sum(dim=1), alpha))
 
     def _lengths(self, sequences: Tensor) -> Tensor:
         """Return (rows,): number of tokens of each sequence up to and including </s>, without padding."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from vaswani_transformer.errors import FIRST_ERROR, UnavailableError, tell
 
-# Tells training that `launch` had to give Accelerate a precision that nobody asked for: the recipe's or the machine's
-# counts.
+# Set when `launch` names a precision only because Accelerate requires one. Training then uses the precision of the
+# recipe or the machine.
 LAUNCHED = "VASWANI_TRANSFORMER_LAUNCHED"
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -34,10 +34,10 @@ def clone() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def program(module: str, of: str = "training") -> ModuleType:
+def program(module: str, package: str = "training") -> ModuleType:
     """Import a module of a program."""
-    name = program_name(of)
-    if name == of and str(clone()) not in sys.path[:1]:
+    name = program_name(package)
+    if name == package and str(clone()) not in sys.path[:1]:
         sys.path.insert(0, str(clone()))  # before other packages of the same name
     return importlib.import_module(f"{name}.{module}")
 
@@ -120,7 +120,7 @@ def accelerate_launch() -> None:
 
 
 def report_failure(failures: dict[int, Any]) -> int:
-    """Report a process that was killed or lost its peers, neither of which can be in its own report; return its code.
+    """Report a process that could not report its own failure (killed, or disconnected), and return its exit code.
 
     failures: exit codes and more by rank, including those that the launcher itself ended by SIGTERM
     """

@@ -159,7 +159,7 @@ class TextTranslator(ABC):
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
 
         parts: list[Part] = []
-        with shown_progress(progress, "splitting") as advance:  # a long text, too, shows that it gets on
+        with shown_progress(progress, "splitting") as advance:  # show progress while a long text is split
             for number, text in enumerate(texts):
                 for part in self._parts(number, text, limit, split_sentences):
                     parts.append(part)
@@ -270,7 +270,7 @@ def check_length_penalty(alpha: float) -> None:
 def shown_progress(is_shown: bool, what: str, total: int | None = None):
     """Yield a function that advances a progress bar on stderr, if it is shown.
 
-    total: None if it is unknown; such a bar is shown on a terminal alone, and disappears at the end
+    total: None if it is unknown; the bar is then shown only on a terminal and removed at the end
     """
     if not is_shown:
         yield lambda count: None

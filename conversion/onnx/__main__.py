@@ -20,7 +20,7 @@ Layout = Literal["single", "split"]
 def export(
     model: Annotated[str, typer.Argument(help="A model's folder.")],
     output: Annotated[str, typer.Argument(help="The new folder.")],
-    precision: Annotated[Precision, typer.Option(help="The numbers of weights and products.")] = "fp32",
+    precision: Annotated[Precision, typer.Option(help="Data type of the weights and the matrix products.")] = "fp32",
     layout: Annotated[
         Layout, typer.Option(help="single: the search is in the graph; split: encoder and decoders, Optimum's names.")
     ] = "single",
@@ -28,8 +28,8 @@ def export(
         bool,
         typer.Option(
             "--attention",
-            help="Add an output: the weights with which each token of the best translation attends to the source, "
-            "for about a tenth more time; not with --text. In the split layout decoder_model has it.",
+            help="Add an output: the weights with which each token of the best translation attends to the source; "
+            "translating takes about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
         ),
     ] = False,
     text: Annotated[

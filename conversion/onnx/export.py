@@ -14,7 +14,8 @@ from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.loading import check_search, load_model, load_tokenizer, target_vocabulary
+from vaswani_transformer.loading import check_search, load_model, load_tokenizer
+from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from ..folder import new_model_folder
@@ -116,9 +117,9 @@ def load_tokenizers(source: Path, model: Model, required: bool) -> Any:
     tokenizer = load_tokenizer(source, config) if has_one or required else None
     if (source / TARGET_TOKENIZER).is_dir():
         load_tokenizer(source / TARGET_TOKENIZER, config, target=True)
-    elif has_one and target_vocabulary(config) != config.vocab_size:
+    elif has_one and target_vocab_size(config) != config.vocab_size:
         raise InputError(
-            f"{source}: the model has {config.vocab_size} source and {target_vocabulary(config)} target tokens but one "
+            f"{source}: the model has {config.vocab_size} source and {target_vocab_size(config)} target tokens but one "
             f"tokenizer; add the target's as {TARGET_TOKENIZER}/tokenizer.json"
         )
     return tokenizer
@@ -127,7 +128,7 @@ def load_tokenizers(source: Path, model: Model, required: bool) -> Any:
 def without_defaults(graph: ModelProto) -> dict[str, np.ndarray]:
     """Make the settings required inputs; returns their former defaults.
 
-    early_stopping stays optional: programs written for files that do not have it go on working.
+    early_stopping stays optional: programs written for files that do not have it keep working.
     """
     required = set(SETTINGS) - {"early_stopping"}
     tensors = [tensor for tensor in graph.graph.initializer if tensor.name in required]
@@ -151,6 +152,7 @@ def save(graph: ModelProto, path: Path) -> None:
     tensors = [tensor for body in graphs_of(graph.graph) for tensor in body.initializer]
     if sum(len(tensor.raw_data) for tensor in tensors) > LARGEST_FILE:
         for tensor in tensors:
+            # Not onnx.save's own option: it refuses a file of that name in the current folder.
             if len(tensor.raw_data) >= 1024:
                 set_external_data(tensor, f"{path.name}.data")
     onnx.save(graph, path)

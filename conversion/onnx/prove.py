@@ -11,17 +11,17 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.loading import default_search
+from vaswani_transformer.model_folder import search_settings_of
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
 from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings
 
 from .running import (
     EQUALLY_GOOD,
     TOLERANCES,
-    check,
     inputs_of,
     open_session,
     padded,
+    raise_if_wrong,
     random_batch,
     run,
     same_tokens,
@@ -82,10 +82,12 @@ def prove(path: Path, model: Model, precision: str = "fp32") -> str:
         )
     hypotheses = sum(found.hypotheses for found in comparisons)
     if not hypotheses:
-        wrong.append("no sentence has a translation, with torch neither: the weights are not finite numbers")
+        wrong.append(
+            "no sentence has a translation, in torch or in the graph: the model has weights that are not finite"
+        )
     if sum(found.tied for found in comparisons) > 0.02 * hypotheses:
         wrong.append("more than 2 % of the translations differ from torch's with the same scores")
-    check(wrong)
+    raise_if_wrong(wrong)
     return "\n".join(lines)
 
 
@@ -110,7 +112,7 @@ def compare(
     equal = same_tokens(found, expected, cast(int, model.config.pad_token_id))
     wrong, tied = [], 0
     if not np.array_equal(exists.any(axis=1), exists_in_torch.any(axis=1)):
-        wrong.append("other sentences have no translation")
+        wrong.append("the graph and torch leave different sentences without a translation")
     if precision == "fp32":
         differences, exists = score_difference(scores, expected_scores), exists_in_torch
         # Scores of two equally good hypotheses differ by rounding alone, which depends on the shapes of a batch.
@@ -119,18 +121,18 @@ def compare(
         if tied < len(others):
             wrong.append(f"{len(others) - tied} of {exists.sum()} translations differ")
         if not np.array_equal(scores > NO_HYPOTHESIS, exists):
-            wrong.append("the numbers of finished translations differ")
-        # Torch and the graph have the same padding: a fault that both have shows without it.
+            wrong.append("the graph and torch finish different numbers of hypotheses")
+        # A fault that torch and the graph share in their padding shows without it: also translate a sentence alone.
         length = int(batch["attention_mask"][0].sum())
         first = {name: ids[:1, :length] for name, ids in batch.items()}
         alone, alone_scores = run(session, first, search, max_length, wanted or 0)
         differs = ~same_tokens(alone, found[:1], cast(int, model.config.pad_token_id))
         if (differs & (score_difference(alone_scores, scores[:1]) >= EQUALLY_GOOD)).any():
-            wrong.append("a sentence alone has another translation than in its batch")
+            wrong.append("a sentence translates differently alone and in its batch")
     else:  # other rounding chooses other tokens: torch scores these very tokens
         differences = difference_by_token(model, batch, found, scores, search.length_penalty)
     largest = float(differences[exists].max(initial=0.0))
-    if not largest <= TOLERANCES[precision]:  # neither if it is NaN
+    if not largest <= TOLERANCES[precision]:  # also true for NaN
         wrong.append(f"scores differ by {largest:.2g}; the limit is {TOLERANCES[precision]}")
     hypotheses, equal_ones = int(exists.sum()), int((exists & equal).sum())
     return Comparison(found, hypotheses, equal_ones, tied, largest, seconds, wrong)
@@ -171,7 +173,7 @@ def prove_attention(path: Path, model: Model, precision: str = "fp32") -> str:
         largest = max(largest, difference)
         if not difference <= limit:
             wrong.append(f"{case}: attention weights differ by {difference:.2g}; the limit is {limit}")
-    check(wrong)
+    raise_if_wrong(wrong)
     return f"attention weights differ by at most {largest:.1e}"
 
 
@@ -205,7 +207,8 @@ def prove_sentences(path: Path, model: Model, sentences: list[list[int]], precis
     Random tokens prove a graph but say little about its speed, which depends on how long translations are and when
     they end. Raises ProofError.
     """
-    session, search, pad = open_session(path), default_search(model), cast(int, model.config.pad_token_id)
+    session, pad = open_session(path), cast(int, model.config.pad_token_id)
+    search = search_settings_of(model.generation_config.to_dict())
     batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
     seconds, as_generate = np.zeros(3), 0
     for turn, batch in enumerate([batches[0], *batches]):  # in turn, so that other load on the machine slows all three
@@ -213,7 +216,7 @@ def prove_sentences(path: Path, model: Model, sentences: list[list[int]], precis
         generated = cast(Any, model).generate(**batch, **search._asdict())[:, None, 1:].numpy()
         generation = time.perf_counter() - begun
         found = compare(session, model, batch, search, precision, wanted=1)
-        check([f"sentences: {reason}" for reason in found.wrong])
+        raise_if_wrong([f"sentences: {reason}" for reason in found.wrong])
         if turn > 0:  # the first one warms up
             seconds += generation, *found.seconds
             as_generate += int(same_tokens(found.sequences, generated, pad).sum())

@@ -47,7 +47,7 @@ def inputs_of(
     return inputs | {"length_penalty": np.array(alpha, np.float32)}
 
 
-def check(wrong: list[str]) -> None:
+def raise_if_wrong(wrong: list[str]) -> None:
     """Raises ProofError if anything is wrong."""
     if wrong:
         found = "; ".join(wrong)

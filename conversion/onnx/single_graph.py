@@ -22,7 +22,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, help
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import EMPTY
-from vaswani_transformer.loading import default_search
+from vaswani_transformer.model_folder import search_settings_of
 from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
 from vaswani_transformer.text_translator import NO_MAXIMUM, lookahead_of
 
@@ -72,7 +72,7 @@ def join(model: Model, graphs: SearchGraphs) -> GraphProto:
         op.Pad(final["cross_attentions"], op.Concat([0], padding, axis=0), "", [3], name="cross_attentions")
         shape = ["batch", config.decoder_layers, config.decoder_attention_heads, "length", "source"]
         outputs.append(helper.make_tensor_value_info("cross_attentions", TensorProto.FLOAT, shape))
-    num_beams, alpha, rule = default_search(model)
+    num_beams, alpha, rule = search_settings_of(model.generation_config.to_dict())
     values = *map(np.int64, (num_beams, NO_MAXIMUM)), np.float32(alpha), *map(np.int64, (0, 0, lookahead_of(rule)))
     defaults = [numpy_helper.from_array(np.array(value), name) for name, value in zip(SETTINGS, values, strict=True)]
     return helper.make_graph(

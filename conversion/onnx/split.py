@@ -9,9 +9,9 @@ On request decoder_model.onnx has the outputs cross_attentions.* as well: one ca
 the weights with which each of its tokens attends to the source.
 
 transformers.js chooses its code by `model_type`. Its Marian does what this model needs: an encoder, a merged decoder
-with a cache, and greedy search. It reads no `suppress_tokens`, but `bad_words_ids`; and in a batch it goes on with
-sentences that have ended until the last one ends. Therefore the decoders exported for it repeat `</s>`, which decoding
-skips.
+with a cache, and greedy search. It reads no `suppress_tokens`, but `bad_words_ids`; and in a batch it keeps
+decoding finished sentences until the last one finishes. Therefore the decoders exported for it repeat `</s>`, which
+decoding skips.
 """
 
 import json
@@ -113,7 +113,7 @@ def export_split(model: Model, attention: bool = False, end: int | None = None) 
     """Export the four graphs; returns them by name, without `.onnx`.
 
     attention: decoder_model has the outputs cross_attentions.0, ..., per layer, (batch, heads, target, source)
-    end: a token that repeats itself, for a search that goes on with sentences that have ended
+    end: a token that repeats itself, for a search that keeps decoding finished sentences
     """
     with eager_attention(model):
         encoder, first, after = export_three(model, attention, end)

@@ -15,15 +15,15 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.loading import default_search, target_vocabulary
-from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+from vaswani_transformer.model_folder import search_settings_of
+from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS, target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .byte_level_bpe import ByteLevelBPE
 from .ids_to_text import texts_of
 from .operators import Operators
 from .prove import BATCH
-from .running import EQUALLY_GOOD, check, inputs_of, open_session, padded, run, score_difference
+from .running import EQUALLY_GOOD, inputs_of, open_session, padded, raise_if_wrong, run, score_difference
 from .single_graph import SETTINGS
 from .text_to_ids import token_ids
 
@@ -49,7 +49,7 @@ AWKWARD = [
 
 def readable_tokenizer(folder: Path, model: Model) -> ByteLevelBPE:
     """Return the tokenizer to build in. Raises InputError naming what the operators do not support."""
-    if (folder / TARGET_TOKENIZER).is_dir() or target_vocabulary(model.config) != model.config.vocab_size:
+    if (folder / TARGET_TOKENIZER).is_dir() or target_vocab_size(model.config) != model.config.vocab_size:
         raise InputError(f"{folder}: --text needs one vocabulary for both languages; this model has two")
     if not (folder / "tokenizer.json").exists():
         raise InputError(f"{folder / 'tokenizer.json'}: no such file; --text builds it into the graph")
@@ -89,7 +89,7 @@ def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> 
     lines: texts in addition to the awkward ones; those with more tokens than learned positions are left out
     """
     by_ids, by_text = (open_session(folder / name) for name in ("model.onnx", "model_text.onnx"))
-    search, pad = default_search(model), cast(int, model.config.pad_token_id)
+    search, pad = search_settings_of(model.generation_config.to_dict()), cast(int, model.config.pad_token_id)
     most = model.config.max_position_embeddings or math.inf
     encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*AWKWARD, *lines]]
     encoded = [(text, ids) for text, ids in encoded if len(ids) <= most]
@@ -106,5 +106,5 @@ def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> 
                 expected, score = "", 0.0
             if ours != expected or score_difference(our_score, score) >= EQUALLY_GOOD:
                 different.append(f"{text[:40]!r} becomes {ours[:40]!r}, with token ids {expected[:40]!r}")
-    check([f"{len(different)} of {len(encoded)} texts differ, the first: {text}" for text in different[:1]])
+    raise_if_wrong([f"{len(different)} of {len(encoded)} texts differ, the first: {text}" for text in different[:1]])
     return f"{len(encoded)} texts by model_text.onnx: compared with model.onnx and tokenizers: the same"

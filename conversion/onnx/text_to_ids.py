@@ -42,7 +42,7 @@ def token_ids(op: Operators, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[s
     words = op.Sub(op.CumSum(as_int(op, word_starts(op, codes, classes)), 0), 1)
     symbols, is_byte = symbols_of_bytes(op, codes, is_text, bpe)
     words, rows = (repeated(op, values, is_byte) for values in (words, rows))
-    ids, rows = merged(op, selected(op, symbols, is_byte), words, rows, bpe)
+    ids, rows = merge_pairs(op, selected(op, symbols, is_byte), words, rows, bpe)
     ids, mask = padded(op, ids, rows, op.Shape(texts), pad)
     return ids, mask, only_space
 
@@ -183,7 +183,7 @@ def symbols_of_bytes(op: Operators, codes: str, is_text: str, bpe: ByteLevelBPE)
     return op.Where(op.Unsqueeze(is_text, [1]), symbols, bpe.end), is_byte
 
 
-def merged(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLevelBPE) -> tuple[str, str]:
+def merge_pairs(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLevelBPE) -> tuple[str, str]:
     """BPE: merge the pair of the lowest rank in each word, the leftmost of equal ones, until no pair is left.
 
     A round merges all equal pairs of a word, unless a merge could produce a pair of lower rank before the next one.
@@ -202,7 +202,8 @@ def merged(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLevelBPE
     symbols_now, words_now, rows_now = names
     next_word = shifted(body, words_now, -1, -1)
     place = body.Add(
-        body.Gather(table.first, symbols_now), shifted(body, body.Cast(symbols_now, to=6), -1, np.int32(0))
+        body.Gather(table.first, symbols_now),
+        shifted(body, body.Cast(symbols_now, to=TensorProto.INT32), -1, np.int32(0)),
     )
     is_pair = body.Equal(body.Cast(body.Gather(table.owner, place), to=TensorProto.INT64), symbols_now)
     is_pair = body.And(is_pair, body.Equal(words_now, next_word))

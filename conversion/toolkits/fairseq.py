@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note, rows_of
+from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows, penalty_note
 from ..layout import POSITIONS, TENSOR2TENSOR, split_in_proj
 from ..options import RATES, Options, size_names
 from ..origin import Origin, save_pickle
@@ -118,7 +118,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         "layer_norm_eps": EPSILON,
     }
     rules = rules_for(config, bool(options.get("encoder_learned_pos")))
-    vocabulary = read_vocabulary(path.parent, options, rows_of(tensors, rules))
+    vocabulary = read_vocabulary(path.parent, options, embedding_rows(tensors, rules))
     unscaled = (SOURCE, TARGET) if options.get("no_scale_embedding") else ()
     kept = {name: options.get(name) for name in ("arch", "source_lang", "target_lang")}
     return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=NOTES, options=kept)

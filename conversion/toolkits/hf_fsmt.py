@@ -9,7 +9,7 @@ from typing import Any
 
 from vaswani_transformer.model_folder import read_json_object
 
-from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
+from ..description import OUTPUT, SOURCE, TARGET, Description, embedding_rows
 from ..layout import POSITIONS, TENSOR2TENSOR
 from ..reasons import Reasons
 from ..rename import Rule, first_present, rules_of
@@ -53,7 +53,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     else:
         notes.append(TRAINED_NOTE)
         rules += TABLES
-    vocabulary = read_vocabulary(path.parent, options, rows_of(tensors, rules))
+    vocabulary = read_vocabulary(path.parent, options, embedding_rows(tensors, rules))
     unscaled = () if options.get("scale_embedding", True) else (SOURCE, TARGET)
     languages = options.get("langs")
     languages = languages if isinstance(languages, list) and len(languages) == 2 else (None, None)

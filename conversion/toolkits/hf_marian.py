@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.model_folder import read_json_object
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, rows_of
+from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows
 from ..layout import CONCATENATED
 from ..options import RATES, size_names
 from ..origin import Origin
@@ -61,7 +61,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         tensors,
         rules,
         config,
-        read_vocabulary(path.parent, options, rows_of(tensors, rules)),
+        read_vocabulary(path.parent, options, embedding_rows(tensors, rules)),
         CONCATENATED,
         unscaled=() if scaled else (SOURCE, TARGET),
         notes=NOTES,
@@ -111,7 +111,9 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
         "tie_word_embeddings": (True,),
     }
     reasons.require(NAME, config, fields)
-    returns = origin.came_from(NAME)
+    returns = origin.toolkit == NAME
+    if not returns:
+        origin.keep_added_rows()
     if returns and not origin.options.get("scale_embedding", True):
         reasons.unsupported("the embeddings were divided by sqrt(d_model) when they were converted")
     ours = origin.tensors(model, CONCATENATED)

@@ -20,7 +20,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note, rows_of
+from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows, penalty_note
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
 from ..options import Options, read_yaml
 from ..origin import Origin
@@ -127,7 +127,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         rules += [Rule("Wpos", ENCODER_POSITIONS), Rule("Wpos", DECODER_POSITIONS)]
     if not options.get("output-omit-bias"):
         rules.append(Rule("decoder_ff_logit_out_b", OUTPUT_BIAS, row=True))
-    vocabulary = read_vocabulary(path, options, rows_of(tensors, rules))
+    vocabulary = read_vocabulary(path, options, embedding_rows(tensors, rules))
     unscaled = (SOURCE, TARGET) if learned else ()
     notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
     return Description(
@@ -231,7 +231,7 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
         "activation_function": (*ACTIVATIONS.values(), "quick_gelu"),
     }
     reasons.require(NAME, config, fields)
-    if not origin.came_from(NAME):
+    if origin.toolkit != NAME:
         reasons.unsupported("only a model that came from Marian can be written for it: its vocabulary is not Marian's")
     if model.state_dict()[TARGET][config.decoder_start_token_id].any():
         reasons.unsupported("the decoder's first token has an embedding; Marian starts with a zero vector")

@@ -14,7 +14,7 @@ import torch
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, rows_of
+from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows
 from ..layout import PAPER, TENSOR2TENSOR
 from ..options import Options
 from ..origin import Origin, save_pickle
@@ -125,7 +125,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
     }
     rules = rules_for(config, feed_forward_bias)
-    vocabulary = read_vocabulary(path.parent, checkpoint.get("vocab"), options, rows_of(tensors, rules))
+    vocabulary = read_vocabulary(path.parent, checkpoint.get("vocab"), options, embedding_rows(tensors, rules))
     start = vocabulary.start
     encoding = options.get("position_encoding_type")
     kept = {
@@ -201,7 +201,8 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
         "activation_function": ("relu", "gelu"),
     }
     reasons.require(NAME, config, fields)
-    if not origin.came_from(NAME):
+    if origin.toolkit != NAME:
+        origin.keep_added_rows()
         if not origin.has_tokenizer():
             reasons.unsupported("there is no tokenizer to write the vocabularies from")
         elif UNK not in origin.tokens()[0]:

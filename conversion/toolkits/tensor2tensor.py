@@ -17,7 +17,7 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
-from ..description import OUTPUT, SOURCE, TARGET, Description, rows_of
+from ..description import OUTPUT, SOURCE, TARGET, Description, embedding_rows
 from ..layout import POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..reasons import Reasons
@@ -116,7 +116,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         rules += rules_of({"{inputs,targets}_positional_embedding": POSITIONS})
     scaled = bool(options.get("multiply_embedding_mode", "sqrt_depth"))
     notes = add_target_space(tensors, rules, config["d_model"] ** 0.5 if scaled else 1.0)
-    vocabulary = read_vocabulary(path.parent, rows_of(tensors, rules))
+    vocabulary = read_vocabulary(path.parent, embedding_rows(tensors, rules))
     unscaled, files = () if scaled else (SOURCE, TARGET), [path.with_name("hparams.json")]
     return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, files=files)
 

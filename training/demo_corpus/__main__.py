@@ -3,12 +3,12 @@
 For each of train, validation and test it writes SPLIT.en, SPLIT.de and the kinds of the pairs, SPLIT.kinds.
 """
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError, exit_cleanly
 
 from . import SPLITS, load
@@ -26,9 +26,8 @@ def write_parallel_text(folder: Path) -> list[Path]:
         columns = zip(*load(split), strict=True)
         for suffix, lines in zip(("kinds", "en", "de"), columns, strict=True):
             path = folder / f"{split}.{suffix}"
-            temporary = path.with_name(path.name + ".new")
-            temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-            os.replace(temporary, path)
+            with atomic_file(path) as file:
+                file.writelines(f"{line}\n".encode() for line in lines)
             written.append(path)
     return written
 

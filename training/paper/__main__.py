@@ -109,12 +109,12 @@ def claims(
     options = parse_options(context.args)
     if not run.is_dir():
         raise InputError(f"--run {run}: no such folder")
-    from ..test_sets import TEXT_KEYS, recipe_of, test_set
+    from ..test_sets import TEXT_KEYS, recipe_of_run, test_set
     from .claim import Setting
     from .claims import CLAIMS, measure_claims
     from .table3 import for_others
 
-    recipe = recipe_of(run, None, {} if data is None else {"data": data})
+    recipe = recipe_of_run(run, None, {} if data is None else {"data": data})
     whole = test_set(recipe.model_copy(update={"test": []}))
     part = replace(whole, sources=whole.sources[:sentences], references=whole.references[:sentences])
     text = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the claims are measured on: a trained run with its checkpoints, a development set, seeds, row files."""
+    """The inputs of the measurements: a trained run with its checkpoints, a development set, seeds, row files."""
 
     run: Path
     development: TestSet
@@ -31,7 +31,7 @@ Numbers = dict[str, Any]
 
 
 class Finding(NamedTuple):
-    """What follows from the numbers of a claim."""
+    """The verdict on a claim, with the numbers and the figure that support it."""
 
     verdict: str
     number: str  # a clause with the numbers on which the verdict rests

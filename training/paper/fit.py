@@ -1,4 +1,4 @@
-"""Trains what `train` cannot build on the batches of a recipe: an RNN, or a Transformer with a part of it changed."""
+"""Trains models that `train` cannot build, on the batches of a recipe: an RNN, or a changed Transformer."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,9 +10,10 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object
 
 from ..input_pipeline import InputPipeline, on_device
-from ..json_files import read_json, write_json
+from ..json_files import write_json
 from ..loss import smoothing_weights
 from ..prepare import Prepared, make_accelerator, prepare
 from ..recipe import Recipe
@@ -23,7 +24,7 @@ Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Curve = list[tuple[int, float]]
 
 
-def prepared(recipe: Recipe) -> Prepared:
+def prepare_recipe(recipe: Recipe) -> Prepared:
     """Return the text, the batches and the model of a recipe."""
     folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +34,7 @@ def prepared(recipe: Recipe) -> Prepared:
 def fit(
     model: nn.Module,
     forward: Forward,
-    text: Prepared,
+    prepared: Prepared,
     rate: Callable[[int], float],
     betas: tuple[float, float] = (0.9, 0.999),
     largest_gradient: float = torch.inf,
@@ -46,10 +47,10 @@ def fit(
     A model that was trained before is loaded from the recipe's output_dir. An interrupted training starts again.
     Raises InputError if that model had another recipe.
     """
-    recipe, folder = text.recipe, Path(text.recipe.output_dir)
+    recipe, folder = prepared.recipe, Path(prepared.recipe.output_dir)
     weights, losses = folder / "fitted.safetensors", folder / LOSSES
     if losses.is_file():
-        before = read_json(losses)
+        before = read_json_object(losses)
         changed = [key for key, value in recipe.identity().items() if before["recipe"].get(key) != value]
         if changed:
             raise InputError(f"{folder}: {', '.join(changed)} changed since this model was trained; remove the folder")
@@ -59,23 +60,23 @@ def fit(
     began = time.process_time()
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), betas=betas)
-    pipeline, curve = InputPipeline(text), Curve()
+    pipeline, curve = InputPipeline(prepared), Curve()
     total, tokens = 0.0, 0
-    for step in range(1, text.total_steps + 1):
+    for step in range(1, prepared.total_steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         batches = pipeline.take(step - 1)
         for each in batches.micro_batches:
-            loss = smoothed_loss(forward, on_device(each.batch, text.accelerator.device), recipe.label_smoothing)
+            loss = smoothed_loss(forward, on_device(each.batch, prepared.accelerator.device), recipe.label_smoothing)
             (loss / batches.target_tokens).backward()
             total += loss.item()
         tokens += batches.target_tokens
         nn.utils.clip_grad_norm_(model.parameters(), largest_gradient)
         optimizer.step()
         optimizer.zero_grad()
-        if step % recipe.log_every == 0 or step == text.total_steps:
+        if step % recipe.log_every == 0 or step == prepared.total_steps:
             curve.append((step, total / tokens))
-            text.reporter.say(f"{folder.name}: step {step}/{text.total_steps}  loss {total / tokens:.3f}")
+            prepared.reporter.say(f"{folder.name}: step {step}/{prepared.total_steps}  loss {total / tokens:.3f}")
             total, tokens = 0.0, 0
     pipeline.close()
     save_model(model, str(weights))
@@ -86,7 +87,7 @@ def fit(
 
 def seconds_of_fit(folder: Path) -> float:
     """Return the CPU seconds that the training in this folder took."""
-    return read_json(folder / LOSSES)["cpu_seconds"]
+    return read_json_object(folder / LOSSES)["cpu_seconds"]
 
 
 def smoothed_loss(forward: Forward, batch: Sequence[Any], smoothing: float) -> Tensor:

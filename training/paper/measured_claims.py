@@ -8,11 +8,11 @@ from torch import Tensor
 
 from vaswani_transformer import Translator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
 from ..average import average_weights
 from ..checkpoint_folders import checkpoints
-from ..json_files import read_json
 from .claim import Claim, Finding, Numbers, Setting, curves, intervals, measured_ticks, panels, plain_y
 from .results import FAILS, HOLDS, UNSURE, mean_interval, plus_minus, verdict
 from .table1 import exponents
@@ -219,7 +219,7 @@ def judge_averaging(numbers: Numbers) -> Finding:
 
 def compare_smoothing(setting: Setting) -> Numbers:
     path = setting.output / "table3.json"
-    rows = read_json(path)["rows"] if path.is_file() else []
+    rows = read_json_object(path)["rows"] if path.is_file() else []
     for each in claims_of(rows):
         if each["row"] == "D-ls0.0":
             return each | {"seeds": [], "seeds_compared": each["seeds"]}  # the models are Table 3's

@@ -5,8 +5,8 @@ from typing import Any
 
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object
 
-from ..json_files import read_json
 from . import claims, heads, table1, table2, table3, table4
 from .results import in_words, markdown, save
 
@@ -22,8 +22,8 @@ A verdict is *holds* or *does not hold here* if the 95 % interval of a differenc
 zero, and *not sure* if it does not, or if there is only one seed. ± is the half width of such an interval, over the
 seeds if the text names nothing else.
 
-Two kinds of time occur. *Elapsed time* passes on the clock on the wall. *CPU time* is the time that the cores of the
-processor worked for the command, added up over the cores; other programs on the same machine do not change it.
+*Elapsed time* is wall-clock time. *CPU time* is summed over the cores that worked for the command; other programs on
+the same machine do not change it.
 
 The same commands run for any model of this package; `paper --help` lists them one by one:
 
@@ -153,7 +153,7 @@ def page(folder: Path) -> str:
 
 
 def row_files(folder: Path) -> dict[str, dict[str, Any]]:
-    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: read_json_object(path) for path in sorted(folder.glob("*.json"))}
 
 
 def picture(name: str, text: str) -> str:
@@ -208,7 +208,7 @@ def origins(files: dict[str, dict[str, Any]]) -> str:
 def write_page(folder: Path) -> Path:
     """Draw the plots and judge the claims again from the numbers in the row files, and write README.md."""
     if (folder / "table1.json").is_file():
-        save(table1.figure_of(read_json(folder / "table1.json")["layers"]), folder / "table1.png")
+        save(table1.figure_of(read_json_object(folder / "table1.json")["layers"]), folder / "table1.png")
     for name, numbers in row_files(folder / "claims").items():
         if name in claims.CLAIMS:
             claims.publish(folder / "claims", name, numbers)

@@ -18,8 +18,8 @@ def in_processes(function: Callable[..., Any], cases: Sequence[tuple[Path, tuple
     """Return function(*arguments) for each (log, arguments), `jobs` at a time; messages go to the case's log.
 
     The processes divide the cores among them: two small models train faster side by side with a thread each than one
-    after the other with two. The first error stops the other processes; of a training by `train`, a checkpoint
-    remains.
+    after the other with two. The first error stops the other processes; a training by `train` keeps its last
+    checkpoint.
     """
     threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) // jobs))
     results: list[Any] = [None] * len(cases)

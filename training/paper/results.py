@@ -1,4 +1,4 @@
-"""What the tables, figures and claims share: the paper's numbers, row files, Markdown tables, intervals, verdicts."""
+"""Helpers of the tables, figures and claims: the paper's numbers, row files, Markdown tables, intervals, verdicts."""
 
 import json
 import statistics
@@ -24,7 +24,7 @@ Interval = tuple[float, float | None]  # a mean and the half width of its interv
 
 
 def origin(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
-    """Return what every row file says about its making."""
+    """Return the fields that record how a row file was made."""
     return {
         "command": command,
         "date": date.today().isoformat(),

@@ -1,4 +1,4 @@
-"""An RNN with Bahdanau's attention, beside which the paper's model is set: bidirectional encoder, additive attention.
+"""An RNN with Bahdanau's attention, the baseline for the paper's model: bidirectional encoder, additive attention.
 
 It trains on the batches of a recipe (`train_rnn`) and searches as section 6.1 does (`search`).
 """
@@ -16,7 +16,7 @@ from vaswani_transformer import gnmt_length_penalty
 from ..prepare import Prepared
 from ..recipe import Recipe
 from ..schedule import linear_decay
-from .fit import fit, prepared
+from .fit import fit, prepare_recipe
 
 # Usual for LSTMs of this size.
 LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0
@@ -104,16 +104,16 @@ def train_rnn(recipe: Recipe, cell: str = "lstm") -> tuple[AttentiveRnn, Prepare
 
     A finished RNN in recipe.output_dir is loaded instead.
     """
-    text = prepared(recipe)
-    parameters = sum(each.numel() for each in text.model.parameters())
+    prepared = prepare_recipe(recipe)
+    parameters, device = prepared.model.num_parameters(), prepared.accelerator.device
     torch.manual_seed(recipe.seed)
-    model = rnn_of_size(parameters, len(text.tokenizer), cell, text.config.dropout).to(text.accelerator.device)
+    model = rnn_of_size(parameters, len(prepared.tokenizer), cell, prepared.config.dropout).to(device)
 
     def rate(step: int) -> float:  # constant, and from the middle on a line down to 0
-        return LEARNING_RATE * linear_decay(step, text.total_steps, 0.5)
+        return LEARNING_RATE * linear_decay(step, prepared.total_steps, 0.5)
 
-    fit(model, model, text, rate, largest_gradient=LARGEST_GRADIENT)
-    return model, text
+    fit(model, model, prepared, rate, largest_gradient=LARGEST_GRADIENT)
+    return model, prepared
 
 
 # ---- search --------------------------------------------------------------------------------------------------------

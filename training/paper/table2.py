@@ -17,7 +17,7 @@ from vaswani_transformer.errors import InputError
 
 from ..__main__ import parse_options
 from ..cost import product_rate
-from ..dry_run import make_plan
+from ..dry_run import estimate
 from ..recipe import load_recipe, shipped_recipes
 from ..result_row import hardware
 from .results import PAPER, markdown, origin, write_table
@@ -47,7 +47,7 @@ def our_row(row: dict[str, str], rate: float, plans: dict[str, float], where: Ma
     name = str(options.pop("config"))
     if name in shipped_recipes() and row["command"] not in plans:
         recipe = load_recipe(name, {**options, **where})
-        plans[row["command"]] = make_plan(recipe, seconds=0)["flop_per_step"]
+        plans[row["command"]] = estimate(recipe, seconds=0)["flop_per_step"]
     per_step = plans.get(row["command"])
     return {
         "model": name.removesuffix(".yaml"),

@@ -15,9 +15,10 @@ from typing import Any
 
 from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object
 
 from ..checkpoint_folders import STATE, checkpoints
-from ..json_files import read_json, write_json
+from ..json_files import write_json
 from ..model import model_config
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
@@ -85,7 +86,7 @@ def table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: 
     elif missing:
         cases = [(folder / f"{row}-seed{seed}.log", (folder, row, seed, dict(options))) for row, seed in missing]
         in_processes(run, cases, jobs)
-    done = [read_json(path) for path in sorted(folder.glob("*-seed*.json"))]
+    done = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
     done.sort(key=lambda each: (ROWS.index(each["row"]), each["seed"]))
     write_table(output, "table3", {"rows": done, "claims": claims_of(done)}, as_markdown(done))
 
@@ -94,7 +95,7 @@ def is_finished(folder: Path, row: str, seed: int, options: Mapping[str, str | N
     path = folder / f"{row}-seed{seed}.json"
     if not path.is_file():
         return False
-    before = read_json(path).get("options")
+    before = read_json_object(path).get("options")
     if before != for_others(options):
         raise InputError(f"{path} was measured with the options {before}; choose another --output")
     return True
@@ -112,7 +113,7 @@ def run(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) ->
     model = folder / f"{row}-seed{seed}"
     recipe = load_recipe(RECIPE, {**options, **changes, "output_dir": str(model)})
     train(recipe)
-    progress = read_json(checkpoints(model / "checkpoints")[0] / STATE, "progress")["progress"]
+    progress = read_json_object(checkpoints(model / "checkpoints")[0] / STATE, "progress")["progress"]
     shown = {**for_others(options), **changes}
     command = shlex.join(
         ["vaswani-transformer", "train", "--config", RECIPE, *(f"--{key}={value}" for key, value in shown.items())]

@@ -17,10 +17,11 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import tell
 from vaswani_transformer.lines import existing_file, read_lines
+from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.tokenization import train_tokenizer
 
 from ..checkpoint_folders import STATE, checkpoints
-from ..json_files import read_json, write_json
+from ..json_files import write_json
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
 from ..train import train
@@ -158,7 +159,7 @@ def table4(
             if name == SEMI_SUPERVISED and unlabelled is not None:
                 parse_captions(unlabelled, folder / file_name(SUPERVISED) / f"seed{seed}", folder / "data" / parsed)
             write_json(path, row_of(name, recipe, gold, f"{command} --seeds {seed}"))
-    rows = [read_json(path) for path in sorted(folder.glob("*-seed*.json"))]
+    rows = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
     rows.sort(key=lambda each: (list(SYSTEMS).index(each["system"]), each["seed"]))
     write_table(output, "table4", {"quoted": PAPER["table4"], "rows": rows}, as_markdown(rows))
 
@@ -179,7 +180,7 @@ def row_of(name: str, recipe: Recipe, gold: dict[str, list["Tree"]], command: st
     else:
         train(recipe)
         size, unconstrained = parameters(model), share_without_constraint(model, gold["test"])
-        trained = read_json(checkpoints(model / "checkpoints")[0] / STATE, "progress")["progress"]["cpu_seconds"]
+        trained = read_json_object(checkpoints(model / "checkpoints")[0] / STATE, "progress")["progress"]["cpu_seconds"]
         parsed = {part: [each.tokens for each in parse(model, texts)] for part, texts in sentences.items()}
     scores = {part: scores_of(trees, parsed[part]) for part, trees in gold.items()}
     return {

@@ -21,7 +21,7 @@ from ..scores import corpus_bleu
 from ..test_sets import TestSet
 from ..train import train
 from .claim import Claim, Finding, Numbers, Setting, curves, intervals, measured_ticks, panels
-from .fit import Curve, fit, prepared
+from .fit import Curve, fit, prepare_recipe
 from .processes import in_processes
 from .results import FAILS, HOLDS, UNSURE, mean_interval, verdict, with_interval
 from .rnn import search, train_rnn
@@ -69,16 +69,16 @@ def trained(recipe: Recipe) -> Translator:
 
 def trained_with(recipe: Recipe, change: Callable[[nn.Module], None]) -> tuple[Translator, Curve]:
     """Change each module of a new model and train it as the recipe says, in float32 and without checkpoints."""
-    text = prepared(recipe)
-    for module in list(text.model.modules()):
+    prepared = prepare_recipe(recipe)
+    for module in list(prepared.model.modules()):
         change(module)
 
     def forward(source: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        return cast(Tensor, text.model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits)
+        return cast(Tensor, prepared.model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits)
 
     betas = (recipe.adam_beta1, recipe.adam_beta2)
-    curve = fit(cast(nn.Module, text.model), forward, text, text.learning_rate, betas)
-    return Translator(text.model, text.tokenizer), curve
+    curve = fit(cast(nn.Module, prepared.model), forward, prepared, prepared.learning_rate, betas)
+    return Translator(prepared.model, prepared.tokenizer), curve
 
 
 def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
@@ -298,14 +298,14 @@ def bleu_of(recipe: Recipe, is_lstm: bool, text: TestSet) -> float:
     """Train a Transformer or an LSTM of its size and return its BLEU with the search of section 6.1."""
     if not is_lstm:
         return corpus_bleu(trained(recipe).translate(text.sources, split_sentences=False), text.references)
-    model, about = train_rnn(recipe)
-    start, end = about.config.decoder_start_token_id, about.config.eos_token_id
+    model, prepared = train_rnn(recipe)
+    start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id
     translations = []
     for sentence in text.sources:
-        source = about.tokenizer(sentence)["input_ids"]
+        source = prepared.tokenizer(sentence)["input_ids"]
         limit = len(source) + 50
         found = search(model, source, beams=4, alpha=0.6, limit=limit, lookahead=5, start=start, end=end)
-        translations.append(about.tokenizer.decode(found, skip_special_tokens=True))
+        translations.append(prepared.tokenizer.decode(found, skip_special_tokens=True))
     return corpus_bleu(translations, text.references)
 
 

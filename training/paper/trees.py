@@ -12,20 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.errors import InputError
 
 if TYPE_CHECKING:
     from nltk.tree import Tree
 
-# The sample of NLTK has sections 0 and 1 only; its last files replace the sections that everybody tests on.
+# The sample of NLTK has sections 0 and 1 only; its last files replace the standard development and test sections.
 DEVELOPMENT_FILES, TEST_FILES = range(160, 180), range(180, 200)
 
 
 def tree_class() -> "type[Tree]":
-    try:
-        from nltk.tree import Tree
-    except ImportError as error:
-        raise UnavailableError("parsing needs nltk: pip install nltk") from error
+    from nltk.tree import Tree
+
     return Tree
 
 

@@ -16,7 +16,7 @@ SHARE_FOR_THE_LSTM = 0.5
 
 
 class WellFormedTrees(LogitsProcessor):
-    """Tells which tokens may follow a beginning, so that brackets balance and every word comes once and in order.
+    """Restricts each next token so that brackets balance and every word occurs once and in order.
 
     An instance is a `logits_processor` of `generate()`; exported graphs do not have it, for their search keeps no open
     brackets per hypothesis. What it allows can always be completed within the sentence's limit.
@@ -57,7 +57,7 @@ class WellFormedTrees(LogitsProcessor):
         return chosen
 
     def allowed(self, tokens: Sequence[int], source: Sequence[int], limit: int) -> list[int]:
-        """Return the tokens that may follow; only </s> after what is no beginning of a tree."""
+        """Return the tokens that may follow; only </s> if the tokens are not a prefix of a tree."""
         open_brackets: list[int] = []
         read = 0  # tokens of the source that are in the tree
         chain = 0  # opening brackets since the last of these tokens, or since a closing bracket

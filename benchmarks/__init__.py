@@ -1,0 +1,9 @@
+"""Benchmarks, each run as `python -m benchmarks.NAME`; results/README.md explains their numbers.
+
+translating   decode, decode_base, decode_profile, gpu_decode, stopping_rules
+training      train_throughput, scaling, input_pipeline, padding, planning
+correctness   gpu_checks, conversion_marian
+all on a GPU  gpu
+
+The other files are parts: harness, decode_systems, decode_alone, decode_picture, training_systems.
+"""
