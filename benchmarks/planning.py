@@ -110,6 +110,7 @@ def measure_planning(corpus: Any, tokens: int, steps: int) -> dict[str, Any]:
 def repeat(corpus: Any, pairs: int, folder: Path) -> Any:
     """Repeat the corpus to that many pairs, and remove up to three tokens from each sentence at random."""
     from training.corpus import open_corpus
+    from training.parallel_text import files_sha256
 
     generator = np.random.default_rng(0)
     sides = (corpus.source_ids, corpus.source_lengths), (corpus.target_ids, corpus.target_lengths)
@@ -128,7 +129,8 @@ def repeat(corpus: Any, pairs: int, folder: Path) -> Any:
                 lengths_file.write((lengths[:number] - cut).astype(np.int32).tobytes())
                 counts[name] += len(part) // ids.itemsize
     (folder / "pairs.hash").write_bytes(generator.integers(0, 2**63, pairs, dtype=np.uint64).tobytes())
-    (folder / "corpus.json").write_text(json.dumps({**corpus.about, "pairs": pairs, "tokens": counts}))
+    files = {name: files_sha256(folder / name) for name in corpus.about["files"]}
+    (folder / "corpus.json").write_text(json.dumps({**corpus.about, "pairs": pairs, "tokens": counts, "files": files}))
     return open_corpus(folder)
 
 
