@@ -1,4 +1,4 @@
-"""Benchmarks, each run as `python -m benchmarks.NAME`; results/README.md explains their numbers.
+"""Benchmarks, each run as `python -m benchmarks.NAME`; results/README.md explains the recorded numbers.
 
 translating   decode, decode_base, decode_profile, gpu_decode, stopping_rules
 training      train_throughput, scaling, input_pipeline, padding, planning

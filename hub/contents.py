@@ -176,7 +176,7 @@ def refuse_links_outside(folder: Path, patterns: Iterable[str]) -> None:
     A snapshot in the Hub's cache consists of links to the repository's blobs; those are allowed.
     """
     root = folder.resolve()
-    allowed = [root, *(parent.with_name("blobs") for parent in root.parents if parent.name == "snapshots")]
+    allowed = [root, *(parent.with_name("blobs") for parent in root.parents[:2] if parent.name == "snapshots")]
     for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
         target = path.resolve()
         if not any(target.is_relative_to(parent) for parent in allowed):

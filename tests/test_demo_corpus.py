@@ -34,7 +34,7 @@ def test_an_unknown_split_is_refused():
 
 
 def test_words_of_the_test_set_occur_in_training():
-    """A test sentence combines parts that occur in training, but never together; numbers and dates have many forms."""
+    """The split holds out combinations, not words."""
     trained = {word for _, english, _ in load("train") for word in re.findall(r"[a-zü]+", english.lower())}
     tested = {word for _, english, _ in load("test") for word in re.findall(r"[a-zü]+", english.lower())}
     assert len(tested) > 300
@@ -59,7 +59,7 @@ def test_the_command_writes_parallel_files(tmp_path: Path, capsys):
         paths = [tmp_path / "corpus" / f"{split}.{suffix}" for suffix in ("kinds", "en", "de")]
         columns = [path.read_text(encoding="utf-8").splitlines() for path in paths]
         assert list(zip(*columns, strict=True)) == load(split)
-    assert not list(tmp_path.rglob("*.new"))
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path, capsys):

@@ -53,7 +53,7 @@ def test_the_wheel_contains_the_programs_and_their_data(wheel):
     inside = "vaswani_transformer/training"
     assert {f"{inside}/__main__.py", f"{inside}/recipes/demo.yaml"} <= names
     corpus = {Path(name).name for name in names if name.startswith(f"{inside}/demo_corpus/")}
-    assert corpus == {"__init__.py", "__main__.py", "README.md", "en-de.tsv.gz"}  # and not its generator
+    assert corpus == {"__init__.py", "__main__.py", "README.md", "en-de.tsv.gz"}
     results = {Path(name).suffix for name in names if name.startswith(f"{inside}/results/")}
     assert results == {".csv"}  # model cards quote the tables; logs and pictures are as large as all the rest
 

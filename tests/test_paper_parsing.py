@@ -15,8 +15,9 @@ from nltk.tree import Tree
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from training.paper.parse import tokens_of
+from training.paper.results import with_interval
 from training.paper.rnn import AttentiveRnn, search
-from training.paper.table4 import parsing_tokenizer
+from training.paper.table4 import EQUAL_TIME_LSTM, LONGER, LONGER_LSTM, leads, parsing_tokenizer
 from training.paper.trees import (
     labelled_f1,
     linearise,
@@ -326,6 +327,23 @@ def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_lead_for_equal_time_needs_equal_hardware_and_time() -> None:
+    def row(system: str, seed: int, f1: float, seconds: float, hardware: str = "a") -> dict[str, Any]:
+        scores = {"test": {"all": {"f1": f1}}}
+        return {
+            "system": system, "seed": seed, "scores": scores, "cpu_seconds_of_training": seconds, "hardware": hardware,
+        }  # fmt: skip
+
+    rows = [row(LONGER, seed, 80 + seed, 100) for seed in (1, 2, 3, 4)]
+    rows += [row(EQUAL_TIME_LSTM, 1, 70, 105), row(EQUAL_TIME_LSTM, 2, 73, 95), row(LONGER_LSTM, 1, 78, 300)]
+    equal_time = with_interval([11, 9], 1, signed=True)
+    expected = f"equal tokens, three times as many +3.0 (seeds: 1); equal CPU time {equal_time} (seeds: 2)"
+    assert leads(rows) == expected
+    others = [row(EQUAL_TIME_LSTM, 3, 0, 60), row(EQUAL_TIME_LSTM, 4, 0, 100, "b")]
+    assert leads([*rows, *others]) == expected
+    assert leads([]) == ""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_command_trains_parsers_and_writes_the_table(treebank: Path, tmp_path: Path) -> None:
@@ -351,4 +369,4 @@ def test_the_command_trains_parsers_and_writes_the_table(treebank: Path, tmp_pat
     assert min(f1.values()) > 60 and max(f1.values()) > 95
     page = (tmp_path / "paper" / "table4.md").read_text()
     assert "Transformer (4 layers)" in page and "semi-supervised" in page
-    assert f"equal CPU time {f1['Transformer, more trees and steps'] - lstms[2]:+.1f} (seeds: 1)" in page
+    assert f"equal tokens {f1['Transformer'] - lstms[0]:+.1f} (seeds: 1)" in page

@@ -46,7 +46,7 @@ def training_flops(
     cross = config.decoder_layers * config.d_model * width
     weights = (counts.encoder_matrices + cross) * source_tokens
     weights += (counts.decoder_matrices - cross) * target_tokens
-    output = config.d_model * (target_vocab_size(config)) * target_tokens
+    output = config.d_model * target_vocab_size(config) * target_tokens
     attention = width * (
         config.encoder_layers * source_tokens * source + config.decoder_layers * target_tokens * (target + source)
     )
