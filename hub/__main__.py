@@ -54,16 +54,14 @@ def push(
         list[str] | None, typer.Option(help="A CSV file of `evaluate --record`, in addition to the shipped ones.")
     ] = None,
     source_language: Annotated[
-        str | None, typer.Option(help="Code of the source language, such as en; default: the recipe's.")
+        str | None, typer.Option(help="Language code, such as en; default: the recipe's.")
     ] = None,
     target_language: Annotated[
-        str | None, typer.Option(help="Code of the target language, such as de; default: the recipe's.")
+        str | None, typer.Option(help="Language code, such as de; default: the recipe's.")
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="The training text's name on the Hub.")] = None,
     base_model: Annotated[str | None, typer.Option(help="The repository of the model that was fine-tuned.")] = None,
-    license: Annotated[
-        str | None, typer.Option(help="License of the weights, such as apache-2.0 or cc-by-4.0.")
-    ] = None,
+    license: Annotated[str | None, typer.Option(help="The weights' license, such as apache-2.0.")] = None,
     example: Annotated[
         str | None, typer.Option(help="A sentence for the card; default: a simple one in the source language.")
     ] = None,
