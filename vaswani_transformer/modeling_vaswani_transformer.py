@@ -182,13 +182,10 @@ class MultiHeadAttention(nn.Module):
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention
         )
-        is_flash_mask = isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
-        if is_flash_mask and is_cross and query.shape[2] > 1:
-            # transformers would unpad the queries by this mask of the keys (huggingface/transformers#35032).
-            attend, attention_mask = (
-                ALL_ATTENTION_FUNCTIONS["sdpa"],
-                cast(Tensor, attention_mask)[:, None, None, :].bool(),
-            )
+        if is_cross and query.shape[2] > 1 and isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+            # With a 2-D mask, flash attention would unpad the queries by this mask of the keys
+            # (huggingface/transformers#35032).
+            attend, attention_mask = ALL_ATTENTION_FUNCTIONS["sdpa"], attention_mask[:, None, None].bool()
         dropout = self.config.attention_dropout if self.training else 0.0
         output, weights = attend(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
@@ -332,14 +329,11 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
         return embeddings
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        # transformers ties everything or nothing. Here `tie_word_embeddings` ties the output matrix to
-        # the decoder's embedding, and `share_encoder_decoder_embeddings` ties the two embeddings.
+        # transformers ties everything or nothing, as `tie_word_embeddings` says. Here that field ties the output matrix
+        # to the decoder's embedding, and `share_encoder_decoder_embeddings` ties the two embeddings.
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
-        return self._ties()
-
-    def _ties(self) -> dict[str, str]:
-        return {}
+        return dict(self._tied_weights_keys or {})
 
 
 class Stack(VaswaniTransformerPreTrainedModel):
@@ -467,21 +461,17 @@ class VaswaniTransformerDecoder(Stack):
 class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
     """Encoder and decoder: Figure 1 without the final linear layer and softmax."""
 
-    _tied_weights_keys = {
-        "encoder.embed_tokens.weight": "shared.weight",
-        "decoder.embed_tokens.weight": "shared.weight",
-    }
-
     def __init__(self, config: VaswaniTransformerConfig):
         super().__init__(config)
         if config.share_encoder_decoder_embeddings:
             self.shared = nn.Embedding(config.vocab_size, config.d_model)
+            self._tied_weights_keys = {
+                "encoder.embed_tokens.weight": "shared.weight",
+                "decoder.embed_tokens.weight": "shared.weight",
+            }
         self.encoder = VaswaniTransformerEncoder(config)
         self.decoder = VaswaniTransformerDecoder(config)
         self.post_init()
-
-    def _ties(self) -> dict[str, str]:
-        return dict(self._tied_weights_keys) if self.config.share_encoder_decoder_embeddings else {}
 
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.embed_tokens
@@ -728,7 +718,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             raise ValueError(f"`num_beams` is {num_beams}; it must lie between 1 and {MAX_BEAMS}")
         if length_penalty is not None and not math.isfinite(length_penalty):
             raise ValueError(f"`length_penalty` is {length_penalty}; it must be a finite number")
-        lookahead = self._lookahead(kwargs, setting("stopping_lookahead"))
+        lookahead = self._pop_lookahead(kwargs, setting("stopping_lookahead"))
         kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)
         offset = setting("max_source_length_offset")
         kwargs.pop("max_source_length_offset", None)
@@ -755,7 +745,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         finally:
             _running_search.reset(running)
 
-    def _lookahead(self, kwargs: dict, default: int | None) -> int | None:
+    def _pop_lookahead(self, kwargs: dict, default: int | None) -> int | None:
         """Return a number given as `early_stopping`, which becomes "never"; the default if the call gives neither."""
         kwargs.pop("stopping_lookahead", None)
         given = kwargs.get("early_stopping")
@@ -873,12 +863,13 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
 class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, VaswaniTransformerGenerationMixin):
     """Figure 1: encoder, decoder and the final linear layer; `forward` returns logits, without the softmax."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
-
     def __init__(self, config: VaswaniTransformerConfig):
         super().__init__(config)
         self.model = VaswaniTransformerModel(config)
         self.lm_head = nn.Linear(config.d_model, target_vocab_size(config), bias=config.output_bias)
+        if config.tie_word_embeddings:
+            embedding = "shared" if config.share_encoder_decoder_embeddings else "decoder.embed_tokens"
+            self._tied_weights_keys = {"lm_head.weight": f"model.{embedding}.weight"}
         self.post_init()
         special = (config.pad_token_id, config.decoder_start_token_id)
         never_generated = {token for token in special if token is not None and token != config.eos_token_id}
@@ -894,18 +885,6 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             pad_token_id=config.pad_token_id,
             eos_token_id=config.eos_token_id,
         )
-
-    def _ties(self) -> dict[str, str]:
-        if not self.config.tie_word_embeddings:
-            return {}
-        shared = self.config.share_encoder_decoder_embeddings
-        return {"lm_head.weight": "model.shared.weight" if shared else "model.decoder.embed_tokens.weight"}
-
-    def get_encoder(self, *args, **kwargs) -> VaswaniTransformerEncoder:
-        return self.model.encoder
-
-    def get_decoder(self, *args, **kwargs) -> VaswaniTransformerDecoder:
-        return self.model.decoder
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels (batch, target) right, with the start token in front and padding instead of -100."""
