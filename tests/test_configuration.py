@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -77,26 +76,20 @@ def test_every_preset_survives_json(name: str, tmp_path) -> None:
 def test_config_json_describes_only_the_model(tmp_path) -> None:
     tiny_config(norm_position="pre", d_k=3).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
-    assert written["model_type"] == "vaswani_transformer"
-    assert written["norm_position"] == "pre"
-    assert written["d_k"] == 3
-    for generation_entry in ("num_beams", "length_penalty", "max_length", "early_stopping"):
-        assert generation_entry not in written
+    assert written.items() >= {"model_type": "vaswani_transformer", "norm_position": "pre", "d_k": 3}.items()
+    assert not {"num_beams", "length_penalty", "max_length", "early_stopping"} & set(written)
 
 
 def test_common_field_names_are_aliases() -> None:
     config = tiny_config()
-    assert config.hidden_size == config.d_model == 16
-    assert config.num_hidden_layers == config.encoder_layers == 2
-    assert config.num_attention_heads == config.encoder_attention_heads == 4
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (16, 2, 4)
     config.hidden_size = 32
     assert config.d_model == 32
     assert config.get_text_config(decoder=True).num_hidden_layers == config.decoder_layers
 
 
 def test_pre_norm_adds_final_norms_by_default() -> None:
-    assert not tiny_config().encoder_final_norm
-    assert tiny_config(norm_position="pre").decoder_final_norm
+    assert tiny_config(norm_position="pre").decoder_final_norm and not tiny_config().encoder_final_norm
     assert not tiny_config(norm_position="pre", decoder_final_norm=False).decoder_final_norm
     assert tiny_config(encoder_final_norm=True).encoder_final_norm
 
@@ -115,9 +108,8 @@ def test_a_config_file_cannot_load_a_kernel_from_the_hub(
     field: str, value: object, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    kernels = SimpleNamespace(get_kernel=lambda *args, **kwargs: calls.append(args))
     monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
-    monkeypatch.setattr(hub_kernels, "get_kernel_hub", kernels.get_kernel, raising=False)
+    monkeypatch.setattr(hub_kernels, "get_kernel_hub", lambda *args, **_: calls.append(args), raising=False)
     VaswaniTransformerForConditionalGeneration(tiny_config()).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(written | {field: value}))

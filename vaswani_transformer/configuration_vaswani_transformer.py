@@ -77,13 +77,13 @@ PRESETS["parsing-wsj"] = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1
 PRESETS["parsing-semi-supervised"] = PRESETS["parsing-wsj"] | {"vocab_size": 32000}
 
 # Far above every published model: a larger value is a typing error, reported before memory is allocated.
-_LARGEST = {
-    "vocab_size decoder_vocab_size max_position_embeddings": 10_000_000,
-    "encoder_ffn_dim decoder_ffn_dim": 1_000_000,
-    "d_model d_k d_v": 65_536,
-    "encoder_attention_heads decoder_attention_heads": 4_096,
-    "encoder_layers decoder_layers": 1_000,
-}
+_LARGEST = (
+    dict.fromkeys(("vocab_size", "decoder_vocab_size", "max_position_embeddings"), 10_000_000)
+    | dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 1_000_000)
+    | dict.fromkeys(("d_model", "d_k", "d_v"), 65_536)
+    | dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4_096)
+    | dict.fromkeys(("encoder_layers", "decoder_layers"), 1_000)
+)
 
 
 @strict
@@ -200,7 +200,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
             raise ValueError(f"config field `{name}` is {getattr(self, field)!r}; {rule}")
 
     def _check_sizes(self):
-        for field, largest in ((field, largest) for fields, largest in _LARGEST.items() for field in fields.split()):
+        for field, largest in _LARGEST.items():
             size = getattr(self, field)
             self._require(size is None or 1 <= size <= largest, field, f"it must lie between 1 and {largest}")
         for stack in ("encoder", "decoder"):
