@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import tiny_config
+
+from vaswani_transformer.model_folder import CODE_FILES
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = "vaswani_transformer"
 PROGRAMS = ("training", "conversion", "hub")
 FILES = sorted(path.relative_to(ROOT) for folder in (LIBRARY, *PROGRAMS) for path in (ROOT / folder).rglob("*.py"))
-TRAVELLING = [
-    "configuration_vaswani_transformer.py",
-    "modeling_vaswani_transformer.py",
-    "pipeline_vaswani_transformer.py",
-    "text_vaswani_transformer.py",
-]
 # Optional packages: imported where they are used, so that the library works without them.
 OPTIONAL = {"accelerate", "datasets", "matplotlib", "onnx", "onnxruntime", "onnxscript", "sacrebleu", "sacremoses"}
 
@@ -44,13 +41,18 @@ def test_programs_import_the_library_and_no_other_program(path):
         assert not top_level(path, everywhere=False) & OPTIONAL
 
 
-@pytest.mark.parametrize("name", TRAVELLING)
-def test_files_for_the_hub_need_only_torch_and_transformers(name):
+@pytest.mark.parametrize("name", CODE_FILES)
+def test_published_code_needs_only_torch_and_transformers(name):
     allowed = {"torch", "transformers", "huggingface_hub"}
     assert top_level(Path(LIBRARY) / name) <= allowed | sys.stdlib_module_names
-    # transformers' remote code follows `from .sibling import name` only, to a file beside it that travels as well.
+    # transformers' remote code follows `from .sibling import name` only, to a file that is published beside it.
     siblings = {module for level, module in imports(Path(LIBRARY) / name) if level > 0}
-    assert siblings <= {sibling.removesuffix(".py") for sibling in TRAVELLING}
+    assert siblings <= {sibling.removesuffix(".py") for sibling in CODE_FILES}
+
+
+def test_a_saved_model_has_its_code(tmp_path):
+    tiny_config().save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.py")) == list(CODE_FILES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)

@@ -5,14 +5,12 @@
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import BrokenFileError, InputError, UnavailableError, discard_output, one_line
+from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .text_translator import LENGTH_PENALTIES, LOOKAHEAD, MAX_BEAMS, NO_MAXIMUM, SearchSettings
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
@@ -21,6 +19,8 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
 MODEL_TYPE = "vaswani_transformer"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, "*tokenizer*.json")
+# The code that is saved and published with every model, so that it loads without this package.
+CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
@@ -29,12 +29,13 @@ OPTIMIZER = "optimizer.safetensors"
 PAPER_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.0, False)
 
 # Allowed ranges in generation_config.json; null is always allowed.
-GENERATION_LIMITS = {
-    ("num_beams", "num_return_sequences"): (1, MAX_BEAMS),
-    ("max_length", "max_new_tokens", "max_source_length", "max_source_length_offset"): (1, NO_MAXIMUM),
-    ("min_length", "min_new_tokens", "stopping_lookahead"): (0, NO_MAXIMUM),
-    ("length_penalty",): LENGTH_PENALTIES,
-}
+LENGTHS = ("max_length", "max_new_tokens", "max_source_length", "max_source_length_offset")
+GENERATION_LIMITS = (
+    dict.fromkeys(("num_beams", "num_return_sequences"), (1, MAX_BEAMS))
+    | dict.fromkeys(LENGTHS, (1, NO_MAXIMUM))
+    | dict.fromkeys(("min_length", "min_new_tokens", "stopping_lookahead"), (0, NO_MAXIMUM))
+    | {"length_penalty": LENGTH_PENALTIES}
+)
 
 
 def find_folder(folder_or_repo: str | Path, revision: str | None = None, files: Sequence[str] = MODEL_FILES) -> Path:
@@ -147,12 +148,11 @@ def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any]
     if not path.exists():
         return None
     settings = read_json_object(path)
-    limits = {field: limit for fields, limit in GENERATION_LIMITS.items() for field in fields}
     for field, value in settings.items():
         if value is None:
             continue
-        if field in limits:
-            least, most = limits[field]
+        if field in GENERATION_LIMITS:
+            least, most = GENERATION_LIMITS[field]
             kinds = (int, float) if field == "length_penalty" else (int,)
             if type(value) not in kinds or not least <= value <= most:
                 raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between {least} and {most}")
@@ -190,11 +190,10 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
     path = folder / "tokenizer.json"
     read_json_object(path)
     try:
-        with discarded_stderr():
-            tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the Rust library raises Exception, and for a panic a subclass of BaseException
+    except BaseException as error:  # tokenizers raises Exception, and for a panic in Rust a subclass of BaseException
         raise BrokenFileError(f"{path} is not a tokenizer ({error}); copy or download it again") from None
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if vocabulary is not None and largest >= vocabulary:
@@ -203,15 +202,3 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
             "tokenizer and model do not belong together"
         )
     return tokenizer
-
-
-@contextmanager
-def discarded_stderr() -> Iterator[None]:
-    """Discard the stack trace that native code (a panic in tokenizers) writes to stderr."""
-    saved = os.dup(2)
-    discard_output(2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
