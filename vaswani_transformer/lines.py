@@ -6,13 +6,13 @@ A line ends at `\\n`. A `\\r` before it and a byte order mark at the start of th
 import gzip
 import io
 import os
-import queue
 import re
+import select
 import sys
-import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -79,48 +79,37 @@ def read_lines(path: str | Path) -> Iterator[str]:
         yield from decode_lines(stream, str(path))
 
 
-def open_stdin() -> BinaryIO:
-    """Open stdin a second time: the interpreter cannot shut down while a thread reads sys.stdin. Raises InputError."""
+def open_stdin() -> io.BufferedReader:
+    """Open stdin for reading bytes. Raises InputError."""
     try:
         os.set_blocking(0, True)  # the parent's may be non-blocking, in which Python mistakes a pause for the end
-        return open(os.dup(0), "rb")
+        return io.BufferedReader(io.FileIO(0, closefd=False), 1 << 16)
     except OSError as error:
         raise InputError(f"stdin cannot be read ({error.strerror}); give a file") from None
 
 
 def arriving_lines(most: int) -> Iterator[list[str]]:
-    """Yield the lines of stdin in lists of at most `most`: long lists from a file, single lines from a terminal."""
-    arrived: queue.Queue[str | Exception | None] = queue.Queue(maxsize=2 * most)
-    source = open_stdin()
+    """Yield the lines of stdin in lists of at most `most`: long lists from a file, single lines from a terminal.
 
-    def read() -> None:
-        with source:
-            try:
-                for line in decode_lines(source, "stdin"):
-                    arrived.put(line)
-                arrived.put(None)
-            except Exception as error:  # raised below, in the caller's thread
-                arrived.put(error)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        lines: list[str] = []
-        end: Exception | None = None
-        try:
-            while len(lines) < most:
-                line = arrived.get(timeout=0.02 if lines else None)
-                if not isinstance(line, str):
-                    end = line or EOFError()
-                    break
-                lines.append(line)
-        except queue.Empty:
-            pass  # no further line for 20 ms: do not keep a user waiting for the translation
-        if lines:
-            yield lines
-        if isinstance(end, EOFError):
-            return
-        if end is not None:
-            raise end
+    A list ends when nothing arrives for 20 ms, so that a user need not wait for the translation of a line.
+    """
+    lines: list[str] = []
+    numbers, rest = count(1), b""
+    with open_stdin() as stream:
+        while part := stream.read1():
+            *complete, rest = (rest + part).split(b"\n")
+            for raw in complete:
+                lines.append(decode_line(raw, "stdin", next(numbers)))
+                if len(lines) == most:
+                    yield lines
+                    lines = []
+            if lines and not select.select([stream], [], [], 0.02)[0]:
+                yield lines
+                lines = []
+    if rest:
+        lines.append(decode_line(rest, "stdin", next(numbers)))
+    if lines:
+        yield lines
 
 
 @contextmanager
