@@ -62,6 +62,21 @@ def source(tmp_path) -> Path:
     return path
 
 
+@pytest.fixture
+def parallel(tmp_path) -> list[Path]:
+    """Two files with parallel text."""
+    files = [tmp_path / "a.en", tmp_path / "a.de"]
+    for file, lines in zip(files, (ENGLISH, GERMAN), strict=True):
+        file.write_text("\n".join(lines), encoding="utf-8")
+    return files
+
+
+def columns_of(capfdbinary, *arguments) -> list[list[str]]:
+    """Run a command; return the columns of each line that it prints."""
+    main([str(argument) for argument in arguments])
+    return [line.split("\t") for line in capfdbinary.readouterr().out.decode().splitlines()]
+
+
 def refused(capsys, *arguments) -> tuple[int, str]:
     """Run a command that must fail; return its exit code and stderr."""
     with pytest.raises(SystemExit) as stopped:
@@ -106,10 +121,21 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"vaswani-transformer {__version__}\n"
 
 
-@pytest.mark.parametrize("words", ["plot", "export onnx", "evaluate", "push"])
-def test_usage_names_the_full_command(words, capsys):
-    code, lines = refused(capsys, *words.split(), "--bad")
-    assert code == 2 and f"\nUsage: vaswani-transformer {words} " in lines
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("plot", "--bad"),
+        ("export onnx", "--bad"),
+        ("evaluate", "--bad"),
+        ("push", "--bad"),
+        ("translate", "--dtype int4"),
+        ("translate", "--backend tensorflow"),
+        ("plot attention", "--kind crosswise"),
+    ],
+)
+def test_a_usage_error_names_the_option_and_the_command(words, option, capsys):
+    code, lines = refused(capsys, *words.split(), *option.split())
+    assert code == 2 and option.split()[0] in lines and f"\nUsage: vaswani-transformer {words} " in lines
     assert lines.endswith(f"(more: vaswani-transformer {words} --help)\n")
 
 
@@ -155,34 +181,19 @@ def test_typed_lines_are_translated_at_once_until_ctrl_c(translate, expected):
     assert process.communicate(timeout=300) == (b"", b"interrupted\n") and process.returncode == 130
 
 
-def test_a_closed_pipe_is_no_error(translate):
-    process = command(*translate, "--num-beams", "1")
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    process.stdin.write(b"a\n")
-    process.stdin.flush()
-    process.stdout.readline()
-    process.stdout.close()
-    process.stdin.write(b"b\n" * 100)
-    process.stdin.close()
-    assert (process.stderr.read(), process.wait(timeout=300)) == (b"", 0)
-    process.stderr.close()
-
-
 def test_n_best_and_scores_are_columns(model, source, expected, capfdbinary):
-    options = ["translate", "--model", str(model), "--input", str(source), "--device", "cpu"]
-    main([*options, "--scores"])
-    rows = [line.split("\t") for line in capfdbinary.readouterr().out.decode().splitlines()]
+    options = ["translate", "--model", model, "--input", source, "--device", "cpu"]
+    rows = columns_of(capfdbinary, *options, "--scores")
     assert [text for _, text in rows] == expected
-    main([*options, "--n-best", "3"])
-    best = [line.split("\t") for line in capfdbinary.readouterr().out.decode().splitlines()]
-    assert [int(number) for number, _, _ in best] == sorted(int(number) for number, _, _ in best)
-    assert len(best) > 2 * len(LINES)
+    best = columns_of(capfdbinary, *options, "--n-best", "3")
+    numbers = [int(number) for number, _, _ in best]
+    assert numbers == sorted(numbers) and len(best) > 2 * len(LINES)
     for number, ((score, _), text) in enumerate(zip(rows, expected, strict=True), start=1):
-        mine = [row for row in best if int(row[0]) == number]
+        mine = [(float(score), text) for n, score, text in best if int(n) == number]
         # A sentence that reaches its length limit may have fewer finished hypotheses.
         assert 1 <= len(mine) <= (3 if LINES[number - 1].strip() else 1)
-        assert mine[0][2] == text and float(mine[0][1]) == pytest.approx(float(score), abs=2e-6)
-        assert [float(row[1]) for row in mine] == sorted((float(row[1]) for row in mine), reverse=True)
+        assert mine[0] == (pytest.approx(float(score), abs=2e-6), text)
+        assert [score for score, _ in mine] == sorted((score for score, _ in mine), reverse=True)
 
 
 def test_line_breaks_in_a_translation_become_spaces(tmp_path, source):
@@ -215,7 +226,6 @@ def test_invalid_utf_8_is_refused_and_leaves_no_output(model, tmp_path, capsys):
         ("--num-beams 0", 2, "num_beams is 0"),
         ("--n-best 9", 2, "n_best is 9"),
         ("--output {source}.de --chunk-lines 1 --max-characters 20", 2, "line 4 has 49 characters"),
-        ("--dtype int4", 2, "int4"),
         ("--device toaster", 2, "toaster"),
         ("--device cuda:99", 4, "cuda:99"),
     ],
@@ -240,34 +250,25 @@ def test_an_exported_folder_hints_at_the_onnx_backend(tmp_path, capsys):
     assert code == 2 and "holds an ONNX export; " in line and "--backend onnx" in line
 
 
-def test_score_prints_the_log_probability_of_each_pair(model, tmp_path, capfdbinary):
-    for name, lines in (("a.en", ENGLISH), ("a.de", GERMAN)):
-        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
-    options = ["score", "--model", str(model), "--source", f"{tmp_path / 'a.en'}", "--target", f"{tmp_path / 'a.de'}"]
+def test_score_prints_the_log_probability_of_each_pair(model, parallel, capfdbinary):
+    options = ["score", "--model", model, "--source", parallel[0], "--target", parallel[1], "--device", "cpu"]
     forced = Translator(trained_model(), trained_tokenizer()).score(ENGLISH, GERMAN)
-    main([*options, "--device", "cpu"])
-    rows = [line.split("\t") for line in capfdbinary.readouterr().out.decode().splitlines()]
+    rows = columns_of(capfdbinary, *options)
     assert [float(total) for total, _ in rows] == pytest.approx([pair.total for pair in forced], abs=1e-4)
     assert [int(count) for _, count in rows] == [len(pair.tokens) for pair in forced]
-    main([*options, "--tokens"])
-    for line, pair in zip(capfdbinary.readouterr().out.splitlines(), forced, strict=True):
+    for (line,), pair in zip(columns_of(capfdbinary, *options, "--tokens"), forced, strict=True):
         fields = json.loads(line)
         assert fields["log_probabilities"] == pytest.approx(pair.log_probabilities, abs=1e-5)
         assert len(fields["tokens"]) == len(pair.tokens) and fields["tokens"][-1] == "</s>"
 
 
-def test_score_needs_as_many_translations_as_sources(model, tmp_path, capsys):
-    (tmp_path / "a.en").write_text("one\ntwo\n")
-    (tmp_path / "a.de").write_text("eins\n")
-    words = ["score", "--model", model, "--source", tmp_path / "a.en", "--target", tmp_path / "a.de"]
-    code, line = refused(capsys, *words)
-    assert code == 2 and "a.en has 2 lines" in line and "a.de has 1" in line
+def test_score_needs_as_many_translations_as_sources(model, parallel, source, capsys):
+    code, line = refused(capsys, "score", "--model", model, "--source", source, "--target", parallel[1])
+    assert code == 2 and f"en has {len(LINES)} lines" in line and f"a.de has {len(GERMAN)}" in line
 
 
-def test_tokenizer_trains_a_folder_that_autotokenizer_loads(tmp_path, capsys):
-    for name, lines in (("a.en", ENGLISH), ("a.de", GERMAN)):
-        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
-    files = [str(tmp_path / name) for name in ("a.en", "a.de")]
+def test_tokenizer_trains_a_folder_that_autotokenizer_loads(parallel, tmp_path, capsys):
+    files = [str(file) for file in parallel]
     folder = tmp_path / "new" / "tokenizer"
     main(["tokenizer", *files, "--vocab-size", "300", "--output", str(folder)])
     assert "300 entries" in capsys.readouterr().err
@@ -382,11 +383,6 @@ def test_an_error_of_several_processes_is_one_line_with_a_rank(tmp_path):
     )
     assert result.returncode == 3
     assert re.fullmatch(rb"error: rank [01]: broken, says each of 2\n", result.stderr), result.stderr
-
-
-def test_chunk_lines_does_not_change_translations(model, source, expected, capfdbinary):
-    main(["translate", "--model", str(model), "--input", str(source), "--chunk-lines", "2", "--device", "cpu"])
-    assert capfdbinary.readouterr().out.decode().split("\n") == [*expected, ""]
 
 
 def test_the_shell_completes_commands():

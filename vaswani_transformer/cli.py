@@ -4,14 +4,13 @@ Each command imports its dependencies when it runs, so that `--help` does not wa
 """
 
 import importlib
-import itertools
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -42,12 +41,19 @@ app.add_typer(recipes_app, name="recipes", help="List the recipes of the package
 app.add_typer(plot_app, name="plot", help="Draw attention weights, the positional encoding, or a run's curve.")
 
 
+def check_picture(output: str) -> str:
+    """Return the file name of a picture. Raises InputError unless it has the suffix of a supported format."""
+    if Path(output).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--output {output}: the file name of a picture ends in .png, .svg or .pdf")
+    return output
+
+
 Model = Annotated[str, typer.Option(help="A model folder.")]
 Download = Annotated[bool, typer.Option("--download", help="Download --model from the Hub if it is a repository.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")]
+Dtype = Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, typer.Option(help="Default: as saved.")]
 Output = Annotated[str, typer.Option(help="A file, or - for stdout.")]
-
+Picture = Annotated[str, typer.Option(callback=check_picture, help="A .png, .svg or .pdf file.")]
 
 # The programs parse their arguments themselves, including --help.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -99,11 +105,12 @@ def tokenizer(
     for file in files:
         if file != "-":
             existing_file(file)
-    from vaswani_transformer.tokenization import lines_of_files, train_tokenizer
+    from vaswani_transformer.tokenization import train_tokenizer
 
     quiet_transformers()
+    texts = chain.from_iterable(map(read_lines, files))
     trained = train_tokenizer(
-        lines_of_files(files), vocab_size, min_frequency=min_frequency, split_digits=split_digits, lowercase=lowercase
+        texts, vocab_size, min_frequency=min_frequency, split_digits=split_digits, lowercase=lowercase
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder) as unfinished:
@@ -166,10 +173,13 @@ def translate(
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
-    backend: Annotated[str, typer.Option(help="torch, or onnx for a folder written by `export onnx`.")] = "torch",
+    backend: Annotated[
+        Literal["torch", "onnx"], typer.Option(help="onnx for a folder written by `export onnx`.")
+    ] = "torch",
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of the ONNX backend: int8 for model_int8.onnx; default: model.onnx.")
+        Literal["fp16", "int8", "int8-weights"] | None,
+        typer.Option(help="Of the ONNX backend: int8 for model_int8.onnx; default: model.onnx."),
     ] = None,
     download: Download = False,
 ) -> None:
@@ -257,18 +267,17 @@ add_program(app, "space", "Write a Space for a model of the Hub.", "__main__", p
 def plot_attention(
     model: Model,
     source: Annotated[str, typer.Option(help="The sentence.")],
-    output: Annotated[str, typer.Option(help="A .png, .svg or .pdf file.")],
+    output: Picture,
     target: Annotated[str | None, typer.Option(help="Its translation; default: the model's.")] = None,
-    kind: Annotated[str, typer.Option(help="cross, encoder or decoder.")] = "cross",
+    kind: Annotated[Literal["cross", "encoder", "decoder"], typer.Option(help="The attention to draw.")] = "cross",
     layer: Annotated[int | None, typer.Option(help="Counted from 1; 0 for all; default: the last.")] = None,
     head: Annotated[int | None, typer.Option(help="Counted from 1; 0 for their mean; default: all.")] = None,
     download: Download = False,
 ) -> None:
-    picture_format(output)
     from vaswani_transformer.attention import attention_maps
     from vaswani_transformer.pictures import attention_figure, figure_class
 
-    figure_class()  # before the model is loaded
+    figure_class()  # report a missing matplotlib before the model is loaded
     translator = load_translator(model, "cpu", "float32", download)
     maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
     save_picture(attention_figure(maps, kind, layer, head), output)
@@ -276,11 +285,10 @@ def plot_attention(
 
 @plot_app.command("positions", help="Draw the sinusoids of section 3.5 as a heat map.")
 def plot_positions(
-    output: Annotated[str, typer.Option(help="A .png, .svg or .pdf file.")],
+    output: Picture,
     length: Annotated[int, typer.Option(help="Positions.")] = 100,
     d_model: Annotated[int, typer.Option(help="Dimensions.")] = 128,
 ) -> None:
-    picture_format(output)
     from vaswani_transformer.pictures import positional_encoding_figure
 
     save_picture(positional_encoding_figure(length, d_model), output)
@@ -289,9 +297,8 @@ def plot_positions(
 @plot_app.command("curve", help="Draw loss and BLEU of a training run over its steps.")
 def plot_curve(
     run: Annotated[str, typer.Option(help="The output folder of the run, with metrics.jsonl.")],
-    output: Annotated[str, typer.Option(help="A .png, .svg or .pdf file.")],
+    output: Picture,
 ) -> None:
-    picture_format(output)
     from vaswani_transformer.pictures import curve_figure, curves_of
 
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
@@ -302,7 +309,7 @@ def doctor(model: Annotated[str | None, typer.Option(help="A model folder to che
     from vaswani_transformer.doctor import examination, model_lines
 
     of_model = [] if model is None else model_lines(load_translator(model, None, None, download=False), Path(model))
-    for line in itertools.chain(examination(), of_model):
+    for line in chain(examination(), of_model):
         typer.echo(line)
 
 
@@ -345,17 +352,9 @@ def in_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
         yield chunk
 
 
-def picture_format(output: str) -> str:
-    """Return the format that a file name's suffix selects. Raises InputError."""
-    suffix = Path(output).suffix.lower().removeprefix(".")
-    if suffix not in ("png", "svg", "pdf"):
-        raise InputError(f"--output {output}: the file name of a picture ends in .png, .svg or .pdf")
-    return suffix
-
-
 def save_picture(figure, output: str) -> None:
     with open_output(output) as out:
-        figure.savefig(out, format=picture_format(output))
+        figure.savefig(out, format=Path(output).suffix.lower().removeprefix("."))
     typer.echo(output, err=True)
 
 

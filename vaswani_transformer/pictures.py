@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from .attention import AttentionMaps
-from .errors import BrokenFileError, InputError, UnavailableError
+from .errors import BrokenFileError, InputError
 from .modeling_vaswani_transformer import sinusoidal_positional_encoding
 
 if TYPE_CHECKING:
@@ -178,13 +178,9 @@ def label_inches(labels: list[str]) -> float:
 
 
 def figure_class() -> type["Figure"]:
-    """Return matplotlib's Figure. Raises `UnavailableError` if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UnavailableError(
-            f'pictures need matplotlib, which cannot be imported ({error}): pip install "vaswani-transformer[viz]"'
-        ) from None
+    """Return matplotlib's Figure: the import is here because matplotlib is optional."""
+    from matplotlib.figure import Figure
+
     return Figure
 
 

@@ -9,14 +9,12 @@ which encodes special tokens like any other text.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import check_unicode, read_lines
+from vaswani_transformer.lines import check_unicode
 
 # In the order of their ids, 0 to 3. With <pad> as 0, transformers would pad finished beams with </s>.
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -105,8 +103,3 @@ def training_texts(texts: Iterable[str]) -> Iterator[str]:
             yield text[start : start + LONGEST_TRAINING_TEXT]
     if is_empty:
         raise InputError("there is no text to train a tokenizer on")
-
-
-def lines_of_files(files: Iterable[str | Path]) -> Iterator[str]:
-    """Yield the lines of UTF-8 text files, one file after the other."""
-    return chain.from_iterable(read_lines(file) for file in files)
