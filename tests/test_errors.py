@@ -12,14 +12,12 @@ import typer
 
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import (
-    EXTRAS,
     BrokenFileError,
     InputError,
     ProofError,
     UnavailableError,
     exit_cleanly,
     exit_code_of,
-    one_line,
     render,
 )
 
@@ -44,10 +42,15 @@ def app_that_raises(error: BaseException) -> typer.Typer:
         (BrokenFileError("model.safetensors is empty"), 3, "error: model.safetensors is empty"),
         (UnavailableError("disk full"), 4, "error: disk full"),
         (InputError("first\n   second\n"), 2, "error: first second"),
-        (InputError("name \x1b[31m\x00"), 2, r"error: name \x1b[31m\x00"),
+        (InputError("a  b \x1b[31m\x00\u202e\ud800"), 2, r"error: a  b \x1b[31m\x00\u202e\ud800"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a b/ü.txt"), 2, "error: a b/ü.txt: No such file"),
         (OSError(errno.ENOSPC, "No space left on device", "run"), 4, "error: run: No space left on device"),
         (ModuleNotFoundError("x", name="onnx_ir.passes"), 4, "error: onnx_ir is not installed: pip install onnx_ir"),
+        (
+            ModuleNotFoundError("x", name="onnx"),
+            4,
+            'error: onnx is not installed: pip install "vaswani-transformer[onnx]"',
+        ),
         (ModuleNotFoundError("no x", name="training.x"), 1, UNEXPECTED.format("ModuleNotFoundError: no x")),
         (MemoryError("too much"), 4, "error: out of memory: too much; smaller batches and fewer beams need less"),
         (ProofError("the graph differs from torch"), 1, "error: the graph differs from torch"),
@@ -69,21 +72,13 @@ def test_running_out_of_memory_in_torch_is_recognised():
     assert exit_code_of(error.value) == 4 and line.startswith("error: out of memory: ")
 
 
-@pytest.mark.parametrize(
-    "arguments, named",
-    [
-        (["--number", "x"], "--number"),
-        (["--nunber", "1"], "--nunber"),
-        (["extra"], "extra"),
-        (["--number"], "--number"),
-    ],
-)
-def test_a_wrong_command_line_shows_the_usage(arguments, named, capsys):
+@pytest.mark.parametrize("arguments", ["--number x", "--nunber 1", "extra", "--number"])
+def test_a_wrong_command_line_shows_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
-        exit_cleanly(app_that_raises(AssertionError()), arguments, name="program")
+        exit_cleanly(app_that_raises(AssertionError()), arguments.split(), name="program")
     lines = capsys.readouterr().err.splitlines()
     assert stopped.value.code == 2 and len(lines) == 2
-    assert lines[0].startswith("error: ") and named in lines[0]
+    assert lines[0].startswith("error: ") and arguments.split()[0] in lines[0]
     assert lines[1].startswith("Usage: program") and "program --help" in lines[1]
 
 
@@ -98,16 +93,9 @@ def test_the_traceback_is_shown_on_request(by, capsys, monkeypatch):
 
 
 def test_success_returns_and_exit_codes_are_kept(capsys):
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def command(code: int = 0) -> None:
-        if code:
-            raise SystemExit(code)
-
-    exit_cleanly(app, [])
+    exit_cleanly(lambda **_: None, [])
     with pytest.raises(SystemExit) as stopped:
-        exit_cleanly(app, ["--code", "143"])
+        exit_cleanly(app_that_raises(SystemExit(143)), [])
     assert stopped.value.code == 143
     assert capsys.readouterr().err == ""
 
@@ -132,17 +120,6 @@ def test_a_closed_pipe_is_no_error(statement, tmp_path):
     writer.stdout.close()
     assert (writer.stderr.read(), writer.wait(timeout=200)) == ("", 0)
     writer.stderr.close()
-
-
-def test_one_line_keeps_spaces_and_escapes_invisible_characters():
-    assert one_line("a  b\r\n\tc\u202e\ud800") == r"a  b c\u202e\ud800"
-
-
-@pytest.mark.parametrize("package, extra", EXTRAS.items())
-def test_a_missing_package_is_named_with_its_extra(package, extra):
-    error = ModuleNotFoundError(f"No module named '{package}'", name=package)
-    assert exit_code_of(error) == 4
-    assert render(error) == [f'error: {package} is not installed: pip install "vaswani-transformer[{extra}]"']
 
 
 def test_a_missing_package_is_named_by_the_command_that_needs_it(monkeypatch, capsys):

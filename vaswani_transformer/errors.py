@@ -72,17 +72,8 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     name: the program's name in usage hints.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    debug = debug_wanted(arguments)
-    if debug:
-        os.environ["VASWANI_DEBUG"] = "1"  # child processes read it
-        if "--debug" in arguments:
-            arguments.remove("--debug")
-    if sys.stderr is None:  # closed (2>&-): else the next file opened gets descriptor 2, and the errors
-        discard_output(2)
-        sys.stderr = open(2, "w", closefd=False)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character gets a substitute
-            stream.reconfigure(errors="backslashreplace")
+    debug = remove_debug(arguments)
+    prepare_streams()
     handled = exit_on_signals()
     try:
         code = command(args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
@@ -113,6 +104,25 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         raise SystemExit(code)
 
 
+def remove_debug(arguments: list[str]) -> bool:
+    """Remove `--debug` (before a `--`), and return whether it or VASWANI_DEBUG asks for tracebacks."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--debug" in options:
+        arguments.remove("--debug")
+        os.environ["VASWANI_DEBUG"] = "1"  # child processes read it
+    return os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
+
+
+def prepare_streams() -> None:
+    """Make stderr and stdout usable if stderr is closed, or a terminal cannot show a character."""
+    if sys.stderr is None:  # closed (2>&-): else the next file opened gets descriptor 2, and the errors
+        discard_output(2)
+        sys.stderr = open(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def is_first_error(error: BaseException) -> bool:
     """Return whether to report the error: of several processes that `programs.launch` started, one does."""
     path = os.environ.get(FIRST_ERROR)
@@ -128,12 +138,6 @@ def is_first_error(error: BaseException) -> bool:
     except OSError:  # no space: better two reports than none
         return True
     return True
-
-
-def debug_wanted(arguments: list[str]) -> bool:
-    """Return whether `--debug` (before a `--`) or VASWANI_DEBUG asks for tracebacks."""
-    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--debug" in options or os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
 
 
 def exit_on_signals() -> list[int]:
