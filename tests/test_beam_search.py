@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from brute_force import beam_search as slow_beam_search
-from brute_force import full_forward
 from conftest import ModelMaker, padded, random_sentences
 from searches import OFFSET, SWITCHES, batch_for, by_generate, by_search, check_same, stripped
 from torch import nn
@@ -29,7 +27,7 @@ def test_every_hypothesis_equals_that_of_generate(lively_model: ModelMaker, swit
     """A padded batch of nine sentences, complete n-best lists of 1 to 8 beams."""
     model = lively_model(len(switches), **SWITCHES[switches])
     batch = batch_for(model, len(switches))
-    count = sum(compared(model, batch, beams, alpha) for beams, alpha in ((1, 0.6), (4, 0.0), (8, 1.0)))
+    count = sum(compared(model, batch, beams, alpha) for beams, alpha in ((1, 5.0), (4, 0.0), (8, 1.0)))
     # 9 x (1 + 4 + 8) = 117 if all hypotheses finish.
     assert count >= 50
 
@@ -39,17 +37,9 @@ class Adapted(nn.Module):
 
     def __init__(self, layer: nn.Linear):
         super().__init__()
-        self.layer = layer
+        self.layer, self.weight, self.bias = layer, layer.weight, layer.bias
         self.added = nn.Linear(layer.in_features, layer.out_features, bias=False)
         nn.init.normal_(self.added.weight)
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.layer.weight
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        return self.layer.bias
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return self.layer(states) + self.added(states)
@@ -93,39 +83,6 @@ def test_half_precision_scores_are_float32(lively_model: ModelMaker, dtype: torc
     _, scores = beam_search(model, **batch_for(model, 3, count=6), max_length=1)
     assert scores.dtype == torch.float32
     assert (scores.to(dtype).float() != scores).float().mean() > 0.5
-
-
-def test_the_models_end_hypotheses_and_switch_beams(lively_model: ModelMaker) -> None:
-    """Without them the comparison above would prove little; the brute-force search counts them."""
-    ended = switched = total = 0
-    for seed, changes in enumerate(({}, {"end_at": 8.0}, {"norm_position": "pre"})):
-        model = lively_model(seed, **changes)
-        for sentence in random_sentences(0, count=7, vocab_size=16, longest=9):
-            found = slow_beam_search(full_forward(model, sentence), beams=4, alpha=0.6, limit=len(sentence) + OFFSET)
-            total += len(found.hypotheses)
-            ended += sum(hypothesis.ended for hypothesis in found.hypotheses)
-            switched += sum(hypothesis.switched for hypothesis in found.hypotheses)
-    assert ended >= 0.5 * total
-    assert switched >= 0.3 * total
-
-
-def test_greedy_search_stops_at_the_first_end_token(lively_model: ModelMaker) -> None:
-    for seed in range(3):
-        model = lively_model(seed, end_at=3.0)
-        batch = batch_for(model, seed)
-        plain = beam_search(model, **batch, num_beams=1, length_penalty=0.0)[0]
-        assert torch.equal(beam_search(model, **batch, num_beams=1, length_penalty=5.0)[0], plain)
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_a_translation_does_not_depend_on_its_batch(lively_model: ModelMaker, beams: int) -> None:
-    """Tokens are the same alone and beside sentences that leave the batch earlier or later."""
-    for seed, end_at in ((0, 3.0), (1, 4.5), (2, 8.0)):
-        model = lively_model(seed, end_at)
-        sentences = random_sentences(seed, count=8, vocab_size=16, longest=12)
-        together = by_search(model, padded(sentences), beams, 0.6).tokens
-        for sentence, rows in zip(sentences, together, strict=True):
-            assert by_search(model, padded([sentence]), beams, 0.6).tokens == [rows]
 
 
 def test_a_minimum_length_delays_the_end(lively_model: ModelMaker) -> None:

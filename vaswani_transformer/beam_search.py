@@ -304,8 +304,18 @@ def beam_search(
     last_wanted = torch.tensor([(num_beams if early_stopping is True else wanted) - 1], device=device)
     most = None if max_length is None else torch.tensor(max_length, device=device)
     initial_live = initial_hypotheses(num_beams, target_vocab_size(model.config))
-    settings = max_source_length_offset, num_beams, alpha, lookahead, shortest, most, initial_live
-    memory, batch_constants, constants, state = start(model, input_ids, attention_mask, *settings)
+    memory, batch_constants, constants, state = start(
+        model,
+        input_ids,
+        attention_mask,
+        offset=max_source_length_offset,
+        beams=num_beams,
+        alpha=alpha,
+        lookahead=lookahead,
+        min_length=shortest,
+        max_length=most,
+        initial_live=initial_live,
+    )
     decoder = CachedDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)
     longest = int(memory.limits.max())
