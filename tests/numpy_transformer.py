@@ -96,11 +96,3 @@ class NumpyTransformer:
     def logits(self, memory: Array, target: Sequence[int]) -> Array:
         """Return (target, vocabulary)."""
         return self.linear("lm_head", self.stack("decoder", self.embed("decoder", target), memory))
-
-    def next_log_probabilities(self, source: Sequence[int]) -> Callable[[tuple[int, ...]], Array]:
-        memory = self.encode(source)
-
-        def next_log_probabilities(prefix: tuple[int, ...]) -> Array:
-            return np.log(softmax(self.logits(memory, prefix)[-1]))
-
-        return next_log_probabilities

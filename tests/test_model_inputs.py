@@ -33,11 +33,6 @@ def test_invalid_targets_are_refused(tiny_model: ModelMaker, ids: list) -> None:
         tiny_model()(torch.tensor([[5, 2], [6, 2]]), decoder_input_ids=torch.tensor(ids, dtype=torch.long))
 
 
-def test_generate_refuses_a_length_penalty_of_nan(tiny_model: ModelMaker) -> None:
-    with pytest.raises(ValueError, match="`length_penalty` is nan"):
-        tiny_model().generate(torch.tensor([[5, 2]]), length_penalty=float("nan"))
-
-
 def test_missing_tokens_and_embeddings_are_refused(tiny_model: ModelMaker) -> None:
     with pytest.raises(ValueError, match="embed"):
         tiny_model()(decoder_input_ids=torch.tensor([[0]]))

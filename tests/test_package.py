@@ -43,13 +43,10 @@ def run(command, folder) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_the_wheel_has_one_top_level_package(wheel):
-    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {name for name in names if not name.endswith(".dist-info")} == {"vaswani_transformer"}
-
-
-def test_the_wheel_contains_the_programs_and_their_data(wheel):
+def test_the_wheel_is_one_package_with_the_programs_and_their_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
+    folders = {name.split("/")[0] for name in names}
+    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"vaswani_transformer"}
     inside = "vaswani_transformer/training"
     assert {f"{inside}/__main__.py", f"{inside}/recipes/demo.yaml"} <= names
     corpus = {Path(name).name for name in names if name.startswith(f"{inside}/demo_corpus/")}
@@ -68,7 +65,7 @@ def clone(tmp_path) -> Path:
 
 
 def metadata_of(folder: Path) -> dict:
-    """What a wheel that is built from this folder says of itself."""
+    """Return the metadata of a wheel that is built from this folder."""
     command = [sys.executable, "-m", "hatchling", "metadata"]
     return json.loads(subprocess.run(command, cwd=folder, check=True, capture_output=True).stdout)
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, trained_model, trained_tokenizer
 
@@ -44,12 +44,27 @@ def test_a_text_is_cut_at_sentence_ends_only(example: str) -> None:
     assert sentences(text) == expected
 
 
-@given(st.text(st.sampled_from("aBé .!?…。」\n\"')1一-")) | st.text(), st.integers(8, 20), st.booleans())
-def test_parts_and_separators_concatenate_to_the_text(text: str, limit: int, by_sentence: bool) -> None:
-    parts = list(split_text(text, limit, encode, by_sentence))
+def encode_bpe(text: str) -> tuple[list[int], list[int]]:
+    encoding = trained_tokenizer()(text, return_offsets_mapping=True, verbose=False)
+    return encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
+
+
+def decode_bpe(ids: list[int]) -> str:
+    return str(trained_tokenizer().decode(ids, skip_special_tokens=True))
+
+
+texts = st.text(st.sampled_from("aBé .!?…。」\n\"')1一-ü🙂"), max_size=400) | st.text()
+
+
+@pytest.mark.parametrize("coder", [(encode, decode), (encode_bpe, decode_bpe)], ids=["letters", "byte-level BPE"])
+@settings(deadline=None)
+@given(text=texts, limit=st.integers(8, 30), by_sentence=st.booleans())
+def test_parts_and_separators_concatenate_to_the_text(coder, text: str, limit: int, by_sentence: bool) -> None:
+    parts = list(split_text(text, limit, coder[0], by_sentence))
+    pieces = [(separator, coder[1](ids)) for ids, separator in parts]
     assert all(len(ids) <= limit for ids, _ in parts)
-    assert "".join(separator + decode(ids) for ids, separator in parts).strip() == text.strip()
-    assert all(not separator.strip() for _, separator in parts)
+    assert "".join(separator + piece for separator, piece in pieces).strip() == text.strip()
+    assert not any(separator.strip() or piece[0].isspace() for separator, piece in pieces[1:])
 
 
 def test_a_long_sentence_is_cut_at_spaces() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
 from tokenizers import normalizers
@@ -20,7 +20,6 @@ from vaswani_transformer.text_translator import (
     Hypothesis,
     Part,
     batches_of_equal_length,
-    joined,
 )
 from vaswani_transformer.text_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut
 from vaswani_transformer.tokenization import train_tokenizer
@@ -125,32 +124,11 @@ def test_a_translation_scores_the_same_when_forced(translator):
     assert found
 
 
-def test_long_texts_are_split_at_sentence_ends(translator):
-    fits = max(len(translator.tokenizer(text)["input_ids"]) for text in ENGLISH)
-    text = " ".join(ENGLISH)
-    assert translator.translate([text], max_source_length=fits) == [" ".join(translator.translate(ENGLISH))]
-
-
 def test_a_text_at_the_limit_is_not_split(translator):
     text = "A house, a cat"
     ids, _ = translator._encode(text)
     assert [part.source for part in translator._parts(0, text, len(ids))] == [ids]
     assert len(list(translator._parts(0, text, len(ids) - 1))) == 2
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    text=st.text(alphabet=st.sampled_from("ab .!?\n。ü🙂"), min_size=1, max_size=400)
-    | st.text(st.characters(exclude_categories=["Cs"]), max_size=80),
-    limit=st.integers(8, 30),
-)
-def test_splitting_loses_no_character_and_keeps_the_limit(translator, text, limit):
-    parts = list(translator._parts(0, text, limit))
-    assert all(len(part.source) <= limit for part in parts)
-    pieces = decoded(translator, parts)
-    assert "".join("".join(pieces).split()) == "".join(text.split())
-    for part, piece in zip(parts[1:], pieces[1:], strict=True):
-        assert not part.separator.strip() and not piece[0].isspace()
 
 
 def test_very_long_tokens_lose_no_character():
@@ -200,9 +178,13 @@ def test_a_split_prefers_sentence_ends_then_spaces(text, reach, kept):
     assert text[: best_cut(text, reach)] == kept
 
 
-def test_hypotheses_of_parts_are_joined_by_rank():
-    first, second = [Hypothesis("a", -1.0, [4, 2]), Hypothesis("b", -2.0, [5, 2])], [Hypothesis("c", -3.0, [6, 2])]
-    assert joined(first, " ", second) == [Hypothesis("a c", -4.0, [4, 2, 6, 2])]
+def test_hypotheses_of_parts_are_joined_by_rank(translator):
+    first, second = translator.translate(ENGLISH[:2], n_best=3)
+    (joined,) = translator.translate(" ".join(ENGLISH[:2]), n_best=3)
+    assert len(joined) == min(len(first), len(second))
+    for hypothesis, a, b in zip(joined, first, second, strict=False):
+        assert (hypothesis.text, hypothesis.tokens) == (f"{a.text} {b.text}", a.tokens + b.tokens)
+        assert hypothesis.score == pytest.approx(a.score + b.score, abs=1e-5)
 
 
 @pytest.mark.parametrize("alpha", LENGTH_PENALTIES)
@@ -229,18 +211,18 @@ def test_batches_hold_every_text_once_within_their_tokens(lengths, batch_tokens)
     assert in_order == sorted(in_order, reverse=True)
 
 
-def test_batch_tokens_counts_padding_and_beams(translator, monkeypatch):
-    search, sizes = translator._search, []
+def test_batch_tokens_counts_padding_and_beams(translator):
+    sizes = []
 
-    def watched(sources, settings, n_best):
-        sizes.append((len(sources), len(sources) * max(map(len, sources)) * settings.num_beams))
-        return search(sources, settings, n_best)
+    def record(module, args, kwargs):
+        sizes.append(kwargs["input_ids"].shape)
 
-    monkeypatch.setattr(translator, "_search", watched)
-    for beams in (1, 4):
-        translator.translate(ENGLISH, num_beams=beams, batch_tokens=100)
-    assert all(rows == 1 or size <= 100 for rows, size in sizes)
-    assert any(rows > 1 for rows, _ in sizes)
+    with translator.model.get_encoder().register_forward_pre_hook(record, with_kwargs=True):
+        for beams in (1, 4):
+            sizes.clear()
+            translator.translate(ENGLISH, num_beams=beams, batch_tokens=200)
+            assert all(rows == 1 or rows * longest * beams <= 200 for rows, longest in sizes)
+            assert any(rows > 1 for rows, _ in sizes)
 
 
 @pytest.mark.parametrize(
@@ -307,16 +289,6 @@ def test_a_saved_folder_translates_as_its_model(translator, tmp_path):
     loaded = Translator.from_pretrained(saved_model(tmp_path), device="cpu")
     assert loaded.translate(SENTENCES) == translator.translate(SENTENCES)
     assert Translator.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
-
-
-def test_long_sentences_are_split_at_spaces(translator):
-    words = "apples " * 40
-    parts = list(translator._parts(0, words.strip(), 20))
-    assert len(parts) > 1 and all(len(part.source) <= 20 for part in parts)
-    rejoined = parts[0].separator + translator.tokenizer.decode(parts[0].source, skip_special_tokens=True)
-    for part in parts[1:]:
-        rejoined += part.separator + translator.tokenizer.decode(part.source, skip_special_tokens=True)
-    assert rejoined == words.strip()
 
 
 def test_two_vocabularies_need_two_tokenizers():
