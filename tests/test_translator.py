@@ -289,6 +289,8 @@ def test_a_saved_folder_translates_as_its_model(translator, tmp_path):
     loaded = Translator.from_pretrained(saved_model(tmp_path), device="cpu")
     assert loaded.translate(SENTENCES) == translator.translate(SENTENCES)
     assert Translator.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
+    with pytest.raises(InputError, match="dtype 'int4' is not one of float32, bfloat16, float16, float64"):
+        Translator.from_pretrained(tmp_path, dtype="int4")
 
 
 def test_two_vocabularies_need_two_tokenizers():

@@ -51,7 +51,10 @@ def check_picture(output: str) -> str:
 Model = Annotated[str, typer.Option(help="A model folder.")]
 Download = Annotated[bool, typer.Option("--download", help="Download --model from the Hub if it is a repository.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
-Dtype = Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, typer.Option(help="Default: as saved.")]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16", "float64"] | None,
+    typer.Option(help="Precision of the weights; default: as saved."),
+]
 Output = Annotated[str, typer.Option(help="A file, or - for stdout.")]
 Picture = Annotated[str, typer.Option(callback=check_picture, help="A .png, .svg or .pdf file.")]
 
@@ -174,12 +177,12 @@ def translate(
     device: Device = None,
     dtype: Dtype = None,
     backend: Annotated[
-        Literal["torch", "onnx"], typer.Option(help="onnx for a folder written by `export onnx`.")
+        Literal["torch", "onnx"], typer.Option(help="onnx reads a folder written by `export onnx`.")
     ] = "torch",
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
     precision: Annotated[
         Literal["fp16", "int8", "int8-weights"] | None,
-        typer.Option(help="Of the ONNX backend: int8 for model_int8.onnx; default: model.onnx."),
+        typer.Option(help="Of the ONNX file: int8 for model_int8.onnx; default: model.onnx."),
     ] = None,
     download: Download = False,
 ) -> None:

@@ -1,6 +1,6 @@
-"""Read and validate the files of a model folder that need neither torch nor transformers.
+"""The files of a model folder: their names, and the checks that need neither torch nor transformers.
 
-`loading.py` (torch) and `onnx_translator.py` (ONNX Runtime) share these checks.
+`loading.py` (torch) and `onnx_translator.py` (ONNX Runtime) share them.
 """
 
 import hashlib
@@ -18,14 +18,15 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
 
 MODEL_TYPE = "vaswani_transformer"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# What a Translator reads, as patterns.
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, "*tokenizer*.json")
-# The code that is saved and published with every model, so that it loads without this package.
+# The code in every saved and published model, so that it loads without this package: transformers copies the files that
+# relative imports in configuration_vaswani_transformer.py name.
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
-# The default search settings: the paper's if there is no generation_config.json, transformers' for entries missing from
-# it.
+# The default search: the paper's without generation_config.json, transformers' for entries missing from that file.
 PAPER_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.0, False)
 
 # Allowed ranges in generation_config.json; null is always allowed.

@@ -90,8 +90,10 @@ class TextTranslator(ABC):
         beams = defaults.num_beams if num_beams is None else num_beams
         alpha = defaults.length_penalty if length_penalty is None else length_penalty
         rule = defaults.early_stopping if early_stopping is None else early_stopping
-        check_length_penalty(alpha)
-        lookahead_of(rule)
+        least, most = LENGTH_PENALTIES
+        if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not least <= alpha <= most:
+            raise InputError(f"length_penalty is {alpha!r}; it must lie between {least} and {most} (paper: 0.6)")
+        lookahead_of(rule)  # raises InputError if it is invalid
         return SearchSettings(check_number("num_beams", beams, 1, MAX_BEAMS), alpha, rule)
 
     @abstractmethod
@@ -257,13 +259,6 @@ def lookahead_of(early_stopping: bool | int | str) -> int:
     if isinstance(early_stopping, str):
         raise InputError(f'early_stopping is {early_stopping!r}; it must be "never", true, false or a number of tokens')
     return check_number("early_stopping", early_stopping, 0, NO_MAXIMUM)
-
-
-def check_length_penalty(alpha: float) -> None:
-    """Raise InputError if alpha is not a number (numpy's, too) between LENGTH_PENALTIES."""
-    least, most = LENGTH_PENALTIES
-    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real) or not least <= alpha <= most:
-        raise InputError(f"length_penalty is {alpha!r}; it must lie between {least} and {most} (paper: 0.6)")
 
 
 @contextmanager
