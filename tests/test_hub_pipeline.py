@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
 from tokenizers import normalizers
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
@@ -139,16 +137,6 @@ def test_long_texts_are_translated_like_the_translator(translate, translator):
     assert [translation["score"] for translation in found] == pytest.approx(scores, abs=1e-4)
     tokens = [hypothesis.tokens for hypothesis in expected]
     assert [translation["translation_token_ids"].tolist() for translation in found] == tokens
-
-
-@settings(max_examples=50, deadline=None)
-@given(text=st.text(st.sampled_from("ab .!。»\n\U0001f600ß"), max_size=200), limit=st.integers(8, 40))
-def test_texts_are_split_like_the_translator(text, limit):
-    cutter = VaswaniTransformerTranslationPipeline(trained_model(), tokenizer=trained_tokenizer(), device="cpu")
-    translator = Translator(trained_model(), trained_tokenizer())
-    expected = [(part.source, part.separator) for part in translator._parts(0, text, limit)]
-    found = [(part["input_ids"][0].tolist(), part["separator"]) for part in cutter.preprocess(text, limit)]
-    assert found == (expected or [(trained_tokenizer()("")["input_ids"], "")])
 
 
 @pytest.mark.parametrize("text", [" " * 400 + LONG, "ab \ufdfa\ufdfa cd"])

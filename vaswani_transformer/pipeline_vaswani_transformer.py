@@ -11,6 +11,7 @@ model's repository; it imports only torch and transformers.
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -193,29 +194,31 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
     ) -> list[dict[str, Any]]:
         """Return the translations of a text, best first, joining the k-th best translations of its parts."""
         decoding = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
-        texts, scores, tokens = [""], [0.0], [[]]
-        for number, part in enumerate(parts):
-            if part["is_blank"]:
-                break
-            sequences = part["sequences"][0]  # (n, length)
-            lengths = self._lengths(sequences).tolist()
-            kept = [row for row, length in enumerate(lengths) if length] or [0]  # the others never finished
-            part_tokens = [sequences[row, : lengths[row]].tolist() for row in kept]
-            part_texts = [str(self.target_tokenizer.decode(row, **decoding)) for row in part_tokens]
-            part_scores = [float(part["scores"][0][row]) if return_scores else 0.0 for row in kept]
-            if number == 0:
-                texts, scores, tokens = part_texts, part_scores, part_tokens
-            else:  # a part may have fewer translations
-                texts = [a + part["separator"] + b for a, b in zip(texts, part_texts, strict=False)]
-                scores = [a + b for a, b in zip(scores, part_scores, strict=False)]
-                tokens = [a + b for a, b in zip(tokens, part_tokens, strict=False)]
+        of_parts = [self._hypotheses(part, decoding) for part in parts if not part["is_blank"]]
+        separators = ["", *(part["separator"] for part in parts[1:])]
         translations = []
-        for text, score, ids in zip(texts, scores, tokens, strict=True):
-            record: dict[str, Any] = {f"{TASK}_text": text} if return_text or not return_tensors else {}
+        for hypotheses in zip(*(of_parts or [[("", 0.0, [])]]), strict=False):  # a part may have fewer translations
+            texts, scores, tokens = zip(*hypotheses, strict=True)
+            translation: dict[str, Any] = {}
+            if return_text or not return_tensors:
+                translation[f"{TASK}_text"] = "".join(a + b for a, b in zip(separators, texts, strict=True))
             if return_tensors:
-                record[f"{TASK}_token_ids"] = torch.tensor(ids, dtype=torch.long)
-            translations.append(record | {"score": score} if return_scores else record)
+                translation[f"{TASK}_token_ids"] = torch.tensor(list(chain(*tokens)), dtype=torch.long)
+            if return_scores:
+                translation["score"] = sum(scores)
+            translations.append(translation)
         return translations
+
+    def _hypotheses(self, part: dict[str, Any], decoding: dict[str, Any]) -> list[tuple[str, float, list[int]]]:
+        """Return text, score (0 if unknown) and tokens of each translation of a part, best first."""
+        lengths = self._lengths(part["sequences"][0]).tolist()
+        hypotheses = []
+        for rank in [rank for rank, length in enumerate(lengths) if length] or [0]:  # the others never finished
+            tokens = part["sequences"][0, rank, : lengths[rank]].tolist()
+            text = str(self.target_tokenizer.decode(tokens, **decoding))
+            score = float(part["scores"][0, rank]) if "scores" in part else 0.0
+            hypotheses.append((text, score, tokens))
+        return hypotheses
 
 
 def load_target_tokenizer(config: Any) -> PreTrainedTokenizerFast | None:
