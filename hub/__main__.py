@@ -2,14 +2,13 @@
 
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError, exit_cleanly, one_line
 from vaswani_transformer.lines import check_new_folder
 
 if TYPE_CHECKING:  # huggingface_hub and torch are imported only by a push, so that --help is fast
@@ -18,15 +17,59 @@ if TYPE_CHECKING:  # huggingface_hub and torch are imported only by a push, so t
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-NAME = r"[\w-][\w.-]*"
-# What the options about the model must look like.
-STATED = {
-    "source_language": (r"[a-z]{2,3}", "a language code, such as en"),
-    "target_language": (r"[a-z]{2,3}", "a language code, such as en"),
-    "dataset": (rf"({NAME}/)?{NAME}", "a name on the Hub, such as owner/name"),
-    "base_model": (rf"{NAME}/{NAME}", "a name on the Hub, owner/name"),
-    "license": (r"[a-z0-9][a-z0-9.+-]*", "a license name of the Hub, such as apache-2.0 or other"),
-}
+
+# ---- options whose values the Hub restricts ----------------------------------------------------------------------
+
+
+def repo_id(parameter: typer.CallbackParam, name: str | None) -> str | None:
+    """Return the name of a repository. Raises InputError unless it is `owner/name` and the Hub allows it."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    option = parameter.opts[0]
+    if name is None:
+        return None
+    if name.count("/") != 1:
+        raise InputError(f"{option} is {name!r}; it must be owner/name")
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise InputError(f"{option} is {name!r}, which the Hub does not allow: {one_line(str(error))}") from None
+    return name
+
+
+def matching(pattern: str, kind: str, help: str) -> Any:
+    """Return an option whose value must match a pattern; the error says that it is not `kind`."""
+
+    def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+            raise InputError(f"{parameter.opts[0]} {value!r} is not {kind}")
+        return value
+
+    return typer.Option(callback=check, help=help)
+
+
+def git_name(help: str) -> Any:
+    """Return an option for a branch or a tag."""
+    part = r"[\w+](?:\.?[\w+-])*(?<!\.lock)"
+    kind = "a valid branch or tag name; use letters, digits and . - _ /"
+    return matching(rf"{part}(?:/{part})*", kind, help)
+
+
+LANGUAGE = matching(r"[a-z]{2,3}", "a language code, such as en", "Language code, such as en; default: the recipe's.")
+DATASET = matching(
+    r"([\w-][\w.-]*/)?[\w-][\w.-]*",
+    "a name on the Hub, such as owner/name",
+    "The training text's name on the Hub.",
+)
+LICENSE = matching(
+    r"[a-z0-9][a-z0-9.+-]*",
+    "a license name of the Hub, such as apache-2.0 or other",
+    "The weights' license, such as apache-2.0.",
+)
+
+
+# ---- commands ----------------------------------------------------------------------------------------------------
 
 
 @app.callback()
@@ -37,14 +80,14 @@ def hub() -> None:
 @app.command(help="Show what a push to the Hub would change; with --yes, push in one commit, including code and card.")
 def push(
     folder: Annotated[str, typer.Argument(help="A model's folder.")],
-    repo: Annotated[str, typer.Argument(help="The repository, owner/name.")],
+    repo: Annotated[str, typer.Argument(callback=repo_id, help="The repository, owner/name.")],
     yes: Annotated[bool, typer.Option("--yes", help="Push. Without it nothing is sent.")] = False,
     to_folder: Annotated[
         str | None, typer.Option(help="Write what would be uploaded to this new folder; no network.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str, typer.Option(help="The branch; created if it does not exist.")] = "main",
-    tag: Annotated[str | None, typer.Option(help="Tag the commit; the tag must be new.")] = None,
+    revision: Annotated[str, git_name("The branch; created if it does not exist.")] = "main",
+    tag: Annotated[str | None, git_name("Tag the commit; the tag must be new.")] = None,
     message: Annotated[str, typer.Option(help="The commit message.")] = "A model of vaswani-transformer",
     onnx: Annotated[
         list[str] | None,
@@ -53,86 +96,68 @@ def push(
     results: Annotated[
         list[str] | None, typer.Option(help="A CSV file of `evaluate --record`, in addition to the shipped ones.")
     ] = None,
-    source_language: Annotated[
-        str | None, typer.Option(help="Language code, such as en; default: the recipe's.")
+    source_language: Annotated[str | None, LANGUAGE] = None,
+    target_language: Annotated[str | None, LANGUAGE] = None,
+    dataset: Annotated[str | None, DATASET] = None,
+    base_model: Annotated[
+        str | None, typer.Option(callback=repo_id, help="The repository of the model that was fine-tuned.")
     ] = None,
-    target_language: Annotated[
-        str | None, typer.Option(help="Language code, such as de; default: the recipe's.")
-    ] = None,
-    dataset: Annotated[str | None, typer.Option(help="The training text's name on the Hub.")] = None,
-    base_model: Annotated[str | None, typer.Option(help="The repository of the model that was fine-tuned.")] = None,
-    license: Annotated[str | None, typer.Option(help="The weights' license, such as apache-2.0.")] = None,
+    license: Annotated[str | None, LICENSE] = None,
     example: Annotated[
         str | None, typer.Option(help="A sentence for the card; default: a simple one in the source language.")
     ] = None,
     keep_card: Annotated[bool, typer.Option("--keep-card", help="Keep the README.md that is on the Hub.")] = False,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Attention and training curve.")] = True,
 ) -> None:
-    from .remote import check_repo_id, check_revision, size_of
-
-    check_repo_id(repo)
-    check_revision(revision, "--revision")
     if example is not None and not example.strip():
         raise InputError("--example is empty")
-    if tag is not None:
-        check_revision(tag, "--tag")
     if yes and to_folder is not None:
         raise InputError("--yes pushes and --to-folder does not; give one of them")
     out = None if to_folder is None else check_new_folder(to_folder)
-    tables = [Path(name) for name in results or ()]
-    stated = stated_facts(
-        source_language=source_language,
-        target_language=target_language,
-        dataset=dataset,
-        base_model=base_model,
-        license=license,
+    stated = {"source_language": source_language, "target_language": target_language, "dataset": dataset,
+              "base_model": base_model, "license": license}  # fmt: skip
+    files = repository_files(
+        Path(folder), repo, onnx=onnx or [], results=results or [], stated=stated, example=example, pictures=pictures
     )
-    files = repository_files(Path(folder), repo, onnx or (), tables, stated, example, pictures)
+    from huggingface_hub import HfApi
+
+    from . import remote
+    from .contents import left_behind
+
     if out is not None:
         write_folder(files, out)
         for name, file in sorted(files.items()):
-            typer.echo(f"{size_of(file):>14,}  {name}")
+            typer.echo(f"{remote.size_of(file):>14,}  {name}")
         typer.echo(f"{out}: what `push {repo} --yes` would upload")
-    else:
-        upload(Path(folder), repo, revision, files, yes, private, tag, message, keep_card)
+        return
+    remote.set_timeout()
+    api, kept = HfApi(), ["README.md"] if keep_card else []
+    planned = remote.plan(api, repo, revision, files, private=private, tag=tag, kept=kept)
+    for line in summary(planned, left_behind(Path(folder), files)):
+        typer.echo(line)
+    typer.echo(remote.push(api, planned, files, message) if yes else "nothing has been sent; add --yes to push")
 
 
 @app.command(help="Write a Space that translates with a model of the Hub and shows its attention.")
 def space(
-    repo: Annotated[str, typer.Argument(help="The Space, owner/name.")],
-    model: Annotated[str, typer.Option(help="The model's repository, owner/name.")],
+    repo: Annotated[str, typer.Argument(callback=repo_id, help="The Space, owner/name.")],
+    model: Annotated[str, typer.Option(callback=repo_id, help="The model's repository, owner/name.")],
     to_folder: Annotated[str, typer.Option(help="The new folder.")],
-    revision: Annotated[
-        str | None, typer.Option(help="A commit or tag of the model; the Space runs the model's code.")
-    ] = None,
+    revision: Annotated[str | None, git_name("A commit or tag of the model; the Space runs the model's code.")] = None,
 ) -> None:
     from .contents import space_files
-    from .remote import check_repo_id, check_revision
 
-    for name in (repo, model):
-        check_repo_id(name)
-    if revision is not None:
-        check_revision(revision, "--revision")
     write_folder(space_files(repo, model, revision), check_new_folder(to_folder))
     typer.echo(f"{to_folder}: a Space; `hf upload {repo} {to_folder} . --repo-type space` publishes it")
-
-
-def stated_facts(**options: str | None) -> dict[str, str]:
-    """Return what the options say about the model. Raises InputError for a value that the Hub does not accept."""
-    facts = {field: value for field, value in options.items() if value is not None}
-    for field, value in facts.items():
-        pattern, kind = STATED[field]
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise InputError(f"--{field.replace('_', '-')} {value!r} is not {kind}")
-    return facts
 
 
 def repository_files(
     folder: Path,
     repo: str,
-    onnx: Sequence[str],
-    results: list[Path],
-    stated: dict[str, str],
+    *,
+    onnx: list[str],
+    results: list[str],
+    stated: dict[str, str | None],
     example: str | None,
     pictures: bool,
 ) -> "Files":
@@ -146,68 +171,37 @@ def repository_files(
     logging.disable_progress_bar()
     files, translator = contents.model_files(folder, onnx)
     contents.refuse_links_outside(folder, PROVENANCE_FILES)
-    provenance = Provenance(folder, translator.model.num_parameters(), results, stated)
+    provenance = Provenance(folder, translator.model.num_parameters(), list(map(Path, results)), stated)
     example = example or card.default_example(provenance)
-    if pictures:
-        if example is not None:
-            files["attention.png"] = card.attention_picture(translator, example)
-        if curve := card.training_curve(folder):
-            files["training_curve.png"] = curve
-    files["README.md"] = str(card.write_card(repo, translator, provenance, files, example=example)).encode()
+    if pictures and example is not None:
+        files["attention.png"] = card.attention_picture(translator, example)
+    if pictures and (curve := card.training_curve(folder)):
+        files["training_curve.png"] = curve
+    files["README.md"] = card.write_card(repo, translator, provenance, files, example=example).encode()
     contents.refuse_secrets(files)
     if missing := provenance.missing():
         typer.echo(f"the card would say more with {', '.join(missing)}")
     return files
 
 
-def upload(
-    folder: Path,
-    repo: str,
-    revision: str,
-    files: "Files",
-    yes: bool,
-    private: bool,
-    tag: str | None,
-    message: str,
-    keep_card: bool,
-) -> None:
-    """Print what a push would change, and push if `yes`."""
-    from huggingface_hub import HfApi
+def summary(planned: "Plan", left: list[str]) -> list[str]:
+    """Return one line per file, with its size and what happens to it, and the totals.
 
-    from . import remote
-    from .contents import left_behind
-
-    remote.set_timeout()
-    api = HfApi()
-    planned = remote.plan(api, repo, revision, files, kept=["README.md"] if keep_card else [])
-    if private and planned.head is not None and not planned.private:
-        raise InputError(f"--private: {repo} already exists and is public; make it private on the Hub first")
-    if tag is not None and planned.head is not None:
-        remote.refuse_existing_tag(api, planned, tag)
-    for line in summary(planned, private, left_behind(folder, files)):
-        typer.echo(line)
-    if yes:
-        typer.echo(remote.push(api, planned, files, private=private, tag=tag, message=message))
-    else:
-        typer.echo("nothing has been sent; add --yes to push")
-
-
-def summary(planned: "Plan", private: bool, left: list[str]) -> list[str]:
-    """Return one line per file, with its size and what happens to it, and the totals."""
+    left: files of the model's folder that are not published
+    """
     lines = [f"{change.kind:<8}{change.size:>14,}  {change.name}" for change in planned.changes]
     if left:
         lines.append(f"not published: {', '.join(left)}")
-    sent = [change for change in planned.changes if change.kind in ("new", "changed")]
-    deleted = sum(change.kind == "deleted" for change in planned.changes)
+    sent, deleted = planned.of_kind("new", "changed"), planned.of_kind("deleted")
     state = f"{planned.repo_id}, revision {planned.revision}"
     if planned.head is None:
-        state += f", would be created, {'private' if private else 'public'}"
+        state += f", would be created, {'private' if planned.private else 'public'}"
     elif not planned.revision_exists:
         state += ", a new branch"
     if not planned.changes_something:
         return [*lines, f"{state}: nothing to change"]
-    total = f"{len(sent)} of {len(planned.changes) - deleted} files, {sum(change.size for change in sent):,} bytes"
-    return [*lines, f"{state}: one commit with {total}" + (f", {deleted} deleted" if deleted else "")]
+    total = f"{len(sent)} of {len(planned.changes) - len(deleted)} files, {sum(change.size for change in sent):,} bytes"
+    return [*lines, f"{state}: one commit with {total}" + (f", {len(deleted)} deleted" if deleted else "")]
 
 
 def write_folder(files: "Files", out: Path) -> None:

@@ -9,7 +9,7 @@ import json
 import re
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -59,8 +59,8 @@ def write_card(
     files: Files,
     *,
     example: str | None,
-) -> ModelCard:
-    """Write the card of a repository that will hold `files`, including the pictures.
+) -> str:
+    """Return the text of the card of a repository that will hold `files`, including the pictures.
 
     example: a source sentence to show with the model's translation, if any
     Raises InputError for a score that is not a number.
@@ -79,14 +79,13 @@ def write_card(
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         card_data=card_data(repo_id, provenance, files, example, translation).to_yaml(),
         repo_id=repo_id,
-        license=provenance.stated.get("license"),
         example=example,
         translation=translation,
         quoted_example=json.dumps(example or "...", ensure_ascii=False),
         config=config,
         parameters=translator.model.num_parameters(),
         dtype=str(translator.model.dtype).removeprefix("torch."),
-        search=translator.default_search._asdict(),
+        search=translator.default_search,
         sizes={name: getattr(config, name) for name in SIZES if getattr(config, name) is not None},
         departures=departures(config),
         provenance=provenance,
@@ -102,8 +101,8 @@ def write_card(
         homepage=homepage(),
         versions={package: version(package) for package in ("torch", "transformers", "huggingface_hub")},
     )
-    # The template's conditions leave empty lines. ModelCard raises if it cannot read the metadata.
-    return ModelCard(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
+    text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"  # the template's conditions leave empty lines
+    return str(ModelCard(text))  # raises if it cannot read the metadata
 
 
 def homepage() -> str | None:
@@ -116,22 +115,13 @@ def homepage() -> str | None:
 
 
 def card_data(
-    repo_id: str,
-    provenance: Provenance,
-    files: Files,
-    example: str | None,
-    translation: str | None,
+    repo_id: str, provenance: Provenance, files: Files, example: str | None, translation: str | None
 ) -> ModelCardData:
     """Return the metadata that the Hub reads. Raises InputError."""
     codes = [code for code in dict.fromkeys(provenance.languages or ()) if re.fullmatch(r"[a-z]{2,3}", code)]
-    dataset = provenance.dataset
+    dataset, scores = provenance.dataset, provenance.scores
     onnx = ["onnx"] if any(name.endswith(".onnx") for name in files) else []
-    optional: dict[str, Any] = {}
-    if example:  # with its translation, since the Hub's widget does not run a repository's code
-        optional["widget"] = [{"text": example, "output": {"text": translation}}]
-    if provenance.results:
-        results = [result for row in provenance.results for result in eval_results(row, provenance.scores, dataset)]
-        optional |= {"model_name": repo_id.split("/")[1], "eval_results": results}
+    results = [result for row in provenance.results for result in eval_results(row, scores, dataset)]
     return ModelCardData(
         language=codes or None,
         license=provenance.stated.get("license"),
@@ -140,8 +130,11 @@ def card_data(
         pipeline_tag="translation",
         tags=["translation", "vaswani_transformer", "arxiv:1706.03762", *onnx],
         datasets=[dataset] if dataset else None,
-        metrics=[name.lower() for name in provenance.scores.values()] if provenance.results else None,
-        **optional,
+        metrics=[name.lower() for name in scores.values()] if results else None,
+        # With its translation, since the Hub's widget does not run a repository's code.
+        widget=[{"text": example, "output": {"text": translation}}] if example else None,
+        model_name=repo_id.split("/")[1] if results else None,
+        eval_results=results or None,
     )
 
 

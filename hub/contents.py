@@ -32,7 +32,6 @@ CODE = (
     "pipeline_vaswani_transformer.py",
     "text_vaswani_transformer.py",
 )
-TOKENIZER_CONFIGS = ("tokenizer_config.json", f"{TARGET_TOKENIZER}/tokenizer_config.json")
 MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -67,38 +66,37 @@ METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_
 def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translator]:
     """Return the repository's files except card and pictures, and the model itself, on the CPU.
 
-    onnx: folders of the exported model, each with its precision (int8=FOLDER) if it is a variant; `onnx` in the model's
-        folder, if it exists, takes the place of a folder without a precision
+    onnx: folders of the exported model, a variant as PRECISION=FOLDER, such as int8=FOLDER; without a plain FOLDER,
+        `onnx` in the model's folder is published if it exists
     Raises InputError, BrokenFileError naming the file, the field or the tensor that is wrong.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} contains no model: there is no config.json in it")
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder} has no {name}; give the folder of a model with its tokenizer")
     refuse_links_outside(folder, MODEL_FILES)
-    load_config(folder)
-    weights = weight_files(folder)
-    if not (folder / "tokenizer.json").is_file():
-        raise InputError(f"{folder} has no tokenizer.json; a published model needs its tokenizer")
     translator = Translator.from_pretrained(folder, device="cpu")
 
     files: Files = {"config.json": json_bytes(config_for_the_hub(folder))}
-    search = translator.model.generation_config.to_json_string().encode()
-    saved_search = folder / "generation_config.json"
-    files["generation_config.json"] = saved_search if saved_search.is_file() else search
-    files |= {file.relative_to(folder).as_posix(): file for file in weights}
+    search = folder / "generation_config.json"
+    written = translator.model.generation_config.to_json_string().encode()
+    files[search.name] = search if search.is_file() else written
+    files |= {file.relative_to(folder).as_posix(): file for file in weight_files(folder)}
     if WEIGHTS not in files:
         files[INDEX] = folder / INDEX
     files |= {name: Path(vaswani_transformer.__file__).parent / name for name in CODE}
     files |= tokenizer_files(folder)
-    plain = [option for option in onnx if "=" not in option]
-    if not plain and (folder / ONNX).is_dir():
-        refuse_links_outside(folder, [f"{ONNX}/{pattern}" for pattern in ONNX_FILES])
-        plain = [str(folder / ONNX)]
-    for exported in plain:
-        files |= onnx_files(folder, Path(exported))
-    for precision, _, exported in (option.partition("=") for option in onnx if "=" in option):
-        files = onnx_files(folder, Path(exported), precision) | files
+
+    variants = dict(option.split("=", maxsplit=1) for option in onnx if "=" in option)
+    exports = [Path(option) for option in onnx if "=" not in option]
+    if not exports and (folder / ONNX).is_dir():
+        refuse_links_outside(folder, [ONNX])
+        exports = [folder / ONNX]
+    for precision, variant in variants.items():
+        files |= variant_files(folder, Path(variant), precision)
+    for export in exports:  # last, so that its configuration and tokenizer replace those of a variant
+        files |= onnx_files(folder, export)
     return files, translator
 
 
@@ -114,24 +112,20 @@ def config_for_the_hub(folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_files(folder: Path) -> Files:
-    """Return the tokenizers' files, with the class name that transformers 4 and transformers.js know as well."""
+    """Return the files of both tokenizers, with the class name that transformers 4 and transformers.js know as well."""
     files: Files = {}
-    for name in TOKENIZER_CONFIGS:
-        # An ONNX folder may do without the first; the second tokenizer needs it.
-        if (folder / name).is_file() or (name != "tokenizer_config.json" and (folder / name).parent.is_dir()):
-            files[name] = json_bytes(read_json_object(folder / name) | {"tokenizer_class": "PreTrainedTokenizerFast"})
-            tokenizer = name.replace("_config", "")
-            if (folder / tokenizer).is_file():
-                files[tokenizer] = folder / tokenizer
+    for place in ("", f"{TARGET_TOKENIZER}/"):
+        tokenizer, config = f"{place}tokenizer.json", f"{place}tokenizer_config.json"
+        if (folder / tokenizer).is_file():
+            files[tokenizer] = folder / tokenizer
+        if (folder / config).is_file():  # an ONNX folder may do without
+            fields = read_json_object(folder / config)
+            files[config] = json_bytes(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})
     return files
 
 
-def onnx_files(folder: Path, onnx: Path, precision: str | None = None) -> Files:
-    """Return the exported model's files, under `onnx/`. Raises InputError if it is another model's.
-
-    precision: that of a variant, whose model.onnx is published as model_PRECISION.onnx; its README.md is not
-    """
-    graph = graph_name(precision)
+def onnx_files(folder: Path, onnx: Path) -> Files:
+    """Return the exported model's files, under `onnx/`. Raises InputError if it is another model's."""
     if not onnx.is_dir():
         raise InputError(f"--onnx {onnx}: no such folder")
     refuse_links_outside(onnx, (*ONNX_FILES, f"{TARGET_TOKENIZER}/*"))
@@ -139,11 +133,17 @@ def onnx_files(folder: Path, onnx: Path, precision: str | None = None) -> Files:
         raise InputError(f"{onnx} contains no .onnx file; `vaswani-transformer export onnx` writes one")
     check_same_model(folder, onnx)
     files: Files = {path.name: path for pattern in ONNX_FILES for path in sorted(onnx.glob(pattern))}
-    if precision is not None:
-        if "model.onnx" not in files or "model.onnx.data" in files:
-            raise InputError(f"--onnx {precision}={onnx}: a variant is one file, model.onnx, without model.onnx.data")
-        files = {name: file for name, file in files.items() if name.endswith(".json")} | {graph: onnx / "model.onnx"}
     return {f"{ONNX}/{name}": file for name, file in (files | tokenizer_files(onnx)).items()}
+
+
+def variant_files(folder: Path, onnx: Path, precision: str) -> Files:
+    """Return the same for a variant, whose model.onnx is published as model_PRECISION.onnx and README.md is not."""
+    published = f"{ONNX}/{graph_name(precision)}"
+    files = onnx_files(folder, onnx)
+    graph = files.pop(f"{ONNX}/model.onnx", None)
+    if graph is None or f"{ONNX}/model.onnx.data" in files:
+        raise InputError(f"--onnx {precision}={onnx}: a variant is one file, model.onnx, without model.onnx.data")
+    return {name: file for name, file in files.items() if name.endswith(".json")} | {published: graph}
 
 
 def left_behind(folder: Path, files: Files) -> list[str]:
@@ -183,7 +183,7 @@ def refuse_links_outside(folder: Path, patterns: Iterable[str]) -> None:
             raise InputError(f"{path} leads to {target}, outside {folder}; replace the link with a copy")
 
 
-def refuse_secrets(files: dict[str, Path | bytes]) -> None:
+def refuse_secrets(files: Files) -> None:
     """Raise InputError naming a text file that contains an access token or a private key."""
     for name, content in files.items():
         if name.endswith(TEXT_SUFFIXES):

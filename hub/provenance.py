@@ -35,14 +35,15 @@ class Provenance:
     results: the rows of results files that belong to this model.  stated: what the user says; it takes precedence
     """
 
-    def __init__(self, folder: Path, parameters: int, results: Sequence[Path], stated: dict[str, str]):
+    def __init__(self, folder: Path, parameters: int, results: Sequence[Path], stated: dict[str, str | None]):
         """Read what the folder and the results files say about a model.
 
         parameters: the model's size, which its rows must have.  results: CSV files in addition to the shipped ones
         stated: what options of `push` say
         Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
         """
-        self.run, self.conversion = read(folder / "run.json", "recipe"), read(folder / "conversion.json", "options")
+        self.run = read_if_present(folder / "run.json", "recipe")
+        self.conversion = read_if_present(folder / "conversion.json", "options")
         self.metrics = read_metrics(folder / "metrics.jsonl")
         self.progress, self.environment = read_progress(folder, self.metrics)
         notes = folder / "CONVERSION.md"
@@ -118,7 +119,7 @@ def hub_name(name: Any) -> str | None:
     return name if isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) else None
 
 
-def read(path: Path, *objects: str) -> dict[str, Any]:
+def read_if_present(path: Path, *objects: str) -> dict[str, Any]:
     return read_json_object(path, *objects) if path.is_file() else {}
 
 

@@ -18,13 +18,12 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
     HfHubHTTPError,
-    HFValidationError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import disable_progress_bars, get_session, set_client_factory, validate_repo_id
+from huggingface_hub.utils import disable_progress_bars, get_session, set_client_factory
 from huggingface_hub.utils.sha import git_hash
 
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
@@ -35,7 +34,7 @@ from .contents import PUBLISHED_NAMES, Files
 HTTPError: type[Exception] = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
 RESUME = "run the same command again to continue"
-# By status; other statuses below 500 are refusals as well, and those from 500 on are failures of the Hub.
+# The errors for the statuses of the Hub's answers.
 REFUSALS: dict[int, tuple[type[Exception], str]] = {
     401: (UnavailableError, "the Hub needs a token that it accepts: {reason}; run `hf auth login`, or set HF_TOKEN"),
     403: (UnavailableError, "you may not write to {repo_id}: {reason}; ask its owner, and check your token's rights"),
@@ -43,6 +42,8 @@ REFUSALS: dict[int, tuple[type[Exception], str]] = {
     412: (InputError, "{repo_id} has changed since it was compared: {reason}; push without --yes to see how"),
     429: (UnavailableError, f"the Hub limits your requests: {{reason}}; wait, then {RESUME}"),
 }
+OTHER_REFUSAL = (InputError, "the Hub refuses: {reason}")
+FAILURE = (UnavailableError, f"the Hub fails: {{reason}}; later {RESUME}")  # from 500 on
 
 
 @dataclass(frozen=True)
@@ -58,42 +59,39 @@ class Change:
 class Plan:
     """What a push would change.
 
+    private: of a new repository.  tag: the name of a tag to create, if any
     head: the commit to build on; None if the repository does not exist yet
     """
 
     repo_id: str
     revision: str
     changes: list[Change]
+    private: bool
+    tag: str | None
     head: str | None = None
-    private: bool = False
     revision_exists: bool = False
 
     @property
     def changes_something(self) -> bool:
         return any(change.kind != "same" for change in self.changes)
 
-
-def check_repo_id(repo_id: str) -> None:
-    """Raise InputError unless the Hub allows the name, which must be `owner/name`."""
-    if repo_id.count("/") != 1:
-        raise InputError(f"REPO is {repo_id!r}; it must be owner/name")
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise InputError(f"REPO is {repo_id!r}, which the Hub does not allow: {one_line(str(error))}") from None
-
-
-def check_revision(name: str, option: str) -> None:
-    """Raise InputError unless git allows the name for a branch or a tag."""
-    part = r"[\w+](?:\.?[\w+-])*(?<!\.lock)"
-    if not re.fullmatch(rf"{part}(?:/{part})*", name, re.ASCII):
-        raise InputError(f"{option} {name!r} is not a valid branch or tag name; use letters, digits and . - _ /")
+    def of_kind(self, *kinds: str) -> list[Change]:
+        return [change for change in self.changes if change.kind in kinds]
 
 
 # ---- the dry run -------------------------------------------------------------------------------------------------
 
 
-def plan(api: HfApi, repo_id: str, revision: str, files: Files, kept: Sequence[str] = ()) -> Plan:
+def plan(
+    api: HfApi,
+    repo_id: str,
+    revision: str,
+    files: Files,
+    *,
+    private: bool = False,
+    tag: str | None = None,
+    kept: Sequence[str] = (),
+) -> Plan:
     """Compare the files with the repository, without changing it. Raises InputError, UnavailableError.
 
     kept: files that a push leaves as they are in the repository, if they are there
@@ -102,20 +100,31 @@ def plan(api: HfApi, repo_id: str, revision: str, files: Files, kept: Sequence[s
         try:
             repo = api.repo_info(repo_id)
         except RepositoryNotFoundError:
-            return Plan(repo_id, revision, [Change(name, size_of(file), "new") for name, file in sorted(files.items())])
+            return Plan(repo_id, revision, changes_of({}, files), private, tag)
         try:
             head, revision_exists = api.repo_info(repo_id, revision=revision).sha, True
         except RevisionNotFoundError:  # a new branch starts from main
             head, revision_exists = repo.sha, False
         tree = list(api.list_repo_tree(repo_id, recursive=True, revision=head))
+        tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags} if tag else {}
+    if private and not repo.private:
+        raise InputError(f"--private: {repo_id} already exists and is public; make it private on the Hub first")
     remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
+    planned = Plan(repo_id, revision, changes_of(remote, files, kept), private, tag, head, revision_exists)
+    # Moving an existing tag would change what people download by it.
+    if tag in tags and (planned.changes_something or tags[tag] != head):
+        raise InputError(f"--tag {tag}: {repo_id} already has this tag, at {tags[tag][:8]}; choose another")
+    return planned
+
+
+def changes_of(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = ()) -> list[Change]:
+    """Return what a push does to each file that is on the Hub or will be."""
     changes = []
     for name, file in sorted(files.items()):
         is_kept = name in kept and name in remote
         changes.append(Change(name, size_of(file), "same" if is_kept else compare(file, remote.get(name))))
     stale = sorted(name for name in remote if name not in files and is_published_name(name))
-    changes += [Change(name, 0, "deleted") for name in stale]
-    return Plan(repo_id, revision, changes, head, bool(repo.private), revision_exists)
+    return changes + [Change(name, 0, "deleted") for name in stale]
 
 
 def is_published_name(name: str) -> bool:
@@ -140,18 +149,10 @@ def size_of(file: Path | bytes) -> int:
     return len(file) if isinstance(file, bytes) else file.stat().st_size
 
 
-def refuse_existing_tag(api: HfApi, planned: Plan, tag: str) -> None:
-    """Raise InputError if the tag exists at another commit: moving it would change what people download by it."""
-    with one_line_errors(planned.repo_id, tag):
-        existing = {ref.name: ref.target_commit for ref in api.list_repo_refs(planned.repo_id).tags}
-    if tag in existing and (planned.changes_something or existing[tag] != planned.head):
-        raise InputError(f"--tag {tag}: {planned.repo_id} already has this tag, at {existing[tag][:8]}; choose another")
-
-
 # ---- the push ----------------------------------------------------------------------------------------------------
 
 
-def push(api: HfApi, planned: Plan, files: Files, *, private: bool, tag: str | None, message: str) -> str:
+def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
     """Carry out the plan in one commit. Return that commit's address, or the last one's if nothing has changed.
 
     After a failure the same call continues: large files that have arrived are not sent again.
@@ -161,24 +162,21 @@ def push(api: HfApi, planned: Plan, files: Files, *, private: bool, tag: str | N
     repo_id, revision, head = planned.repo_id, planned.revision, planned.head
     with one_line_errors(repo_id, revision):
         if head is None:
-            api.create_repo(repo_id, private=private, exist_ok=True)
+            api.create_repo(repo_id, private=planned.private, exist_ok=True)
         if not planned.revision_exists and revision != "main":
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        if head is None:
-            head = str(api.repo_info(repo_id, revision=revision).sha)
         if planned.changes_something:
-            operations = [
-                CommitOperationDelete(change.name)
-                if change.kind == "deleted"
-                else CommitOperationAdd(change.name, files[change.name])
-                for change in planned.changes
-                if change.kind != "same"
+            deletions = [CommitOperationDelete(change.name) for change in planned.of_kind("deleted")]
+            additions = [
+                CommitOperationAdd(change.name, files[change.name]) for change in planned.of_kind("new", "changed")
             ]
-            head = api.create_commit(
-                repo_id, operations, commit_message=message, revision=revision, parent_commit=head
-            ).oid
-        if tag is not None:
-            api.create_tag(repo_id, tag=tag, revision=head, exist_ok=True)
+            # The Hub refuses the commit if `head` is not the last one any more.
+            commit = api.create_commit(
+                repo_id, [*deletions, *additions], commit_message=message, revision=revision, parent_commit=head
+            )
+            head = commit.oid
+        if planned.tag is not None:
+            api.create_tag(repo_id, tag=planned.tag, revision=head, exist_ok=True)
     return f"{api.endpoint}/{repo_id}/commit/{head}"
 
 
@@ -224,10 +222,7 @@ def explained(error: Exception, repo_id: str, revision: str) -> Exception:
     if response is not None:
         message = getattr(cause, "server_message", None)
         reason = f"status {response.status_code}" + (f" ({one_line(message)[:300]})" if message else "")
-        other = (UnavailableError, f"the Hub fails; later {RESUME}: {{reason}}")
-        if response.status_code < 500:
-            other = (InputError, "the Hub refuses: {reason}")
-        kind, text = REFUSALS.get(response.status_code, other)
+        kind, text = REFUSALS.get(response.status_code, OTHER_REFUSAL if response.status_code < 500 else FAILURE)
         return kind(text.format(repo_id=repo_id, revision=revision, reason=reason))
     message = one_line(str(cause or error))[:300]
     if cause is not None:
