@@ -8,31 +8,20 @@ import re
 
 import griffe
 
-ITEM = re.compile(r"^(returns|[a-z_]\w*(?:, [a-z_]\w*)*(?: \([^)]*\))*:)(?=\s)")
-
+NAME = r"(returns|[a-z_]\w*(?:, [a-z_]\w*)*(?: \([^)]*\))*:)(?=\s)"
+PARAMETERS = re.compile(rf"^(?:{NAME}.*\n(?: {{4}}.*\n)*)+", re.MULTILINE)
 EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 TOKEN = re.compile(r"(?<!`)(</?\w+>)(?!`)")
 
 
 def with_lists(text: str) -> str:
-    """The docstring in Markdown, with one list item for each parameter line."""
-    lines, in_list = [], False
-    for line in text.splitlines():
-        match = ITEM.match(line)
-        if match:
-            if not in_list and lines and lines[-1]:
-                lines.append("")
-            lines.append(f"* `{match[1].rstrip(':')}`:{line[match.end() :]}")
-            in_list = True
-        elif in_list and line.startswith("    "):
-            lines.append(line)
-        elif in_list and line:
-            lines += ["", line]
-            in_list = False
-        else:
-            lines.append(line)
-            in_list = in_list and not line
-    return "\n".join(lines)
+    """Return the docstring in Markdown, with one list item for each parameter line."""
+
+    def as_list(lines: re.Match[str]) -> str:
+        items = re.sub(rf"^{NAME}", lambda item: f"* `{item[1].rstrip(':')}`:", lines[0], flags=re.MULTILINE)
+        return f"\n{items}\n"
+
+    return PARAMETERS.sub(as_list, f"{text}\n")
 
 
 class ParameterLists(griffe.Extension):

@@ -1,7 +1,7 @@
 """A MkDocs hook: the reference pages that are generated from the code when the site is built.
 
-commands.md lists every command with its options, recipe.md every key of a recipe, source.md every module with the
-first line of its docstring, annotated.md is examples/annotated_transformer.py as a page, and paper.md is the page that
+commands.md is the help of every command, recipe.md lists every key of a recipe, source.md every module with the first
+line of its docstring, annotated.md is examples/annotated_transformer.py as a page, and paper.md is the page that
 `vaswani-transformer paper page` makes of the row files in training/results/paper.
 """
 
@@ -11,16 +11,13 @@ import inspect
 import json
 import re
 import sys
-import types
-import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
-from typer.models import ArgumentInfo, OptionInfo
+from typer.cli import get_docs_for_click  # what `typer utils docs` runs
+from typer.main import get_command
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
@@ -38,6 +35,7 @@ PROGRAMS = {
     "convert": "conversion.__main__",
     "export onnx": "conversion.onnx.__main__",
     "push": "hub.__main__",
+    "space": "hub.__main__",
 }
 # Programs without a command; they are started with `python -m`.
 MODULES = ("training.translate", "training.interpolate")
@@ -49,10 +47,12 @@ COMMANDS_INTRODUCTION = """# Commands
 
 Exit codes: 0 success, 2 wrong input, 3 a broken file, 4 a problem of the environment (no network, no memory, a full
 disk, a missing package), 130 Ctrl-C. `--debug` after any command shows the traceback of an error.
+
+`train` and `plan` also take every [recipe key](recipe.md) as an option.
 """
 RECIPE_INTRODUCTION = """# Recipe keys
 
-A recipe is a YAML file. Every key is also a flag of `vaswani-transformer train` and `plan`: `--max_steps 1000` or
+A recipe is a YAML file. Every key is also an option of `vaswani-transformer train` and `plan`: `--max_steps 1000` or
 `--max-steps 1000`, and `--model.dropout 0.3` for a field of `model`. The defaults are section 5 of the paper for the
 base model. A key marked *may change* can have another value when a run resumes.
 """
@@ -91,71 +91,31 @@ def on_page_markdown(markdown, page, **_):
 
 
 def commands_page() -> str:
-    from vaswani_transformer.cli import app
-
-    lines = [COMMANDS_INTRODUCTION]
-    for name, callback, text in commands(app):
-        lines += [*section(f"vaswani-transformer {name}", callback, text), ""]
-    lines += ["## Programs without a command", ""]
-    for module in MODULES:
-        callback, text = program_command(module)
-        lines += [*section(f"python -m {module}", callback, text, level=3), ""]
+    root: Any = command_of("vaswani_transformer.cli")
+    for path, module in PROGRAMS.items():
+        *groups, name = path.split()
+        parent = root
+        for group in groups:
+            parent = parent.commands[group]
+        parent.commands[name] = command_of(module, name)
+    lines = [COMMANDS_INTRODUCTION, documentation(root, "vaswani-transformer")]
+    lines += ["## Programs without a command\n"]
+    lines += [documentation(command_of(module), f"python -m {module}", level=3) for module in MODULES]
     return "\n".join(lines)
 
 
-def commands(app: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(name, the function that takes the options, help) of every command, in the order of `--help`."""
-    for command in app.registered_commands:
-        assert command.callback is not None
-        name = prefix + (command.name or command.callback.__name__.replace("_", "-"))
-        if name == "paper":
-            yield from commands(importlib.import_module(PROGRAMS[name]).app, "paper ")
-        elif name in PROGRAMS:
-            callback, text = program_command(PROGRAMS[name], name)
-            yield name, callback, text
-        else:
-            yield name, command.callback, command.help or inspect.getdoc(command.callback) or ""
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        yield from commands(group.typer_instance, f"{prefix}{group.name} ")
+def command_of(module: str, name: str | None = None) -> Any:
+    """Return the command of a module's typer app, or its subcommand of that name if it has one."""
+    command: Any = get_command(importlib.import_module(module).app)
+    command = getattr(command, "commands", {}).get(name, command)
+    command.name, command.epilog = name, None  # the epilog of `train` is the recipe page
+    return command
 
 
-def program_command(module: str, name: str = "") -> tuple[Any, str]:
-    """Return function and help of a program, or of its command of that name if it has several."""
-    known = importlib.import_module(module).app.registered_commands
-    (command,) = [c for c in known if len(known) == 1 or (c.name or c.callback.__name__) == name]
-    return command.callback, command.help or inspect.getdoc(command.callback) or ""
-
-
-def section(title: str, callback: Any, text: str, level: int = 2) -> list[str]:
-    rows = [row for row in map(option_row, parameters(callback)) if row is not None]
-    lines = [f"{'#' * level} {title}", "", inspect.cleandoc(text), ""]
-    if rows:
-        lines += ["| argument | type | default | meaning |", "|---|---|---|---|", *rows]
-    return lines
-
-
-def parameters(callback: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    """(name, type, typer's description, default) of every parameter."""
-    hints = typing.get_type_hints(callback, include_extras=True)
-    for name, parameter in inspect.signature(callback).parameters.items():
-        kind, *extras = typing.get_args(hints[name]) if hasattr(hints[name], "__metadata__") else (hints[name],)
-        yield name, kind, next(iter(extras), None), parameter.default
-
-
-def option_row(parameter: tuple[str, Any, Any, Any]) -> str | None:
-    name, kind, info, default = parameter
-    if not isinstance(info, ArgumentInfo | OptionInfo):
-        return None
-    required = default is inspect.Parameter.empty
-    if isinstance(info, ArgumentInfo):
-        word = info.metavar or name.upper()
-    else:
-        # In `Annotated`, the first positional argument of `Option` is a name as well.
-        names = [word for word in (info.default, *(info.param_decls or ())) if str(word).startswith("--")]
-        word = next(iter(names), f"--{name.replace('_', '-')}")
-    shown = "required" if required else "" if default in (None, False) else f"`{default}`"
-    return row(f"`{word}`", "flag" if kind is bool else type_name(kind), shown, escape(info.help or ""))
+def documentation(command: Any, name: str, level: int = 2) -> str:
+    """Return a command's help in Markdown, and that of its subcommands."""
+    context = command.make_context(name, [], resilient_parsing=True)
+    return escape(get_docs_for_click(obj=command, ctx=context, name=name, indent=level - 1))
 
 
 # ---- recipes -----------------------------------------------------------------------------------------------------
@@ -164,17 +124,18 @@ def option_row(parameter: tuple[str, Any, Any, Any]) -> str | None:
 def recipe_page() -> str:
     from training import recipe
 
+    schema = recipe.Recipe.model_json_schema()["properties"]
     lines = [RECIPE_INTRODUCTION]
     for title, names in recipe_groups(recipe.Recipe):
         heading, _, text = re.sub("[;:] ", "\n", title, count=1).partition("\n")
         lines += [f"## {heading}", "", f"{text[:1].upper()}{text[1:]}." if text else "", ""]
         lines += ["| key | type | default | limits | meaning |", "|---|---|---|---|---|"]
         for name in names:
-            field = recipe.Recipe.model_fields[name]
-            changes = " *May change.*" if name in recipe.MAY_CHANGE else ""
-            default = json.dumps(field.get_default(call_default_factory=True))
-            meaning = escape(field.description or "") + changes
-            lines.append(row(f"`{name}`", key_type(field.annotation), f"`{default}`", limits(field), meaning))
+            types = schema[name].get("anyOf", [schema[name]])
+            kinds = ", ".join(kind for kind in map(type_of, types) if kind != "null")
+            default = json.dumps(recipe.Recipe.model_fields[name].get_default(call_default_factory=True))
+            meaning = escape(schema[name]["description"]) + (" *May change.*" if name in recipe.MAY_CHANGE else "")
+            lines.append(row(f"`{name}`", kinds, f"`{default}`", ", ".join(filter(None, map(limits, types))), meaning))
         lines.append("")
     lines += ["## Recipes in the package", "", "| recipe | description |", "|---|---|"]
     for path in sorted(recipe.SHIPPED.glob("*.yaml")):
@@ -183,7 +144,7 @@ def recipe_page() -> str:
 
 
 def recipe_groups(recipe: Any) -> list[tuple[str, list[str]]]:
-    """The keys under each comment `# --- title ---` of the class."""
+    """Return the keys under each comment `# --- title ---` of the class."""
     groups: list[tuple[str, list[str]]] = []
     for line in inspect.getsource(recipe).splitlines():
         if title := re.match(r"    # --- (.*?) ---", line):
@@ -196,23 +157,19 @@ def recipe_groups(recipe: Any) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def key_type(annotation: Any) -> str:
-    """The type without its validators: `int`, `list[str]`, or the choices of a Literal."""
-    optional = typing.get_origin(annotation) in (types.UnionType, typing.Union)
-    kinds = typing.get_args(annotation) if optional else (annotation,)
-    kind = next(kind for kind in kinds if kind is not type(None))
-    while typing.get_origin(kind) is typing.Annotated:
-        kind = typing.get_args(kind)[0]
-    if typing.get_origin(kind) is typing.Literal:
-        return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
-    return type_name(kind)
+def type_of(schema: dict[str, Any]) -> str:
+    """Return a type of a JSON schema: its name, or the choices."""
+    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    if choices:
+        return ", ".join(f"`{choice}`" for choice in choices)
+    if schema["type"] == "array":
+        return f"list of {type_of(schema['items'])}s"
+    return "table" if schema["type"] == "object" else schema["type"]
 
 
-def limits(field: Any) -> str:
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    found = [
-        (sign, getattr(limit, key)) for limit in field.metadata for key, sign in signs.items() if hasattr(limit, key)
-    ]
+def limits(schema: dict[str, Any]) -> str:
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    found = [(sign, schema[key]) for key, sign in signs.items() if key in schema]
     return ", ".join(f"{sign} {'2^63' if value == 2**63 else value}" for sign, value in found)
 
 
@@ -225,27 +182,24 @@ def first_comment(path: Path) -> str:
 
 
 def configuration_fields() -> list[str]:
-    """The fields of the configuration class with their comments: paragraphs above a group, and beside a field."""
+    """Return tables of the fields of the configuration; a comment above a group of fields becomes a paragraph."""
     from vaswani_transformer import VaswaniTransformerConfig
 
     lines: list[str] = []
     in_table = False
-    for line in inspect.getsource(VaswaniTransformerConfig).splitlines():
+    for line in inspect.getsource(VaswaniTransformerConfig).partition("\n    def ")[0].splitlines():
         field = re.match(r"    (\w+): ([^=]+) = (.*?)(?:  # (.*))?$", line)
-        if re.match(r"    def ", line):
-            break
-        if comment := re.match(r"    # (.*)", line):
-            lines += ["", escape(comment[1])] if in_table else [escape(comment[1])]
-            in_table = False
-        elif field:
+        comment = re.match(r"    # (.*)", line)
+        if field:
             if not in_table:
                 lines += ["", "| field | type | default | meaning |", "|---|---|---|---|"]
-                in_table = True
             name, kind, default, meaning = field.groups()
             lines.append(row(f"`{name}`", f"`{kind}`", f"`{default}`", sentence(meaning or "")))
-        elif not line.strip() and in_table:
+        elif in_table:
             lines.append("")
-            in_table = False
+        if comment:
+            lines.append(escape(comment[1]))
+        in_table = field is not None
     return lines
 
 
@@ -268,23 +222,17 @@ def source_page() -> str:
 
 
 def row(*cells: str) -> str:
-    """A row of a table. A vertical bar ends a cell, except in code."""
+    """Return a row of a table. A vertical bar ends a cell, except in code."""
     parts = [" ".join(cell.split()).split("`") for cell in cells]
     texts = ["`".join(text if i % 2 else text.replace("|", "\\|") for i, text in enumerate(part)) for part in parts]
     return f"| {' | '.join(texts)} |"
 
 
 def escape(text: str) -> str:
-    """Placeholders such as <s> are text, not HTML, outside of code."""
+    """Return text in which placeholders such as <s> are not HTML; those in code stay."""
     parts = text.split("`")
     return "`".join(part.replace("<", "&lt;") if i % 2 == 0 else part for i, part in enumerate(parts))
 
 
 def sentence(text: str) -> str:
     return escape(text[:1].upper() + text[1:])
-
-
-def type_name(kind: Any) -> str:
-    name = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
-    name = re.sub(r"\b(?:typing|pathlib)\.", "", name).replace(" | None", "").replace("dict[str, Any]", "table")
-    return f"`{name}`"

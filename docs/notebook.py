@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def cells(script: Path) -> list[tuple[str, str]]:
-    """("markdown" or "code", text) of every cell."""
+    """Return ("markdown" or "code", text) of every cell."""
     found = []
     for part in re.split(r"^# %%", script.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         marker, _, body = part.partition("\n")
@@ -23,7 +23,7 @@ def cells(script: Path) -> list[tuple[str, str]]:
 
 
 def as_notebook(script: Path) -> str:
-    """The notebook as JSON, without outputs."""
+    """Return the notebook as JSON, without outputs."""
     content = []
     for number, (kind, text) in enumerate(cells(script)):
         cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text.splitlines(keepends=True)}
@@ -34,6 +34,7 @@ def as_notebook(script: Path) -> str:
 
 
 def as_markdown(script: Path) -> str:
+    """Return the page, with the code in blocks."""
     return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells(script))
 
 
