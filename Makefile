@@ -13,7 +13,7 @@ help:
 	@echo "make test-hf       transformers' own tests of models and tokenizers, run on this model"
 	@echo "make lint          formatting, lint and types"
 	@echo "make docs          the documentation, as HTML in site/"
-	@echo "make gpu           all that is measured on a GPU (DATA=data/multi30k OUTPUT=gpu); repeat it to go on"
+	@echo "make gpu           all GPU measurements (DATA=data/multi30k OUTPUT=gpu); repeat it to continue"
 
 # A virtual environment in .venv with the library, its programs and the tools, at the versions of constraints.txt.
 install: .venv/installed
@@ -33,8 +33,8 @@ test: install
 test-slow: install tests/node/node_modules/installed
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
 
-# Chromium is the system's. The Space's packages want other versions than ours and get an environment of their own, which
-# sees torch and transformers of .venv and not this package, as a Space does. npm is the one that pyright brought.
+# Chromium is the system's. The Space gets its own environment, which sees torch and transformers of .venv but not this
+# package, as on the Hub; its packages need other versions than ours. npm comes with pyright.
 test-browser: install .venv-space/installed tests/node/node_modules/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[browser]"
 	$(BIN)/pytest -m browser -n 1 $(TESTS)
@@ -59,7 +59,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# The notebook is built from the script beside it; everything else that is generated lives in site/ alone.
+# The notebook is built from the script beside it; all other generated pages exist only in site/.
 docs: install examples/annotated_transformer.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
