@@ -1,4 +1,4 @@
-"""A Space that translates a sentence and shows the other hypotheses of the beam search and the attention weights.
+"""A Space that translates a text and shows the hypotheses of the beam search and the attention weights.
 
 It works with any Vaswani Transformer on the Hub, loaded with transformers and `trust_remote_code`:
 
@@ -31,14 +31,14 @@ HERE = Path(__file__).parent
 CHOSEN = json.loads((HERE / "model.json").read_text(encoding="utf-8")) if (HERE / "model.json").is_file() else {}
 MODEL_ID = os.environ.get("MODEL_ID") or CHOSEN.get("id")
 REVISION = os.environ.get("MODEL_REVISION") or CHOSEN.get("revision")  # a commit or tag; None: the newest
-MAX_CHARACTERS = os.environ.get("MAX_CHARACTERS", "5000")  # of a text; a Space translates some 100 of them a second
+MAX_CHARACTERS = os.environ.get("MAX_CHARACTERS", "5000")  # of a text; a Space translates about 100 per second
 if not MODEL_ID:
     sys.exit("error: MODEL_ID is not set; name a model on the Hub, as in MODEL_ID=owner/name (Settings, Variables)")
 if not MAX_CHARACTERS.isdecimal():
     sys.exit(f"error: MAX_CHARACTERS is {MAX_CHARACTERS!r}; it must be a whole number, such as 5000")
 MAX_CHARACTERS = int(MAX_CHARACTERS)
 MAX_TOKENS = 120  # a larger heat map is unreadable
-EXAMPLES = [  # of a model whose card has none
+EXAMPLES = [  # for a model whose card has none
     "A man in a blue shirt is standing on a ladder cleaning a window.",
     "Two young dogs are running through the deep snow.",
     "A little girl climbs into a wooden playhouse.",
