@@ -25,9 +25,8 @@ SWITCHES = [
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
-@contextmanager
 def chromium() -> Iterator[Any]:
-    """Yield Playwright's Browser. Skips the test if Playwright or Chromium is not installed."""
+    """Yield Playwright's Browser, as a fixture. Skips the tests if Playwright or Chromium is not installed."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: `make test-browser` installs it")
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")

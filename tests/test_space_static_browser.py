@@ -1,9 +1,7 @@
 """hub/space-static in Chromium: its translations, its size, its messages, and its privacy. `make test-browser`"""
 
-import gzip
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,10 @@ import numpy as np
 import pytest
 from browser import DESKTOP, NODE_MODULES, PHONE, accessibility_violations, chromium, console_messages, served
 from saved_model import ENGLISH, GERMAN, saved_model
-from test_space_static import NODE, PAGE, changed, odd_lines
+from test_space_static import assemble, changed, odd_lines
 
 from conversion.onnx.export import export_folder
+from training import demo_corpus
 from vaswani_transformer.attention import attention_maps
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
@@ -25,19 +24,10 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not NODE_MODULES.is_dir(), reason="needs onnxruntime-web: `make test-browser` installs it"),
 ]
-CORPUS = Path(__file__).parents[1] / "training" / "demo_corpus" / "en-de.tsv.gz"
 MOST_BYTES = 15_000_000  # of the page without its model
 
 
-def demo_sentences(count: int) -> list[str]:
-    with gzip.open(CORPUS, "rt", encoding="utf-8") as lines:
-        return [line.split("\t")[0] for line, _ in zip(lines, range(count), strict=False)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as running:
-        yield running
+browser = pytest.fixture(chromium, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +48,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, exported: Path) -> Path:
     folder = tmp_path_factory.mktemp("static") / "page"
-    subprocess.run([NODE, PAGE / "assemble.mjs", exported, folder, "--packages", NODE_MODULES], check=True, timeout=60)
+    assemble(exported, folder, NODE_MODULES).check_returncode()
     return folder
 
 
@@ -88,7 +78,7 @@ def translate(page: Any, text: str) -> None:
 
 def test_fifty_sentences_translate_as_in_python(page: Any, exported: Path) -> None:
     unusual = [line for line in odd_lines(40)[-20:] if line.strip() and not set(line) & set("\n\r\x85\u2028")]
-    sentences = (ENGLISH + GERMAN + unusual + demo_sentences(50))[:50]
+    sentences = (ENGLISH + GERMAN + unusual + [english for _, english, _ in demo_corpus.load("test")])[:50]
     translate(page, "\n".join(sentences))
     items = page.locator("#results > li")
     assert items.count() == len(sentences) == 50
@@ -234,8 +224,8 @@ def described(tmp_path_factory: pytest.TempPathFactory, exported: Path) -> Path:
     folder = tmp_path_factory.mktemp("described")
     metadata = {"language": ["en", "de"], "widget": [{"text": text} for text in ENGLISH]}
     (folder / "README.md").write_text(f"---\n{json.dumps(metadata)}\n---\n# A model\n")
-    command = [NODE, PAGE / "assemble.mjs", exported, folder / "page", "--packages", NODE_MODULES]
-    subprocess.run([*command, "--card", folder / "README.md", "--name", "owner/model"], check=True, timeout=60)
+    options = ["--card", str(folder / "README.md"), "--name", "owner/model"]
+    assemble(exported, folder / "page", NODE_MODULES, *options).check_returncode()
     return folder / "page"
 
 

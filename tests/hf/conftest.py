@@ -1,8 +1,8 @@
 """Makes the tests of transformers' source distribution importable as the package `tests`.
 
-The sdist leaves out the package's own files and three of its modules. The first we need not have; of the three,
-two hold mixins whose checks tests/test_search.py, test_generate.py and test_model_compile.py make (generation, export),
-and one holds the values that ConfigTester gives to the configuration.
+The sdist lacks `__init__.py` files and three modules, which this file replaces. Two of them hold mixins for generation
+and export; tests/test_search.py, test_generate.py and test_model_compile.py test the same. The third holds the values
+that ConfigTester gives to the configuration.
 """
 
 import os

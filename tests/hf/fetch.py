@@ -2,8 +2,8 @@
 
     python tests/hf/fetch.py
 
-puts them into .cache/transformers-<version>/tests, once; they are Apache-2.0 and not part of this repository.
-Without pip's package index: unpack `transformers-<version>.tar.gz` into .cache by hand.
+puts them into .cache/transformers-<version>/tests, once. They are Apache-2.0 and not part of this repository. Without
+access to pip's package index, unpack `transformers-<version>.tar.gz` into .cache by hand.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ VERSION = version("transformers")
 CACHE = Path(__file__).parents[2] / ".cache"
 TESTS = CACHE / f"transformers-{VERSION}" / "tests"
 
-# The sdist leaves the fixtures out; the tokenizer tests want some lines of any text.
+# The sdist lacks the fixtures; the tokenizer tests need a few lines of any text.
 SAMPLE_TEXT = """The dominant sequence transduction models are based on complex recurrent or convolutional networks.
 Wir schlagen eine neue, einfache Netzwerkarchitektur vor, den Transformer.
 

@@ -1,7 +1,7 @@
 """transformers' own tests of a model and its configuration, run on ours."""
 
 # pyright: reportMissingImports=false, reportArgumentType=false, reportIncompatibleMethodOverride=false
-# `tests` is made by conftest.py; the tables' types list transformers' own models; see WithoutGenerate for the last.
+# conftest.py makes `tests`; the tables are typed for transformers' own models; WithoutGenerate hides a method.
 
 import unittest
 from typing import Any
@@ -68,7 +68,7 @@ class VaswaniTransformerTester:
 
 
 class WithoutGenerate(VaswaniTransformerForConditionalGeneration):
-    """Lets the overfitting test measure loss and gradients and leave its own generation out (see below)."""
+    """Lets the overfitting test measure loss and gradients, and skip its generation (see below)."""
 
     @property
     def generate(self):
@@ -95,9 +95,9 @@ class VaswaniTransformerModelTest(ModelTesterMixin, TrainingTesterMixin, unittes
     def test_generation_tester_mixin_inheritance(self) -> None:
         pass
 
-    # The mixin prompts generate() as if the model were decoder-only, with the first target token as the source
-    # (id 1, our padding) and 0, our start token, as the end. Its thresholds on loss and gradients are kept; the
-    # translation of the learnt batch is tested in our own way.
+    # The mixin prompts generate() as if the model were decoder-only: the first target token is the source (id 1, our
+    # padding), and 0, our start token, is the end. Its thresholds on loss and gradients apply; the test below checks
+    # the translation of the learnt batch instead.
     def _get_trainable_model_class(self) -> type[WithoutGenerate]:
         return WithoutGenerate
 

@@ -1,7 +1,7 @@
 """transformers' own tests of a tokenizer, run on the plain tokenizer.json that we train."""
 
 # pyright: reportMissingImports=false
-# `tests` is made by conftest.py.
+# conftest.py makes `tests`.
 
 import shutil
 import tempfile
@@ -31,8 +31,10 @@ class SharedBytePairTokenizerTest(TokenizerTesterMixin, unittest.TestCase):
         shutil.rmtree(cls.folder)
 
     def test_tokenize_special_tokens(self) -> None:
-        """What a user types is text, never a control token: our tokenizer is saved with `split_special_tokens`.
-        Without it transformers' own expectation holds."""
+        """A typed control token is text, because our tokenizer is saved with `split_special_tokens`.
+
+        Without this setting, transformers' own expectation holds.
+        """
         self.assertGreater(len(self.get_tokenizer().tokenize("</s>")), 1)
         get_tokenizer = self.get_tokenizer
         self.get_tokenizer = lambda **settings: get_tokenizer(split_special_tokens=False, **settings)
