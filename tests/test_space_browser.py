@@ -23,8 +23,7 @@ from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
 from hub.__main__ import main
 from hub.contents import model_files
 from vaswani_transformer import Translator
-from vaswani_transformer.attention import AttentionMaps, attention_maps, token_labels
-from vaswani_transformer.loading import load_model
+from vaswani_transformer.attention import attention_maps, token_labels
 from vaswani_transformer.modeling_vaswani_transformer import sinusoidal_positional_encoding
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -147,10 +146,10 @@ def test_the_space_shows_the_translators_hypotheses_and_scores(page: Any, transl
     ]
 
 
-def test_the_heat_map_shows_every_attention_weight(page: Any, translator, model: Path) -> None:
+def test_the_heat_map_shows_every_attention_weight(page: Any, translator) -> None:
     (text,) = translator.translate([ENGLISH[1]])
     translate(page, ENGLISH[1], text)
-    maps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[1])
+    maps = attention_maps(translator.model, translator.tokenizer, ENGLISH[1])
     kinds = {
         "Cross-attention": (maps.cross, maps.predicted, maps.source),
         "Encoder self-attention": (maps.encoder, maps.source, maps.source),
@@ -176,10 +175,10 @@ def test_the_heat_map_shows_every_attention_weight(page: Any, translator, model:
                 assert table.locator("thead th").all_inner_texts() == without_marks(across)
 
 
-def test_selecting_another_hypothesis_shows_its_attention(page: Any, translator, model: Path) -> None:
+def test_selecting_another_hypothesis_shows_its_attention(page: Any, translator) -> None:
     (expected,) = translator.translate([ENGLISH[1]], n_best=4)
     translate(page, ENGLISH[1], expected[0].text)
-    maps: AttentionMaps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[1], target=expected[3].text)
+    maps = attention_maps(translator.model, translator.tokenizer, ENGLISH[1], target=expected[3].text)
     page.locator("#hypotheses input").nth(3).check()
     page.wait_for_function(
         "labels => [...document.querySelectorAll('#heat-map tbody th')].map(th => th.innerText).join() === labels",
@@ -234,8 +233,8 @@ def pixels_of(image: Any) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded)))).astype(int)
 
 
-def test_equation_1_shows_the_weights_of_the_chosen_head(page: Any, translator, model: Path) -> None:
-    maps = attention_maps(load_model(model), translator.tokenizer, ENGLISH[0])
+def test_equation_1_shows_the_weights_of_the_chosen_head(page: Any, translator) -> None:
+    maps = attention_maps(translator.model, translator.tokenizer, ENGLISH[0])
     assert not page.locator("#equation figure").first.is_visible(), "it is folded"
     page.get_by_role("button", name="Equation (1)").click()
     for kind, weights in (("Cross-attention", maps.cross), ("Decoder self-attention", maps.decoder)):
