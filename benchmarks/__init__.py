@@ -5,5 +5,5 @@ training      train_throughput, scaling, input_pipeline, padding, planning
 correctness   gpu_checks, conversion_marian
 all on a GPU  gpu
 
-The other files are parts: harness, decode_systems, decode_alone, decode_picture, training_systems.
+Shared parts: harness, decode_systems, decode_random, decode_alone, decode_picture, training_systems.
 """

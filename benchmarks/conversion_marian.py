@@ -18,27 +18,25 @@ import torch
 import typer
 
 from conversion.build import build_model
-from conversion.description import OUTPUT_BIAS, SOURCE, TARGET, Description
+from conversion.description import OUTPUT_BIAS, SOURCE, Description
 from conversion.reasons import Reasons
 from conversion.rename import rename
 from conversion.toolkits import hugging_face, marian
-from vaswani_transformer.errors import exit_cleanly
 
 from .decode_systems import import_ctranslate2
-from .harness import program, report
+from .harness import Row, marian_like, report, run
 
-app = program()
 # (source ids, target ids) -> log-probabilities of the target's tokens
 Scorer = Callable[[list[int], list[int]], np.ndarray]
 
 
-@app.command(help="Compare three conversions of Marian checkpoints with the scores that Marian prints.")
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders with model.npz and expected.npz.")],
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Append the rows to this CSV file.")] = None,
 ) -> None:
+    """Compare three conversions of Marian checkpoints with the scores that Marian prints."""
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for folder in folders:
         words = list(word_scores(folder))
         largest_of_ours = 0.0
@@ -49,10 +47,17 @@ def compare(
                 )
             largest = differences.max()
             largest_of_ours = largest_of_ours or largest
-            row = {"checkpoint": folder.name, "conversion": name, "words": len(differences)}
-            row |= {"largest": f"{largest:.3e}", "mean": f"{differences.mean():.3e}"}
-            rows.append(row | {"times_ours": f"{largest / largest_of_ours:.1f}"})
-    report(rows, csv_file, "conversion_marian")
+            rows.append(
+                {
+                    "checkpoint": folder.name,
+                    "conversion": name,
+                    "words": len(differences),
+                    "largest": f"{largest:.3e}",
+                    "mean": f"{differences.mean():.3e}",
+                    "times_ours": f"{largest / largest_of_ours:.1f}",
+                }
+            )
+    report(rows, csv_file)
 
 
 def word_scores(folder: Path) -> Iterator[tuple[list[int], list[int], np.ndarray]]:
@@ -78,33 +83,15 @@ def ours(folder: Path) -> Iterator[Scorer]:
 
 @contextmanager
 def transformers(folder: Path) -> Iterator[Scorer]:
-    """MarianMTModel, with a zero row for <pad> appended, from which it starts decoding."""
-    from transformers import MarianConfig, MarianMTModel
-
+    """Fill a MarianMTModel; decoding starts from a zero row for <pad>, which is appended."""
     description = read(folder)
     tensors = rename(description.tensors, description.rules, Reasons(folder))
-    options, size = description.config, len(description.vocabulary.target)
-    with_pad = {name: torch.cat((tensors[name], torch.zeros(1, options["d_model"]))) for name in (SOURCE, TARGET)}
-    names = "d_model encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim"
-    names += " decoder_ffn_dim activation_function"
-    config = MarianConfig(
-        **{name: options[name] for name in names.split()},
-        vocab_size=size + 1,
-        decoder_vocab_size=size + 1,
-        pad_token_id=size,
-        decoder_start_token_id=size,
-        eos_token_id=0,
-        scale_embedding=True,
-        share_encoder_decoder_embeddings=True,
-        max_position_embeddings=512,
-    )
-    model = MarianMTModel(config).eval()
-    rules = hugging_face.layers(config.to_dict())
-    state = {rule.theirs: tensors[rule.ours] for rule in rules}
-    state |= {
-        "model.shared.weight": with_pad[SOURCE],
-        "final_logits_bias": torch.cat((tensors[OUTPUT_BIAS], torch.zeros(1))).reshape(1, -1),
-    }
+    size = len(description.vocabulary.target)
+    ids = {"vocab_size": size + 1, "pad_token_id": size, "decoder_start_token_id": size, "eos_token_id": 0}
+    model = marian_like(description.config | ids, scale_embedding=True, max_position_embeddings=512).eval()
+    state = {rule.theirs: tensors[rule.ours] for rule in hugging_face.layers(model.config.to_dict())}
+    state["model.shared.weight"] = torch.cat((tensors[SOURCE], torch.zeros(1, model.config.d_model)))
+    state["final_logits_bias"] = torch.cat((tensors[OUTPUT_BIAS], torch.zeros(1))).reshape(1, -1)
     missing, unexpected = model.load_state_dict(state, strict=False)
     left = [*unexpected, *(name for name in missing if "embed" not in name and name != "lm_head.weight")]
     assert not left, left
@@ -127,7 +114,7 @@ def torch_scorer(model: Any, start: int, words: int | None = None) -> Scorer:
 
 @contextmanager
 def ctranslate2(folder: Path) -> Iterator[Scorer]:
-    """CTranslate2's converter, which needs a vocabulary in YAML and a configuration without padding bytes."""
+    """Run CTranslate2's converter, which needs a vocabulary in YAML and a configuration without padding bytes."""
     library = import_ctranslate2()
     vocabulary = read(folder).vocabulary
     with tempfile.TemporaryDirectory() as place, np.load(folder / "model.npz") as archive:
@@ -151,4 +138,4 @@ def ctranslate2(folder: Path) -> Iterator[Scorer]:
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.conversion_marian")
+    run(compare)

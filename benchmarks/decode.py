@@ -16,22 +16,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 
 from .decode_picture import draw
 from .decode_systems import SYSTEMS, Sources, System
-from .harness import BatchSizes, ClockName, Record, Rounds, Threads, clock, program, report, take_turns, timed
+from .harness import BatchSizes, ClockName, Record, Rounds, Row, Threads, clock, race, report, run
 
-app = program()
+NOT_MEASURED = dict.fromkeys(("load_seconds", "first_seconds", "peak_megabytes"), "")
 
 
-@app.command(help="Compare the speed of translating.")
 def compare(
     model: Annotated[str, typer.Argument(help="A model folder.")],
     source: Annotated[str, typer.Option(help="A UTF-8 text file, one sentence per line.")],
@@ -50,40 +50,47 @@ def compare(
     clock_name: ClockName = "wall",
     record: Record = None,
 ) -> None:
+    """Compare the speed of translating."""
     from vaswani_transformer.loading import load_tokenizer
 
     now = clock(clock_name)
     lines, references = read_pairs(source, reference, sentences)
     tokenizer = load_tokenizer(model)
     encoded: Sources = tokenizer(lines, verbose=False)["input_ids"]
-    wanted = [("generate", model), ("search", model)]
-    wanted += [("search-bfloat16", model)] if bfloat16 else []
-    wanted += [("marian", marian)] if marian else []
-    wanted += [("onnx", folder) for folder in onnx or []]
-    wanted += [(kind, ctranslate2) for kind in ("ctranslate2-float32", "ctranslate2-int8") if ctranslate2]
-    systems = [SYSTEMS[kind](Path(folder), threads) for kind, folder in wanted]
-    if len({system.name for system in systems}) < len(systems):
-        raise InputError("--onnx: two folders have the same name; rename one, because rows are named after folders")
-    rows: list[dict[str, Any]] = []
+    folders = [("generate", model), ("search", model)]
+    folders += [("search-bfloat16", model)] if bfloat16 else []
+    folders += [("marian", marian)] if marian else []
+    folders += [("onnx", folder) for folder in onnx or []]
+    folders += [(kind, ctranslate2) for kind in ("ctranslate2-float32", "ctranslate2-int8") if ctranslate2]
+    systems = load(folders, threads)
+    about = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
+    rows: list[Row] = []
     for name, batches in batchings(encoded, batch_size or [1, 16, 64], batch_tokens).items():
         order = [i for batch in batches for i in batch]
         work = [[encoded[i] for i in batch] for batch in batches]
-        unknown = dict.fromkeys(("load_seconds", "first_seconds", "peak_megabytes"), "")
-        separate = [needs(system, work[-1], num_beams, threads) if alone else unknown for system in systems]
-        measured = measure(systems, work, num_beams, rounds, now)
-        best = {system: min(seconds for seconds, _ in turns) for system, turns in measured.items()}
-        for system, needed in zip(systems, separate, strict=True):
-            translations = measured[system.name][-1][1]
-            row = {"batch": name, "system": system.name, **speeds(system.name, best, sum(map(len, translations)))}
+        needs = [measure_alone(*each, threads, num_beams, work[-1]) if alone else NOT_MEASURED for each in folders]
+        for system in systems:
+            system.translate(work[0], num_beams)  # warm up
+        works = {system.name: partial(translate_all, system, work, num_beams) for system in systems}
+        best = race(works, rounds, now)
+        for system, needed in zip(systems, needs, strict=True):
+            translations = best[system.name][1]
+            row = {"batch": name, "system": system.name, **speeds(system.name, best)}
             row["bleu"] = bleu(translations, references, order, tokenizer) if references else "-"
-            rows.append(row | needed | {"file_megabytes": round(system.megabytes, 1)})
-    about = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
-    rows = [about | row for row in rows]
-    report(rows, record, "decode")
+            rows.append(about | row | needed | {"file_megabytes": round(system.megabytes, 1)})
+    report(rows, record)
     if record and references:
         unit = "CPU" if clock_name == "cpu" else "wall-clock"
         title = f"{Path(model).name}: {len(lines)} sentences, beam {num_beams}, {threads} thread(s), {unit} time"
         draw(rows, title, record.with_name(f"{record.stem}-{Path(model).name}-{threads}.png"))
+
+
+def load(folders: list[tuple[str, str]], threads: int) -> list[System]:
+    """Load the systems, each by its kind and folder. Raises InputError if two have the same name."""
+    systems = [SYSTEMS[kind](Path(folder), threads) for kind, folder in folders]
+    if len({system.name for system in systems}) < len(systems):
+        raise InputError("--onnx: two folders have the same name; rename one, because rows are named after folders")
+    return systems
 
 
 def read_pairs(source: str, reference: str | None, sentences: int) -> tuple[list[str], list[str] | None]:
@@ -107,27 +114,20 @@ def batchings(encoded: Sources, sizes: list[int], tokens: int | None) -> dict[st
     return found
 
 
-def measure(systems: list[System], work: list[Sources], beams: int, rounds: int, now: Any) -> dict[str, list]:
-    """Return the seconds and translations of every round, by system."""
-
-    def turn(system: System) -> tuple[float, Sources]:
-        return timed(lambda: [ids for batch in work for ids in system.translate(batch, beams)], now)
-
-    for system in systems:
-        system.translate(work[0], beams)  # warm up
-    return take_turns({system.name: lambda system=system: turn(system) for system in systems}, rounds)
+def translate_all(system: System, work: list[Sources], beams: int) -> Sources:
+    return [ids for batch in work for ids in system.translate(batch, beams)]
 
 
-def speeds(name: str, best: dict[str, float], tokens: int) -> dict[str, Any]:
+def speeds(name: str, best: dict[str, tuple[float, Sources]]) -> Row:
     """Compare the best seconds of a system with the others; int8 files with CTranslate2's int8."""
-    seconds = best[name]
+    seconds, translations = best[name]
     peers = {
         "times_generate": "torch generate()",
         "times_marian": "transformers Marian",
         "times_ctranslate2": f"ctranslate2 {'int8' if 'int8' in name else 'float32'}",
     }
-    times = {column: f"{best[peer] / seconds:.2f}" if peer in best else "-" for column, peer in peers.items()}
-    return {"seconds": round(seconds, 3), "tokens_per_second": round(tokens / seconds), **times}
+    times = {column: f"{best[peer][0] / seconds:.2f}" if peer in best else "-" for column, peer in peers.items()}
+    return {"seconds": round(seconds, 3), "tokens_per_second": round(sum(map(len, translations)) / seconds), **times}
 
 
 def bleu(translations: Sources, references: list[str], order: list[int], tokenizer: Any) -> str:
@@ -138,18 +138,12 @@ def bleu(translations: Sources, references: list[str], order: list[int], tokeniz
     return f"{sacrebleu.corpus_bleu([texts[i] for i in range(len(texts))], [references]).score:.1f}"
 
 
-def needs(system: System, sources: Sources, beams: int, threads: int) -> dict[str, Any]:
-    """Return what a process needs that loads only this system and translates one batch."""
-    command = [sys.executable, "-m", "benchmarks.decode_alone", system.kind, str(system.folder), str(threads)]
-    command.append(str(beams))
+def measure_alone(kind: str, folder: str, threads: int, beams: int, sources: Sources) -> Row:
+    """Return the seconds and memory of a process that loads only this system and translates one batch."""
+    command = [sys.executable, "-m", "benchmarks.decode_alone", kind, folder, str(threads), str(beams)]
     done = subprocess.run(command, input=json.dumps(sources), stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {
-        "load_seconds": round(found["load_seconds"], 2),
-        "first_seconds": round(found["first_seconds"], 4),
-        "peak_megabytes": round(found["peak_bytes"] / 1e6),
-    }
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.decode")
+    run(compare)

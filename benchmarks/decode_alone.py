@@ -2,8 +2,8 @@
 
     python -m benchmarks.decode_alone KIND FOLDER THREADS BEAMS < SOURCES
 
-SOURCES is a JSON list of token ids. The output is a JSON object: load_seconds, with the import of the libraries;
-first_seconds, for the first source alone; peak_bytes, resident memory after the whole batch.
+SOURCES is a JSON list of token ids. Prints columns of `decode.py` as a JSON object: load_seconds, with the import of
+the libraries; first_seconds, for the first source alone; peak_megabytes, resident memory after the whole batch.
 """
 
 import json
@@ -28,13 +28,10 @@ def main() -> None:
     first = time.perf_counter()
     system.translate(sources, int(beams))
     # Not getrusage: its maximum includes that of the parent process.
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
-    assert found is not None
-    print(
-        json.dumps(
-            {"load_seconds": loaded - begun, "first_seconds": first - loaded, "peak_bytes": int(found[1]) * 1024}
-        )
-    )
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    assert peak is not None
+    needs = {"load_seconds": round(loaded - begun, 2), "first_seconds": round(first - loaded, 4)}
+    print(json.dumps(needs | {"peak_megabytes": round(int(peak[1]) * 1024 / 1e6)}))
 
 
 if __name__ == "__main__":

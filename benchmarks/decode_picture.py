@@ -8,7 +8,7 @@ from vaswani_transformer.pictures import RESOLUTION, figure_class
 
 
 def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """rows: those of `decode.py`, with BLEU; path: the PNG file to write."""
+    """Write the picture as a PNG file. rows: those of `decode.py`, with BLEU."""
     figure = figure_class()(figsize=(8, 5), layout="constrained", dpi=RESOLUTION)
     axis = figure.subplots()
     for system in dict.fromkeys(row["system"] for row in rows):

@@ -14,17 +14,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from vaswani_transformer.errors import exit_cleanly
-
 from .decode import batchings, read_pairs
 from .decode_systems import padded_arrays
-from .harness import BatchSizes, Record, program, report
+from .harness import BatchSizes, Record, Row, report, run
 
-app = program()
 BODIES = ("Loop", "If")  # their time is that of the operators inside
 
 
-@app.command(help="Print the share of each operator in the time of translating.")
 def profile(
     folder: Annotated[Path, typer.Argument(help="A folder with model.onnx and a tokenizer.")],
     source: Annotated[str, typer.Option(help="A UTF-8 text file, one sentence per line.")],
@@ -33,20 +29,28 @@ def profile(
     most: Annotated[int, typer.Option(min=1, help="Operators to print for each batch size.")] = 15,
     record: Record = None,
 ) -> None:
+    """Print the share of each operator in the time of translating."""
     from vaswani_transformer.loading import load_tokenizer
 
     lines, _ = read_pairs(source, None, sentences)
     tokenizer = load_tokenizer(folder)
     encoded = tokenizer(lines, verbose=False)["input_ids"]
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, batches in batchings(encoded, batch_size or [1, 16, 64], None).items():
         microseconds, calls = profiled(folder, [[encoded[i] for i in batch] for batch in batches], tokenizer)
-        about = {"file": folder.resolve().name, "sentences": len(lines), "batch": name}
         for operator, spent in microseconds.most_common(most):
-            share = f"{spent / microseconds.total():.3f}"
-            row = {"operator": operator, "share": share, "calls": calls[operator]}
-            rows.append(about | row | {"microseconds_per_call": f"{spent / calls[operator]:.1f}"})
-    report(rows, record, "decode_profile")
+            rows.append(
+                {
+                    "file": folder.resolve().name,
+                    "sentences": len(lines),
+                    "batch": name,
+                    "operator": operator,
+                    "share": f"{spent / microseconds.total():.3f}",
+                    "calls": calls[operator],
+                    "microseconds_per_call": f"{spent / calls[operator]:.1f}",
+                }
+            )
+    report(rows, record)
 
 
 def profiled(folder: Path, batches: list[list[list[int]]], tokenizer: Any) -> tuple[Counter[str], Counter[str]]:
@@ -73,4 +77,4 @@ def profiled(folder: Path, batches: list[list[list[int]]], tokenizer: Any) -> tu
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.decode_profile")
+    run(profile)

@@ -1,31 +1,25 @@
-"""The systems that translate in `decode.py` and `decode_base.py`, each from one model folder."""
+"""The systems that translate in `decode.py`, `decode_base.py` and `gpu_decode.py`."""
 
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vaswani_transformer.errors import UnavailableError
 
 Sources = list[list[int]]
+# (sources, beam size, length=None) -> their best translations as token ids without </s>; with a length, the search
+# takes exactly that many steps.
+Translate = Callable[..., Sources]
 
 
-@dataclass
-class System:
-    """translate: batch of sources, beam size -> their best translations as token ids without </s>.
-
-    ONNX and CTranslate2 also take an exact length: then translations have that many ids.
-    """
-
+class System(NamedTuple):
     name: str
-    kind: str  # its key in SYSTEMS
-    folder: Path
-    translate: Callable[..., Sources]
     megabytes: float  # of its weight file
+    translate: Translate
 
 
 def padded_arrays(sources: Sources, pad: int) -> tuple[np.ndarray, np.ndarray]:
@@ -42,27 +36,43 @@ def strip(rows: Sources, *special: int) -> Sources:
     return [[token for token in row if token not in special] for row in rows]
 
 
-def weights_megabytes(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
-
-
-def torch_system(folder: Path, kind: str, name: str, model: Any, search: Callable[..., Any]) -> System:
-    """search: called like generate(); returns ids, (batch, target)."""
+def torch_translate(model: Any, search: Callable[..., Any]) -> Translate:
+    """Return translate() of a torch model. search: called like generate(); returns ids, (batch, target)."""
     import torch
 
     config = model.config
 
-    def translate(sources: Sources, beams: int) -> Sources:
-        ids, mask = map(torch.from_numpy, padded_arrays(sources, config.pad_token_id))
-        found = search(ids, attention_mask=mask, num_beams=beams)
+    def translate(sources: Sources, beams: int, length: int | None = None) -> Sources:
+        arrays = padded_arrays(sources, config.pad_token_id)
+        ids, mask = (torch.from_numpy(array).to(model.device) for array in arrays)
+        limits = {"min_new_tokens": length - 1, "max_new_tokens": length} if length else {}  # min: before </s>
+        found = search(ids, attention_mask=mask, num_beams=beams, **limits)
         return strip(found.tolist(), config.decoder_start_token_id, config.pad_token_id, config.eos_token_id)
 
-    size = weights_megabytes(folder) / (2 if model.dtype == torch.bfloat16 else 1)
-    return System(name, kind, folder, translate, size)
+    return translate
+
+
+def search_translate(model: Any) -> Translate:
+    """Return translate() by the search in tensors: keys and values in the model's dtype, scores in float32."""
+    from vaswani_transformer.beam_search import beam_search
+    from vaswani_transformer.text_translator import LOOKAHEAD
+
+    def search(
+        ids: Any, attention_mask: Any, num_beams: int, min_new_tokens: int = 0, max_new_tokens: int | None = None
+    ) -> Any:
+        settings = {"num_return_sequences": 1, "early_stopping": LOOKAHEAD}
+        limits = {"min_length": min_new_tokens, "max_length": max_new_tokens}
+        return beam_search(model, ids, attention_mask, num_beams, **settings, **limits)[0][:, 0]
+
+    return torch_translate(model, search)
+
+
+def safetensors_megabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
 
 
 @functools.cache
-def our_model(folder: Path, threads: int, dtype: str) -> Any:
+def our_model(folder: Path, threads: int, dtype: str = "float32") -> Any:
     import torch
 
     from vaswani_transformer.loading import load_model
@@ -72,29 +82,23 @@ def our_model(folder: Path, threads: int, dtype: str) -> Any:
 
 
 def torch_generate(folder: Path, threads: int) -> System:
-    """`generate()`, the baseline."""
-    model = our_model(folder, threads, "float32")
-    return torch_system(folder, "generate", "torch generate()", model, model.generate)
+    """Load our model for `generate()`, the baseline."""
+    model = our_model(folder, threads)
+    return System("torch generate()", safetensors_megabytes(folder), torch_translate(model, model.generate))
 
 
-def torch_search(folder: Path, threads: int, dtype: str = "float32") -> System:
-    """The search in tensors, with keys and values in the model's dtype and scores in float32."""
-    from vaswani_transformer.beam_search import beam_search
-    from vaswani_transformer.text_translator import LOOKAHEAD
+def torch_search(folder: Path, threads: int) -> System:
+    translate = search_translate(our_model(folder, threads))
+    return System("torch search in tensors", safetensors_megabytes(folder), translate)
 
-    model = our_model(folder, threads, dtype)
 
-    def search(ids: Any, attention_mask: Any, num_beams: int) -> Any:
-        settings = {"num_beams": num_beams, "num_return_sequences": 1, "early_stopping": LOOKAHEAD}
-        return beam_search(model, ids, attention_mask, **settings)[0][:, 0]
-
-    if dtype == "float32":
-        return torch_system(folder, "search", "torch search in tensors", model, search)
-    return torch_system(folder, f"search-{dtype}", f"torch search, {dtype}", model, search)
+def torch_search_bfloat16(folder: Path, threads: int) -> System:
+    translate = search_translate(our_model(folder, threads, "bfloat16"))
+    return System("torch search, bfloat16", safetensors_megabytes(folder) / 2, translate)
 
 
 def marian_generate(folder: Path, threads: int) -> System:
-    """transformers' Marian, with its length penalty length^alpha and its stopping rule."""
+    """Load transformers' Marian, which has the length penalty length^alpha and its own stopping rule."""
     import torch
     from transformers import MarianMTModel
     from transformers.utils import logging
@@ -103,7 +107,7 @@ def marian_generate(folder: Path, threads: int) -> System:
     torch.set_num_threads(threads)
     model: Any = MarianMTModel.from_pretrained(folder, local_files_only=True).eval()
     search = functools.partial(model.generate, length_penalty=0.6, max_length=256)
-    return torch_system(folder, "marian", "transformers Marian", model, search)
+    return System("transformers Marian", safetensors_megabytes(folder), torch_translate(model, search))
 
 
 def import_ctranslate2() -> Any:
@@ -115,24 +119,24 @@ def import_ctranslate2() -> Any:
     return ctranslate2
 
 
-def onnx_file(folder: Path, threads: int) -> System:
+def onnx_file(folder: Path, threads: int | None, device: str = "cpu") -> System:
     from vaswani_transformer.onnx_translator import OnnxTranslator
 
-    translator = OnnxTranslator.from_pretrained(folder, device="cpu", threads=threads)
+    translator = OnnxTranslator.from_pretrained(folder, device=device, threads=threads)
 
     def translate(sources: Sources, beams: int, length: int | None = None) -> Sources:
         arrays = padded_arrays(sources, translator.pad)
-        limits: dict[str, int] = {"max_length": length, "min_length": length - 1} if length else {}  # min: before </s>
+        limits: dict[str, int] = {"min_length": length - 1, "max_length": length} if length else {}  # min: before </s>
         sequences, _ = translator.generate(*arrays, num_beams=beams, num_return_sequences=1, **limits)
         return strip(sequences[:, 0].tolist(), translator.pad, translator.config["eos_token_id"])
 
     name = folder.resolve().name
     size = (folder / "model.onnx").stat().st_size / 1e6
-    return System(name if name.startswith("onnx") else f"onnx {name}", "onnx", folder, translate, size)
+    return System(name if name.startswith("onnx") else f"onnx {name}", size, translate)
 
 
 def ctranslate2_model(folder: Path, threads: int, kind: str, device: str = "cpu") -> System:
-    """CTranslate2, with its length penalty length^alpha and its stopping rule."""
+    """Load a CTranslate2 model, which has the length penalty length^alpha and its own stopping rule."""
     ctranslate2 = import_ctranslate2()
     translator = ctranslate2.Translator(
         str(folder), device=device, compute_type=kind, intra_threads=threads, inter_threads=1
@@ -147,13 +151,14 @@ def ctranslate2_model(folder: Path, threads: int, kind: str, device: str = "cpu"
         return [[ids[token] for token in result.hypotheses[0]] for result in found]
 
     size = (folder / "model.bin").stat().st_size / 1e6  # float32; int8 is made of it while loading
-    return System(f"ctranslate2 {kind}", f"ctranslate2-{kind}", folder, translate, size)
+    return System(f"ctranslate2 {kind}", size, translate)
 
 
+# By kind: (folder, threads) -> the system on the CPU.
 SYSTEMS: dict[str, Callable[[Path, int], System]] = {
     "generate": torch_generate,
     "search": torch_search,
-    "search-bfloat16": functools.partial(torch_search, dtype="bfloat16"),
+    "search-bfloat16": torch_search_bfloat16,
     "marian": marian_generate,
     "onnx": onnx_file,
     "ctranslate2-float32": functools.partial(ctranslate2_model, kind="float32"),

@@ -21,11 +21,10 @@ from typing import IO, Annotated
 import torch
 import typer
 
-from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.errors import InputError, UnavailableError
 
-from .harness import Device, program
+from .harness import Device, run
 
-app = program()
 SECONDS = 540  # of a piece
 
 
@@ -82,7 +81,6 @@ def multi30k(setting: Setting, seed: int) -> list[list[str]]:
     return [train, evaluate]
 
 
-@app.command(help="Measure everything on a GPU. Run the same command again to resume.")
 def measure(
     data: Annotated[Path, typer.Option(help="The folder of Multi30k.")],
     output: Annotated[Path, typer.Option(help="A folder for rows, logs and models.")],
@@ -90,6 +88,7 @@ def measure(
     small: Annotated[bool, typer.Option("--small", help="Tiny models and few steps, to try the command.")] = False,
     only: Annotated[str | None, typer.Option(help="Pieces, separated by commas; default: all.")] = None,
 ) -> None:
+    """Measure everything on a GPU. Run the same command again to resume."""
     all_pieces = pieces(Setting(data.resolve(), output.resolve(), device, small))
     names = only.split(",") if only else list(all_pieces)
     if unknown := [name for name in names if name not in all_pieces]:
@@ -111,7 +110,7 @@ def run_piece(output: Path, name: str, commands: list[list[str]], device: str) -
     started = time.perf_counter()
     with (output / f"{name}.log").open("ab") as log:
         for words in commands:
-            problem = run([sys.executable, *words], log, environment, SECONDS - (time.perf_counter() - started))
+            problem = run_command([sys.executable, *words], log, environment, SECONDS - (time.perf_counter() - started))
             if problem:
                 typer.echo(f"{name}: {problem} after {time.perf_counter() - started:.0f} s, see {log.name}")
                 return False
@@ -120,7 +119,7 @@ def run_piece(output: Path, name: str, commands: list[list[str]], device: str) -
     return True
 
 
-def run(command: list[str], log: IO[bytes], environment: dict[str, str], seconds: float) -> str:
+def run_command(command: list[str], log: IO[bytes], environment: dict[str, str], seconds: float) -> str:
     """Run a command; returns "" or what went wrong. When it takes too long, its own processes end with it.
 
     `accelerate launch` ends its processes on SIGTERM; they are not in its group.
@@ -142,4 +141,4 @@ def run(command: list[str], log: IO[bytes], environment: dict[str, str], seconds
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.gpu")
+    run(measure)

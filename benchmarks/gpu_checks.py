@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +22,39 @@ from safetensors.torch import load_file
 from training.loss import linear_cross_entropy
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
-from vaswani_transformer.errors import exit_cleanly
 
-from .harness import ABOUT, Device, Record, program, report
+from .harness import ABOUT, Device, Record, recipe_words, report, run
 
-app = program()
 VOCABULARY = 900
+Found = list[tuple[str, float, float | None]]  # check, difference, its limit
 
 
-@app.command(help="Check training and decoding on a device.")
-def check(
-    device: Device = "cuda",
-    record: Record = None,
-) -> None:
+def check(device: Device = "cuda", record: Record = None) -> None:
+    """Check training and decoding on a device."""
     torch.manual_seed(0)
     config = VaswaniTransformerConfig(
         vocab_size=VOCABULARY, d_model=256, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=512,
         decoder_ffn_dim=512, dropout=0.0,
     )  # fmt: skip
     model: Any = VaswaniTransformerForConditionalGeneration(config).eval()
-    parts: list[Callable[[], Found]] = [
-        lambda: forward_passes(model, device), lambda: losses(device), lambda: searches(model, device), trainings
-    ]  # fmt: skip
-    wrong = False
-    for part in parts:
-        found = part()
-        rows = [
-            {"device": device, "check": name, "difference": f"{value:.1e}", "limit": "" if limit is None else limit}
-            for name, value, limit in found
-        ]
-        report(rows, record, "gpu_checks", (*ABOUT, "torch"))
-        wrong |= any(limit is not None and not value <= limit for _, value, limit in found)
-    if wrong:
+    passed = [
+        reported(forward_passes(model, device), device, record),
+        reported(losses(device), device, record),
+        reported(searches(model, device), device, record),
+        reported(trainings(), device, record),
+    ]
+    if not all(passed):
         raise typer.Exit(1)
 
 
-Found = list[tuple[str, float, float | None]]
+def reported(found: Found, device: str, record: Path | None) -> bool:
+    """Print and record the differences; return whether all are within their limits."""
+    rows = [
+        {"device": device, "check": name, "difference": f"{value:.1e}", "limit": "" if limit is None else limit}
+        for name, value, limit in found
+    ]
+    report(rows, record, (*ABOUT, "torch"))
+    return all(limit is None or value <= limit for _, value, limit in found)
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -67,7 +63,7 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.detach().double().cpu() - other).norm() / other.norm())
 
 
-def batch(device: str) -> dict[str, torch.Tensor]:
+def batch(device: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, VOCABULARY, (12, 23), generator=generator)
     mask = torch.ones_like(ids)
@@ -133,30 +129,49 @@ def searches(model: Any, device: str) -> Found:
     return found
 
 
+TRAINING = {
+    "max_steps": 40, "save_every": 10, "validate_every": 40, "log_every": 40, "tokens_per_step": 1400,
+    "vocab_size": 800, "average_last": 1, "bleu_every": None, "max_epochs": None, "max_cpu_seconds": None,
+}  # fmt: skip
+
+
 def trainings() -> Found:
-    """Train twice, once with an interruption and once killed, on the device that Accelerate chooses."""
+    """Compare trainings that were repeated, resumed and killed with one that was not, on Accelerate's device."""
     found: Found = []
-    ways = {"once": [None], "repeated": [None], "resumed": [30_000, None], "killed": [None]}  # most tokens of each part
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for precision, deterministic in (("no", False), ("bf16", False), ("bf16", True)):
             kind = f"{precision}, deterministic" if deterministic else precision
-            weights = []
-            for name, parts in ways.items():
-                output = Path(folder) / f"{kind}-{name}"
-                for most in parts:
-                    words = [f"--{key}={value}" for key, value in options(output, precision, most).items()]
-                    words.append(f"--deterministic={str(deterministic).lower()}")
-                    # A process each: Accelerate keeps one precision for the life of a process.
-                    command = [sys.executable, "-m", "training", "--config", "demo", *words]
-                    if name == "killed":
-                        kill_after_a_checkpoint(command, output)
-                    subprocess.run(command, check=True)
-                weights.append(load_file(output / "model.safetensors"))
-            for name, other in zip(list(ways)[1:], weights[1:], strict=True):
-                worst = max(difference(other[key], tensor) for key, tensor in weights[0].items())
-                found += [(f"{name} training, {kind}", worst, 0.05)]
-                found += [(f"{name} training has other bits, {kind}", float(worst > 0), 0 if deterministic else None)]
+            keys = TRAINING | {"mixed_precision": precision, "deterministic": deterministic, "cache": f"{folder}/cache"}
+            once = trained(keys, folder / f"{kind}-once")
+            others = {
+                "repeated": trained(keys, folder / f"{kind}-repeated"),
+                "resumed": trained(keys, folder / f"{kind}-resumed", stop_after=30_000),
+                "killed": trained(keys, folder / f"{kind}-killed", killed=True),
+            }
+            for name, other in others.items():
+                worst = max(difference(other[key], tensor) for key, tensor in once.items())
+                found.append((f"{name} training, {kind}", worst, 0.05))
+                bits = f"{name} training has other bits, {kind}"
+                found.append((bits, float(worst > 0), 0 if deterministic else None))
     return found
+
+
+def trained(
+    keys: dict[str, Any], output: Path, stop_after: int | None = None, killed: bool = False
+) -> dict[str, torch.Tensor]:
+    """Train and return the weights. stop_after: tokens after which the run ends, to be resumed.
+
+    Each run is a process: Accelerate keeps one precision for the life of a process.
+    """
+    words = recipe_words(keys | {"output_dir": str(output)})
+    command = [sys.executable, "-m", "training", "--config", "demo", *words]
+    if stop_after:
+        subprocess.run([*command, f"--max_tokens={stop_after}"], check=True)
+    if killed:
+        kill_after_a_checkpoint(command, output)
+    subprocess.run(command, check=True)
+    return load_file(output / "model.safetensors")
 
 
 def kill_after_a_checkpoint(command: list[str], output: Path) -> None:
@@ -169,13 +184,5 @@ def kill_after_a_checkpoint(command: list[str], output: Path) -> None:
         raise RuntimeError(f"{output}: the training ended before it was killed, with exit code {process.returncode}")
 
 
-def options(output: Path, precision: str, most_tokens: int | None) -> dict[str, str]:
-    numbers = {"max_steps": 40, "save_every": 10, "validate_every": 40, "log_every": 40, "tokens_per_step": 1400}
-    texts = {"bleu_every": "null", "max_epochs": "null", "max_cpu_seconds": "null", "average_last": "1"}
-    texts |= {"mixed_precision": precision, "output_dir": str(output), "cache": str(output.parent / "cache")}
-    texts |= {"max_tokens": "null" if most_tokens is None else str(most_tokens), "vocab_size": "800"}
-    return texts | {key: str(value) for key, value in numbers.items()}
-
-
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.gpu_checks")
+    run(check)

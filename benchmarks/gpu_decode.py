@@ -9,28 +9,21 @@ the same precision, and is empty for float16.
 
 import copy
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from vaswani_transformer.beam_search import beam_search
-from vaswani_transformer.errors import UnavailableError, exit_cleanly
+from vaswani_transformer.errors import UnavailableError
 
-from .decode_base import random_model
-from .decode_systems import System, ctranslate2_model, import_ctranslate2
-from .harness import ABOUT, BatchSizes, Device, Record, Rounds, clock, marian_like, program, report, take_turns, timed
+from .decode_random import OUTPUT_LENGTH, convert, export, random_model, random_works
+from .decode_systems import Translate, import_ctranslate2, search_translate, torch_translate
+from .harness import ABOUT, BatchSizes, Device, Record, Rounds, Row, clock, marian_like, race, report, run
 
-app = program()
-SOURCE, TARGET, BEAMS = 25, 28, 4
-EXACT = {"min_length": TARGET - 1, "max_length": TARGET, "num_return_sequences": 1}  # min: before </s>
-Search = Callable[[torch.Tensor, torch.Tensor], object]
+SMALL = {"vocab_size": 500, "d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
 
 
-@app.command(help="Compare the speed of translating on a device.")
 def compare(
     device: Device = "cuda",
     small: Annotated[bool, typer.Option("--small", help="A tiny model, to try the program.")] = False,
@@ -38,103 +31,67 @@ def compare(
     rounds: Rounds = 3,
     record: Record = None,
 ) -> None:
-    sizes = {"vocab_size": 500, "d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    """Compare the speed of translating on a device."""
     now = clock("wall", device)
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        ours = random_model(Path(folder) / "model", **(sizes if small else {"vocab_size": 37000}))
-        systems = torch_systems(ours, device) | onnx_files(Path(folder), device)
-        systems |= ctranslate2_models(Path(folder), device)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = random_model(folder / "model", **(SMALL if small else {}))
+        systems = torch_models(model, device)
+        for load, unavailable in ((onnx_models, UnavailableError), (ctranslate2_models, RuntimeError)):
+            try:
+                systems |= load(folder, device)
+            except unavailable as error:
+                typer.echo(f"no rows of {load.__name__}: {error}", err=True)
         for batch in batch_size or [1, 64, 512]:
-            ids = torch.randint(4, ours.config.vocab_size, (batch, SOURCE), device=device)
-            ids[:, -1] = ours.config.eos_token_id
-            inputs = ids, torch.ones_like(ids)
-            works = {name: partial(timed, partial(search, *inputs), now) for name, search in systems.items()}
             with torch.inference_mode():
-                take_turns(works, 1)  # warm up
-                turns = take_turns(works, rounds)
-            best = {name: min(seconds for seconds, _ in measured) for name, measured in turns.items()}
-            for name, seconds in best.items():
-                peer_seconds = best.get(f"marian {name.split()[-1]}")
-                row = {"device": device, "system": name, "batch": batch}
-                row |= {"tokens_per_second": round(batch * TARGET / seconds)}
-                row |= {"ms_per_step": round(1e3 * seconds / TARGET, 2)}
-                rows.append(row | {"times_marian": round(peer_seconds / seconds, 2) if peer_seconds else ""})
-    report(rows, record, "gpu_decode", (*ABOUT, "torch", "transformers"))
+                best = race(random_works(systems, batch, model.config.vocab_size), rounds, now)
+            for system, (seconds, _) in best.items():
+                marian = f"marian {system.split()[-1]}"
+                rows.append(
+                    {
+                        "device": device,
+                        "system": system,
+                        "batch": batch,
+                        "tokens_per_second": round(batch * OUTPUT_LENGTH / seconds),
+                        "ms_per_step": round(1e3 * seconds / OUTPUT_LENGTH, 2),
+                        "times_marian": round(best[marian][0] / seconds, 2) if marian in best else "",
+                    }
+                )
+    report(rows, record, (*ABOUT, "torch", "transformers"))
 
 
-def torch_systems(ours: Any, device: str) -> dict[str, Search]:
+def torch_models(ours: Any, device: str) -> dict[str, Translate]:
     """Return our search and generate(), and Marian's, in float32 and bfloat16, by name."""
-    limits = {"num_beams": BEAMS, "min_new_tokens": TARGET, "max_new_tokens": TARGET, "do_sample": False}
-    peer = marian_like(ours.config, max_position_embeddings=256).eval()
-
-    def generate(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> object:
-        return model.generate(input_ids=ids, attention_mask=mask, **limits)
-
-    def search(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> object:
-        return beam_search(model, ids, mask, BEAMS, **EXACT)
-
-    systems: dict[str, Search] = {}
+    marian = marian_like(ours.config.to_dict(), max_position_embeddings=256).eval()
+    systems: dict[str, Translate] = {}
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
-        model, theirs = (copy.deepcopy(each).to(device, dtype) for each in (ours, peer))
-        systems[f"marian {name}"] = partial(generate, theirs)
-        systems[f"generate() {name}"] = partial(generate, model)
-        systems[f"search {name}"] = partial(search, model)
+        model, peer = (copy.deepcopy(each).to(device, dtype) for each in (ours, marian))
+        systems[f"marian {name}"] = torch_translate(peer, peer.generate)
+        systems[f"generate() {name}"] = torch_translate(model, model.generate)
+        systems[f"search {name}"] = search_translate(model)
     return systems
 
 
-def onnx_files(folder: Path, device: str) -> dict[str, Search]:
-    """Export the folder's model in float32 and fp16; {} without a provider for the device."""
+def onnx_models(folder: Path, device: str) -> dict[str, Translate]:
+    """Export the folder's model. Raises UnavailableError if this onnxruntime has no provider for the device."""
     import onnxruntime
 
-    provider = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}[device]
-    if provider not in onnxruntime.get_available_providers():
-        typer.echo(f"onnxruntime has no {provider}: no ONNX rows", err=True)
-        return {}
-    from conversion.onnx.export import export_folder
-    from vaswani_transformer.onnx_translator import OnnxTranslator
+    from vaswani_transformer.onnx_translator import execution_providers
 
-    systems: dict[str, Search] = {}
-    for precision, name in (("fp32", "float32"), ("fp16", "float16")):
-        export_folder(folder / "model", folder / precision, precision=precision)
-        translator = OnnxTranslator.from_pretrained(folder / precision, device=device)
-
-        def search(ids: torch.Tensor, mask: torch.Tensor, translator: OnnxTranslator = translator) -> object:
-            return translator.generate(ids.cpu().numpy(), mask.cpu().numpy(), num_beams=BEAMS, **EXACT)
-
-        systems[f"onnx {name}"] = search
-    return systems
+    execution_providers(onnxruntime, device)  # raises it before the work
+    return export(folder, {"onnx float32": "fp32", "onnx float16": "fp16"}, None, device)
 
 
-def ctranslate2_models(folder: Path, device: str) -> dict[str, Search]:
-    """Convert the folder's model to CTranslate2 in float32 and float16; {} without CTranslate2 for the device."""
-    try:
-        ctranslate2 = import_ctranslate2()
-    except UnavailableError as error:
-        typer.echo(f"{error}: no CTranslate2 rows", err=True)
-        return {}
-    if device == "cuda" and not ctranslate2.get_cuda_device_count():
-        typer.echo("CTranslate2 finds no GPU: no CTranslate2 rows", err=True)
-        return {}
-    from conversion.run import convert_out
-
-    convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
-    systems: dict[str, Search] = {}
-    for kind in sorted({"float32", "float16"} & ctranslate2.get_supported_compute_types(device)):
-        try:
-            system = ctranslate2_model(folder / "ctranslate2", torch.get_num_threads(), kind, device)
-            system.translate([[5, 2]], 1, 2)
-        except RuntimeError as error:  # its CUDA libraries may be missing
-            typer.echo(f"CTranslate2: {error}: no {kind} row", err=True)
-            continue
-
-        def search(ids: torch.Tensor, _: torch.Tensor, system: System = system) -> object:
-            return system.translate(ids.tolist(), BEAMS, TARGET)
-
-        systems[system.name] = search
+def ctranslate2_models(folder: Path, device: str) -> dict[str, Translate]:
+    """Convert the folder's model. Raises RuntimeError if CTranslate2, a GPU or a CUDA library is missing."""
+    kinds = {"float32", "float16"} & import_ctranslate2().get_supported_compute_types(device)
+    systems = convert(folder, sorted(kinds), torch.get_num_threads(), device)
+    for translate in systems.values():
+        translate([[5, 2]], 1, 2)  # loads the CUDA libraries
     return systems
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.gpu_decode")
+    run(compare)

@@ -1,19 +1,23 @@
-"""What all benchmarks share: options, clocks, taking turns, ceilings, training text, and results."""
+"""What all benchmarks share: options, clocks, turns, ceilings, training runs, and rows of results."""
 
+import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import InputError, exit_cleanly
 from vaswani_transformer.lines import read_lines
 
 Result = TypeVar("Result")
+Row = dict[str, Any]
 
 DataFolder = Annotated[Path, typer.Argument(help="Folder with train.en and train.de (or .gz), for example Multi30k's.")]
 VocabularySize = Annotated[int, typer.Option(min=300, help="Tokens of the tokenizer.")]
@@ -28,8 +32,15 @@ Device = Annotated[Literal["cuda", "cpu"], typer.Option(help="Where to run.")]
 Record = Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")]
 
 
-def program() -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode=None)
+def run(benchmark: Callable[..., None]) -> None:
+    """Run a benchmark's function as a command: its parameters are the options, its docstring is the help."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(benchmark)
+    exit_cleanly(app, name=command_name())
+
+
+def command_name() -> str:
+    return f"python -m benchmarks.{Path(sys.argv[0]).stem}"
 
 
 def clock(name: str, device: str = "cpu") -> Callable[[], float]:
@@ -47,15 +58,15 @@ def clock(name: str, device: str = "cpu") -> Callable[[], float]:
     return seconds if device == "cpu" else synchronised
 
 
-def timed(work: Callable[[], Result], now: Callable[[], float]) -> tuple[float, Result]:
-    """Return the seconds that the work took, and its result."""
+def timed(work: Callable[[], Result], now: Callable[[], Any]) -> tuple[Any, Result]:
+    """Return the time that the work took, and its result."""
     begun = now()
     result = work()
     return now() - begun, result
 
 
 def take_turns(
-    systems: dict[str, Callable[[], Result]], rounds: int, between: Callable[[], object] = lambda: None
+    systems: Mapping[str, Callable[[], Result]], rounds: int, between: Callable[[], object] = lambda: None
 ) -> dict[str, list[Result]]:
     """Run every system once per round, in alternating order, so that other load on the machine affects all alike.
 
@@ -68,6 +79,17 @@ def take_turns(
             results[name].append(systems[name]())
     between()
     return results
+
+
+def race(
+    systems: Mapping[str, Callable[[], Result]],
+    rounds: int,
+    now: Callable[[], float],
+    between: Callable[[], object] = lambda: None,
+) -> dict[str, tuple[float, Result]]:
+    """Let the systems take turns; return the seconds and the result of the fastest turn of each."""
+    turns = take_turns({name: partial(timed, work, now) for name, work in systems.items()}, rounds, between)
+    return {name: min(measured, key=itemgetter(0)) for name, measured in turns.items()}
 
 
 class Ceilings:
@@ -87,19 +109,32 @@ class Ceilings:
         return round(rate / self.best[name], 3) if rate <= self.best[name] else ""
 
 
-def marian_like(config: Any, **options: Any) -> Any:
-    """Return transformers' Marian with the sizes and token ids of our config, and random weights."""
+def marian_like(config: dict[str, Any], **options: Any) -> Any:
+    """Return transformers' Marian with the sizes and token ids of a config of ours, and random weights."""
     from transformers import MarianConfig, MarianMTModel
 
-    names = ["vocab_size", "d_model", "pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"]
+    names = ["vocab_size", "d_model", "activation_function", "dropout"]
+    names += ["pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"]
     names += [f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")]
-    sizes = {name: getattr(config, name) for name in names}
-    return MarianMTModel(MarianConfig(**sizes, forced_eos_token_id=None, **options))
+    shared = {name: config[name] for name in names if name in config}
+    return MarianMTModel(MarianConfig(**shared, forced_eos_token_id=None, **options))
 
 
 def training_lines(data: Path, language: str) -> list[str]:
     name = f"train.{language}"
     return list(read_lines(data / name if (data / name).is_file() else data / f"{name}.gz"))
+
+
+def recipe_words(keys: Mapping[str, Any]) -> list[str]:
+    """Return keys of a recipe as arguments of `python -m training`."""
+    return [f"--{key}={json.dumps(value)}" for key, value in keys.items()]
+
+
+def load_recipe(keys: Mapping[str, Any], config: str | None = None) -> Any:
+    """Return a recipe (default: the paper's base model) with these keys."""
+    from training import recipe
+
+    return recipe.load_recipe(config, {key: json.dumps(value) for key, value in keys.items()})
 
 
 def tokenised(recipe: Any, folder: Path) -> tuple[Any, Any]:
@@ -114,7 +149,7 @@ def tokenised(recipe: Any, folder: Path) -> tuple[Any, Any]:
 
 
 def stepper_of(recipe: Any, output: Path) -> Any:
-    """Prepare a training run up to its first step; returns its Stepper."""
+    """Prepare a training run up to its first step; return its Stepper."""
     from training.metrics import Window
     from training.prepare import make_accelerator, prepare
     from training.progress import Progress, Signals
@@ -122,17 +157,18 @@ def stepper_of(recipe: Any, output: Path) -> Any:
     from training.step import Stepper
 
     accelerator = make_accelerator(recipe, output)
-    run = prepare(recipe, output, accelerator, Reporter(False))
-    return Stepper(run, Progress(), Window(accelerator.device), Signals())
+    prepared = prepare(recipe, output, accelerator, Reporter(False))
+    return Stepper(prepared, Progress(), Window(accelerator.device), Signals())
 
 
-ABOUT = ("date", "commit", "command", "hardware")
+ANY_HARDWARE = ("date", "commit", "command")  # for results that are the same on every machine
+ABOUT = (*ANY_HARDWARE, "hardware")
 
 
-def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, about: Sequence[str] = ABOUT) -> None:
+def report(rows: list[Row], path: Path | None, about: Sequence[str] = ABOUT) -> None:
     """Print the rows, and append them to a CSV file if one is given; a new file begins with the columns.
 
-    about: the columns before those of the rows, which are filled in here. Raises InputError if the file has others.
+    about: columns that are filled in here, before those of the rows. Raises InputError if the file has other columns.
     """
     cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -146,7 +182,7 @@ def report(rows: list[dict[str, Any]], path: Path | None, benchmark: str, about:
     known: dict[str, Callable[[], str]] = {
         "date": lambda: date.today().isoformat(),
         "commit": commit,
-        "command": lambda: " ".join([f"python -m benchmarks.{benchmark}", *words]),
+        "command": lambda: " ".join([command_name(), *words]),
         "hardware": hardware,
         "torch": lambda: version("torch"),
         "transformers": lambda: version("transformers"),

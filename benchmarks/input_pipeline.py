@@ -6,30 +6,24 @@ python -m benchmarks.input_pipeline data/multi30k --config multi30k_en_de
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from vaswani_transformer.errors import exit_cleanly
-
-from .harness import DataFolder, Record, program, report, stepper_of
-
-app = program()
+from .harness import DataFolder, Record, load_recipe, report, run, stepper_of
 
 
-@app.command(help="Measure how long steps wait for their batches.")
 def measure(
     data: DataFolder,
     config: Annotated[str, typer.Option(help="A recipe.")] = "multi30k_en_de",
     steps: Annotated[int, typer.Option(min=2)] = 100,
     record: Record = None,
 ) -> None:
-    from training.recipe import load_recipe
-
+    """Measure how long steps wait for their batches."""
     with tempfile.TemporaryDirectory() as folder:
-        recipe = load_recipe(config, {"data": str(data), "output_dir": folder})
+        recipe = load_recipe({"data": str(data), "output_dir": folder}, config)
         stepper = stepper_of(recipe, Path(folder))
-        for _ in range(10):
+        for _ in range(10):  # warm up
             stepper.step()
         stepper.input.waited = 0.0
         started = time.perf_counter()
@@ -42,11 +36,16 @@ def measure(
         for step in range(steps):
             stepper.input.build(step)
         built = time.perf_counter() - started
-    row: dict[str, Any] = {"steps": steps, "tokens_per_step": recipe.tokens_per_step}
-    row |= {"step_ms": round(1e3 * seconds / steps, 2), "build_ms": round(1e3 * built / steps, 3)}
-    row |= {"wait_ms": round(1e3 * waited / steps, 3), "share": round(waited / seconds, 4)}
-    report([row], record, "input_pipeline")
+    row = {
+        "steps": steps,
+        "tokens_per_step": recipe.tokens_per_step,
+        "step_ms": round(1e3 * seconds / steps, 2),
+        "build_ms": round(1e3 * built / steps, 3),
+        "wait_ms": round(1e3 * waited / steps, 3),
+        "share": round(waited / seconds, 4),
+    }
+    report([row], record)
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.input_pipeline")
+    run(measure)

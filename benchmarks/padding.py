@@ -14,34 +14,33 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from vaswani_transformer.errors import exit_cleanly
-
-from .harness import ABOUT, DataFolder, Record, VocabularySize, program, report, tokenised
-
-app = program()
+from .harness import ANY_HARDWARE, DataFolder, Record, VocabularySize, load_recipe, report, run, tokenised
 
 
-@app.command(help="Compare how much padding different orders of the training data cause.")
 def compare(
     data: DataFolder,
     tokens: Annotated[int, typer.Option(min=100, help="Source + target tokens of a batch.")] = 4096,
     vocab_size: VocabularySize = 8000,
     record: Record = None,
 ) -> None:
-    from training.recipe import load_recipe
-
+    """Compare how much padding different orders of the training data cause."""
     with tempfile.TemporaryDirectory() as folder:
-        recipe = load_recipe(None, {"data": str(data), "vocab_size": str(vocab_size)})
-        _, corpus = tokenised(recipe, Path(folder))
+        _, corpus = tokenised(load_recipe({"data": str(data), "vocab_size": vocab_size}), Path(folder))
         source, target = np.array(corpus.source_lengths), np.array(corpus.target_lengths)
     rows = []
     for order, batches in orders(source, target, tokens).items():
         found = [(source[batch], target[batch]) for batch in batches]
         positions = sum(len(s) * int(s.max()) + len(t) * int(t.max()) for s, t in found)
-        padding = round(1 - (int(source.sum()) + int(target.sum())) / positions, 4)
-        about = {"pairs": len(source), "tokens_per_batch": tokens}
-        rows.append({**about, "order": order, "padding": padding, "batches": len(found)})
-    report(rows, record, "padding", ABOUT[:3])
+        rows.append(
+            {
+                "pairs": len(source),
+                "tokens_per_batch": tokens,
+                "order": order,
+                "padding": round(1 - (int(source.sum()) + int(target.sum())) / positions, 4),
+                "batches": len(found),
+            }
+        )
+    report(rows, record, ANY_HARDWARE)
 
 
 def orders(source: np.ndarray, target: np.ndarray, tokens: int) -> dict[str, Iterable[Any]]:
@@ -79,4 +78,4 @@ def by_budget(order: np.ndarray, source: np.ndarray, target: np.ndarray, tokens:
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.padding")
+    run(compare)

@@ -19,11 +19,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from vaswani_transformer.errors import InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.errors import InputError, UnavailableError
 
-from .harness import ABOUT, DataFolder, Device, Record, program, report
+from .harness import ABOUT, DataFolder, Device, Record, recipe_words, report, run
 
-app = program()
 ACCELERATE = Path(__file__).parent.parent / "training" / "accelerate"
 PAPER = {"tokens_per_step": 50_000, "vocab_size": 8000, "max_steps": 60, "log_every": 15, "mixed_precision": "bf16"}
 SMALL = {
@@ -32,7 +31,6 @@ SMALL = {
 }  # fmt: skip
 
 
-@app.command(help="Compare the speed of training with several processes.")
 def compare(
     data: DataFolder,
     device: Device = "cuda",
@@ -40,6 +38,7 @@ def compare(
     processes: Annotated[int | None, typer.Option(min=1, help="The most processes; default: one for each GPU.")] = None,
     record: Record = None,
 ) -> None:
+    """Compare the speed of training with several processes."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UnavailableError("--device cuda: there is no GPU; use --device cpu")
     if device == "cpu" and processes is None:
@@ -51,9 +50,14 @@ def compare(
             for weights in ["copied"] if number == 1 else ["copied", "split"]:
                 speed = trained(data, Path(folder), device, number, weights, SMALL if small else PAPER)
                 one = one or speed
-                row = {"device": device, "processes": number, "weights": weights}
-                row |= {"tokens_per_second": round(speed), "times_one": round(speed / one, 2)}
-                report([row], record, "scaling", (*ABOUT, "torch"))  # at once: the next may be too slow
+                row = {
+                    "device": device,
+                    "processes": number,
+                    "weights": weights,
+                    "tokens_per_second": round(speed),
+                    "times_one": round(speed / one, 2),
+                }
+                report([row], record, (*ABOUT, "torch"))  # at once: the next may be too slow
 
 
 def trained(data: Path, folder: Path, device: str, processes: int, weights: str, keys: dict[str, Any]) -> float:
@@ -66,14 +70,13 @@ def trained(data: Path, folder: Path, device: str, processes: int, weights: str,
         "micro_batches": max(2, processes), "save_every": keys["max_steps"], "validate_every": None, "average_last": 1,
         "validation": [],
     }  # fmt: skip
-    words = [f"--{key}={json.dumps(value)}" for key, value in (places | steps | keys).items()]
     start = [sys.executable, "-m", "training"]
     if processes > 1:
         config = str(ACCELERATE / ("fsdp.yaml" if weights == "split" else "one_host.yaml"))
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
         start = [*launch, "--num_processes", str(processes), "-m", "training"]
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
-    done = subprocess.run([*start, *words], stdout=sys.stderr, env=environment)
+    done = subprocess.run([*start, *recipe_words(places | steps | keys)], stdout=sys.stderr, env=environment)
     if done.returncode:
         raise UnavailableError(f"training in {processes} processes ended with exit code {done.returncode}, see above")
     records = map(json.loads, (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
@@ -81,4 +84,4 @@ def trained(data: Path, folder: Path, device: str, processes: int, weights: str,
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.scaling")
+    run(compare)

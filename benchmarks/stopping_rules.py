@@ -7,21 +7,19 @@ have 1. All numbers but `seconds` are the same on every machine, up to rounding.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vaswani_transformer.errors import exit_cleanly
 from vaswani_transformer.lines import read_lines
 
-from .harness import ABOUT, Record, program, report
+from .harness import ANY_HARDWARE, Record, report, run, timed
 
-app = program()
 RULES = ("never", 10, 5, 2, False, True)
 
 
-@app.command(help="Compare the stopping rules of the search.")
 def compare(
     model: Annotated[Path, typer.Argument(help="Model folder.")],
     texts: Annotated[Path, typer.Argument(help="Text to translate, a sentence per line.")],
@@ -30,6 +28,7 @@ def compare(
     alpha: float = 0.6,
     record: Record = None,
 ) -> None:
+    """Compare the stopping rules of the search."""
     from sacrebleu import corpus_bleu
 
     from vaswani_transformer import Translator, beam_search
@@ -46,10 +45,10 @@ def compare(
     beam_search.step = counted
     rows, provable = [], []
     for rule in RULES:
-        steps, begun = 0, time.process_time()
+        steps = 0
         settings = {"num_beams": beam, "length_penalty": alpha, "early_stopping": rule}
-        found = translator.translate(sources, **settings, split_sentences=False, return_scores=True)
-        seconds = time.process_time() - begun
+        search = partial(translator.translate, sources, **settings, split_sentences=False, return_scores=True)
+        seconds, found = timed(search, time.process_time)
         best = [hypotheses[0] for hypotheses in found]
         provable = provable or best
         pairs = list(zip(best, provable, strict=True))
@@ -64,8 +63,8 @@ def compare(
                 "seconds": round(seconds, 1),
             }
         )
-    report(rows, record, "stopping_rules", ABOUT[:3])
+    report(rows, record, ANY_HARDWARE)
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.stopping_rules")
+    run(compare)

@@ -20,8 +20,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vaswani_transformer.errors import exit_cleanly
-
 from .harness import (
     ABOUT,
     Ceilings,
@@ -30,25 +28,25 @@ from .harness import (
     Device,
     Record,
     Rounds,
+    Row,
     Threads,
     clock,
-    program,
+    load_recipe,
     report,
+    run,
     take_turns,
     tokenised,
     training_lines,
 )
 from .training_systems import Job, System, Turn
 
-app = program()
-# Of the recipe. Base and big have the paper's output layer, and sentences of about the length that the paper's have.
-PAPER = {"model.vocab_size": "37000", "tokens_per_step": "3000"}
-SIZES = {
+# Keys of the recipe. Base and big have the paper's output layer, and sentences of about the paper's length.
+PAPER = {"model.vocab_size": 37000, "tokens_per_step": 3000}
+TINY = {"layers": 4, "attention_heads": 4, "ffn_dim": 256}
+SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
-        "model.d_model": "128", "model.vocab_size": "8000", "tokens_per_step": "8192",
-        **{f"model.{stack}_layers": "4" for stack in ("encoder", "decoder")},
-        **{f"model.{stack}_attention_heads": "4" for stack in ("encoder", "decoder")},
-        **{f"model.{stack}_ffn_dim": "256" for stack in ("encoder", "decoder")},
+        "model.d_model": 128, "model.vocab_size": 8000, "tokens_per_step": 8192,
+        **{f"model.{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in TINY.items()},
     },
     "base": {"preset": "base", **PAPER},
     "big": {"preset": "big", **PAPER},
@@ -56,7 +54,6 @@ SIZES = {
 DEFAULT = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "trainer", "trainer+group"]
 
 
-@app.command(help="Compare the speed of training.")
 def compare(
     data: DataFolder,
     size: Annotated[Literal["tiny", "base", "big"], typer.Option(help="Model size.")] = "tiny",
@@ -72,18 +69,19 @@ def compare(
     device: Device = "cpu",
     record: Record = None,
 ) -> None:
+    """Compare the speed of training."""
     clock(clock_name, device)  # refuses --clock cpu on a GPU before any work
     os.environ |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # All systems use the same device: no GPU that was not requested, and only one.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device != "cpu" else ""
     with tempfile.TemporaryDirectory() as folder:
-        flags = recipe_flags(size, data, Path(folder), tokens, vocab_size, dropout)
-        job = Job(flags, folder, threads, device, clock_name, dropout)
+        keys = recipe_keys(size, data, Path(folder), tokens, vocab_size, dropout)
+        job = Job(keys, folder, threads, device, clock_name)
         turns, ceilings = measure(system or DEFAULT, job, warmup, steps, rounds)
         rows = table(turns, operations_per_token(job), ceilings)
-    about = {"size": size, "tokens_per_step": flags["tokens_per_step"], "threads": threads, "clock": clock_name}
+    about = {"size": size, "tokens_per_step": keys["tokens_per_step"], "threads": threads, "clock": clock_name}
     rates = {f"gflops_{name}": round(rate / 1e9) for name, rate in ceilings.best.items()}
-    report([about | row | rates for row in rows], record, "train_throughput", (*ABOUT, "torch", "transformers"))
+    report([about | row | rates for row in rows], record, (*ABOUT, "torch", "transformers"))
 
 
 def measure(
@@ -104,7 +102,7 @@ def measure(
     return {each: turns[each.name] for each in systems}, ceilings
 
 
-def table(turns: dict[System, list[Turn]], operations: float, ceilings: Ceilings) -> list[dict[str, Any]]:
+def table(turns: dict[System, list[Turn]], operations: float, ceilings: Ceilings) -> list[Row]:
     """Return a row per system; ratios are relative to the first system in the same round."""
     rows = []
     baseline = next(iter(turns.values()))
@@ -135,7 +133,7 @@ def operations_per_token(job: Job) -> float:
     recipe = job.recipe()
     _, corpus = tokenised(recipe, Path(job.output))
     sources, targets = corpus.source_lengths, corpus.target_lengths
-    config = model_config(recipe, int(job.flags["vocab_size"]))
+    config = model_config(recipe, job.keys["vocab_size"])
     total = training_flops(config, int(sources.sum()), int(targets.sum()), sources.mean(), targets.mean())
     return total / int(sources.sum() + targets.sum())
 
@@ -156,33 +154,31 @@ def measure_products(ceilings: Ceilings, job: Job) -> None:
         ceilings.measure(name, partial(torch.matmul, left, right), 2 * size**3)
 
 
-def recipe_flags(
+def recipe_keys(
     size: str, data: Path, folder: Path, tokens: int | None, vocab_size: int | None, dropout: float
-) -> dict[str, str]:
-    """Return the recipe of a size as flags, after writing its text, tokenizer and corpus to `folder`."""
-    from training.recipe import load_recipe
-
+) -> dict[str, Any]:
+    """Return the keys of a recipe after writing its text, tokenizer and corpus to `folder`."""
     joined = 1 if size == "tiny" else 2
     for language in ("en", "de"):
         lines = training_lines(data, language)
         together = [" ".join(lines[i : i + joined]) for i in range(0, len(lines) - joined + 1, joined)]
         (folder / f"train.{language}").write_text("".join(f"{line}\n" for line in together), encoding="utf-8")
-    flags = SIZES[size] | {
+    keys = SIZES[size] | {
         "data": str(folder),
-        "validation": "[]",
+        "validation": [],
         "cache": str(folder / "cache"),
-        "vocab_size": str(vocab_size or 8000),
-        "model.dropout": str(dropout),
-        "micro_batches": "1",
-        "max_length": "256",
+        "vocab_size": vocab_size or 8000,
+        "model.dropout": dropout,
+        "micro_batches": 1,
+        "max_length": 256,
     }
     if vocab_size is not None:
-        flags["model.vocab_size"] = str(vocab_size)
+        keys["model.vocab_size"] = vocab_size
     if tokens is not None:
-        flags["tokens_per_step"] = str(tokens)
-    tokenised(load_recipe(None, {**flags}), folder)
-    return flags | {"tokenizer": str(folder)}
+        keys["tokens_per_step"] = tokens
+    tokenised(load_recipe(keys), folder)
+    return keys | {"tokenizer": str(folder)}
 
 
 if __name__ == "__main__":
-    exit_cleanly(app, name="python -m benchmarks.train_throughput")
+    run(compare)

@@ -12,24 +12,21 @@ from typing import Any
 
 from vaswani_transformer.errors import InputError
 
-from .harness import clock, marian_like, stepper_of, tokenised
+from .harness import clock, load_recipe, marian_like, stepper_of, tokenised
 
 
 @dataclass(frozen=True)
 class Job:
     """The settings that all systems of a comparison share."""
 
-    flags: dict[str, str]  # of the recipe
+    keys: dict[str, Any]  # of the recipe
     output: str  # folder with text, tokenizer and corpus
     threads: int
     device: str
     clock: str
-    dropout: float
 
-    def recipe(self, **flags: str) -> Any:
-        from training.recipe import load_recipe
-
-        return load_recipe(None, {**self.flags, **flags})
+    def recipe(self, **keys: Any) -> Any:
+        return load_recipe(self.keys | keys)
 
 
 @dataclass(frozen=True)
@@ -85,14 +82,14 @@ def work(steps: int) -> Turn:
 
 
 def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
-    """The training program, set up to its first step."""
+    """Prepare the training program up to its first step."""
     output, now = Path(tempfile.mkdtemp(dir=job.output)), clock(job.clock, job.device)
-    flags = {"output_dir": str(output), "mixed_precision": "bf16" if "bf16" in options else "no"}
-    flags["compile"] = "no"  # below, if at all
-    flags |= {"matmul_precision": "highest"} if "highest" in options else {}
+    keys = {"output_dir": str(output), "mixed_precision": "bf16" if "bf16" in options else "no"}
+    keys["compile"] = "no"  # below, if at all
+    keys |= {"matmul_precision": "highest"} if "highest" in options else {}
     if attention := {"sdpa", "eager"} & set(options):
-        flags["attention"] = attention.pop()
-    stepper = stepper_of(job.recipe(**flags), output)
+        keys["attention"] = attention.pop()
+    stepper = stepper_of(job.recipe(**keys), output)
     run, progress = stepper.prepared, stepper.progress
     if "compile" in options:
         run.module.compile(dynamic=True)
@@ -113,21 +110,14 @@ def marian_model(job: Job, options: list[str]) -> Any:
     """Return transformers' Marian with the sizes of the recipe."""
     from training.model import model_config
 
-    dropouts = {"dropout": job.dropout, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    model = marian_like(
-        model_config(job.recipe(), int(job.flags["vocab_size"])),
-        **dropouts,
-        activation_function="relu",
-        scale_embedding=True,
-        max_position_embeddings=1024,
-        use_cache=False,
-    )
+    config = model_config(job.recipe(), job.keys["vocab_size"]).to_dict()
+    model = marian_like(config, scale_embedding=True, max_position_embeddings=1024, use_cache=False)
     model.set_attn_implementation("eager" if "eager" in options else "sdpa")
     return model
 
 
 def marian(options: list[str], job: Job) -> tuple[Any, Callable]:
-    """A plain training loop on our batches, with torch's cross-entropy and Adam."""
+    """Prepare a plain training loop on our batches, with torch's cross-entropy and Adam."""
     import numpy as np
     import torch
     import torch.nn.functional as F
@@ -168,7 +158,7 @@ def marian(options: list[str], job: Job) -> tuple[Any, Callable]:
 
 
 def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
-    """Seq2SeqTrainer on the same corpus, making its own batches with DataCollatorForSeq2Seq."""
+    """Prepare Seq2SeqTrainer, which makes its own batches of the same corpus with DataCollatorForSeq2Seq."""
     from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer, TrainerCallback
 
     tokenizer, corpus = tokenised(job.recipe(), Path(job.output))
@@ -177,7 +167,6 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
     now = clock(job.clock, job.device)
     emitted: list[tuple[int, int]] = []  # tokens and positions of each batch
     marks: list[tuple[float, int]] = []  # time and number of emitted batches at the beginning of each step
-    left = 0
 
     def collate(batch: list[dict[str, Any]]) -> Any:
         tensors = collator(batch)
@@ -186,26 +175,24 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
         return tensors
 
     class Clock(TrainerCallback):
-        """Mark the beginning of each step and end the turn; what train() does around its steps does not count."""
+        """Mark the beginning of each step: what train() does around its steps does not count."""
 
         def on_step_begin(self, *arguments: Any, **keywords: Any) -> None:
             marks.append((now(), len(emitted)))
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-            nonlocal left
-            left -= 1
-            control.should_training_stop = left <= 0
-
+    examples: Any = [
+        {"input_ids": corpus.sources([pair], 1)[0][0].tolist(), "labels": corpus.targets([pair], 1)[0][0].tolist()}
+        for pair in range(len(corpus))
+    ]
     arguments = trainer_arguments(options, job, corpus)
     peer = Seq2SeqTrainer(
-        model=model, args=arguments, train_dataset=examples(corpus), data_collator=collate, callbacks=[Clock()]
+        model=model, args=arguments, train_dataset=examples, data_collator=collate, callbacks=[Clock()]
     )
     peer.remove_callback(PrinterCallback)
 
     def work(steps: int) -> tuple[int, int, float]:
-        nonlocal left
         marks.clear()
-        left = steps + 2  # the first step includes what train() does before it
+        peer.args.max_steps = steps + 2  # the first step includes what train() does before it
         peer.train()
         (begun, first), (ended, last) = marks[1], marks[1 + steps]
         tokens, positions = (sum(column) for column in zip(*emitted[first - 1 : last - 1], strict=True))
@@ -222,8 +209,7 @@ def trainer_arguments(options: list[str], job: Job, corpus: Any) -> Any:
     numbers = [int(option) for option in options if option.isdigit()]
     return Seq2SeqTrainingArguments(
         output_dir=tempfile.mkdtemp(dir=job.output),
-        per_device_train_batch_size=numbers[0] if numbers else max(1, round(int(job.flags["tokens_per_step"]) / mean)),
-        max_steps=10**6,
+        per_device_train_batch_size=numbers[0] if numbers else max(1, round(job.keys["tokens_per_step"] / mean)),
         label_smoothing_factor=0.1,
         use_cpu=job.device == "cpu",
         bf16="bf16" in options,
@@ -237,16 +223,7 @@ def trainer_arguments(options: list[str], job: Job, corpus: Any) -> Any:
     )
 
 
-def examples(corpus: Any) -> list[dict[str, list[int]]]:
-    """Return the pairs of the corpus as the Trainer wants them."""
-    import numpy as np
-
-    sides = (corpus.source_ids, corpus.source_lengths), (corpus.target_ids, corpus.target_lengths)
-    sources, targets = (np.split(ids, np.cumsum(lengths, dtype=np.int64)[:-1]) for ids, lengths in sides)
-    return [{"input_ids": s.tolist(), "labels": t.tolist()} for s, t in zip(sources, targets, strict=True)]
-
-
-# By name: the function that builds a system, and its options. The function returns the model, and the work: number of
+# By name: the function that prepares a system, and its options. The function returns the model, and the work: number of
 # steps -> tokens, positions, seconds.
 KINDS: dict[str, tuple[Callable[[list[str], Job], tuple[Any, Callable]], set[str]]] = {
     "ours": (ours, {"bf16", "highest", "compile", "sdpa", "eager"}),

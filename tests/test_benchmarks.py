@@ -1,0 +1,117 @@
+"""Benchmarks run as their users run them, on a CPU with tiny models."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saved_model import ENGLISH, GERMAN
+
+from conversion.__main__ import main as convert
+from training.demo_corpus import load
+
+ROOT = Path(__file__).parents[1]
+pytest.importorskip("ctranslate2")
+pytest.importorskip("onnxruntime")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def run(name: str, *words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark and check its exit code."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The demo's corpus under Multi30k's names."""
+    parts = {"train": load("train")[:3000], "val": load("validation")[:100], "test_2016_flickr": load("test")[:100]}
+    for name, rows in parts.items():
+        for language, column in (("en", 1), ("de", 2)):
+            text = "".join(f"{row[column]}\n" for row in rows)
+            (tmp_path / f"{name}.{language}").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_path: Path) -> None:
+    convert(["--to", "ctranslate2", str(exported / "model"), str(tmp_path / "ctranslate2")])
+    for name, lines in (("source", ENGLISH + GERMAN), ("reference", GERMAN + ENGLISH)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    words = [exported / "model", "--source", tmp_path / "source", "--reference", tmp_path / "reference"]
+    words += ["--onnx", exported / "onnx", "--ctranslate2", tmp_path / "ctranslate2", "--bfloat16"]
+    words += ["--batch-size", 3, "--batch-tokens", 60, "--rounds", 1, "--record", tmp_path / "decode.csv"]
+    run("decode", *words)
+    rows = rows_of(tmp_path / "decode.csv")
+    assert [row["batch"] for row in rows] == ["3"] * 6 + ["60 tokens"] * 6
+    by_system = {row["system"]: row for row in rows}
+    exact = ["torch generate()", "torch search in tensors", "onnx"]
+    assert by_system.keys() == {*exact, "torch search, bfloat16", "ctranslate2 float32", "ctranslate2 int8"}
+    assert len({by_system[name]["bleu"] for name in exact}) == 1 and float(by_system["onnx"]["bleu"]) > 20
+    for row in rows:
+        by_generate = next(r for r in rows if r["system"] == "torch generate()" and r["batch"] == row["batch"])
+        times = float(by_generate["seconds"]) / max(float(row["seconds"]), 1e-3)
+        assert float(row["times_generate"]) == pytest.approx(times, rel=0.3)
+        assert row["command"].startswith("python -m benchmarks.decode model ") and str(tmp_path) not in row["command"]
+    # Without torch, a process needs less than half the memory.
+    assert int(by_system["onnx"]["peak_megabytes"]) * 2 < int(by_system["torch generate()"]["peak_megabytes"])
+
+
+def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> None:
+    text, small, recipe = data / "val.en", ["--vocab-size", 400], data / "small.yaml"
+    shipped = (ROOT / "training/recipes/multi30k_tiny_en_de.yaml").read_text(encoding="utf-8")
+    recipe.write_text(shipped.replace("vocab_size: 8000", "vocab_size: 400"), encoding="utf-8")
+    for name, *words in [
+        ("decode_profile", exported / "onnx", "--source", text, "--sentences", 8, "--batch-size", 4, "--most", 5),
+        ("stopping_rules", exported / "model", text, data / "val.de"),
+        ("padding", data, "--tokens", 500, *small),
+        ("planning", data, "--pairs", 4000, "--tokenise", 3100, "--tokens", 500, "--steps", 5, *small),
+        ("input_pipeline", data, "--config", recipe, "--steps", 2),
+    ]:
+        run(name, *words, "--record", data / f"{name}.csv")
+    counts = {path.stem: len(rows_of(path)) for path in data.glob("*.csv")}
+    assert counts == {"decode_profile": 5, "stopping_rules": 6, "padding": 5, "planning": 1, "input_pipeline": 1}
+    provable, *_ = rows_of(data / "stopping_rules.csv")
+    assert (provable["early_stopping"], provable["differ"]) == ("never", "0")
+    (large,) = rows_of(data / "planning.csv")
+    assert (large["pairs"], large["tokenised_pairs"]) == ("4000", "3100")
+
+
+def test_gpu_runs_all_pieces(data: Path) -> None:
+    output = data / "gpu"
+    run("gpu", "--data", data, "--output", output, "--device", "cpu", "--small")
+    checks = {row["check"]: row for row in rows_of(output / "gpu_checks.csv")}
+    assert checks["killed training has other bits, bf16, deterministic"]["difference"] == "0.0e+00"
+    assert {row["system"].split("+")[0] for row in rows_of(output / "train_throughput.csv")} >= {"marian", "ours"}
+    assert len(rows_of(output / "multi30k.csv")) == 1
+    scaling = [(row["processes"], row["weights"]) for row in rows_of(output / "scaling.csv")]
+    assert scaling == [("1", "copied"), ("2", "copied"), ("2", "split")]
+    claims = {path.stem for path in (output / "paper/claims").glob("*.json")}
+    assert claims == {"throughput", "decoding_throughput", "memory_of_attention", "training_without_the_factor"}
+    assert json.loads((output / "paper/claims/throughput.json").read_text())["hardware"]
+    systems = {row["system"] for row in rows_of(output / "gpu_decode.csv")}
+    assert systems >= {
+        "marian float32",
+        "generate() bfloat16",
+        "search bfloat16",
+        "onnx float16",
+        "ctranslate2 float32",
+    }
+
+
+def test_gpu_skips_finished_pieces_and_names_failed_ones(tmp_path: Path) -> None:
+    words = ["--data", tmp_path, "--output", tmp_path / "gpu", "--device", "cpu", "--small", "--only"]
+    run("gpu", *words, "decode")
+    assert "decode: finished before" in run("gpu", *words, "decode").stdout
+    failed = run("gpu", *words, "multi30k-1", code=4)  # there is no text
+    assert "pieces that failed: multi30k-1" in failed.stderr
+    assert "no such" in (tmp_path / "gpu/multi30k-1.log").read_text(encoding="utf-8")
