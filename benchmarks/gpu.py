@@ -14,9 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import torch
 import typer
@@ -26,59 +25,27 @@ from vaswani_transformer.errors import InputError, UnavailableError
 from .harness import Device, run
 
 SECONDS = 540  # of a piece
-
-
-@dataclass(frozen=True)
-class Setting:
-    data: Path
-    output: Path
-    device: str
-    small: bool
-
-    def benchmark(self, name: str, *words: str) -> list[str]:
-        """Return the arguments of Python that run a benchmark on the device and record its rows."""
-        where = ["--device", self.device, "--record", str(self.output / f"{name}.csv")]
-        return ["-m", f"benchmarks.{name}", *words, *where]
-
-
-def pieces(setting: Setting) -> dict[str, list[list[str]]]:
-    """Return the commands of each piece, as arguments of Python, in their order."""
-    data, small = str(setting.data), setting.small
-    found = {"checks": [setting.benchmark("gpu_checks")]}
-    for size in ["tiny"] if small else ["base", "big"]:
-        systems = ["marian", "ours"] if small else ["marian+bf16", "ours+bf16", "ours+bf16+compile", "ours"]
-        words = ["--size", size, "--clock", "cpu" if setting.device == "cpu" else "wall"]
-        words += [word for system in systems for word in ("--system", system)]
-        words += ["--tokens", "2000", "--vocab-size", "500", "--rounds", "1"] if small else ["--tokens", "50000"]
-        found[f"train-{size}"] = [setting.benchmark("train_throughput", data, *words)]
-    for seed in [1] if small else [1, 2, 3, 4, 5]:
-        found[f"multi30k-{seed}"] = multi30k(setting, seed)
-    words = ["--small", "--batch-size", "2", "--rounds", "1"] if small else []
-    found["decode"] = [setting.benchmark("gpu_decode", *words)]
-    if setting.device == "cpu" or torch.cuda.device_count() > 1:
-        found["scaling"] = [setting.benchmark("scaling", data, *(["--small", "--processes", "2"] if small else []))]
-    words = ["-m", "training.paper", "claims", "--run", str(setting.output / "multi30k-1"), "--data", data]
-    words += ["--seconds", "0.2", "--output", str(setting.output / "paper")]
-    found["claims"] = [[*words, "--only", "throughput,decoding_throughput,memory_of_attention"]]
-    words += ["--seeds", "1"]
-    words += ["--vocab_size", "500", "--max_steps", "4", "--warmup_steps", "2"] if small else []
-    trained_claims = ["training_without_the_factor", "warm_up", "small_data"]
-    for name in trained_claims[:1] if small else trained_claims:
-        found[f"claim-{name}"] = [[*words, "--only", name]]
-    return found
-
-
-def multi30k(setting: Setting, seed: int) -> list[list[str]]:
-    """Train Transformer-Tiny on lower-cased Multi30k (40 BLEU on CPUs), and evaluate it."""
-    model, data = str(setting.output / f"multi30k-{seed}"), ["--data", str(setting.data)]
-    train = ["-m", "training", "--config", "multi30k_tiny_en_de", *data, "--seed", str(seed), "--output_dir", model]
-    train += ["--mixed_precision", "bf16"]
-    if setting.small:
-        train += ["--vocab_size", "500", "--max_steps", "8", "--save_every", "4", "--validate_every", "8"]
-        train += ["--bleu_every", "null", "--average_last", "2", "--warmup_steps", "2"]
-    record = str(setting.output / "multi30k.csv")
-    evaluate = ["-m", "training.evaluate", model, *data, "--device", setting.device, "--record", record]
-    return [train, evaluate]
+FULL = {
+    "sizes": ["base", "big"],
+    "train": "--system marian+bf16 --system ours+bf16 --system ours+bf16+compile --system ours --tokens 50000",
+    "seeds": [1, 2, 3, 4, 5],
+    "multi30k": "",
+    "decode": "",
+    "scaling": "",
+    "trained claims": ["training_without_the_factor", "warm_up", "small_data"],
+    "claim": "",
+}
+SMALL = {
+    "sizes": ["tiny"],
+    "train": "--system marian --system ours --tokens 2000 --vocab-size 500 --rounds 1",
+    "seeds": [1],
+    "multi30k": "--vocab_size 500 --max_steps 8 --save_every 4 --validate_every 8 --bleu_every null --average_last 2 "
+    "--warmup_steps 2",
+    "decode": "--small --batch-size 2 --rounds 1",
+    "scaling": "--small --processes 2",
+    "trained claims": ["training_without_the_factor"],
+    "claim": "--vocab_size 500 --max_steps 4 --warmup_steps 2",
+}
 
 
 def measure(
@@ -89,7 +56,7 @@ def measure(
     only: Annotated[str | None, typer.Option(help="Pieces, separated by commas; default: all.")] = None,
 ) -> None:
     """Measure everything on a GPU. Run the same command again to resume."""
-    all_pieces = pieces(Setting(data.resolve(), output.resolve(), device, small))
+    all_pieces = pieces(str(data.resolve()), output.resolve(), device, SMALL if small else FULL)
     names = only.split(",") if only else list(all_pieces)
     if unknown := [name for name in names if name not in all_pieces]:
         raise InputError(f"--only {unknown[0]}: not a piece; pieces: {', '.join(all_pieces)}")
@@ -97,6 +64,33 @@ def measure(
     failed = [name for name in names if not run_piece(output, name, all_pieces[name], device)]
     if failed:
         raise UnavailableError(f"pieces that failed: {', '.join(failed)}; see {output}/PIECE.log, and run it again")
+
+
+def pieces(data: str, output: Path, device: str, options: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """Return the commands of each piece, as arguments of Python, in their order. options: SMALL or FULL."""
+
+    def benchmark(name: str, *words: str) -> list[str]:
+        return ["-m", f"benchmarks.{name}", *words, "--device", device, "--record", f"{output}/{name}.csv"]
+
+    found = {"checks": [benchmark("gpu_checks")]}
+    for size in options["sizes"]:
+        words = ["--size", size, "--clock", "cpu" if device == "cpu" else "wall", *options["train"].split()]
+        found[f"train-{size}"] = [benchmark("train_throughput", data, *words)]
+    for seed in options["seeds"]:  # Transformer-Tiny on lower-cased Multi30k: 40 BLEU on CPUs
+        model = f"{output}/multi30k-{seed}"
+        train = ["-m", "training", "--config", "multi30k_tiny_en_de", "--data", data, "--seed", str(seed)]
+        train += ["--output_dir", model, "--mixed_precision", "bf16", *options["multi30k"].split()]
+        evaluate = ["-m", "training.evaluate", model, "--data", data, "--device", device]
+        found[f"multi30k-{seed}"] = [train, [*evaluate, "--record", f"{output}/multi30k.csv"]]
+    found["decode"] = [benchmark("gpu_decode", *options["decode"].split())]
+    if device == "cpu" or torch.cuda.device_count() > 1:
+        found["scaling"] = [benchmark("scaling", data, *options["scaling"].split())]
+    claims = ["-m", "training.paper", "claims", "--run", f"{output}/multi30k-1", "--data", data]
+    claims += ["--seconds", "0.2", "--output", f"{output}/paper"]
+    found["claims"] = [[*claims, "--only", "throughput,decoding_throughput,memory_of_attention"]]
+    for name in options["trained claims"]:
+        found[f"claim-{name}"] = [[*claims, "--seeds", "1", *options["claim"].split(), "--only", name]]
+    return found
 
 
 def run_piece(output: Path, name: str, commands: list[list[str]], device: str) -> bool:
