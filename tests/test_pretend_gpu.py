@@ -62,13 +62,13 @@ def result(process: subprocess.Popen, text: str = "") -> tuple[Any, str]:
     return json.loads(printed.splitlines()[-1]), said
 
 
-def run(library: Path, program: str, argument: str, text: str = "") -> tuple[Any, str]:
-    return result(start(library, program, argument), text)
+def start_training(library: Path, output: Path, keys: dict[str, Any], **variables: str) -> subprocess.Popen:
+    return start(library, "count_training.py", json.dumps({**SMALL, "output_dir": str(output), **keys}), **variables)
 
 
 def trained(library: Path, output: Path, **keys: Any) -> tuple[list[dict[str, int]], str]:
     """Train; return the waits of each step, and stderr."""
-    waits, said = run(library, "count_training.py", json.dumps({**SMALL, "output_dir": str(output), **keys}))
+    waits, said = result(start_training(library, output, keys))
     assert "on pretended GPU" in said and "validation loss" in said
     return waits, said
 
@@ -78,13 +78,18 @@ def trained_by_two(library: Path, output: Path, variables: dict[str, str], **key
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} for rank in (0, 1)]
-    argument = json.dumps({**SMALL, "output_dir": str(output), **keys})
-    both = [start(library, "count_training.py", argument, **address, **rank, **variables) for rank in ranks]
+    address |= {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} | variables
+    both = [start_training(library, output, keys, RANK=rank, **address) for rank in ("0", "1")]
     (waits, said), (other_waits, _) = map(result, both)
     assert "2 processes on pretended GPU" in said and ("split by FSDP" in said) == bool(variables)
     assert waits[1:] == other_waits[1:]
     return waits
+
+
+def skipped_steps(run: Path) -> list[int]:
+    """Return how many steps the lines of the run's metrics say were skipped."""
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record["skipped_steps"] for record in records if "skipped_steps" in record]
 
 
 @pytest.mark.parametrize("keys", [{}, {"mixed_precision": None, "max_gradient_norm": 0.5}])
@@ -97,8 +102,7 @@ def test_training_never_waits_between_log_lines(library: Path, tmp_path: Path, k
 def test_a_step_without_a_finite_gradient_is_skipped_on_the_device(library: Path, tmp_path: Path) -> None:
     waits, said = trained(library, tmp_path / "run", broken_step=3)
     assert waits[2] == {} and "step 3: the gradient is not finite, step skipped" in said
-    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [each["skipped_steps"] for each in records if "skipped_steps" in each] == [1, 1]
+    assert skipped_steps(tmp_path / "run") == [1, 1]
     assert all(tensor.isfinite().all() for tensor in load_file(tmp_path / "run/model.safetensors").values())
 
 
@@ -121,13 +125,12 @@ def test_two_gpus_never_wait_and_train_the_same_model(library: Path, tmp_path: P
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, atol=1e-6, rtol=1e-4)
-    records = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
-    assert [each["skipped_steps"] for each in records if "skipped_steps" in each] == [1]
+    assert skipped_steps(tmp_path / "two") == [1]
 
 
 def test_decoding_waits_once_a_step_and_equals_the_cpu(library: Path, tmp_path: Path) -> None:
     saved_model(tmp_path / "model")
-    found, _ = run(library, "count_decoding.py", str(tmp_path / "model"), "\n".join(ENGLISH))
+    found, _ = result(start(library, "count_decoding.py", str(tmp_path / "model")), "\n".join(ENGLISH))
     in_steps = {where: count for where, count in found["waits"].items() if count > 4}
     assert found["device"] == "cuda:0" and found["steps"] > 4
     assert list(in_steps.values()) == [found["steps"]], in_steps
@@ -138,6 +141,6 @@ def test_decoding_waits_once_a_step_and_equals_the_cpu(library: Path, tmp_path: 
 
 def test_evaluation_equals_the_cpu(library: Path, tmp_path: Path) -> None:
     saved_model(tmp_path / "model")
-    (gpu, cpu), _ = run(library, "evaluate_twice.py", str(tmp_path / "model"), "\n".join(ENGLISH))
+    (gpu, cpu), _ = result(start(library, "evaluate_twice.py", str(tmp_path / "model")), "\n".join(ENGLISH))
     assert gpu.pop("waits") > cpu.pop("waits") == 0
     assert gpu == cpu and cpu["beam"] == 4

@@ -29,14 +29,6 @@ class Properties:
     max_threads_per_multi_processor, warp_size, gcnArchName, uuid, L2_cache_size = 2048, 32, "", "0", 60 << 20
 
 
-class NoDevice:
-    def __init__(self, *_: object): ...
-    def __enter__(self) -> "NoDevice":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 def always(value: Any) -> Any:
     """Return a new function: torch.compile tells functions apart by their identity."""
     return lambda *_, **__: value
@@ -62,7 +54,7 @@ internal._cuda_getDevice = always(0)
 internal._cuda_getDeviceCount = always(1)
 internal._cuda_getCurrentRawStream = always(0)
 torch.backends.cuda.is_built = always(True)
-cuda.device = cuda._DeviceGuard = NoDevice
+cuda.device = cuda._DeviceGuard = contextlib.nullcontext
 assert _pretend.hooks_ok(), "torch asked for CUDA's hooks before"
 
 
@@ -127,7 +119,7 @@ def where_it_waits() -> Iterator[Counter[str]]:
     """Count the waits inside by "file:line code" of the innermost frame of the project, transformers or Accelerate."""
     found: Counter[str] = Counter()
 
-    def note(_: str) -> None:
+    def note() -> None:
         frames = [each for each in traceback.extract_stack() if any(part in each.filename for part in PROJECT)]
         frames = [each for each in frames if "pretend" not in each.filename]
         where = frames[-1] if frames else traceback.extract_stack()[0]
