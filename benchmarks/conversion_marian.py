@@ -36,28 +36,26 @@ def compare(
 ) -> None:
     """Compare three conversions of Marian checkpoints with the scores that Marian prints."""
     torch.set_num_threads(1)
-    rows: list[Row] = []
-    for folder in folders:
-        words = list(word_scores(folder))
-        largest_of_ours = 0.0
-        for name, scorer in (("ours", ours), ("transformers", transformers), ("ctranslate2", ctranslate2)):
-            with scorer(folder) as score:
-                differences = np.concatenate(
-                    [np.abs(score(source, target) - printed) for source, target, printed in words]
-                )
-            largest = differences.max()
-            largest_of_ours = largest_of_ours or largest
-            rows.append(
-                {
-                    "checkpoint": folder.name,
-                    "conversion": name,
-                    "words": len(differences),
-                    "largest": f"{largest:.3e}",
-                    "mean": f"{differences.mean():.3e}",
-                    "times_ours": f"{largest / largest_of_ours:.1f}",
-                }
-            )
-    report(rows, csv_file)
+    report([row for folder in folders for row in differences(folder)], csv_file)
+
+
+def differences(folder: Path) -> Iterator[Row]:
+    """Compare the conversions with Marian's scores; yield a row for each."""
+    words = list(word_scores(folder))
+    largest_of_ours = 0.0
+    for name, scorer in (("ours", ours), ("transformers", transformers), ("ctranslate2", ctranslate2)):
+        with scorer(folder) as score:
+            found = np.concatenate([np.abs(score(source, target) - printed) for source, target, printed in words])
+        largest = found.max()
+        largest_of_ours = largest_of_ours or largest
+        yield {
+            "checkpoint": folder.name,
+            "conversion": name,
+            "words": len(found),
+            "largest": f"{largest:.3e}",
+            "mean": f"{found.mean():.3e}",
+            "times_ours": f"{largest / largest_of_ours:.1f}",
+        }
 
 
 def word_scores(folder: Path) -> Iterator[tuple[list[int], list[int], np.ndarray]]:

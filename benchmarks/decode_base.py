@@ -11,6 +11,7 @@ Runtime's rate of multiplying 256 rows by the output matrix, `product_gops`, tha
 import functools
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ def compare(batch_size: BatchSizes = None, threads: Threads = 1, rounds: Rounds 
     report(rows, record)
 
 
-def measure(systems: dict[str, Translate], size: int, threads: int, rounds: int) -> list[Row]:
-    """Let the systems take turns at one batch; return a row per system."""
+def measure(systems: dict[str, Translate], size: int, threads: int, rounds: int) -> Iterator[Row]:
+    """Let the systems take turns at one batch; yield a row per system."""
     ceilings = Ceilings(time.perf_counter)
 
     def measure_ceilings() -> None:
@@ -51,23 +52,19 @@ def measure(systems: dict[str, Translate], size: int, threads: int, rounds: int)
 
     works = random_works(systems, size, VOCABULARY)
     best = race(works, rounds, time.perf_counter, measure_ceilings)
-    rows = []
     for name, (seconds, found) in best.items():
         lengths = {len(ids) for ids in found}
         assert len(found) == size and lengths <= {OUTPUT_LENGTH - 1, OUTPUT_LENGTH}, (name, lengths)
         rate, ceiling = round(size * OUTPUT_LENGTH / seconds), "onnx-int8" if "int8" in name else "onnx-fp32"
-        rows.append(
-            {
-                "threads": threads,
-                "batch": size,
-                "system": name,
-                "ids_per_second": rate,
-                "times_ctranslate2": f"{best[PEERS.get(name, name)][0] / seconds:.2f}",
-                "share": ceilings.share(ceiling, rate * operations_per_id()),
-                "product_gops": round(ceilings.best[ceiling] / 1e9),
-            }
-        )
-    return rows
+        yield {
+            "threads": threads,
+            "batch": size,
+            "system": name,
+            "ids_per_second": rate,
+            "times_ctranslate2": f"{best[PEERS.get(name, name)][0] / seconds:.2f}",
+            "share": ceilings.share(ceiling, rate * operations_per_id()),
+            "product_gops": round(ceilings.best[ceiling] / 1e9),
+        }
 
 
 def operations_per_id() -> float:

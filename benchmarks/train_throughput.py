@@ -14,6 +14,7 @@ many as have the same number of tokens). On a machine that is busy with other wo
 import os
 import statistics
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -78,7 +79,7 @@ def compare(
         keys = recipe_keys(size, data, Path(folder), tokens, vocab_size, dropout)
         job = Job(keys, folder, threads, device, clock_name)
         turns, ceilings = measure(system or DEFAULT, job, warmup, steps, rounds)
-        rows = table(turns, operations_per_token(job), ceilings)
+        rows = list(table(turns, operations_per_token(job), ceilings))
     about = {"size": size, "tokens_per_step": keys["tokens_per_step"], "threads": threads, "clock": clock_name}
     rates = {f"gflops_{name}": round(rate / 1e9) for name, rate in ceilings.best.items()}
     report([about | row | rates for row in rows], record, (*ABOUT, "torch", "transformers"))
@@ -102,27 +103,23 @@ def measure(
     return {each: turns[each.name] for each in systems}, ceilings
 
 
-def table(turns: dict[System, list[Turn]], operations: float, ceilings: Ceilings) -> list[Row]:
-    """Return a row per system; ratios are relative to the first system in the same round."""
-    rows = []
+def table(turns: dict[System, list[Turn]], operations: float, ceilings: Ceilings) -> Iterator[Row]:
+    """Yield a row per system; ratios are relative to the first system in the same round."""
     baseline = next(iter(turns.values()))
     for system, measured in turns.items():
         ratios = [a.speed / b.speed for a, b in zip(measured, baseline, strict=True)]
         speed = statistics.median(turn.speed for turn in measured)
-        rows.append(
-            {
-                "system": system.name,
-                "parameters": system.parameters,
-                "tokens_per_second": round(speed),
-                "ratio": round(statistics.median(ratios), 3),
-                "ratio_min": round(min(ratios), 3),
-                "ratio_max": round(max(ratios), 3),
-                "share": ceilings.share(system.precision, speed * operations),
-                "padding": round(1 - sum(t.tokens for t in measured) / sum(t.positions for t in measured), 4),
-                "megabytes": max(turn.megabytes for turn in measured),
-            }
-        )
-    return rows
+        yield {
+            "system": system.name,
+            "parameters": system.parameters,
+            "tokens_per_second": round(speed),
+            "ratio": round(statistics.median(ratios), 3),
+            "ratio_min": round(min(ratios), 3),
+            "ratio_max": round(max(ratios), 3),
+            "share": ceilings.share(system.precision, speed * operations),
+            "padding": round(1 - sum(t.tokens for t in measured) / sum(t.positions for t in measured), 4),
+            "megabytes": max(turn.megabytes for turn in measured),
+        }
 
 
 def operations_per_token(job: Job) -> float:
