@@ -1,10 +1,12 @@
 """The single graph translates as `generate()` does for every configuration; other graphs are not written."""
 
+import contextlib
 import itertools
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,24 +27,21 @@ from searches import (
     matrices_of,
     session_of,
 )
-from torch.export import Dim
 
 from conversion.onnx import export as export_module
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_folder
 from conversion.onnx.graph_surgery import graphs_of
-from conversion.onnx.prove import compare, encoded_sentences, prove, prove_sentences
-from conversion.onnx.running import random_batch, score_difference
+from conversion.onnx.prove import compare, encoded_sentences, prove, prove_sentences, score_difference
+from conversion.onnx.running import random_batch
 from conversion.onnx.single_graph import export_single_graph
-from conversion.onnx.traced import EXAMPLE_LENGTH, exported_graph
+from conversion.onnx.traced import EXAMPLE_LENGTH
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings
 
-pytest.importorskip("onnxruntime")
-# An export takes about 20 seconds of an idle processor, and many times that on a busy machine.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 
 
 def compared_with_generate(model: Any, session: Any, seed: int) -> int:
@@ -94,7 +93,7 @@ def test_an_exported_folder_is_self_contained(exported: Path) -> None:
         assert (exported / "onnx" / name).read_bytes() == (exported / "model" / name).read_bytes()
 
 
-def test_the_graph_has_only_standard_operators_and_documented_inputs(graph: onnx.ModelProto) -> None:
+def test_the_graph_has_standard_operators_documented_inputs_and_no_local_paths(graph: onnx.ModelProto) -> None:
     onnx.checker.check_model(graph, full_check=False)
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 20)]
     assert not graph.functions
@@ -103,6 +102,8 @@ def test_the_graph_has_only_standard_operators_and_documented_inputs(graph: onnx
     assert [value.name for value in graph.graph.input] == names
     assert {tensor.name for tensor in graph.graph.initializer} & set(names) == set(settings)
     assert [value.name for value in graph.graph.output] == ["sequences", "scores"]
+    file = graph.SerializeToString()
+    assert str(Path(__file__).parents[1]).encode() not in file and b"site-packages" not in file
 
 
 def test_every_weight_is_in_the_file_once(model: Any, graph: onnx.ModelProto) -> None:
@@ -136,12 +137,14 @@ def test_length_limits_are_inputs(session: Any) -> None:
     assert all(10 <= len(sentence[0]) <= 12 for sentence in long)
 
 
-def test_the_readme_code_translates_without_torch(exported: Path) -> None:
-    def run(code: str) -> tuple[int, str, str]:
-        words = [sys.executable, "-c", code]
-        done = subprocess.run(words, cwd=exported / "onnx", capture_output=True, text=True, timeout=300)
-        return done.returncode, done.stdout, done.stderr
+def output_of(code: str, folder: Path) -> tuple[str, str]:
+    """Run Python code in a folder; return its stdout and stderr."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
 
+
+def test_the_readme_code_translates_without_torch(exported: Path) -> None:
     readme = (exported / "onnx" / "README.md").read_text(encoding="utf-8")
     one, batch = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(one.splitlines()) == 7 and '("CUDAExecutionProvider", {"use_tf32": 0})' in readme
@@ -149,8 +152,17 @@ def test_the_readme_code_translates_without_torch(exported: Path) -> None:
     typed = "print(tokenizer.encode('a </s> b').ids)\n"
     ids = trained_tokenizer()("a </s> b")["input_ids"]
     translations = OnnxTranslator.from_pretrained(exported / "onnx").translate(["The house is small.", "Hello!"])
-    # The empty stderr: nothing is logged.
-    assert run(forbidden + one + typed + batch) == (0, f"{translations[0]}\n{ids}\n{translations}\n", "")
+    expected = f"{translations[0]}\n{ids}\n{translations}\n"
+    assert output_of(forbidden + one + typed + batch, exported / "onnx") == (expected, "")  # nothing is logged
+
+
+def test_the_readme_code_sets_required_inputs(two_vocabularies: Path) -> None:
+    folder = two_vocabularies / "onnx"
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert "its source tokens + 6 and at most 119 |" in readme and "scalar, optional | tokens" not in readme
+    (expected,) = OnnxTranslator.from_pretrained(folder, device="cpu").translate(["The house is small."])
+    stdout, _ = output_of(readme.split("```python\n")[1].split("```")[0], folder)
+    assert expected and stdout == f"{expected}\n"
 
 
 def test_a_wrong_export_leaves_no_files(exported: Path, tmp_path: Path) -> None:
@@ -158,10 +170,8 @@ def test_a_wrong_export_leaves_no_files(exported: Path, tmp_path: Path) -> None:
         for tensor in matrices_of(graph):
             tensor.raw_data = onnx.numpy_helper.to_array(tensor)[::-1].tobytes()
 
-    with (
-        already_traced(exported / "onnx", reverse_weights),
-        pytest.raises(ProofError, match="not translate as torch does"),
-    ):
+    wrong = pytest.raises(ProofError, match="not translate as torch does")
+    with already_traced(exported / "onnx", reverse_weights), wrong:
         export_folder(exported / "model", tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
@@ -185,18 +195,15 @@ def test_large_graphs_use_external_weights(
     assert found.translate(ENGLISH) == expected.translate(ENGLISH)
 
 
-def test_too_few_positions_for_an_export_are_named(tiny_model: ModelMaker, tmp_path: Path) -> None:
-    positions = {"position_embedding_type": "learned", "max_position_embeddings": EXAMPLE_LENGTH - 1}
-    tiny_model(1, **positions).save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match="max_position_embeddings is 6; the export"):
+@pytest.mark.parametrize("positions", [EXAMPLE_LENGTH - 1, pytest.param(EXAMPLE_LENGTH, marks=pytest.mark.slow)])
+def test_an_export_needs_as_many_positions_as_its_example(
+    tiny_model: ModelMaker, tmp_path: Path, positions: int
+) -> None:
+    model = tiny_model(1, position_embedding_type="learned", max_position_embeddings=positions)
+    model.save_pretrained(tmp_path / "model")
+    too_few = pytest.raises(InputError, match="max_position_embeddings is 6; the export")
+    with too_few if positions < EXAMPLE_LENGTH else contextlib.nullcontext():
         export_folder(tmp_path / "model", tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_the_fewest_positions_that_are_allowed_export(tiny_model: ModelMaker, tmp_path: Path) -> None:
-    positions = {"position_embedding_type": "learned", "max_position_embeddings": EXAMPLE_LENGTH}
-    tiny_model(1, **positions).save_pretrained(tmp_path / "model")
-    export_folder(tmp_path / "model", tmp_path / "out")
 
 
 def test_the_check_detects_a_lost_ancestry(model: Any, graph: onnx.ModelProto, tmp_path: Path) -> None:
@@ -219,15 +226,13 @@ def test_the_check_compares_large_scores_relatively(session: Any, model: Any) ->
     assert score_difference(-5000.005, -5000.0) < 1e-5 < 1e-4 < score_difference(-0.5002, -0.5)
     batch = random_batch(model, 0, sentences=3, longest=9)
 
-    class Off:
-        """The session, with scores that are wrong by a thousandth."""
+    def wrong_by_a_thousandth(*arguments: Any) -> list[np.ndarray]:
+        sequences, scores = session.run(*arguments)
+        return [sequences, scores * np.float32(1.001)]
 
-        def run(self, names: list[str], inputs: dict) -> list[np.ndarray]:
-            sequences, scores = session.run(names, inputs)
-            return [sequences, scores * np.float32(1.001)]
-
-    assert not compare(session, model, batch, SearchSettings(4, 0.0), "fp32", max_length=24).wrong
-    (reason,) = compare(Off(), model, batch, SearchSettings(4, 0.0), "fp32", max_length=24).wrong
+    settings = model, batch, SearchSettings(4, 0.0), "fp32", 24
+    assert not compare(session, *settings).wrong
+    (reason,) = compare(SimpleNamespace(run=wrong_by_a_thousandth), *settings).wrong
     assert "scores differ by" in reason
 
 
@@ -298,14 +303,6 @@ def test_a_sentence_beyond_the_learned_positions_is_named(lively_model: ModelMak
         encoded_sentences(["a", "€" * 21 + "so"], trained_tokenizer(), model, "some.en")
 
 
-def test_exports_are_reproducible_and_contain_no_local_paths() -> None:
-    """Of one layer; the next test exports a whole model again."""
-    layer = torch.nn.Linear(3, 2)
-    first, second = (exported_graph(layer, (torch.ones(4, 3),), ({0: Dim.AUTO},)).SerializeToString() for _ in range(2))
-    assert first == second
-    assert str(Path(__file__).parents[1]).encode() not in first and b"site-packages" not in first
-
-
 @pytest.mark.slow
-def test_the_same_model_gives_the_same_file(exported: Path, model: Any) -> None:
+def test_exports_are_reproducible(exported: Path, model: Any) -> None:
     assert export_single_graph(model).SerializeToString() == (exported / "onnx" / "model.onnx").read_bytes()

@@ -5,25 +5,24 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from conftest import ModelMaker, padded, random_sentences
 from saved_model import saved_model, trained_model, trained_tokenizer, untrained_model
 
-from conversion.onnx import single_graph, split
+from conversion.onnx import split, traced
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_folder
 from conversion.onnx.prove import cross_attentions
 from conversion.onnx.prove_split import prove_split
-from conversion.onnx.running import random_batch
-from conversion.onnx.split import FirstDecoder, NextDecoder
+from conversion.onnx.single_graph import export_single_graph
+from conversion.onnx.split import FirstDecoder, NextDecoder, export_split
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model
 
-onnxruntime = pytest.importorskip("onnxruntime")
-# An export takes about 20 seconds of an idle processor, and many times that on a busy machine.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 
 
 @pytest.fixture(scope="module")
@@ -144,29 +143,20 @@ def test_sizes_that_transformers_js_does_not_know_are_refused(tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_the_check_restores_the_attention_implementation(tiny_model: ModelMaker) -> None:
-    model = tiny_model(1, attn_implementation="sdpa")
-    cross_attentions(model, random_batch(model, 0, 2, 4), torch.zeros(2, 3, dtype=torch.long))
-    assert model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize(
-    "part, export",
-    [(split, split.export_split), (single_graph, single_graph.export_single_graph)],
-    ids=["split", "single"],
-)
+@pytest.mark.parametrize("export", [export_split, export_single_graph])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_a_failed_export_restores_the_models_attention_implementation(
-    tiny_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, part: Any, export: Any, implementation: str
+    tiny_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, export: Any, implementation: str
 ) -> None:
     model = tiny_model(1, attn_implementation=implementation)
     seen = []
 
-    def failing(model: Any, *_: object) -> None:
+    def failing(*_: object) -> None:
         seen.append(model.config._attn_implementation)
         raise MemoryError
 
-    monkeypatch.setattr(part, "export_three" if part is split else "search_graphs", failing)
+    for part in (split, traced):
+        monkeypatch.setattr(part, "exported_graph", failing)
     with pytest.raises(MemoryError):
         export(model)
     assert (seen, model.config._attn_implementation) == (["eager"], implementation)

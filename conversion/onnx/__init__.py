@@ -1,14 +1,15 @@
-"""Export a model to ONNX, run the exported files, and compare them with torch.
+"""Export a model to ONNX, run the exported files, and compare them with torch. In reading order:
 
-export.py        a model's folder -> a folder with model.onnx, its proof included
-traced.py        the search's functions as separate graphs, by torch's exporter
-single_graph.py  these graphs joined by loops: model.onnx
-split.py         encoder and decoders as separate files, also as transformers.js loads them
-quantize.py      weights in eight bits
-text.py          model_text.onnx, with the tokenizer inside: byte_level_bpe.py reads it, text_to_ids.py and
-                 ids_to_text.py are its operators, tables.py their tables
-readme.py        the README.md beside the files
+export.py           a model's folder -> a folder with model.onnx, compared with torch
+traced.py           the search's functions as separate graphs, by torch's exporter; simplify.py makes these faster
+single_graph.py     these graphs joined by loops: model.onnx
+split.py            encoder and decoders as separate files; transformers_js.py arranges them for that library
+quantize.py         weights, and rows of activations, in eight bits
+text.py             model_text.onnx, with the tokenizer inside: byte_level_bpe.py reads the tokenizer, text_to_ids.py
+                    and ids_to_text.py are its operators, tables.py their tables
+prove.py            the comparison of the single graph with torch; prove_split.py and prove_text.py compare the other
+                    files; running.py runs them
+readme.py           the README.md beside the files
 
-prove.py and prove_split.py compare with torch (running.py). operators.py writes graphs as calls; graph_surgery.py and
-simplify.py edit them.
+graph_builder.py builds graphs; graph_surgery.py edits them.
 """

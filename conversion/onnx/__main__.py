@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -64,11 +64,12 @@ def export(
 
     from .export import export_folder
 
-    wanted = {"defaults": not no_defaults, "attention": attention, "text": text, "for_javascript": runtime is not None}
-    on_texts: dict[str, Any] = {"sentences": lines, "name": sentences or ""}
     folder, console = Path(output), Console(stderr=True, force_terminal=sys.stderr.isatty())
+    options = {"defaults": not no_defaults, "attention": attention, "text": text, "for_javascript": runtime is not None}
     with console.status("reading the model") as status:  # shown on a terminal alone
-        report = export_folder(Path(model), folder, precision, layout, tell=status.update, **wanted, **on_texts)
+        report = export_folder(
+            Path(model), folder, precision, layout, sentences=lines, name=sentences or "", tell=status.update, **options
+        )
     typer.echo(report)
     for path in sorted(path for kind in ("*.onnx", "*.onnx.data") for path in folder.rglob(kind)):
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {precision}")

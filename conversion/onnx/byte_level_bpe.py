@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 from vaswani_transformer.errors import InputError
 
-# Byte-level BPE spells visible bytes as themselves and the others from U+0100 on.
-VISIBLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
-SPELLING = {byte: chr(byte) for byte in VISIBLE} | {byte: chr(256 + i) for i, byte in enumerate(HIDDEN)}
+SPELLING = bytes_to_unicode()  # byte -> the character that stands for it in byte-level BPE
 # Fields of tokenizer.json's model, each with an effect that the operators do not have.
 NOT_SUPPORTED = "dropout unk_token continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges".split()
 

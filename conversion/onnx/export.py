@@ -21,14 +21,16 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from ..folder import new_model_folder
 from .byte_level_bpe import ByteLevelBPE
 from .graph_surgery import graphs_of
-from .prove import encoded_sentences, prove, prove_attention, prove_sentences
+from .prove import encoded_sentences, prove, prove_sentences
 from .prove_split import prove_split
+from .prove_text import prove_text
 from .quantize import quantized
 from .readme import readme
 from .single_graph import SETTINGS, export_single_graph
-from .split import arrange_for_javascript, check_javascript, export_split
-from .text import prove_text, readable_tokenizer, with_tokenizer
+from .split import export_split
+from .text import readable_tokenizer, with_tokenizer
 from .traced import EXAMPLE_LENGTH
+from .transformers_js import arrange_for_javascript, check_for_javascript
 
 # Bytes of weights in one file: ONNX's format ends at 2 GiB, the graph itself included.
 LARGEST_FILE = 2_000_000_000
@@ -58,7 +60,7 @@ def export_folder(
     text: beside the single graph, write model_text.onnx, which has the tokenizer inside
     sentences: texts on which the single graph is also proved, and timed;  name: their name in errors
     tell: is called with the name of each stage as it begins
-    for_javascript: arrange the split layout as transformers.js loads it, see split.py
+    for_javascript: arrange the split layout as transformers.js loads it
 
     Raises InputError, BrokenFileError or UnavailableError; ProofError if the graph does not translate as torch does.
     """
@@ -66,7 +68,7 @@ def export_folder(
         model = load_model(source, device="cpu", dtype=torch.float32)
         check_model(model, source, layout)
         if for_javascript:
-            check_javascript(model, source)
+            check_for_javascript(model, source)
         tokenizer = load_tokenizers(source, model, required=sentences is not None)
         encoded = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
         bpe = readable_tokenizer(source, model) if text else None
@@ -85,7 +87,6 @@ def export_folder(
         if layout == "single":
             path = unfinished / "model.onnx"
             reports = [prove(path, model, precision)]
-            reports += [prove_attention(path, model, precision)] if attention else []
             reports += [prove_sentences(path, model, encoded, precision)] if encoded else []
             reports += [prove_text(unfinished, model, tokenizer, sentences or [])] if text else []
         else:

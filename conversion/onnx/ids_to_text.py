@@ -8,25 +8,25 @@ import numpy as np
 from onnx import TensorProto
 
 from .byte_level_bpe import SPELLING, ByteLevelBPE
-from .operators import Operators, tensor_type
-from .text_to_ids import MARK, as_int, padded, shifted
+from .graph_builder import GraphBuilder, tensor_type
+from .text_to_ids import MARK, as_int, in_batch, shifted
 
 REPLACEMENT, NOTHING = 256, 257  # pieces of text beside the 256 bytes
-BYTES = {spelling: byte for byte, spelling in SPELLING.items()}
 
 
-def texts_of(op: Operators, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> str:
+def texts_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> str:
     """ids: (batch, length), below `vocabulary` -> strings (batch,), without control tokens."""
     bytes, rows, is_mark = bytes_of(op, ids, bpe, vocabulary)
     pieces = op.Where(is_mark, NOTHING, valid_pieces(op, bytes))
-    by_row, _ = padded(op, pieces, rows, op.Shape(ids, end=1), NOTHING)
+    by_row, _ = in_batch(op, pieces, rows, op.Shape(ids, end=1), NOTHING)
     return joined(op, by_row)
 
 
-def bytes_of(op: Operators, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tuple[str, str, str]:
+def bytes_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tuple[str, str, str]:
     """Return the bytes of all tokens, int64 (bytes,), and for each its row of the batch and whether it is a mark."""
+    byte_of = {letter: byte for byte, letter in SPELLING.items()}
     spelled = {id: spelling for spelling, id in bpe.vocabulary.items() if id not in bpe.control}
-    tokens = [bytes(BYTES[letter] for letter in spelled.get(id, "")) for id in range(vocabulary)] + [MARK]
+    tokens = [bytes(byte_of[letter] for letter in spelled.get(id, "")) for id in range(vocabulary)] + [MARK]
     lengths = np.array([len(token) for token in tokens])
     starts = np.cumsum(lengths) - lengths
     marked = op.Pad(ids, [0, 0, 0, 1], vocabulary)
@@ -48,7 +48,7 @@ def bytes_of(op: Operators, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tup
     return op.Cast(found, to=TensorProto.INT64), op.Gather(rows, token), op.Equal(id, vocabulary)
 
 
-def valid_pieces(op: Operators, bytes: str) -> str:
+def valid_pieces(op: GraphBuilder, bytes: str) -> str:
     """(bytes,) -> (bytes,): the byte itself in a valid character; REPLACEMENT and NOTHING elsewhere
 
     As in tokenizers' ByteLevel decoder, one U+FFFD replaces the longest beginning of a character (The Unicode Standard,
@@ -86,7 +86,7 @@ def valid_pieces(op: Operators, bytes: str) -> str:
     return op.Where(kept, bytes, op.Where(dropped, NOTHING, REPLACEMENT))
 
 
-def joined(op: Operators, pieces: str) -> str:
+def joined(op: GraphBuilder, pieces: str) -> str:
     """(batch, width) of pieces -> strings (batch,); neighbouring columns are joined until one is left"""
     strings = np.array([*(bytes([byte]) for byte in range(256)), "\ufffd".encode(), b""], object)
     powers = 2 ** np.arange(40)
@@ -94,7 +94,7 @@ def joined(op: Operators, pieces: str) -> str:
     wanted = op.Gather(powers, op.ReduceSum(as_int(op, op.Less(powers, width)), keepdims=1))
     padding = op.Concat([0, 0, 0], op.Sub(wanted, width), axis=0)
     columns = op.Gather(strings, op.Pad(pieces, padding, NOTHING))
-    body = Operators("text.join.", op)
+    body = GraphBuilder("text.join.", op)
     now = "text.join.columns"
     even, odd = (body.Slice(now, [first], [2**31], [1], [2]) for first in (0, 1))
     # Without a second column, join the first with nothing.
@@ -102,6 +102,6 @@ def joined(op: Operators, pieces: str) -> str:
         odd, body.Slice(body.Expand(b"", body.Shape(even)), body.Shape(odd, start=1), [2**31], [1]), axis=1
     )
     together = body.StringConcat(even, last)
-    go_on = body.Greater(body.Squeeze(body.Shape(together, start=1)), 1)
-    (columns,) = op.loop(body, {now: columns}, [tensor_type(TensorProto.STRING)], go_on, [together])
+    condition = body.Greater(body.Squeeze(body.Shape(together, start=1)), 1)
+    (columns,) = op.loop(body, {now: columns}, [tensor_type(TensorProto.STRING)], condition, [together])
     return op.Squeeze(columns, [1])

@@ -8,8 +8,8 @@ import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 
-from .prove import cross_attentions
-from .running import TOLERANCES, open_session, raise_if_wrong, random_batch
+from .prove import TOLERANCES, cross_attentions, raise_if_wrong
+from .running import open_session, random_batch
 from .split import FILES
 
 Arrays = dict[str, np.ndarray]
@@ -26,7 +26,7 @@ def prove_split(folder: Path, model: Model, precision: str = "fp32", steps: int 
     generator = torch.Generator().manual_seed(0)
     start = torch.full((3, 1), model.config.decoder_start_token_id)
     words = torch.randint(model.lm_head.weight.shape[0], (3, steps - 1), generator=generator)
-    words[words == model.config.eos_token_id] = start[0]  # a decoder for transformers.js repeats </s>: see split.py
+    words[words == model.config.eos_token_id] = start[0]  # a decoder for transformers.js repeats </s>
     tokens = torch.cat((start, words), dim=1)
     expected = model(**batch, decoder_input_ids=tokens, use_cache=False).logits.float().numpy()
 

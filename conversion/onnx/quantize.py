@@ -17,13 +17,11 @@ DequantizeLinear would be the same, but ONNX Runtime 1.31 computes it in every c
 as slow) and, in a loop, fuses it into an operator whose weights it then does not find.
 """
 
-from functools import cache
-
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
+from .graph_builder import GraphBuilder
 from .graph_surgery import graphs_of, remove_unused
-from .operators import Operators
 
 SMALLEST_SCALE = 1e-20  # of a column of zeros
 
@@ -46,6 +44,8 @@ def quantized(model: ModelProto, activations: bool = True) -> ModelProto:
 
 
 class Quantizer:
+    """The matrices of a graph and of its loops, and the nodes that all of them need."""
+
     def __init__(self, graph: GraphProto, activations: bool):
         self.graph, self.activations = graph, activations
         bodies = list(graphs_of(graph))
@@ -64,39 +64,32 @@ class Quantizer:
             if node.op_type == "Transpose" and node.input[0] in self.matrices
         }
         self.quantised: set[str] = set()
-        self.op = Operators("int8.")  # of the outermost graph
+        self.op = GraphBuilder("int8.")  # of the outermost graph
         # ONNX Runtime fuses MatMulInteger, Cast and the product with two scales, unless both scales are constants,
         # which it multiplies first. So one of them is computed from an input.
         size = self.op.Size(graph.input[0].name)
         one = self.op.Cast(self.op.Equal(size, size), to=TensorProto.FLOAT)
-        # Zero and step of the rows, by whether they are never negative, and the step as a computed scale.
-        ranges = {False: (np.uint8(128), np.float32(1 / 127)), True: (np.uint8(0), np.float32(1 / 255))}
-        self.ranges = {key: (zero, step, self.op.Mul(one, step)) for key, (zero, step) in ranges.items()}
+        # The byte that stands for 0, and the size of a step in a row whose largest value is 1: as it is, and computed.
+        signed, positive = np.float32(1 / 127), np.float32(1 / 255)
+        self.signed = np.uint8(128), signed, self.op.Mul(one, signed)
+        self.positive = np.uint8(0), positive, self.op.Mul(one, positive)
 
     def rewrite(self, body: GraphProto) -> None:
         """Replace the products with matrices and the lookups in them."""
-        op = Operators("int8.", self.op)
+        op = GraphBuilder("int8.", self.op)
         never_negative = {node.output[0] for node in body.node if node.op_type == "Relu"}
-
-        @cache  # several products may have the same rows
-        def in_eight_bits(rows: str) -> tuple[str, str]:
-            """Return the rows in uint8 and their largest values."""
-            zero, step, _ = self.ranges[rows in never_negative]
-            largest = op.ReduceMax(rows if rows in never_negative else op.Abs(rows), [-1], keepdims=1)
-            # A row of zeros becomes 0 / 0, which is any byte, and then that byte times 0.
-            return op.QuantizeLinear(op.Div(rows, largest), step, zero), largest
-
+        quantised_rows: dict[str, tuple[str, str]] = {}  # several products may have the same rows
         for node in body.node:
             first, second, *_ = [*node.input, "", ""]
             if node.op_type == "MatMul" and second in self.matrices:
-                tensor, axis = self.matrices[second]
-                columns, scale = self.weight(tensor, axis)
-                columns = op.Transpose(columns, perm=[1, 0]) if axis == 1 else columns
+                columns, scale = self.columns(op, second)
                 if self.activations:
-                    zero, _, row_scale = self.ranges[first in never_negative]
-                    rounded, largest = in_eight_bits(first)
-                    sums = op.Cast(op.MatMulInteger(rounded, columns, zero), to=TensorProto.FLOAT)
-                    op.Mul(op.Mul(sums, op.Mul(row_scale, scale)), largest, name=node.output[0])
+                    zero, step, computed_step = self.positive if first in never_negative else self.signed
+                    if first not in quantised_rows:
+                        quantised_rows[first] = quantise_rows(op, first, step, zero)
+                    rows, largest = quantised_rows[first]
+                    sums = op.Cast(op.MatMulInteger(rows, columns, zero), to=TensorProto.FLOAT)
+                    op.Mul(op.Mul(sums, op.Mul(computed_step, scale)), largest, name=node.output[0])
                 else:
                     op.MatMul(first, op.Mul(op.Cast(columns, to=TensorProto.FLOAT), scale), name=node.output[0])
             elif node.op_type == "Gather" and first in self.matrices:
@@ -107,6 +100,12 @@ class Quantizer:
                 op.nodes.append(node)
         del body.node[:]
         body.node.extend(op.nodes)
+
+    def columns(self, op: GraphBuilder, matrix: str) -> tuple[str, str]:
+        """Return a matrix in int8 and the scales of its columns."""
+        tensor, axis = self.matrices[matrix]
+        stored, scale = self.weight(tensor, axis)
+        return op.Transpose(stored, perm=[1, 0]) if axis == 1 else stored, scale
 
     def weight(self, tensor: TensorProto, axis: int) -> tuple[str, str]:
         """Return the names of a matrix in int8 and of its scales;  axis: along which the products are summed"""
@@ -129,3 +128,13 @@ class Quantizer:
             return largest
         sums = np.add.reduceat(array, range(0, array.shape[axis], 2), axis=axis)
         return np.maximum(largest, np.abs(sums).max(axis=axis))
+
+
+def quantise_rows(op: GraphBuilder, rows: str, step: np.float32, zero: np.uint8) -> tuple[str, str]:
+    """Divide each row by its largest absolute value; returns the rows in uint8, and these values.
+
+    step, zero: size of a step, and the byte that stands for 0; in rows that are never negative that is 0
+    """
+    largest = op.ReduceMax(op.Abs(rows) if zero else rows, [-1], keepdims=1)
+    # A row of zeros becomes 0 / 0, which is any byte, and then that byte times 0.
+    return op.QuantizeLinear(op.Div(rows, largest), step, zero), largest

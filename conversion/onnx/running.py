@@ -1,4 +1,4 @@
-"""Run an exported file, and compare scores."""
+"""Run an exported file on token ids."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,14 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import ProofError
 from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings, lookahead_of
-
-# The largest difference between a score and torch's for the same tokens, see `score_difference`. fp32: the same sums in
-# another order. The others: per token, on average; users must measure the effect on BLEU.
-TOLERANCES = {"fp32": 1e-4, "fp16": 0.02, "int8": 0.2, "int8-weights": 0.1}
-# Two translations whose scores differ by less are equally good in float32.
-EQUALLY_GOOD = 1e-5
 
 
 def open_session(path: Path) -> Any:
@@ -45,25 +38,6 @@ def inputs_of(
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
     inputs |= {name: np.array(value, np.int64) for name, value in settings.items()}
     return inputs | {"length_penalty": np.array(alpha, np.float32)}
-
-
-def raise_if_wrong(wrong: list[str]) -> None:
-    """Raises ProofError if anything is wrong."""
-    if wrong:
-        found = "; ".join(wrong)
-        raise ProofError(f"the exported graph does not translate as torch does ({found}); nothing was written")
-
-
-def score_difference(found: np.ndarray | float, expected: np.ndarray | float) -> np.ndarray:
-    """Return the difference of scores, beyond -1 relative to their size: longer sums of logarithms round more."""
-    return np.abs(np.subtract(found, expected)) / np.maximum(1, np.abs(expected))
-
-
-def same_tokens(found: np.ndarray, expected: np.ndarray, pad: int) -> np.ndarray:
-    """Return which translations, (batch, beams, length), have the same tokens: (batch, beams)"""
-    length = min(found.shape[2], expected.shape[2])
-    equal = (found[..., :length] == expected[..., :length]).all(axis=2)
-    return equal & (found[..., length:] == pad).all(axis=2) & (expected[..., length:] == pad).all(axis=2)
 
 
 def padded(sentences: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:

@@ -7,16 +7,9 @@ decoder_model_merged.onnx      both decoders; `use_cache_branch` chooses one
 
 On request decoder_model.onnx has the outputs cross_attentions.* as well: one call with a complete translation gives
 the weights with which each of its tokens attends to the source.
-
-transformers.js chooses its code by `model_type`. Its Marian does what this model needs: an encoder, a merged decoder
-with a cache, and greedy search. It reads no `suppress_tokens`, but `bad_words_ids`; and in a batch it keeps
-decoding finished sentences until the last one finishes. Therefore the decoders exported for it repeat `</s>`, which
-decoding skips.
 """
 
-import json
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,16 +20,11 @@ from torch.export import Dim
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from ..toolkits.hf_marian import generation_settings, write_json
-from .graph_surgery import model_of, remove_unused, rename
-from .operators import Operators, tensor_type
-from .traced import EXAMPLE_LENGTH, eager_attention, exported_graph
+from .graph_builder import GraphBuilder, tensor_type
+from .graph_surgery import remove_unused
+from .traced import EXAMPLE_LENGTH, ROWS_AND_COLUMNS, eager_attention, exported_graph
 
-# Ends of file names by which transformers.js finds a `dtype`.
-SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_int8", "int8-weights": "_quantized"}
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 ENCODER_INPUTS = ["input_ids", "attention_mask"]
 FIRST_INPUTS = ["input_ids", "encoder_hidden_states", "encoder_attention_mask"]
@@ -115,18 +103,18 @@ def export_split(model: Model, attention: bool = False, end: int | None = None) 
     attention: decoder_model has the outputs cross_attentions.0, ..., per layer, (batch, heads, target, source)
     end: a token that repeats itself, for a search that keeps decoding finished sentences
     """
-    with eager_attention(model):
-        encoder, first, after = export_three(model, attention, end)
     layers = model.config.decoder_layers
     present, past = cache_names("present", layers), cache_names("past_key_values", layers)
     of_self = [name for name in present if ".decoder." in name]
-    # `merged` modifies its arguments: pass copies.
+    weights = [f"cross_attentions.{layer}" for layer in range(layers)] if attention else []
+    with eager_attention(model):
+        encoder, first, after = traced_graphs(model, attention, end)
+    # `alone` renames the graphs in place: the merged file gets copies.
     merged_first, merged_next = GraphProto(), GraphProto()
     merged_first.CopyFrom(first)
     merged_next.CopyFrom(after)
     del merged_first.output[1 + len(present) :]
     remove_unused(merged_first)
-    weights = [f"cross_attentions.{layer}" for layer in range(layers)] if attention else []
     return {
         "encoder_model": alone(encoder, "encoder", ENCODER_INPUTS, ["last_hidden_state"]),
         "decoder_model": alone(first, "decoder", FIRST_INPUTS, ["logits", *present, *weights]),
@@ -136,35 +124,30 @@ def export_split(model: Model, attention: bool = False, end: int | None = None) 
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
-    return [
-        f"{prefix}.{layer}.{part}.{kind}"
-        for layer in range(layers)
-        for part in ("decoder", "encoder")
-        for kind in ("key", "value")
-    ]
+    parts = ("decoder.key", "decoder.value", "encoder.key", "encoder.value")
+    return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in parts]
 
 
-def export_three(model: Model, attention: bool, end: int | None = None) -> tuple[GraphProto, GraphProto, GraphProto]:
-    batch, source, target = 2, EXAMPLE_LENGTH, 3
-    ids, mask = torch.full((batch, source), 2), torch.ones(batch, source, dtype=torch.long)
-    both = {0: Dim.AUTO, 1: Dim.AUTO}
-    encoder = exported_graph(Encoder(model), (ids, mask), (both, both))
-    memory = Encoder(model)(ids, mask).clone()
-    tokens = torch.full((batch, target), 2)
-    first = exported_graph(FirstDecoder(model, attention, end), (tokens, memory, mask), (both, both, both))
-    past = [tensor.clone().contiguous() for tensor in FirstDecoder(model)(torch.full((batch, 5), 2), memory, mask)[1:]]
-    after = exported_graph(
-        NextDecoder(model, end), (tokens, mask, past), (both, both, [{0: Dim.AUTO, 2: Dim.AUTO}] * len(past))
+def traced_graphs(model: Model, attention: bool, end: int | None) -> tuple[GraphProto, GraphProto, GraphProto]:
+    """Export encoder and decoders;  arguments as in `export_split`"""
+    ids, mask = torch.full((2, EXAMPLE_LENGTH), 2), torch.ones(2, EXAMPLE_LENGTH, dtype=torch.long)
+    tokens, earlier_tokens = torch.full((2, 3), 2), torch.full((2, 5), 2)
+    encoder, first, after = Encoder(model), FirstDecoder(model, attention, end), NextDecoder(model, end)
+    memory = encoder(ids, mask).clone()
+    past = [tensor.clone().contiguous() for tensor in FirstDecoder(model)(earlier_tokens, memory, mask)[1:]]
+    both = ROWS_AND_COLUMNS
+    return (
+        exported_graph(encoder, (ids, mask), (both, both)),
+        exported_graph(first, (tokens, memory, mask), (both, both, both)),
+        exported_graph(after, (tokens, mask, past), (both, both, [{0: Dim.AUTO, 2: Dim.AUTO} for _ in past])),
     )
-    return encoder, first, after
 
 
 def alone(graph: GraphProto, name: str, inputs: list[str], outputs: list[str]) -> ModelProto:
     """Return a file with one graph."""
-    op = Operators(f"{name}.")
+    op = GraphBuilder(f"{name}.")
     op.inline(graph, f"{name}.", inputs, outputs)
-    values = [[with_free_sizes(value) for value in side] for side in (graph.input, graph.output)]
-    return model_of(helper.make_graph(op.nodes, name, *values, initializer=list(op.tensors)))
+    return op.model(name, map(with_free_sizes, graph.input), map(with_free_sizes, graph.output))
 
 
 def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[str]) -> ModelProto:
@@ -173,13 +156,11 @@ def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[
     of_self = [name for name in outputs if ".encoder." not in name]
     kinds = [value.type.tensor_type for value in first.output]
     types = {name: tensor_type(kind.elem_type, len(kind.shape.dim)) for name, kind in zip(outputs, kinds, strict=True)}
-    op = Operators("merged.")
-    without, with_past = Operators("first.", op), Operators("next.", op)
-    rename(first, "first.", FIRST_INPUTS, [f"first.{name}" for name in outputs])
-    rename(after, "next.", [*NEXT_INPUTS, *past], [f"next.{name}" for name in of_self])
+    op = GraphBuilder("merged.")
+    without, with_past = GraphBuilder("first.", op), GraphBuilder("next.", op)
     # The weights are in the graph around both branches.
-    without.nodes += op.tensors.take(first)
-    with_past.nodes += op.tensors.take(after)
+    without.inline(first, "first.", FIRST_INPUTS, [f"first.{name}" for name in outputs], owner=op)
+    with_past.inline(after, "next.", [*NEXT_INPUTS, *past], [f"next.{name}" for name in of_self], owner=op)
     for old, new in zip(past, present, strict=True):
         if ".encoder." in new:
             with_past.Identity(old, name=f"next.{new}")
@@ -190,14 +171,13 @@ def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[
         then_branch=with_past.graph({f"next.{name}": type for name, type in types.items()}),
         else_branch=without.graph({f"first.{name}": type for name, type in types.items()}),
     )
+    op.nodes.append(node)
     by_name = {value.name: value for value in (*first.input, *after.input)}
     inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states", *past]
-    values = [
-        *(with_free_sizes(by_name[name]) for name in inputs),
-        helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]),
-    ]
+    values = [with_free_sizes(by_name[name]) for name in inputs]
+    values.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
     results = [ValueInfoProto(name=name, type=type) for name, type in types.items()]
-    return model_of(helper.make_graph([*op.nodes, node], "decoder_merged", values, results, list(op.tensors)))
+    return op.model("decoder_merged", values, results)
 
 
 def with_free_sizes(value: ValueInfoProto) -> ValueInfoProto:
@@ -205,25 +185,3 @@ def with_free_sizes(value: ValueInfoProto) -> ValueInfoProto:
     tensor = value.type.tensor_type
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
     return helper.make_tensor_value_info(value.name, tensor.elem_type, sizes)
-
-
-def check_javascript(model: Model, source: Path) -> None:
-    """Raises InputError naming what transformers.js's Marian cannot represent."""
-    config = model.config
-    if (config.d_k, config.d_v) != (None, None):
-        raise InputError(f"{source / 'config.json'}: transformers.js takes d_k and d_v to be d_model / heads")
-    if (source / TARGET_TOKENIZER).is_dir() or not (source / "tokenizer.json").exists():
-        raise InputError(f"{source}: transformers.js needs one tokenizer.json for both languages")
-
-
-def arrange_for_javascript(folder: Path, model: Model, precision: str) -> None:
-    """Rename the files of a complete split layout, and write the settings that transformers.js reads."""
-    (folder / "onnx").mkdir()
-    for name in FILES:
-        if name in ("encoder_model", "decoder_model_merged"):
-            (folder / f"{name}.onnx").rename(folder / "onnx" / f"{name}{SUFFIXES[precision]}.onnx")
-        else:
-            (folder / f"{name}.onnx").unlink()
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    write_json(settings | {"model_type": "marian", "architectures": ["MarianMTModel"]}, folder / "config.json")
-    write_json(generation_settings(model.config) | {"num_beams": 1}, folder / "generation_config.json")

@@ -1,14 +1,16 @@
-"""Tables for the tokenizer's operators: properties of all characters, and the ranks of pairs of tokens.
+"""Tables for the tokenizer's operators: properties of all characters, and the merges of pairs of tokens.
 
 They are read from the tokenizers library at export, so that the graph classifies characters in the same way.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Regex, normalizers, pre_tokenizers
+
+from .byte_level_bpe import ByteLevelBPE
 
 UNICODE = 0x110000  # code points
 BLOCK = 256
@@ -18,23 +20,19 @@ OTHER, LETTER, NUMBER, SPACE, ALONE = range(5)
 @cache
 def character_classes(split_digits: bool) -> np.ndarray:
     """(UNICODE,): OTHER, LETTER, NUMBER and SPACE as in ByteLevel's expression; ALONE for digits that are split"""
-    if split_digits:
-        classes = character_classes(False).copy()
-        digits = pre_tokenizers.Digits(individual_digits=False)
-        for first, block in blocks_of_unicode():
-            for piece, (start, end) in digits.pre_tokenize_str(block):
-                # Digits are separated from a letter before them: two pieces.
-                if len(digits.pre_tokenize_str("a" + piece[0])) == 2:
-                    classes[first + start : first + end] = ALONE
-        return classes
+    # Replace every character by one that stands for its class.
+    replacements = [(r"\p{L}", "L"), (r"\p{N}", "1"), (r"\s", " "), (r"[^L1 ]", "?")]
+    replace = normalizers.Sequence([normalizers.Replace(Regex(kind), letter) for kind, letter in replacements])
+    class_of = {"?": OTHER, "L": LETTER, "1": NUMBER, " ": SPACE}
+    digits = pre_tokenizers.Digits(individual_digits=True)
     classes = np.full(UNICODE, OTHER, np.uint8)
-    runs = pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}+|\s+"), "isolated")
-    kinds = {LETTER: r"\p{L}", NUMBER: r"\p{N}", SPACE: r"\s"}
-    tests = [(kind, pre_tokenizers.Split(Regex(expression), "removed")) for kind, expression in kinds.items()]
     for first, block in blocks_of_unicode():
-        for piece, (start, end) in runs.pre_tokenize_str(block):
-            kind = next((kind for kind, test in tests if not test.pre_tokenize_str(piece[0])), OTHER)
-            classes[first + start : first + end] = kind
+        classes[first : first + BLOCK] = [class_of[letter] for letter in replace.normalize_str(block)]
+        if split_digits:
+            # With a letter before each character, only digits are pieces that begin at odd places.
+            pieces = digits.pre_tokenize_str("".join("a" + character for character in block))
+            places = [first + start // 2 for _, (start, _) in pieces if start % 2]
+            classes[places] = ALONE
     return classes
 
 
@@ -65,34 +63,37 @@ def blocks_of_unicode() -> Iterator[tuple[int, str]]:
             yield first, "".join(map(chr, range(first, first + BLOCK)))
 
 
-@dataclass(frozen=True)
-class PairTable:
-    """Pairs of ids -> ranks. The pair (a, b) is at place first[a] + b, if the owner of that place is a."""
+class MergeTable(NamedTuple):
+    """The merges of a BPE. The pair of ids (a, b) is at place first[a] + b, if the owner of that place is a."""
 
     first: np.ndarray  # (vocabulary,)
     owner: np.ndarray  # (places,); -1 for a free place
     rank: np.ndarray  # (places,)
+    product: np.ndarray  # (merges,), by rank, the id that a merge makes
 
-    @classmethod
-    def of(cls, pairs: dict[tuple[int, int], int], vocabulary: int) -> "PairTable":
-        """Overlay the rows of a sparse matrix, the fullest first, each at the first offset where it fits."""
-        rows: dict[int, list[int]] = {}
-        for left, right in pairs:
-            rows.setdefault(left, []).append(right)
-        first = np.zeros(vocabulary, np.int32)
-        taken = np.zeros(2 * (len(pairs) + vocabulary), bool)  # doubled where that is too small
-        for left, rights in sorted(rows.items(), key=lambda row: -len(row[1])):
-            while True:
-                clash = np.zeros(len(taken) - vocabulary, bool)
-                for right in rights:
-                    clash |= taken[right : right + len(clash)]
-                if not clash.all():
-                    break
-                taken = np.concatenate((taken, np.zeros(len(taken), bool)))
-            first[left] = int(clash.argmin())
-            taken[[first[left] + right for right in rights]] = True
-        owner = np.full(int(first.max()) + vocabulary, -1, np.int32)
-        rank = np.zeros_like(owner)
-        for (left, right), number in pairs.items():
-            owner[first[left] + right], rank[first[left] + right] = left, number
-        return cls(first, owner, rank)
+
+def merge_table(bpe: ByteLevelBPE) -> MergeTable:
+    """Overlay the rows of a sparse matrix, the fullest first, each at the first offset where it fits."""
+    id_of = bpe.vocabulary
+    size = max(max(id_of.values()), *bpe.control) + 1
+    rank_of = {(id_of[left], id_of[right]): rank for rank, (left, right) in enumerate(bpe.merges)}
+    rows: dict[int, list[int]] = {}
+    for left, right in rank_of:
+        rows.setdefault(left, []).append(right)
+    first = np.zeros(size, np.int32)
+    taken = np.zeros(2 * (len(rank_of) + size), bool)  # doubled where that is too small
+    for left, rights in sorted(rows.items(), key=lambda row: -len(row[1])):
+        while True:
+            clash = np.zeros(len(taken) - size, bool)
+            for right in rights:
+                clash |= taken[right : right + len(clash)]
+            if not clash.all():
+                break
+            taken = np.concatenate((taken, np.zeros(len(taken), bool)))
+        first[left] = int(clash.argmin())
+        taken[[first[left] + right for right in rights]] = True
+    owner = np.full(int(first.max()) + size, -1, np.int32)
+    rank = np.zeros_like(owner)
+    for (left, right), number in rank_of.items():
+        owner[first[left] + right], rank[first[left] + right] = left, number
+    return MergeTable(first, owner, rank, np.array([id_of[left + right] for left, right in bpe.merges]))

@@ -1,7 +1,14 @@
 """Texts -> padded token ids by operators that every ONNX Runtime has: the byte-level BPE of `tokenization.py`.
 
-Each step works on all characters of all texts at once, in one row, with a mark after each text: characters, their code
-points, the beginnings of words, bytes, merges. In the end the marks become `</s>`.
+Each step of `token_ids` works on all characters of all texts at once, in one row, with a mark after each text that
+becomes `</s>` in the end:
+
+    code_points       characters -> numbers
+    lower_cased       on request
+    word_starts       the beginnings of words, which no merge crosses
+    symbols_of_bytes  characters -> the ids of their bytes
+    merge_pairs       ids -> fewer ids
+    in_batch          one row -> a padded row for each text
 
 ONNX has no operator that gives the code point of a character. ONNX Runtime has two that help: `Tokenizer` divides
 strings into characters, and `MurmurHash3` makes numbers of them. For up to four bytes of known count that hash is a
@@ -14,13 +21,13 @@ import numpy as np
 from onnx import TensorProto
 
 from .byte_level_bpe import SPELLING, ByteLevelBPE
-from .operators import Operators, tensor_type
-from .tables import ALONE, BLOCK, SPACE, PairTable, character_classes, lower_case, python_spaces
+from .graph_builder import GraphBuilder, tensor_type
+from .tables import ALONE, BLOCK, SPACE, character_classes, lower_case, merge_table, python_spaces
 
 MARK = b"\n"  # after each text
 
 
-def token_ids(op: Operators, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[str, str, str]:
+def token_ids(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[str, str, str]:
     """texts: strings (batch,);  returns input_ids, attention_mask, (batch, source), and whether each is only space"""
     marked = op.StringConcat(texts, MARK)
     characters = op.Tokenizer(
@@ -37,27 +44,27 @@ def token_ids(op: Operators, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[s
     # From here on all characters are in one row, which is never empty since it includes the marks.
     codes, is_text, rows = (selected(op, values, exists) for values in (codes, is_text, rows))
     if bpe.lowercase:
-        codes, is_text, rows = lowered(op, codes, is_text, rows)
+        codes, is_text, rows = lower_cased(op, codes, is_text, rows)
     classes = op.Where(is_text, looked_up(op, character_classes(bpe.split_digits), codes), np.uint8(ALONE))
     words = op.Sub(op.CumSum(as_int(op, word_starts(op, codes, classes)), 0), 1)
     symbols, is_byte = symbols_of_bytes(op, codes, is_text, bpe)
     words, rows = (repeated(op, values, is_byte) for values in (words, rows))
     ids, rows = merge_pairs(op, selected(op, symbols, is_byte), words, rows, bpe)
-    ids, mask = padded(op, ids, rows, op.Shape(texts), pad)
+    ids, mask = in_batch(op, ids, rows, op.Shape(texts), pad)
     return ids, mask, only_space
 
 
-def selected(op: Operators, values: str, flags: str) -> str:
+def selected(op: GraphBuilder, values: str, flags: str) -> str:
     """Return the values where flags, of the same shape, are true: (n,)"""
     return op.Compress(op.Reshape(values, [-1]), op.Reshape(flags, [-1]))
 
 
-def repeated(op: Operators, values: str, flags: str) -> str:
+def repeated(op: GraphBuilder, values: str, flags: str) -> str:
     """values: (n,), flags: (n, k);  returns each value as often as its flags are true"""
     return selected(op, op.Expand(op.Unsqueeze(values, [1]), op.Shape(flags)), flags)
 
 
-def code_points(op: Operators, characters: str) -> str:
+def code_points(op: GraphBuilder, characters: str) -> str:
     """Strings of one character each -> int32 in the same shape; an empty string gives any number"""
     flat = op.Reshape(characters, [-1])
     seeds = (0, 1)
@@ -101,7 +108,7 @@ def code_points(op: Operators, characters: str) -> str:
     return op.Reshape(numbers, op.Shape(characters))
 
 
-def looked_up(op: Operators, table: np.ndarray, codes: str) -> str:
+def looked_up(op: GraphBuilder, table: np.ndarray, codes: str) -> str:
     """Return table[codes]. Equal blocks of the table are stored once."""
     blocks: dict[bytes, int] = {}
     rows = table.reshape(-1, BLOCK)
@@ -111,7 +118,7 @@ def looked_up(op: Operators, table: np.ndarray, codes: str) -> str:
     return op.Gather(stored, op.Add(start, op.BitwiseAnd(codes, np.int32(BLOCK - 1))))
 
 
-def lowered(op: Operators, codes: str, is_text: str, rows: str) -> tuple[str, str, str]:
+def lower_cased(op: GraphBuilder, codes: str, is_text: str, rows: str) -> tuple[str, str, str]:
     """Return the three rows with lower-case letters, of which one character may have two."""
     distance, second = (looked_up(op, table, codes) for table in lower_case())
     both = op.Concat(op.Unsqueeze(op.Add(codes, distance), [1]), op.Unsqueeze(second, [1]), axis=1)
@@ -119,7 +126,7 @@ def lowered(op: Operators, codes: str, is_text: str, rows: str) -> tuple[str, st
     return selected(op, both, exists), repeated(op, is_text, exists), repeated(op, rows, exists)
 
 
-def word_starts(op: Operators, codes: str, classes: str) -> str:
+def word_starts(op: GraphBuilder, codes: str, classes: str) -> str:
     """Return where a match of ByteLevel's expression begins, bool (characters,):
 
     's|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
@@ -155,14 +162,14 @@ def word_starts(op: Operators, codes: str, classes: str) -> str:
     return op.Or(op.Or(starts, shifted(op, short, 2, False)), shifted(op, long, 3, False))
 
 
-def shifted(op: Operators, values: str, by: int, filler: Any) -> str:
+def shifted(op: GraphBuilder, values: str, by: int, filler: Any) -> str:
     """(n,) -> (n,), the value `by` places before each, or after if `by` is negative"""
     padding = [filler] * abs(by)
     longer = op.Concat(*([padding, values] if by > 0 else [values, padding]), axis=0)
     return op.Slice(longer, [0], [-by], [0]) if by > 0 else op.Slice(longer, [-by], [2**31], [0])
 
 
-def symbols_of_bytes(op: Operators, codes: str, is_text: str, bpe: ByteLevelBPE) -> tuple[str, str]:
+def symbols_of_bytes(op: GraphBuilder, codes: str, is_text: str, bpe: ByteLevelBPE) -> tuple[str, str]:
     """Return the ids of the characters' bytes in UTF-8, (characters, 4), and which of the four exist.
 
     A mark has one byte, whose id is that of `</s>`.
@@ -183,21 +190,17 @@ def symbols_of_bytes(op: Operators, codes: str, is_text: str, bpe: ByteLevelBPE)
     return op.Where(op.Unsqueeze(is_text, [1]), symbols, bpe.end), is_byte
 
 
-def merge_pairs(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLevelBPE) -> tuple[str, str]:
+def merge_pairs(op: GraphBuilder, symbols: str, words: str, rows: str, bpe: ByteLevelBPE) -> tuple[str, str]:
     """BPE: merge the pair of the lowest rank in each word, the leftmost of equal ones, until no pair is left.
 
-    A round merges all equal pairs of a word, unless a merge could produce a pair of lower rank before the next one.
+    One iteration merges all equal pairs of a word, if no merge can produce a pair of lower rank.
     """
-    pairs, products = {}, []
-    for rank, (left, right) in enumerate(bpe.merges):
-        pairs[bpe.vocabulary[left], bpe.vocabulary[right]] = rank
-        products.append(bpe.vocabulary[left + right])
-    if not pairs:
+    if not bpe.merges:
         return symbols, rows
-    table = PairTable.of(pairs, max(max(bpe.vocabulary.values()), *bpe.control) + 1)
+    table = merge_table(bpe)
     never = np.int64(2**62)
     empty = op.Expand(never, op.Add(op.Gather(words, [-1]), 1))  # (words,)
-    body = Operators("text.merge.", op)
+    body = GraphBuilder("text.merge.", op)
     names = [f"text.merge.{name}" for name in ("symbols", "words", "rows")]
     symbols_now, words_now, rows_now = names
     next_word = shifted(body, words_now, -1, -1)
@@ -209,10 +212,9 @@ def merge_pairs(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLev
     is_pair = body.And(is_pair, body.Equal(words_now, next_word))
     rank = body.Cast(body.Gather(table.rank, place), to=TensorProto.INT64)
     places = body.Range(0, body.Squeeze(body.Shape(symbols_now)), 1)
-    if bpe.in_order():
-        key = body.Where(is_pair, rank, never)
-    else:
-        key = body.Where(is_pair, body.Add(body.Mul(rank, body.Shape(symbols_now)), places), never)
+    # If a merge could produce a pair of lower rank, only the leftmost pair is merged.
+    order = rank if bpe.in_order() else body.Add(body.Mul(rank, body.Shape(symbols_now)), places)
+    key = body.Where(is_pair, order, never)
     best = body.ScatterElements(empty, words_now, key, reduction="min")
     chosen = body.And(is_pair, body.Equal(key, body.Gather(best, words_now)))
     # In a run of equal symbols, every other pair from the left.
@@ -221,17 +223,16 @@ def merge_pairs(op: Operators, symbols: str, words: str, rows: str, bpe: ByteLev
     run_start = body.Gather(body.Concat([0], body.Compress(places, begins), axis=0), run)
     is_even = body.Equal(body.BitwiseAnd(body.Sub(places, run_start), 1), 0)
     chosen = body.And(chosen, is_even)
-    symbols_after = body.Where(chosen, body.Gather(np.array(products), body.Where(is_pair, rank, 0)), symbols_now)
+    symbols_after = body.Where(chosen, body.Gather(table.product, body.Where(is_pair, rank, 0)), symbols_now)
     stays = body.Not(shifted(body, chosen, 1, False))
     after = [body.Compress(values, stays) for values in (symbols_after, words_now, rows_now)]
-    go_on = body.Cast(body.ReduceMax(as_int(body, chosen), keepdims=0), to=TensorProto.BOOL)
-    ids, _, rows = op.loop(
-        body, dict(zip(names, (symbols, words, rows), strict=True)), [tensor_type(TensorProto.INT64)] * 3, go_on, after
-    )
+    condition = body.Cast(body.ReduceMax(as_int(body, chosen), keepdims=0), to=TensorProto.BOOL)
+    first = dict(zip(names, (symbols, words, rows), strict=True))
+    ids, _, rows = op.loop(body, first, [tensor_type(TensorProto.INT64)] * 3, condition, after)
     return ids, rows
 
 
-def padded(op: Operators, ids: str, rows: str, batch: str, filler: int) -> tuple[str, str]:
+def in_batch(op: GraphBuilder, ids: str, rows: str, batch: str, filler: int) -> tuple[str, str]:
     """Distribute ids to the rows of the batch, padded; returns (batch, longest), and the mask in the same shape."""
     ones = op.Expand(1, op.Shape(ids))
     lengths = op.ScatterElements(op.Expand(0, batch), rows, ones, reduction="add")
@@ -245,5 +246,5 @@ def padded(op: Operators, ids: str, rows: str, batch: str, filler: int) -> tuple
     return values, as_int(op, mask)
 
 
-def as_int(op: Operators, flags: str) -> str:
+def as_int(op: GraphBuilder, flags: str) -> str:
     return op.Cast(flags, to=TensorProto.INT64)

@@ -2,12 +2,13 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from onnx import GraphProto
+from onnx import GraphProto, TypeProto
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -25,38 +26,39 @@ from vaswani_transformer.beam_search import (
 from vaswani_transformer.cached_decoder import CachedDecoder
 from vaswani_transformer.text_translator import LOOKAHEAD, NO_MAXIMUM
 
-from .graph_surgery import OPSET
+from .graph_builder import OPSET, tensor_type
 from .simplify import simplify
 
-EXAMPLE_LENGTH = 7  # source tokens of the traced example: learned positions must be as many
-TALKATIVE = ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication")
+# The sizes of the traced example. No two are equal, or torch takes one for the other.
+BATCH, LIVE, BEAMS, LENGTH = 2, 3, 4, 5
+EXAMPLE_LENGTH = 7  # source tokens: learned positions must be as many
+ROWS_AND_COLUMNS = {0: Dim.AUTO, 1: Dim.AUTO}
+# The axes of tensors in the search whose sizes vary; all axes of those that are not listed.
+VARYING_AXES = {
+    "memory_keys": (0, 2),
+    "memory_values": (0, 2),
+    "memory_bias": (0, 3),
+    "keys": (0, 2),
+    "values": (0, 2),
+    "bias": (0, 1, 2),
+    "positions": (0,),
+    "suppressed": (),
+}
+Part = Memory | BatchConstants | Constants | SearchState
+T = TypeVar("T", bound=Part)
 
 
-T = TypeVar("T", bound=Memory | BatchConstants | Constants | SearchState)
+class SearchGraphs(NamedTuple):
+    """The exported functions, and the names of the tensors that they exchange, see beam_search.py."""
 
-
-class Names(NamedTuple):
-    """The names of the tensors between `start` and `step`, in the order of their outputs and inputs."""
-
+    start: GraphProto  # its outputs are memory, batch_constants, constants and state
+    step: GraphProto  # inputs: these and last_wanted; outputs: the new state and whether to take another step
+    cross_attentions: GraphProto | None  # its inputs are the memory, the positions and the sequences
+    types: dict[str, TypeProto]  # of the following tensors; sizes change from step to step
     memory: list[str]
     batch_constants: list[str]
     constants: list[str]
     state: list[str]
-
-
-class SearchGraphs(NamedTuple):
-    """The exported functions.
-
-    start: its outputs are `names`
-    step: its inputs are `names` and last_wanted; its outputs the new state and whether to take another
-        step before sentences leave the batch
-    cross_attentions: its inputs are the memory, the positions and the sequences
-    """
-
-    start: GraphProto
-    step: GraphProto
-    names: Names
-    cross_attentions: GraphProto | None
 
 
 class Start(nn.Module):
@@ -66,19 +68,10 @@ class Start(nn.Module):
         super().__init__()
         self.model, self.offset = model, offset
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        beams: Tensor,
-        initial_live: Tensor,
-        length_penalty: Tensor,
-        lookahead: Tensor,
-        min_length: Tensor,
-        max_length: Tensor,
-    ):
-        settings = self.offset, beams.shape[0], length_penalty, lookahead, min_length, max_length
-        return start(self.model, input_ids, attention_mask, *settings, initial_live.shape[0])
+    def forward(self, ids: Tensor, mask: Tensor, beams: Tensor, initial_live: Tensor, settings: list[Tensor]):
+        alpha, lookahead, min_length, max_length = settings
+        sizes = self.offset, beams.shape[0]
+        return start(self.model, ids, mask, *sizes, alpha, lookahead, min_length, max_length, initial_live.shape[0])
 
 
 class Step(nn.Module):
@@ -130,74 +123,77 @@ def source_length_offset(model: Model) -> int:
 
 def search_graphs(model: Model, attention: bool) -> SearchGraphs:
     """Export `start`, `step` and, for attention, `CrossAttentions`."""
-    # No two sizes are equal, or torch takes one for the other.
-    batch, live, beams, length, source = 2, 3, 4, 5, EXAMPLE_LENGTH
-    input_ids = torch.full((batch, source), 2)
-    mask = torch.ones_like(input_ids)
-    numbers = 0.6, LOOKAHEAD, 0, NO_MAXIMUM, [2]
-    alpha, lookahead, min_length, most, last_wanted = (torch.tensor(number) for number in numbers)
+    ids = torch.full((BATCH, EXAMPLE_LENGTH), 2)
+    mask, last_wanted = torch.ones_like(ids), torch.tensor([2])
+    settings = [torch.tensor(number) for number in (0.6, LOOKAHEAD, 0, NO_MAXIMUM)]
+    parts = example_search(model, ids, mask, settings, last_wanted)
+    # Views of other tensors confuse the exporter.
+    examples: list[Any] = [each_tensor(part, lambda _, tensor: tensor.clone().contiguous()) for part in parts]
+    axes: list[Any] = [each_tensor(part, varying_axes) for part in parts]
     start_graph = exported_graph(
         Start(model, source_length_offset(model)),
-        (input_ids, mask, torch.arange(beams), torch.arange(live), alpha, lookahead, min_length, most),
-        ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}, {}, {}),
+        (ids, mask, torch.arange(BEAMS), torch.arange(LIVE), settings),
+        (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, {0: Dim.AUTO}, {0: Dim.AUTO}, [{} for _ in settings]),
     )
-    initial_live = initial_hypotheses(beams, model.lm_head.weight.shape[0])
+    step_graph = exported_graph(Step(model), (*examples, last_wanted), (*axes, {}))
+    attention_graph = None
+    if attention:
+        memory, _, constants, _ = examples
+        attention_graph = exported_graph(
+            CrossAttentions(model),
+            (memory, constants.positions, torch.full((BATCH, 1, LENGTH), 2)),
+            (axes[0], axes[2].positions, {0: Dim.AUTO, 2: Dim.AUTO}),
+        )
+    names = [names_of(part) for part in parts]
+    kinds = [value.type.tensor_type for value in step_graph.input[:-1]]
+    types = [tensor_type(kind.elem_type, len(kind.shape.dim)) for kind in kinds]
+    types = dict(zip(chain.from_iterable(names), types, strict=True))
+    return SearchGraphs(start_graph, step_graph, attention_graph, types, *names)
+
+
+def example_search(
+    model: Model, ids: Tensor, mask: Tensor, settings: list[Tensor], last_wanted: Tensor
+) -> tuple[Memory, BatchConstants, Constants, SearchState]:
+    """Return the inputs of `step` after a few steps."""
+    alpha, lookahead, min_length, _ = settings
+    initial_live = initial_hypotheses(BEAMS, model.lm_head.weight.shape[0])
     memory, batch_constants, constants, state = start(
-        model, input_ids, mask, 50, beams, alpha, lookahead, min_length, initial_live=initial_live
+        model, ids, mask, 50, BEAMS, alpha, lookahead, min_length, initial_live=initial_live
     )
     decoder = CachedDecoder(model)
-    for _ in range(length):
+    for _ in range(LENGTH):
         state = step(decoder, memory, batch_constants, constants, state, last_wanted)
     # As in the first step, fewer live hypotheses than beams.
     slots = state.keys[0].shape[2]
     state = state._replace(
-        bias=state.bias[:, :live, : slots + live],
-        last_tokens=state.last_tokens[:, :live],
-        live_scores=state.live_scores[:, :live],
+        bias=state.bias[:, :LIVE, : slots + LIVE],
+        last_tokens=state.last_tokens[:, :LIVE],
+        live_scores=state.live_scores[:, :LIVE],
     )
-    parts = (described(part, model) for part in (memory, batch_constants, constants, state))
-    names, example, shapes = zip(*parts, strict=True)
-    step_graph = exported_graph(Step(model), (*example, last_wanted), (*shapes, {}))
-    return SearchGraphs(start_graph, step_graph, Names(*names), cross_attention_graph(model) if attention else None)
+    return memory, batch_constants, constants, state
 
 
-def cross_attention_graph(model: Model) -> GraphProto:
-    input_ids, sequences = torch.full((2, EXAMPLE_LENGTH), 2), torch.full((2, 1, 5), 2)
-    alpha, lookahead, min_length = (torch.tensor(number) for number in (0.6, LOOKAHEAD, 0))
-    memory, _, constants, _ = start(model, input_ids, torch.ones_like(input_ids), 50, 3, alpha, lookahead, min_length)
-    _, known, memory_axes = described(memory, model)
-    _, example, axes = described(constants, model)
-    return exported_graph(
-        CrossAttentions(model),
-        (known, example.positions, sequences),
-        (memory_axes, axes.positions, {0: Dim.AUTO, 2: Dim.AUTO}),
+def each_tensor(part: T, function: Callable[[str, Tensor], Any]) -> T:
+    """Return a part of the search with `function(name, tensor)` in place of each of its tensors."""
+    prefix = "memory_" if isinstance(part, Memory) else ""
+    return type(part)._make(
+        [function(f"{prefix}{field}.{layer}", tensor) for layer, tensor in enumerate(value)]
+        if isinstance(value, list)
+        else function(prefix + field, value)
+        for field, value in part._asdict().items()
     )
 
 
-def described(part: T, model: Model) -> tuple[list[str], T, T]:
-    """Return the names of a part's tensors, an example of each, and in its place the axes without a fixed size."""
-    is_memory = isinstance(part, Memory)
-    changing = {
-        "keys": (0, 2),
-        "values": (0, 2),
-        "bias": (0, 3) if is_memory else (0, 1, 2),
-        "suppressed": (),
-        "positions": () if model.config.position_embedding_type == "learned" else (0,),
-    }
-    names, examples, axes = [], [], []
-    for field, value in zip(part._fields, part, strict=True):
-        tensors = value if isinstance(value, list) else [value]
-        name = f"memory_{field}" if is_memory else field
-        names += [f"{name}.{layer}" for layer in range(len(tensors))] if isinstance(value, list) else [name]
-        # Views of other tensors confuse the exporter, and it takes a size of 1 as fixed.
-        copies = [tensor.clone().contiguous() for tensor in tensors]
-        free = [
-            {axis: Dim.AUTO for axis in changing.get(field, range(tensor.ndim)) if tensor.shape[axis] > 1}
-            for tensor in tensors
-        ]
-        examples.append(copies if isinstance(value, list) else copies[0])
-        axes.append(free if isinstance(value, list) else free[0])
-    return names, type(part)._make(examples), type(part)._make(axes)
+def names_of(part: Part) -> list[str]:
+    names: list[str] = []
+    each_tensor(part, lambda name, _: names.append(name))
+    return names
+
+
+def varying_axes(name: str, tensor: Tensor) -> dict[int, Any]:
+    """Return the axes of a tensor whose sizes vary, for torch's exporter, which takes a size of 1 as fixed."""
+    axes = VARYING_AXES.get(name.partition(".")[0], range(tensor.ndim))
+    return {axis: Dim.AUTO for axis in axes if tensor.shape[axis] > 1}
 
 
 @contextmanager
@@ -211,23 +207,20 @@ def eager_attention(model: Model) -> Iterator[None]:
         model.set_attn_implementation(implementation)
 
 
-def exported_graph(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> GraphProto:
-    """Export a module with torch's exporter, simplified and without traces of this machine."""
-    # These loggers report that torchvision is missing and which constants are duplicates.
-    loggers = [logging.getLogger(name) for name in TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():  # torch 2.13 itself uses what it deprecates
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            program = torch.onnx.export(
-                module.eval(), arguments, dynamo=True, dynamic_shapes=dynamic_shapes, opset_version=OPSET, verbose=False
-            )
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+def exported_graph(module: nn.Module, inputs: tuple, axes: tuple) -> GraphProto:
+    """Export a module with torch's exporter, simplified and without traces of this machine.
+
+    axes: those of each input whose sizes vary
+    """
+    # They report that torchvision is missing and which constants are duplicates.
+    for name in ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():  # torch 2.13 itself uses what it deprecates
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        program = torch.onnx.export(
+            module.eval(), inputs, dynamo=True, dynamic_shapes=axes, opset_version=OPSET, verbose=False
+        )
     assert program is not None
     graph = program.model_proto.graph
     # The metadata has source files and memory addresses: without it the same model gives the same file.
