@@ -29,15 +29,7 @@ from .text_translator import NO_MAXIMUM, Hypothesis, SearchSettings, TextTransla
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
-INPUTS = {
-    "input_ids",
-    "attention_mask",
-    "num_beams",
-    "max_length",
-    "length_penalty",
-    "min_length",
-    "num_return_sequences",
-}
+INPUTS = set("input_ids attention_mask num_beams max_length length_penalty min_length num_return_sequences".split())
 
 
 class OnnxTranslator(TextTranslator):
@@ -134,29 +126,16 @@ class OnnxTranslator(TextTranslator):
             num_return_sequences)
         Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last row of the table.
         """
-        input_ids = check_ids(as_array(input_ids, "input_ids"), self.vocabulary)
-        mask = (input_ids != self.pad) if attention_mask is None else as_array(attention_mask, "attention_mask")
-        if mask.shape != input_ids.shape:
-            raise InputError(f"attention_mask has shape {mask.shape}, input_ids {input_ids.shape}; they must be equal")
-        if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
-            raise InputError("attention_mask must hold integers, 1 at tokens and 0 at padding")
-        empty = np.flatnonzero(mask.sum(axis=1) == 0)
-        if empty.size:
-            raise InputError(f"input_ids row {empty[0]} is empty: it holds only padding")
-        if self.positions is not None and input_ids.shape[1] > self.positions:
-            raise InputError(f"input_ids has {input_ids.shape[1]} columns; the model has {self.positions} positions")
+        input_ids, mask = self._checked_batch(input_ids, attention_mask)
         num_beams, length_penalty, rule = self.search_settings(num_beams, length_penalty, early_stopping)
-        max_length = check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM)
-        check_number("min_length", min_length, 0, NO_MAXIMUM)
         wanted = num_beams if num_return_sequences is None else num_return_sequences
-        check_number("num_return_sequences", wanted, 1, num_beams)
         inputs: dict[str, Any] = {
             "input_ids": input_ids,
             "attention_mask": mask,
             "num_beams": num_beams,
-            "max_length": max_length,
-            "min_length": min_length,
-            "num_return_sequences": wanted,
+            "max_length": check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM),
+            "min_length": check_number("min_length", min_length, 0, NO_MAXIMUM),
+            "num_return_sequences": check_number("num_return_sequences", wanted, 1, num_beams),
         }
         if self.has_stopping_rules:
             inputs["early_stopping"] = lookahead_of(rule)
@@ -164,6 +143,32 @@ class OnnxTranslator(TextTranslator):
             raise InputError('the file has no input early_stopping and supports only "never"; export the model again')
         arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
         return self._run(arrays | {"length_penalty": np.asarray(length_penalty, np.float32)})
+
+    def _checked_batch(self, input_ids: Any, attention_mask: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and mask as arrays. Raises InputError naming the row that is wrong."""
+        ids = as_array(input_ids, "input_ids")
+        if ids.ndim != 2 or 0 in ids.shape:
+            raise InputError(f"input_ids has shape {ids.shape}; it must be 2-D (batch, source) and non-empty")
+        if ids.dtype.kind not in "iu":
+            raise InputError(f"input_ids holds {ids.dtype}; token ids are integers")
+        is_wrong = ((ids < 0) | (ids >= self.vocabulary)).any(axis=1)
+        if is_wrong.any():
+            row = is_wrong.argmax()
+            raise InputError(
+                f"input_ids row {row} has ids from {ids[row].min()} to {ids[row].max()}; "
+                f"the vocabulary goes from 0 to {self.vocabulary - 1}"
+            )
+        mask = (ids != self.pad) if attention_mask is None else as_array(attention_mask, "attention_mask")
+        if mask.shape != ids.shape:
+            raise InputError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}; they must be equal")
+        if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
+            raise InputError("attention_mask must hold integers, 1 at tokens and 0 at padding")
+        is_empty = mask.sum(axis=1) == 0
+        if is_empty.any():
+            raise InputError(f"input_ids row {is_empty.argmax()} is empty: it holds only padding")
+        if self.positions is not None and ids.shape[1] > self.positions:
+            raise InputError(f"input_ids has {ids.shape[1]} columns; the model has {self.positions} positions")
+        return ids, mask
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder's name: a session cannot be sent to another process (datasets.map, multiprocessing)."""
@@ -225,22 +230,6 @@ def as_array(rows: Any, name: str) -> np.ndarray:
         return np.asarray(rows)
     except ValueError:
         raise InputError(f"{name} has rows of unequal length; pad them on the right") from None
-
-
-def check_ids(input_ids: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Check that ids (batch, source) are integers within the vocabulary. Raises InputError naming the row."""
-    if input_ids.ndim != 2 or 0 in input_ids.shape:
-        raise InputError(f"input_ids has shape {input_ids.shape}; it must be 2-D (batch, source) and non-empty")
-    if input_ids.dtype.kind not in "iu":
-        raise InputError(f"input_ids holds {input_ids.dtype}; token ids are integers")
-    wrong = np.flatnonzero(((input_ids < 0) | (input_ids >= vocabulary)).any(axis=1))
-    if wrong.size:
-        row = wrong[0]
-        raise InputError(
-            f"input_ids row {row} has ids from {input_ids[row].min()} to {input_ids[row].max()}; "
-            f"the vocabulary goes from 0 to {vocabulary - 1}"
-        )
-    return input_ids
 
 
 def load_config(path: Path) -> dict[str, Any]:
@@ -305,7 +294,7 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
         others = ", ".join(sorted(file.name for file in path.parent.glob("model*.onnx")))
         remedy = f"there is {others}" if others else "`vaswani-transformer export onnx MODEL NEW_FOLDER` writes it"
         raise BrokenFileError(f"{path}: no such file; {remedy}")
-    providers = execution_providers(onnxruntime, device)
+    providers = execution_providers(device)
     on_cuda = len(providers) > 1
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # no warnings about inputs with defaults, and no copies of the errors raised below
@@ -333,8 +322,10 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
     return session
 
 
-def execution_providers(onnxruntime: Any, device: str | None) -> list[Any]:
+def execution_providers(device: str | None) -> list[Any]:
     """Return ONNX Runtime's execution providers for a device. Raises InputError or UnavailableError."""
+    import onnxruntime
+
     has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     if device is None:
         device = "cuda" if has_cuda else "cpu"
