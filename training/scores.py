@@ -9,9 +9,13 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 
-def corpus_bleu(translations: list[str], references: list[str], lowercase: bool = False) -> float:
-    """sacreBLEU of detokenised text (13a), cased or lower-cased."""
-    return BLEU(lowercase=lowercase, force=True).corpus_score(translations, [references]).score
+def corpus_bleu(
+    translations: list[str], references: list[str], lowercase: bool = False, tokenize: str = "13a"
+) -> float:
+    """Return sacreBLEU. tokenize: sacrebleu's tokenizer; "none" for text that is tokenised already"""
+    # force: no warning about tokenised input, if a corpus has spaces before full stops.
+    bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
+    return bleu.corpus_score(translations, [references]).score
 
 
 def scores(
@@ -26,25 +30,20 @@ def scores(
         hyphen between letters is a token
     language: the translations' code, such as de, for Moses' rules
     """
-    # force: no warning about tokenised input, if a corpus has spaces before full stops.
-    bleu, lowercase = BLEU(force=True), BLEU(lowercase=True, force=True)
-    plain, chrf = BLEU(tokenize="none", force=True), CHRF()
-    split = [[split_compounds(text) for text in side] for side in (translations, references)]
-    tokenised = [moses_tokenised(side, language) for side in (translations, references)]
+    result: dict[str, Any] = {"sentences": len(references)}
+    metrics = {"bleu": BLEU(force=True), "bleu_lowercase": BLEU(lowercase=True, force=True), "chrf": CHRF()}
+    for name, metric in metrics.items():
+        result[name] = metric.corpus_score(translations, [references]).score
+        result[f"{name}_signature"] = str(metric.get_signature())
+    for name, tokenised in (
+        ("bleu_tokenised", lambda text: moses_tokenised(text, language)),
+        ("bleu_as_written", lambda text: text),
+        ("bleu_compound_split", lambda text: [split_compounds(line) for line in text]),
+    ):
+        found, expected = tokenised(translations), tokenised(references)
+        result[name] = corpus_bleu(found, expected, tokenize="none") if found else None
     matches = [t.strip() == r.strip() for t, r in zip(translations, references, strict=True)]
-    result: dict[str, Any] = {
-        "sentences": len(references),
-        "bleu": bleu.corpus_score(translations, [references]).score,
-        "bleu_signature": str(bleu.get_signature()),
-        "bleu_lowercase": lowercase.corpus_score(translations, [references]).score,
-        "bleu_lowercase_signature": str(lowercase.get_signature()),
-        "bleu_tokenised": plain.corpus_score(tokenised[0], [tokenised[1]]).score if all(tokenised) else None,
-        "bleu_as_written": plain.corpus_score(translations, [references]).score,
-        "bleu_compound_split": plain.corpus_score(split[0], [split[1]]).score,
-        "chrf": chrf.corpus_score(translations, [references]).score,
-        "chrf_signature": str(chrf.get_signature()),
-        "exact_match": 100 * sum(matches) / len(matches),
-    }
+    result["exact_match"] = 100 * sum(matches) / len(matches)
     if kinds is not None:
         by_kind = defaultdict(list)
         for kind, match in zip(kinds, matches, strict=True):
