@@ -1,7 +1,14 @@
 """Turns parallel text into a model: sections 5 and 6 of the paper.
 
-recipe.py -> prepare.py (parallel_text.py, corpus.py, batches.py, model.py)
-          -> train.py (step.py, loss.py, schedule.py, validation.py, checkpointer.py) -> evaluate.py
+    recipe.py        the settings of a run, from a YAML file and options
+    -> prepare.py    text (parallel_text.py, text_files.py, corpus.py), batches (batches.py), model (model.py, fsdp.py)
+                     and what suits this machine (machine.py, dropout.py)
+    -> train.py      the loop: steps (step.py, input_pipeline.py, loss.py, schedule.py), validation (validation.py) and
+                     checkpoints (checkpointer.py, checkpoint_folders.py, tensors.py) until progress.py ends the run;
+                     output.py guards its folder, report.py and metrics.py write its log, average.py its model
+    -> evaluate.py   BLEU (test_sets.py, scores.py), also as a row of results (result_row.py)
+
+Further commands: plan.py (dry_run.py, cost.py), translate.py, interpolate.py, and paper/.
 """
 
 import os

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,14 +18,14 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     import torch
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-BESIDE_WEIGHTS = ("config.json", MANIFEST, "generation_config.json", *TOKENIZER_FILES)
-BESIDE_WEIGHTS += tuple(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)
+OTHER_FILES = ("config.json", MANIFEST, "generation_config.json", *TOKENIZER_FILES)
+OTHER_FILES += tuple(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)
 
 
-def beside_weights(folder: Path) -> list[str]:
+def other_files(folder: Path) -> list[str]:
     """Return the names of a model folder's other files, config.json first and the model's code last."""
     code = sorted(path.name for path in folder.glob("*.py"))
-    return [name for name in (*BESIDE_WEIGHTS, *code) if (folder / name).is_file()]
+    return [name for name in (*OTHER_FILES, *code) if (folder / name).is_file()]
 
 
 def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
@@ -60,14 +61,14 @@ def write_model(folders: list[Path], model: Path) -> None:
     from .checkpoint_folders import write_manifest
     from .tensors import save_tensors
 
-    for name in BESIDE_WEIGHTS:
+    for name in OTHER_FILES:
         if name.endswith("tokenizer.json"):
             paths = [folder / name for folder in folders if (folder / name).is_file()]
             for path in paths[:-1]:
                 if read_json_object(path) != read_json_object(paths[-1]):
                     raise InputError(f"{path} differs from {paths[-1]}; such models cannot be averaged")
     save_tensors(average_weights(folders), model / WEIGHTS)
-    for name in beside_weights(folders[-1]):
+    for name in other_files(folders[-1]):
         if name != MANIFEST:
             (model / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folders[-1] / name, model / name)
@@ -81,10 +82,15 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
         temporary.mkdir()
         write_model(folders, temporary)
         remove(output / MANIFEST)  # that of the files that are replaced now
-        for name in (WEIGHTS, *reversed(beside_weights(temporary))):
-            (output / name).parent.mkdir(exist_ok=True)
-            sync(temporary / name)
-            os.replace(temporary / name, output / name)
+        move_files([WEIGHTS, *reversed(other_files(temporary))], temporary, output)
+
+
+def move_files(names: Iterable[str], source: Path, target: Path) -> None:
+    """Move files from one folder to another, in this order; each appears when it is on disk."""
+    for name in names:
+        (target / name).parent.mkdir(exist_ok=True)
+        sync(source / name)
+        os.replace(source / name, target / name)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

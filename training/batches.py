@@ -12,7 +12,7 @@ import numpy as np
 
 
 def random_words(seed: int, stream: int, count: int) -> np.ndarray:
-    """`count` 64-bit words, a function of (seed, stream): Philox counts, and numpy promises its raw output."""
+    """Return `count` random 64-bit words that depend on (seed, stream) only; numpy keeps Philox's raw output stable."""
     return np.random.Philox(key=np.array([seed, stream], dtype=np.uint64)).random_raw(count)
 
 
@@ -75,7 +75,7 @@ def plan_batches(
 
 
 def _cut(source: np.ndarray, target: np.ndarray, budget: int) -> np.ndarray:
-    """Greedy: each micro-batch takes as many pairs as its budget of padded positions allows."""
+    """Return where micro-batches begin if each takes as many pairs as its budget of padded positions allows."""
     starts = [0]
     while (start := starts[-1]) < len(source):
         # No pair that follows is shorter on its longer side, so this many at most.
@@ -109,7 +109,7 @@ class Epoch:
 
 
 def _runs(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """0 0 0 1 1 2 ...: which run of equal (source, target) lengths each pair belongs to."""
+    """Number the runs of equal (source, target) lengths, and return each pair's: 0 0 0 1 1 2 ..."""
     changes = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
     return np.concatenate(([0], np.cumsum(changes)))
 

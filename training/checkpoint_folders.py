@@ -11,7 +11,6 @@ only after that.
 
 import errno
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -26,8 +25,6 @@ from vaswani_transformer.model_folder import MANIFEST, file_sha256, verify_manif
 from .json_files import write_json
 
 STATE = "trainer_state.json"
-
-Log = Callable[[str], None]
 
 
 def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_needed: int = 0) -> Path:
@@ -44,7 +41,7 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_
         with atomic_folder(final) as folder:
             write(folder)
             write_manifest(folder, [path for path in folder.rglob("*") if path.is_file()], step=step)
-        _point(root / "latest", final.name)
+        _write_pointer(root / "latest", final.name)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UnavailableError(
@@ -65,7 +62,7 @@ def write_manifest(folder: Path, files: Iterable[Path], **about: Any) -> None:
 
 def mark_best(root: Path, step: int) -> None:
     """Point `best` at the checkpoint of this step."""
-    _point(root / "best", f"step-{step}")
+    _write_pointer(root / "best", f"step-{step}")
 
 
 def prune(root: Path, keep: int, every: int) -> None:
@@ -73,7 +70,7 @@ def prune(root: Path, keep: int, every: int) -> None:
 
     Checkpoints that a signal made in between do not displace those that are averaged into the final model.
     """
-    kept = {folder.name for folder in regular(root, every)[:keep]} | {_pointed(root / "best")}
+    kept = {folder.name for folder in regular(root, every)[:keep]} | {_read_pointer(root / "best")}
     for folder in checkpoints(root)[1:]:
         if folder.name not in kept:
             doomed = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # never half removed under its final name
@@ -83,7 +80,7 @@ def prune(root: Path, keep: int, every: int) -> None:
 
 def checkpoints(root: Path) -> list[Path]:
     """Return the checkpoints in root, newest first."""
-    found = [path for path in root.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    found = [path for path in root.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     return sorted(found, key=step_of, reverse=True)
 
 
@@ -96,25 +93,25 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def newest_intact(root: Path, log: Log) -> Path | None:
+def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
     """Return the newest checkpoint that matches its manifest, and point `latest` at it.
 
-    Damaged checkpoints are logged and renamed to *.broken. Raises BrokenFileError if there have been checkpoints and
+    Damaged checkpoints are reported and renamed to *.broken. Raises BrokenFileError if there have been checkpoints and
     all are damaged: training never restarts from step 0 by itself.
     """
-    for folder in intact(checkpoints(root), log):
-        if _pointed(root / "latest") != folder.name:  # killed between the rename and the pointer, or it was damaged
-            _point(root / "latest", folder.name)
+    for folder in intact(checkpoints(root), say):
+        if _read_pointer(root / "latest") != folder.name:  # killed before it was written, or its folder is damaged
+            _write_pointer(root / "latest", folder.name)
         return folder
     if broken := len([*root.glob("step-*.broken")]):
         raise BrokenFileError(f"{root}: all {broken} checkpoints are damaged; start again with --overwrite true")
-    if (newest := _pointed(root / "latest")) is not None:
+    if (newest := _read_pointer(root / "latest")) is not None:
         raise BrokenFileError(f"{root}: {newest} is missing; restore it, or start again with --overwrite true")
     return None
 
 
-def intact(folders: list[Path], log: Log) -> Iterator[Path]:
-    """Yield the checkpoints that match their manifests; log the others and rename them to *.broken."""
+def intact(folders: list[Path], say: Callable[[str], None]) -> Iterator[Path]:
+    """Yield the checkpoints that match their manifests; report the others and rename them to *.broken."""
     for folder in folders:
         try:
             verify(folder)
@@ -122,7 +119,7 @@ def intact(folders: list[Path], log: Log) -> Iterator[Path]:
             aside = folder.with_name(f"{folder.name}.broken")
             shutil.rmtree(aside, ignore_errors=True)
             os.replace(folder, aside)
-            log(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
+            say(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
         else:
             yield folder
 
@@ -133,10 +130,10 @@ def verify(folder: Path) -> None:
         raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
 
 
-def _point(pointer: Path, name: str) -> None:
+def _write_pointer(pointer: Path, name: str) -> None:
     with atomic_file(pointer) as file:
         file.write(f"{name}\n".encode())
 
 
-def _pointed(pointer: Path) -> str | None:
+def _read_pointer(pointer: Path) -> str | None:
     return pointer.read_text().strip() if pointer.is_file() else None

@@ -1,11 +1,12 @@
 """Saves a run's checkpoints in the background, and restores the newest one."""
 
-import copy
 import dataclasses
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import torch
 from accelerate.utils import broadcast_object_list
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
@@ -35,23 +36,29 @@ class Checkpointer:
         if not prepared.accelerator.is_main_process:
             tensors.copies(parameters | moments, keep=False)
             return
-        started, step, best_step = time.perf_counter(), progress.step, progress.best_step
+        started = time.perf_counter()
         self.finish_writing()  # one at a time: there may be no memory for a second copy
-        scaler = prepared.accelerator.scaler
-        state = {
-            "progress": dataclasses.asdict(progress),
-            "gradient_scaler": copy.deepcopy(scaler.state_dict()) if scaler else None,
-            "identity": prepared.identity,
-            "environment": prepared.environment,
-        }
         weights, moments = tensors.copies(parameters), tensors.copies(moments)
         if (name := tensors.not_finite(weights | moments)) is not None:
             raise InputError(
-                f"step {step}: {name} contains NaN or infinity, so it is not saved; try a lower learning rate or a "
-                "larger adam_epsilon. Earlier checkpoints are intact"
+                f"step {progress.step}: {name} contains NaN or infinity, so it is not saved; try a lower learning rate "
+                "or a larger adam_epsilon. Earlier checkpoints are intact"
             )
+        scaler = prepared.accelerator.scaler
+        state = {
+            "progress": dataclasses.asdict(progress),
+            "gradient_scaler": scaler.state_dict() if scaler else None,
+            "identity": prepared.identity,
+            "environment": prepared.environment,
+        }
+        self.writing = self.thread.submit(self._write, weights, moments, state)
+        stall = time.perf_counter() - started
+        prepared.reporter.write({"event": "checkpoint", "step": progress.step, "stall_seconds": stall})
 
-        def write(folder: Path) -> None:
+    def _write(self, weights: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        prepared, step = self.prepared, state["progress"]["step"]
+
+        def fill(folder: Path) -> None:
             prepared.model.save_pretrained(folder, state_dict=weights)
             prepared.tokenizer.save_pretrained(folder)
             if prepared.target_tokenizer is not None:
@@ -59,16 +66,11 @@ class Checkpointer:
             tensors.save_tensors(moments, folder / tensors.OPTIMIZER)
             write_json(folder / checkpoint_folders.STATE, state)
 
-        def save() -> None:
-            size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
-            checkpoint_folders.save_checkpoint(self.root, step, write, size)
-            if best_step == step:
-                checkpoint_folders.mark_best(self.root, step)
-            checkpoint_folders.prune(self.root, prepared.recipe.keep, prepared.recipe.save_every)
-
-        self.writing = self.thread.submit(save)
-        stall = time.perf_counter() - started
-        prepared.reporter.write({"event": "checkpoint", "step": step, "stall_seconds": stall})
+        size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
+        checkpoint_folders.save_checkpoint(self.root, step, fill, size)
+        if state["progress"]["best_step"] == step:
+            checkpoint_folders.mark_best(self.root, step)
+        checkpoint_folders.prune(self.root, prepared.recipe.keep, prepared.recipe.save_every)
 
     def finish_writing(self) -> None:
         """Wait until the last checkpoint is on disk. Raises the error of writing it, unless keep_going is set."""
@@ -82,7 +84,7 @@ class Checkpointer:
             self.prepared.reporter.say(f"{error}; training continues")
 
     def raise_if_failed(self) -> None:
-        """Report the last checkpoint like `finish_writing` if it is done; do not wait for it."""
+        """Call `finish_writing` if it need not wait."""
         if self.writing is not None and self.writing.done():
             self.finish_writing()
 
@@ -93,20 +95,18 @@ class Checkpointer:
 
     def restore(self) -> Progress:
         """Load the newest intact checkpoint into the model and the optimizer; return where its run was."""
-        accelerator, reporter = self.prepared.accelerator, self.prepared.reporter
-        chosen: list[str | None] = [None]
-        if accelerator.is_main_process and (newest := checkpoint_folders.newest_intact(self.root, reporter.say)):
-            chosen = [str(newest)]
-        (newest_of_main,) = broadcast_object_list(chosen)
-        if newest_of_main is None:
+        prepared, folder = self.prepared, None
+        if prepared.accelerator.is_main_process:
+            folder = checkpoint_folders.newest_intact(self.root, prepared.reporter.say)
+        (folder,) = broadcast_object_list([folder])
+        if folder is None:
             return Progress()
-        folder = Path(newest_of_main)
         progress = self._restore_state(folder)
-        tensors.restore_model(self.prepared.model, folder)
+        tensors.restore_model(prepared.model, folder)
         stepped = progress.step > progress.skipped_steps
-        tensors.restore_optimizer(self.prepared.model, self.prepared.optimizer.optimizer, folder, stepped)
+        tensors.restore_optimizer(prepared.model, prepared.optimizer.optimizer, folder, stepped)
         self.mark_best(progress)  # the run may have been killed before it updated the pointer
-        reporter.say(f"resuming from {folder.name}")
+        prepared.reporter.say(f"resuming from {folder.name}")
         return progress
 
     def _restore_state(self, folder: Path) -> Progress:

@@ -1,7 +1,8 @@
 """Filter and tokenise parallel text into a cache, and memory-map it.
 
 A corpus is a folder `<key>/` with source.ids, target.ids (all tokens in a row), source.lengths, target.lengths,
-pairs.hash and corpus.json. The key is a hash of the text, the tokenizer and the filters.
+pairs.hash and corpus.json. The key is a hash of the text, the tokenizer and the filters. A resumed run
+compares the corpus' sha256: of the ids and lengths of each chunk of text in turn.
 """
 
 import hashlib
@@ -28,10 +29,12 @@ from .recipe import Recipe
 from .text_files import Chunk
 
 FORMAT = 1
+# The files with their types, in the order of Corpus's fields; ids have the smallest type that the vocabulary allows.
+FILES = {
+    "source.ids": None, "target.ids": None, "source.lengths": "int32", "target.lengths": "int32", "pairs.hash": "uint64"
+}  # fmt: skip
 # Drop lines with more characters per allowed token before tokenising them: they must cost neither time nor memory.
 CHARACTERS_PER_TOKEN = 32
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class Corpus:
         """Hash of the tokens: the same for texts that differ in line ends, a byte order mark or a final newline."""
         return self.about["sha256"]
 
+    @property
+    def mean_lengths(self) -> tuple[float, float]:
+        return float(self.source_lengths.mean()), float(self.target_lengths.mean())
+
     def sources(self, pairs: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Return padded source ids and a mask of the real ones, both (batch, source)."""
         return _padded(self.source_ids, self._ends[0], self.source_lengths, pairs, pad)
@@ -66,7 +73,9 @@ class Corpus:
         return _padded(self.target_ids, self._ends[1], self.target_lengths, pairs, pad)
 
 
-def _padded(ids, ends, all_lengths, pairs, pad):
+def _padded(
+    ids: np.ndarray, ends: np.ndarray, all_lengths: np.ndarray, pairs: np.ndarray, pad: int
+) -> tuple[np.ndarray, np.ndarray]:
     lengths = all_lengths[pairs].astype(np.int64)
     columns = np.arange(lengths.max())
     real = columns < lengths[:, None]
@@ -80,13 +89,13 @@ def load_corpus(
     tokenizer: Any,
     recipe: Recipe,
     cache: Path,
-    log: Log,
+    say: Callable[[str], None],
     target_tokenizer: Any = None,
 ) -> Corpus:
     """Load the tokenised corpus of these texts from the cache; tokenise them first if it is missing or damaged.
 
     target_tokenizer: for target texts with a separate vocabulary
-    Dropped pairs are counted by reason and logged. Raises InputError when no pair is left.
+    Dropped pairs are reported by reason. Raises InputError when no pair is left.
     """
     rules = {
         "format": FORMAT,
@@ -104,12 +113,12 @@ def load_corpus(
         try:
             return open_corpus(folder)
         except BrokenFileError as error:
-            log(f"{error}; tokenising again")
+            say(f"{error}; tokenising again")
             shutil.rmtree(folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as temporary:
-            about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, log)
+            about = tokenise(texts, [tokenizer, target_tokenizer or tokenizer], recipe, temporary, say)
             files = {path.name: files_sha256(path) for path in sorted(temporary.iterdir())}
             write_json(temporary / "corpus.json", {**rules, **about, "files": files})
     except OSError:
@@ -135,7 +144,7 @@ class Dropped:
 
 
 def tokenise(
-    texts: list[ParallelText], tokenizers: list[Any], recipe: Recipe, folder: Path, log: Log
+    texts: list[ParallelText], tokenizers: list[Any], recipe: Recipe, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write the usable pairs to `folder` and return what corpus.json records of them.
 
@@ -148,38 +157,33 @@ def tokenise(
     name = " + ".join(text.name for text in texts)
     dropped = {reason: Dropped() for reason in ("not UTF-8", "empty", "too long", "length ratio")}
     digest = hashlib.sha256()
-    read, kept, tokens, told = 0, 0, [0, 0], 0
+    read, kept, tokens = 0, 0, [0, 0]
     with ExitStack() as stack:
-        ids_files, length_files = (
-            [stack.enter_context((folder / f"{side}.{kind}").open("wb")) for side in ("source", "target")]
-            for kind in ("ids", "lengths")
-        )
-        hash_file = stack.enter_context((folder / "pairs.hash").open("wb"))
+        files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
         for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
-            read += len(chunk.sources)
             pairs, lines = _usable_text(chunk, recipe, dropped, f"{text.name}:" if len(texts) > 1 else "")
-            sides = [
+            ids = [
                 [encoded.ids for encoded in backend.encode_batch_fast([pair[side] for pair in pairs])]
                 for side, backend in enumerate(backends)
             ]
-            lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int32)
+            lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
             keep = _within_limits(lengths, lines, recipe, dropped)
-            for i, side in enumerate(sides):
-                flat = np.fromiter(chain.from_iterable(compress(side, keep)), dtype=dtype)
-                for data, file in ((flat, ids_files[i]), (lengths[i][keep], length_files[i])):
+            for side, language in enumerate(("source", "target")):
+                flat = np.fromiter(chain.from_iterable(compress(ids[side], keep)), dtype=dtype)
+                tokens[side] += len(flat)
+                for file, data in ((f"{language}.ids", flat), (f"{language}.lengths", lengths[side][keep])):
                     digest.update(raw := data.tobytes())
-                    file.write(raw)
-                tokens[i] += len(flat)
+                    files[file].write(raw)
             for pair in compress(pairs, keep):
-                hash_file.write(hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest())
+                files["pairs.hash"].write(hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest())
             kept += int(keep.sum())
-            if read // 1_000_000 > told:
-                told = read // 1_000_000
-                log(f"{name}: {told} million pairs tokenised")
+            millions, read = read // 1_000_000, read + len(chunk.sources)
+            if read // 1_000_000 > millions:
+                say(f"{name}: {read // 1_000_000} million pairs tokenised")
     report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in dropped.items() if d.count)
     if not kept:
         raise InputError(f"{name}: none of {read} pairs can be used{report}")
-    log(f"{name}: {read} pairs read, {kept} kept, {tokens[0]} source and {tokens[1]} target tokens{report}")
+    say(f"{name}: {read} pairs read, {kept} kept, {tokens[0]} source and {tokens[1]} target tokens{report}")
     return {
         "name": name,
         "read": read,
@@ -229,16 +233,10 @@ def open_corpus(folder: Path) -> Corpus:
     try:
         about = read_json_object(folder / "corpus.json", "files", "tokens")
         arrays = []
-        for name, dtype in (
-            ("source.ids", about["dtype"]),
-            ("target.ids", about["dtype"]),
-            ("source.lengths", "int32"),
-            ("target.lengths", "int32"),
-            ("pairs.hash", "uint64"),
-        ):
+        for name, dtype in FILES.items():
             if files_sha256(folder / name) != about["files"][name]:
                 raise BrokenFileError(f"{folder / name} has been altered (its sha256 differs from corpus.json)")
-            arrays.append(np.memmap(folder / name, dtype=dtype, mode="r"))
+            arrays.append(np.memmap(folder / name, dtype=dtype or about["dtype"], mode="r"))
     except (OSError, KeyError, TypeError) as error:
         raise BrokenFileError(f"{folder}: not a complete tokenised corpus ({error!r})") from error
     return Corpus(*arrays, about=about)

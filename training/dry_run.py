@@ -5,7 +5,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from vaswani_transformer import VaswaniTransformerConfig
@@ -39,12 +38,8 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     Measured on micro-batches of the recipe's size with sentences of 25 random tokens.
     """
     device = this_device()
-    if device.type == "cpu":
-        machine.keep_memory()
-    machine.choose_matmul_precision(recipe.matmul_precision, device)
-    model = make_model(recipe, config, machine.choose_attention(recipe.attention, device, 25))
+    model, _ = make_model(recipe, config, device, mean_length=25)
     cast(torch.nn.Module, model).to(device)
-    machine.use_byte_dropout(recipe, model, device)
     module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device.type in ("cpu", "cuda"))
     rows = max(1, recipe.tokens_per_micro_batch // 50)
@@ -78,32 +73,30 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
             corpus = load_corpus(texts, tokenizer, recipe, folder, lambda _: None, target_tokenizer)
             sizes = sizes_and_ids(tokenizer, target_tokenizer)
     config = model_config(recipe, *sizes)
-    micro_batches = machine.choose_micro_batches(recipe, config, this_device(), 1, {})
+    device = this_device()
+    micro_batches = machine.choose_micro_batches(recipe, config, device, 1, {})
     recipe = recipe.model_copy(update={"micro_batches": micro_batches})
-    result: dict[str, Any] = dict.fromkeys(("pairs", "steps_per_epoch", "padding", "steps"))
+    pairs = steps_per_epoch = padding = None
+    steps = recipe.max_steps if recipe.max_epochs is None else None
     source = target = 25.0  # the mean lengths of the paper's text
     if corpus is not None:
-        lengths = (corpus.source_lengths, corpus.target_lengths)
-        plan = plan_batches(*lengths, recipe.tokens_per_micro_batch, micro_batches)
-        source, target = (float(np.mean(side)) for side in lengths)
-        result = {
-            "pairs": len(corpus),
-            "steps_per_epoch": plan.steps_per_epoch,
-            "padding": plan.padding(),
-            "steps": total_steps(recipe, plan),
-        }
-    elif recipe.max_epochs is None:
-        result["steps"] = recipe.max_steps
+        plan = plan_batches(corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_micro_batch, micro_batches)
+        pairs, steps_per_epoch, padding = len(corpus), plan.steps_per_epoch, plan.padding()
+        steps = total_steps(recipe, plan)
+        source, target = corpus.mean_lengths
+    tokens = recipe.tokens_per_step * (1 - (padding or 0.0))
     share = source / (source + target)
-    tokens = recipe.tokens_per_step * (1 - (result["padding"] or 0.0))
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
-    memory = training_memory(config, recipe.tokens_per_micro_batch, "cuda" if torch.cuda.is_available() else "cpu")
-    result |= {
+    result: dict[str, Any] = {
+        "pairs": pairs,
+        "steps_per_epoch": steps_per_epoch,
+        "padding": padding,
+        "steps": steps,
         "parameters": count_parameters(config).total,
         "vocabulary": sizes[0],
         "flop_per_step": flops,
-        "flop": flops * result["steps"] if result["steps"] else None,
-        "memory_bytes": memory,
+        "flop": flops * steps if steps else None,
+        "memory_bytes": training_memory(config, recipe.tokens_per_micro_batch, device.type),
     }
     if seconds:
         speed, peak = measure(recipe, config, seconds)
@@ -113,7 +106,7 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
             "flop_per_second": rate,
             "matmul_flop_per_second": peak,
             "mfu": share_of_peak(rate, peak),
-            "hours": result["steps"] * tokens / speed / 3600 if result["steps"] else None,
+            "hours": steps * tokens / speed / 3600 if steps else None,
         }
     return result
 

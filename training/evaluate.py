@@ -28,7 +28,7 @@ def evaluate(
         str | None, typer.Option(help="The recipe whose test set to use; default: that of the model's run.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="The folder of the recipe's text.")] = None,
-    test: Annotated[str | None, typer.Option(help="Another corpus than the recipe's `test`.")] = None,
+    test: Annotated[str | None, typer.Option(help="A corpus to use instead of the recipe's `test`.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the model's.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Length penalty of GNMT; default: the model's.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")] = None,

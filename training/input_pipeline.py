@@ -4,6 +4,7 @@ Which pairs a step has is a function of seed and step alone (batches.py), so bui
 """
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
@@ -54,6 +55,17 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     return tuple(t if t is None else t.to(device, non_blocking=True) for t in batch)
 
 
+def own_micro_batches(prepared: Prepared, corpus: Corpus, batches: list[np.ndarray]) -> Iterator[MicroBatch]:
+    """Yield this process's share of some batches of pairs.
+
+    All processes must compute together: one without a pair computes any other with weight 0.
+    """
+    accelerator = prepared.accelerator
+    for number, pairs in shares(batches, accelerator.process_index, accelerator.num_processes):
+        chosen = pairs if len(pairs) else batches[0][:1]
+        yield MicroBatch(number, make_batch(corpus, chosen, prepared.config, accelerator.device), float(len(pairs) > 0))
+
+
 class InputPipeline:
     """Builds the batches of one step ahead. `waited`: seconds that steps have waited for their batches."""
 
@@ -79,16 +91,10 @@ class InputPipeline:
         self.thread.shutdown(cancel_futures=True)
 
     def build(self, step: int) -> StepBatches:
-        corpus, config, accelerator = self.prepared.corpus, self.prepared.config, self.prepared.accelerator
-        parts = self.prepared.order.step(step)
-        pairs = np.concatenate(parts)
-        micro_batches = []
-        for number, part in shares(parts, accelerator.process_index, accelerator.num_processes):
-            # All processes must compute together: one without a sentence computes any pair with weight 0.
-            chosen, weight = (part, 1.0) if len(part) else (pairs[:1], 0.0)
-            micro_batches.append(MicroBatch(number, make_batch(corpus, chosen, config, accelerator.device), weight))
+        corpus, batches = self.prepared.corpus, self.prepared.order.step(step)
+        pairs = np.concatenate(batches)
         return StepBatches(
-            micro_batches,
+            list(own_micro_batches(self.prepared, corpus, batches)),
             source_tokens=int(corpus.source_lengths[pairs].sum(dtype=np.int64)),
             target_tokens=int(corpus.target_lengths[pairs].sum(dtype=np.int64)),
         )

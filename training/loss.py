@@ -20,7 +20,7 @@ def chunk_rows(vocabulary: int, device: str) -> int:
 
 
 def smoothing_weights(epsilon: float, vocabulary: int, spread: str) -> tuple[float, float]:
-    """(probability of the target, probability of each other token) of the smoothed target distribution.
+    """Return (probability of the target, probability of each other token) of the smoothed target distribution.
 
     "others": epsilon over the V-1 other tokens (tensor2tensor, fairseq: the paper); "all": over all V (torch).
     """

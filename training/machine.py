@@ -1,4 +1,7 @@
-"""Settings that depend on the machine: what makes a step fast there, and what cannot run there."""
+"""Settings that depend on the machine: what makes a step fast there, and what cannot run there.
+
+`earlier`: the choices that the newest checkpoint of the run records, or {} for a new run.
+"""
 
 import ctypes
 import hashlib
@@ -12,7 +15,6 @@ from typing import Any
 import torch
 from accelerate.state import is_initialized
 from accelerate.utils import DynamoBackend
-from torch import nn
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.errors import UnavailableError
@@ -27,49 +29,6 @@ USABLE_MEMORY = 0.8
 WORTH_COMPILING = 20_000  # steps; compiling the base model takes one to three minutes
 # On a CPU, torch's fused attention is faster than plain matrix products only for longer sentences (mean length).
 SHORT_SENTENCE = 60
-
-
-class ByteDropout(nn.Dropout):
-    """Dropout whose mask takes one random byte per element; the rate is rounded to 1/256.
-
-    torch's CPU dropout draws a double per element, which takes longer than the matrix products of a small model.
-    """
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        kept = 256 - round(self.p * 256)
-        if not self.training or kept == 256:
-            return input
-        if kept == 0 or torch.compiler.is_compiling():  # a rate above 0.998; the compiler fuses torch's own
-            return super().forward(input)
-        return _ByteDropout.apply(input, kept)  # type: ignore[no-any-return]
-
-
-class _ByteDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, kept):
-        words = torch.empty((input.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
-        random = words.view(torch.uint8)[: input.numel()].view(input.shape)
-        # uint8, because torch multiplies by bool four times more slowly.
-        mask = torch.lt(random, kept, out=random)
-        ctx.save_for_backward(mask)
-        ctx.scale = 256 / kept
-        return (input * mask).mul_(ctx.scale)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        (mask,) = ctx.saved_tensors
-        return (gradients[0] * mask).mul_(ctx.scale), None
-
-
-def use_byte_dropout(recipe: Recipe, model: nn.Module, device: torch.device) -> bool:
-    """Replace every nn.Dropout of the model on a CPU, and return whether that was done. Saved weights stay the same."""
-    if recipe.fast_dropout != "auto" or device.type != "cpu":
-        return False
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.Dropout:
-                setattr(module, name, ByteDropout(child.p))
-    return True
 
 
 def keep_memory() -> None:
@@ -90,34 +49,27 @@ def choose_matmul_precision(wanted: str, device: torch.device) -> str:
     "medium" uses oneDNN, which is twice as fast as MKL on AMD. On CPUs with AMX it may use bfloat16 arithmetic, so
     "auto" chooses it only if a product is as accurate as with float32.
     """
-    if wanted != "auto":
-        torch.set_float32_matmul_precision(wanted)
-        return wanted
-    if device.type != "cpu":
-        # TensorFloat-32 on NVIDIA: ten bits of mantissa, as in mixed-precision training.
-        torch.set_float32_matmul_precision("high")
-        return "high"
-    generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(512, 512, generator=generator) for _ in range(2))
-    exact = left.double() @ right.double()
-    torch.set_float32_matmul_precision("medium")
-    error = ((left @ right).double() - exact).abs().max() / exact.abs().max()
-    # float32 gives about 1e-6 here, bfloat16 3e-3.
-    chosen = "medium" if error < 2e-5 else "highest"
+    chosen = wanted
+    if wanted == "auto" and device.type == "cpu":
+        generator = torch.Generator().manual_seed(0)
+        left, right = (torch.randn(512, 512, generator=generator) for _ in range(2))
+        exact = left.double() @ right.double()
+        torch.set_float32_matmul_precision("medium")
+        error = ((left @ right).double() - exact).abs().max() / exact.abs().max()
+        chosen = "medium" if error < 2e-5 else "highest"  # float32 gives about 1e-6 here, bfloat16 3e-3
+    elif wanted == "auto":
+        chosen = "high"  # TensorFloat-32 on NVIDIA: ten bits of mantissa, as in mixed-precision training
     torch.set_float32_matmul_precision(chosen)
     return chosen
 
 
-def choose_precision(wanted: str | None, before: Mapping[str, Any]) -> str | None:
-    """Return the recipe's precision, or None to keep that of `accelerate launch`, or bf16 on a GPU that has it.
-
-    before: the choices of the run to resume, {} for a new run
-    """
+def choose_precision(wanted: str | None, earlier: Mapping[str, Any]) -> str | None:
+    """Return the recipe's precision, or None to keep that of `accelerate launch`, or bf16 on a GPU that has it."""
     by_user = "ACCELERATE_MIXED_PRECISION" in os.environ and LAUNCHED not in os.environ
     if wanted is not None or by_user or is_initialized():
         return wanted
     new = "bf16" if gpu_has_bfloat16() else None
-    return before.get("mixed_precision", new)
+    return earlier.get("mixed_precision", new)
 
 
 def gpu_has_bfloat16() -> bool:
@@ -139,18 +91,18 @@ def choose_attention(wanted: str, device: torch.device, mean_length: float) -> s
 
 
 def choose_micro_batches(
-    recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, processes: int, before: Mapping[str, Any]
+    recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, processes: int, earlier: Mapping[str, Any]
 ) -> int:
     """Return the number of micro-batches of a step.
 
     "auto": on GPUs the smallest multiple of `processes` with which a process fits into its memory, at most 8, because
     starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
-    before: the choices of the run to resume; its number stays, since it decides the sentences of a step
+    A resumed run keeps its number, which decides the sentences of a step.
     """
     if recipe.micro_batches != "auto" or device.type != "cuda":
         return recipe.most_micro_batches
-    if before:
-        return before.get("micro_batches", recipe.most_micro_batches)
+    if earlier:
+        return earlier.get("micro_batches", recipe.most_micro_batches)
     memory = USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
     for number in range(processes, recipe.most_micro_batches, processes):
         if training_memory(config, recipe.tokens_per_step // number, device.type) <= memory:
@@ -159,12 +111,12 @@ def choose_micro_batches(
 
 
 def choose_compiler(
-    recipe: Recipe, device: torch.device, steps: int, processes: int, before: Mapping[str, Any]
+    recipe: Recipe, device: torch.device, steps: int, processes: int, earlier: Mapping[str, Any]
 ) -> DynamoBackend | None:
     """Return the compiler of the model, or None to keep that of `accelerate launch`.
 
     "auto" compiles long runs of one process on a GPU, unless they are deterministic: a resumed run may compile
-    differently. before: the choices of the run to resume; compiled dropout draws other masks.
+    differently. A resumed run keeps its choice: compiled dropout draws other masks.
     """
     if recipe.compile == "yes":
         return DynamoBackend.INDUCTOR
@@ -173,7 +125,7 @@ def choose_compiler(
     if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
         return None
     new = device.type == "cuda" and processes == 1 and steps >= WORTH_COMPILING and not recipe.deterministic
-    wanted = before.get("compiler") == "inductor" if before else new
+    wanted = earlier.get("compiler") == "inductor" if earlier else new
     return DynamoBackend.INDUCTOR if wanted and can_compile() else DynamoBackend.NO
 
 
@@ -206,7 +158,7 @@ def seed_everything(*numbers: int) -> None:
 def use_deterministic_algorithms() -> None:
     """Let torch choose kernels that add up in a fixed order, and raise where a GPU has none.
 
-    To be called before the first kernel; process-wide, until torch.use_deterministic_algorithms(False).
+    Call it before the first kernel. It holds for the whole process, until torch.use_deterministic_algorithms(False).
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -5,9 +5,9 @@ import time
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from .cost import product_rate, share_of_peak, training_flops
+from .prepare import Prepared
 from .progress import Progress
 
 
@@ -28,12 +28,12 @@ class Window:
 class Meter:
     """Turns windows into records. MFU compares the model's FLOPs with the measured speed of matrix products."""
 
-    def __init__(self, accelerator: Accelerator, config: Any, mean_source: float, mean_target: float):
-        """mean_source, mean_target: mean sentence lengths in tokens"""
-        self.accelerator = accelerator
+    def __init__(self, prepared: Prepared):
+        self.accelerator = prepared.accelerator
         self.peak_flop_per_second = self.measure_peak()
-        self.flop_per_source_token = training_flops(config, 1, 0, mean_source, mean_target)
-        self.flop_per_target_token = training_flops(config, 0, 1, mean_source, mean_target)
+        lengths = prepared.corpus.mean_lengths
+        self.flop_per_source_token = training_flops(prepared.config, 1, 0, *lengths)
+        self.flop_per_target_token = training_flops(prepared.config, 0, 1, *lengths)
 
     def measure_peak(self) -> float:
         dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -2,42 +2,37 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.atomic import atomic_file, sync, temporary_path
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.atomic import temporary_path
+from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.loading import check_generation_config, load_config, load_tokenizer
 from vaswani_transformer.model_folder import find_folder, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
-from .average import TOKENIZER_FILES
-from .checkpoint_folders import checkpoints
-from .parallel_text import text_lines
+from . import machine
+from .average import move_files
+from .dropout import use_byte_dropout
+from .parallel_text import ParallelText, text_lines
 from .recipe import Recipe, nearest
 from .tensors import restore_model
 
 
-def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any) -> Any:
+def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list[ParallelText], say: Callable[[str], None]) -> Any:
     """Load the tokenizer of the recipe, of initial_weights, or of output_dir, where it is trained if it is missing."""
     folder = tokenizer_folder(recipe, output)
-    if folder == output and not is_intact(output) and not restore_tokenizer(output, say):
+    if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
-        tokenizer = train_tokenizer(
-            text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits, lowercase=recipe.lowercase
-        )
-        with temporary_path(output / "tokenizer") as temporary:
-            tokenizer.save_pretrained(temporary)
-            # tokenizer.json last: the others exist if it does.
-            for path in sorted(temporary.iterdir(), key=lambda path: path.name == "tokenizer.json"):
-                sync(path)
-                os.replace(path, output / path.name)
+        save_new_tokenizer(recipe, output, texts)
     elif folder != output and "vocab_size" in recipe.model_fields_set:
         say(f"vocab_size {recipe.vocab_size} has no effect: the tokenizer in {folder} is used")
     if not (folder / "tokenizer.json").is_file():
@@ -52,25 +47,16 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list, say: Any)
     return tokenizer
 
 
-def is_intact(folder: Path) -> bool:
-    """Return whether a folder has a tokenizer that can be read; a power cut may leave an empty file."""
-    try:
-        load_tokenizer(folder)
-    except BrokenFileError:
-        return False
-    return True
-
-
-def restore_tokenizer(output: Path, say: Any) -> bool:
-    """Copy the tokenizer of a run's newest checkpoint that has one into the run's folder."""
-    for folder in checkpoints(output / "checkpoints"):
-        if is_intact(folder):
-            for name in TOKENIZER_FILES:
-                with atomic_file(output / name) as file:
-                    file.write((folder / name).read_bytes())
-            say(f"{output / 'tokenizer.json'} was missing or damaged; restored from {folder.name}")
-            return True
-    return False
+def save_new_tokenizer(recipe: Recipe, output: Path, texts: list[ParallelText]) -> None:
+    """Train a tokenizer on the texts. Its files appear in output_dir when they are complete."""
+    tokenizer = train_tokenizer(
+        text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits, lowercase=recipe.lowercase
+    )
+    with temporary_path(output / "tokenizer") as temporary:
+        tokenizer.save_pretrained(temporary)
+        # tokenizer.json last: the others exist if it does.
+        names = sorted(os.listdir(temporary), key=lambda name: name == "tokenizer.json")
+        move_files(names, temporary, output)
 
 
 def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
@@ -177,10 +163,19 @@ def model_config(
 
 
 def make_model(
-    recipe: Recipe, config: VaswaniTransformerConfig, attention: str
-) -> VaswaniTransformerForConditionalGeneration:
-    """Create the model with random weights, or with those of initial_weights, which must have the same shapes."""
+    recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, mean_length: float
+) -> tuple[VaswaniTransformerForConditionalGeneration, dict[str, Any]]:
+    """Create the model with random weights, or with those of initial_weights, which must have the same shapes.
+
+    mean_length: of the sentences, in tokens
+    Returns the model, and what was chosen to make it fast on this device.
+    """
+    if device.type == "cpu":
+        machine.keep_memory()
+    precision = machine.choose_matmul_precision(recipe.matmul_precision, device)
+    attention = machine.choose_attention(recipe.attention, device, mean_length)
     config._attn_implementation = attention
+    machine.seed_everything(recipe.seed)
     try:
         model = VaswaniTransformerForConditionalGeneration(config)
     except ImportError as error:
@@ -196,4 +191,5 @@ def make_model(
         model.generation_config.length_penalty = recipe.length_penalty
     if recipe.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    return model
+    byte_dropout = use_byte_dropout(recipe, model, device)
+    return model, {"matmul_precision": precision, "attention": attention, "byte_dropout": byte_dropout}

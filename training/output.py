@@ -58,9 +58,12 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     """Record the run in output_dir, which must be empty or hold a run of the same recipe."""
     record = output / "run.json"
     others = sorted(path.name for path in output.iterdir() if not path.name.startswith((".lock", ".run.json.")))
+    begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
     if record.exists():
-        before = {} if recipe.overwrite else _recorded_identity(record)
-        if recipe.overwrite or (before != recipe.identity() and not _has_begun(output)):
+        before = {} if recipe.overwrite else read_json_object(record, "identity").get("identity")
+        if before is None:  # other programs write a run.json, too: their folders are not overwritten
+            raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
+        if recipe.overwrite or (before != recipe.identity() and not begun):
             _check_before_removal(recipe, output)
             remove_run(output)
         else:
@@ -81,29 +84,15 @@ def remove_unfinished(folder: Path) -> None:
         remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
 
 
-def _recorded_identity(record: Path) -> dict[str, Any]:
-    recorded = read_json_object(record, "identity")
-    if "identity" not in recorded:  # other programs write a run.json, too: their folders are not overwritten
-        raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
-    return recorded["identity"]
-
-
-def _has_begun(output: Path) -> bool:
-    """Return whether a run has saved anything that could be lost."""
-    return (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
-
-
 def _check_before_removal(recipe: Recipe, output: Path) -> None:
     """Raise InputError for problems of the new run before the old run is removed."""
-    for key in ("initial_weights", "tokenizer"):
+    removed = [("initial_weights", output), ("tokenizer", output), *(("data", output / name) for name in FOLDERS)]
+    for key, folder in removed:
         value = getattr(recipe, key)
-        if value is not None and Path(value).resolve().is_relative_to(output.resolve()):
+        if value is not None and Path(value).resolve().is_relative_to(folder.resolve()):
             raise InputError(
-                f"{key} {value} is inside output_dir {output}, which a new run overwrites; choose another output_dir"
+                f"{key} {value} is inside {folder}, which a new run removes; move it, or choose another output_dir"
             )
-    for name in FOLDERS:
-        if recipe.data is not None and Path(recipe.data).resolve().is_relative_to((output / name).resolve()):
-            raise InputError(f"data {recipe.data} is inside {output / name}, which a new run removes; move it")
     train_and_validation_texts(recipe)
     model_config(recipe, recipe.vocab_size if recipe.initial_weights is None else 0)
 

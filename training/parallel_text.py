@@ -10,8 +10,10 @@ from typing import Any, cast
 from vaswani_transformer.errors import InputError, UnavailableError
 
 from . import demo_corpus
-from .recipe import EMBEDDED, FORMATS, HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
+from .recipe import EMBEDDED, FORMATS, Recipe
 from .text_files import CHUNK, Chunk, read_jsonl, read_tsv, read_two_files, tsv_columns
+
+HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 
 
 @dataclass(frozen=True)
@@ -119,41 +121,44 @@ def _from_embedded(recipe: Recipe, split: str) -> ParallelText:
 
 def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
     """Open a split of a `datasets` id or of a folder made by `save_to_disk`; `streaming` keeps no copy of it."""
-    loaded, fingerprint = _load_split(recipe, split)
     from datasets.exceptions import DatasetsError
 
     where = f"dataset {recipe.dataset}, split {split}"
-
-    def batches() -> Iterator[dict[str, list[Any]]]:
-        try:
-            yield from loaded.iter(batch_size=CHUNK)
-        except (OSError, ValueError, DatasetsError) as error:  # a stream may break off
-            problem = " ".join(str(error.__cause__ or error).split())
-            raise UnavailableError(f"{where}, cannot be read: {problem}") from error
+    loaded, fingerprint = _load_split(recipe, split)
 
     def chunks() -> Iterator[Chunk]:
         first = 1
-        for batch in batches():
-            columns: dict[str, list[Any]] = batch
-            if nested := "translation" in batch:
-                rows = [row or {} for row in batch["translation"]]
-                columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
-            sides: list[list[str | None]] = []
-            for language in recipe.languages:
-                if language not in columns:
-                    what = "translation has no language" if nested else "there is no column 'translation' and no column"
-                    raise InputError(f"{where}: {what} {language!r}; available: {', '.join(columns)}")
-                sides.append([text or "" for text in columns[language]])
-                for number, text in enumerate(sides[-1], first):
-                    if not isinstance(text, str):
-                        raise InputError(
-                            f"{where}, row {number}: {language!r} holds {type(text).__name__}, must be text"
-                        )
+        batches = loaded.iter(batch_size=CHUNK)
+        while True:
+            try:
+                columns = next(batches, None)
+            except (OSError, ValueError, DatasetsError) as error:  # a stream may break off
+                problem = " ".join(str(error.__cause__ or error).split())
+                raise UnavailableError(f"{where}, cannot be read: {problem}") from error
+            if columns is None:
+                return
+            sides = [_column(columns, language, where, first) for language in recipe.languages]
             yield Chunk(first, *sides)
             first += len(sides[0])
 
     # The other direction is another corpus.
     return ParallelText(f"{recipe.dataset}/{split}", chunks, lambda: f"{fingerprint} {recipe.languages}")
+
+
+def _column(columns: dict[str, list[Any]], language: str, where: str, first: int) -> list[str | None]:
+    """Return a language's texts: of its own column, or of its key in the column `translation`."""
+    missing = "there is no column 'translation' and no column"
+    if "translation" in columns:
+        missing = "translation has no language"
+        rows = [row or {} for row in columns["translation"]]
+        columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(chain.from_iterable(rows))}
+    if language not in columns:
+        raise InputError(f"{where}: {missing} {language!r}; available: {', '.join(columns)}")
+    texts = [text or "" for text in columns[language]]
+    for number, text in enumerate(texts, first):
+        if not isinstance(text, str):
+            raise InputError(f"{where}, row {number}: {language!r} holds {type(text).__name__}, must be text")
+    return texts
 
 
 def _load_split(recipe: Recipe, split: str) -> tuple[Any, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from accelerate import Accelerator
@@ -30,16 +30,31 @@ from . import checkpoint_folders, fsdp, machine
 from .batches import Order, Plan, plan_batches
 from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
 from .loss import TrainingLoss
-from .metrics import Meter
 from .model import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config, sizes_and_ids
-from .parallel_text import parallel_texts, train_and_validation_texts
-from .recipe import HELD_OUT_EVERY, HELD_OUT_MOST, Recipe
+from .parallel_text import HELD_OUT_EVERY, HELD_OUT_MOST, parallel_texts, train_and_validation_texts
+from .recipe import Recipe
 from .report import Reporter
 from .schedule import learning_rate
 
 # The first ends a run in which a process hangs in a step. The second is for waits while the main process reads the text
 # or measures BLEU.
 COLLECTIVE_TIMEOUT, PATIENCE = timedelta(minutes=30), timedelta(hours=12)
+
+
+class TokenisedText(NamedTuple):
+    """The text of a recipe, tokenised."""
+
+    tokenizer: Any
+    target_tokenizer: Any  # None if the languages share one
+    corpus: Corpus
+    validation: Corpus | None
+
+    def sha256s(self) -> dict[str, Any]:
+        """Return hashes of the training text and the tokenizers, by name."""
+        hashes = {"corpus sha256": self.corpus.sha256, "tokenizer sha256": tokenizer_sha256(self.tokenizer)}
+        if self.target_tokenizer is not None:
+            hashes["target tokenizer sha256"] = tokenizer_sha256(self.target_tokenizer)
+        return hashes
 
 
 @dataclass
@@ -60,7 +75,6 @@ class Prepared:
     model: VaswaniTransformerForConditionalGeneration
     module: torch.nn.Module  # the model with its loss, inside DDP or FSDP
     optimizer: AcceleratedOptimizer
-    meter: Meter
     environment: dict[str, Any]  # decides the last bits of the weights
     identity: dict[str, Any]  # must be the same when the run is resumed
 
@@ -71,37 +85,6 @@ class Prepared:
     def learning_rate(self, step: int) -> float:
         """Return the rate of a step, counted from 1."""
         return learning_rate(self.recipe, self.config.d_model, step, self.total_steps)
-
-
-def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
-    for name in recipe.trackers:  # Accelerate skips trackers whose packages are missing without a warning
-        if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
-            raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
-    try:
-        return Accelerator(
-            # Explicit, or Accelerate starts several processes without a GPU as independent runs.
-            cpu=not torch.accelerator.is_available(),
-            mixed_precision=machine.choose_precision(recipe.mixed_precision, chosen_before(recipe, output)),
-            log_with=[LoggerType(name) for name in recipe.trackers] or None,
-            project_dir=output,
-            kwargs_handlers=[
-                InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
-                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            ],
-        )
-    except ValueError as error:
-        raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
-
-
-def chosen_before(recipe: Recipe, output: Path) -> dict[str, Any]:
-    """Return the choices recorded in the newest checkpoint (precision, ...), or {} for a new run."""
-    for folder in [] if recipe.overwrite else checkpoint_folders.checkpoints(output / "checkpoints"):
-        try:
-            state = read_json_object(folder / checkpoint_folders.STATE, "environment", "identity")
-            return state["environment"] | state["identity"]
-        except (BrokenFileError, KeyError, TypeError):
-            continue  # a damaged checkpoint is reported when the run is resumed
-    return {}
 
 
 def prepare(
@@ -117,49 +100,65 @@ def prepare(
     # The main process fills the cache, and the others read it.
     text = read_text(recipe, output, reporter) if accelerator.is_main_process else None
     wait_for_all(cpu_group)
-    tokenizer, target_tokenizer, corpus, validation = text or read_text(recipe, output, reporter)
+    text = text or read_text(recipe, output, reporter)
     wait_for_all(cpu_group)
-    config = model_config(recipe, *sizes_and_ids(tokenizer, target_tokenizer))
-    identity = {
-        "corpus sha256": corpus.sha256,
-        "tokenizer sha256": tokenizer_sha256(tokenizer),
-        **({} if target_tokenizer is None else {"target tokenizer sha256": tokenizer_sha256(target_tokenizer)}),
-        "processes": processes,
-    }
-    before = chosen_before(recipe, output)
-    chosen = [machine.choose_micro_batches(recipe, config, device, processes, before)]
-    (micro_batches,) = broadcast_object_list(chosen)  # the main process's: GPUs may differ in memory
+    corpus, identity = text.corpus, {**text.sha256s(), "processes": processes}
+
+    config = model_config(recipe, *sizes_and_ids(text.tokenizer, text.target_tokenizer))
+    earlier = earlier_choices(recipe, output)
+    # The main process chooses: GPUs may differ in memory.
+    (micro_batches,) = broadcast_object_list([machine.choose_micro_batches(recipe, config, device, processes, earlier)])
     if micro_batches != recipe.most_micro_batches:
         identity["micro_batches"] = micro_batches
     recipe = recipe.model_copy(update={"micro_batches": micro_batches})
     plan = plan_batches(corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_micro_batch, micro_batches)
     steps = total_steps(recipe, plan)
-    if device.type == "cpu":
-        machine.keep_memory()
-    matmul_precision = machine.choose_matmul_precision(recipe.matmul_precision, device)
-    source, target = (float(side.mean()) for side in (corpus.source_lengths, corpus.target_lengths))
-    attention = machine.choose_attention(recipe.attention, device, (source + target) / 2)
-    meter = Meter(accelerator, config, source, target)
-    machine.seed_everything(recipe.seed)
-    model = make_model(recipe, config, attention)
+
+    model, choices = make_model(recipe, config, device, sum(corpus.mean_lengths) / 2)
     # Translators cut longer sentences. A fine-tuned model keeps the length of its earlier training if that was longer.
     settings: Any = model.generation_config
     before_tuning = getattr(settings, "max_source_length", None) or 0
     settings.max_source_length = max(before_tuning, int(corpus.source_lengths.max()))
-    byte_dropout = machine.use_byte_dropout(recipe, model, device)
-    # For every run: a process may train several models. dynamic: compile once for all sentence lengths.
-    compiler: Any = machine.choose_compiler(recipe, device, steps, processes, before)
+    # Set for every run, because a process may train several models. dynamic: compile once for all sentence lengths.
+    compiler: Any = machine.choose_compiler(recipe, device, steps, processes, earlier)
     accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)
-    module, optimizer = _distribute(recipe, accelerator, model, shard_weights)
-    environment = describe_environment(accelerator, shard_weights) | {
-        "matmul_precision": matmul_precision, "attention": attention, "byte_dropout": byte_dropout,
-    }  # fmt: skip
+    module, optimizer = distribute(recipe, accelerator, model, shard_weights)
     return Prepared(
-        recipe=recipe, accelerator=accelerator, cpu_group=cpu_group, reporter=reporter, tokenizer=tokenizer,
-        target_tokenizer=target_tokenizer, corpus=corpus, validation=validation, plan=plan,
-        order=Order(plan, recipe.seed), total_steps=steps, model=model, module=module, optimizer=optimizer,
-        meter=meter, environment=environment, identity=identity,
+        recipe=recipe, accelerator=accelerator, cpu_group=cpu_group, reporter=reporter, **text._asdict(),
+        plan=plan, order=Order(plan, recipe.seed), total_steps=steps, model=model, module=module, optimizer=optimizer,
+        environment=describe_environment(accelerator, shard_weights) | choices, identity=identity,
     )  # fmt: skip
+
+
+def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
+    for name in recipe.trackers:  # Accelerate skips trackers whose packages are missing without a warning
+        if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
+            raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
+    try:
+        return Accelerator(
+            # Explicit, or Accelerate starts several processes without a GPU as independent runs.
+            cpu=not torch.accelerator.is_available(),
+            mixed_precision=machine.choose_precision(recipe.mixed_precision, earlier_choices(recipe, output)),
+            log_with=[LoggerType(name) for name in recipe.trackers] or None,
+            project_dir=output,
+            kwargs_handlers=[
+                InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
+                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
+            ],
+        )
+    except ValueError as error:
+        raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
+
+
+def earlier_choices(recipe: Recipe, output: Path) -> dict[str, Any]:
+    """Return the choices recorded in the newest checkpoint (precision, ...), or {} for a new run."""
+    for folder in [] if recipe.overwrite else checkpoint_folders.checkpoints(output / "checkpoints"):
+        try:
+            state = read_json_object(folder / checkpoint_folders.STATE, "environment", "identity")
+            return state["environment"] | state["identity"]
+        except (BrokenFileError, KeyError, TypeError):
+            continue  # a damaged checkpoint is reported when the run is resumed
+    return {}
 
 
 def wait_for_all(group: distributed.ProcessGroup | None) -> None:
@@ -187,8 +186,8 @@ def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[
     return environment
 
 
-def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> tuple[Any, Any, Corpus, Corpus | None]:
-    """Return (tokenizer, target tokenizer or None, training corpus, validation corpus or None)."""
+def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> TokenisedText:
+    """Read, tokenise and cache the text; warn about pairs of the validation and test texts that are trained on."""
     texts, validation_texts, held_out = train_and_validation_texts(recipe)
     if held_out:
         reporter.say(
@@ -211,10 +210,10 @@ def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> tuple[Any, An
     for name, other in (("validation", validation), ("test", in_test)):
         if other is not None and (common := overlap(corpus, other)):
             reporter.say(f"warning: {common} of {len(other)} {name} pairs are also in the training text")
-    return tokenizer, target_tokenizer, corpus, validation
+    return TokenisedText(tokenizer, target_tokenizer, corpus, validation)
 
 
-def _distribute(
+def distribute(
     recipe: Recipe, accelerator: Accelerator, model: VaswaniTransformerForConditionalGeneration, shard_weights: bool
 ) -> tuple[torch.nn.Module, AcceleratedOptimizer]:
     """Wrap the model and its loss for the processes, and create the optimizer."""

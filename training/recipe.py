@@ -33,7 +33,6 @@ FORMATS = (
     "NAME for the files NAME.en and NAME.de, 'a.txt,b.txt', NAME.tsv or NAME.jsonl, each also as .gz; "
     "not CSV, and not stdin"
 )
-HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 EMBEDDED = "embedded"  # `data: embedded` is the demo's corpus
 MICRO_BATCHES = 8  # of a step, one for each GPU of the paper
 

@@ -4,7 +4,7 @@ from .recipe import Recipe
 
 
 def paper_learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """lrate = d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), Eq. (3), times a factor (the paper: 1).
+    """Return d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), Eq. (3), times a factor (the paper: 1).
 
     step counts from 1. tensor2tensor's base_v3 is factor 2 with 8000 warm-up steps.
     """

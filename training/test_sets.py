@@ -1,4 +1,4 @@
-"""Test sets: of a recipe, or text files."""
+"""The test sets of a recipe, or of text files."""
 
 import json
 from collections.abc import Iterable

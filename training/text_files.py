@@ -10,7 +10,7 @@ from pathlib import Path
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import BYTE_ORDER_MARK, UTF_16_MARKS, decode_line, opened
 
-CHUNK = 8192  # pairs in memory at a time
+CHUNK = 8192  # pairs in memory at a time; a corpus' sha256 depends on it
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class Chunk:
 
 
 def read_two_files(source: Path, target: Path, encoding_errors: str) -> Iterator[Chunk]:
-    paths = (source, target)
-    blocks = [_line_blocks(path) for path in paths]
+    blocks = [_blocks(path, encoding_errors) for path in (source, target)]
     read = 0
     for pair in zip_longest(*blocks, fillvalue=[]):
         if len(pair[0]) != len(pair[1]):
@@ -33,10 +32,7 @@ def read_two_files(source: Path, target: Path, encoding_errors: str) -> Iterator
                 f"{source} has {counts[0]} lines, {target} has {counts[1]}: line n of one must be the translation "
                 f"of line n of the other"
             )
-        yield Chunk(
-            read + 1,
-            *(_decoded(block, read + 1, path, encoding_errors) for block, path in zip(pair, paths, strict=True)),
-        )
+        yield Chunk(read + 1, *pair)
         read += len(pair[0])
 
 
@@ -104,41 +100,35 @@ def _read_pairs(
 ) -> Iterator[Chunk]:
     """Yield the pairs that `pair_of(line, place)` finds in the lines of a file, without the first `skip` lines."""
     first_line = 1
-    for block in _line_blocks(path):
-        lines = enumerate(_decoded(block, first_line, path, encoding_errors), first_line)
+    for block in _blocks(path, encoding_errors):
         pairs = [
             (None, None) if line is None else pair_of(line, f"{path} line {number}")
-            for number, line in lines
+            for number, line in enumerate(block, first_line)
             if number > skip
         ]
         yield Chunk(max(first_line, skip + 1), [source for source, _ in pairs], [target for _, target in pairs])
         first_line += len(block)
 
 
-def _line_blocks(path: Path) -> Iterator[list[bytes]]:
-    """Yield the file's lines as bytes, CHUNK at a time, without the byte order mark."""
+def _blocks(path: Path, encoding_errors: str) -> Iterator[list[str | None]]:
+    """Yield the file's lines, CHUNK at a time. Lines end at \\n only; U+2028 and the like are text."""
+    read = 0
     with opened(path) as file:
-        first = True
         while block := list(islice(file, CHUNK)):
-            if first:
+            if read == 0:
                 if block[0].startswith(UTF_16_MARKS) or block[0].count(0) > len(block[0]) // 4:
                     raise InputError(f"{path} line 1: not UTF-8, looks like UTF-16; convert it with iconv")
                 block[0] = block[0].removeprefix(BYTE_ORDER_MARK)
-                first = False
-            yield block
-        if first:
-            raise InputError(f"{path} is empty")
+            try:
+                yield [*b"".join(block).decode("utf-8").split("\n")[: len(block)]]
+            except UnicodeDecodeError:
+                yield [_decoded(raw, line, path, encoding_errors) for line, raw in enumerate(block, read + 1)]
+            read += len(block)
+    if read == 0:
+        raise InputError(f"{path} is empty")
 
 
-def _decoded(block: list[bytes], first_line: int, path: Path, encoding_errors: str) -> list[str | None]:
-    """Decode the lines of a block. Lines end at \\n only; U+2028 and the like are text."""
-    try:
-        return [*b"".join(block).decode("utf-8").split("\n")[: len(block)]]
-    except UnicodeDecodeError:
-        return [_decoded_line(raw, line, path, encoding_errors) for line, raw in enumerate(block, first_line)]
-
-
-def _decoded_line(raw: bytes, line: int, path: Path, encoding_errors: str) -> str | None:
+def _decoded(raw: bytes, line: int, path: Path, encoding_errors: str) -> str | None:
     try:
         return decode_line(raw, str(path), line)
     except InputError as error:

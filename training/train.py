@@ -1,4 +1,4 @@
-"""Section 5: training, in one process or one per GPU. An interrupted run is resumed by the same command."""
+"""Section 5: the training loop, in one process or one per GPU. The same command resumes an interrupted run."""
 
 import gc
 import itertools
@@ -17,7 +17,7 @@ from vaswani_transformer.pictures import curve_figure, curves_of
 from . import checkpoint_folders, fsdp, machine
 from .average import write_model_folder
 from .checkpointer import Checkpointer
-from .metrics import Window
+from .metrics import Meter, Window
 from .model import check_model_fields
 from .output import claim_output, lock_run
 from .prepare import Prepared, make_accelerator, prepare
@@ -81,18 +81,18 @@ class Run:
         self.prepared, self.output, self.signals = prepared, output, signals
         self.checkpointer = Checkpointer(prepared, output / "checkpoints")
         self.progress = self.checkpointer.restore()
-        self.window = Window(prepared.accelerator.device)
+        self.window, self.meter = Window(prepared.accelerator.device), Meter(prepared)
         self.stepper = Stepper(prepared, self.progress, self.window, signals)
         self.began = began - self.progress.wall_seconds
 
     def train(self) -> None:
-        prepared = self.prepared
+        prepared, reporter = self.prepared, self.prepared.reporter
         introduce(prepared)
         if prepared.recipe.trackers:
             keys = prepared.recipe.model_dump().items()
             config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in keys}
             prepared.accelerator.init_trackers("vaswani_transformer", config=config)
-        prepared.reporter.start(self.output, prepared.accelerator, self.progress.step, prepared.total_steps)
+        reporter.start(self.output, prepared.accelerator, self.progress.step, prepared.total_steps)
         self.stepper.settle_buckets()
         self.window.start()
         reason = self._loop()
@@ -100,13 +100,13 @@ class Run:
             self.signals.received = reason
             step = self.progress.step
             saved = f"saved step {step}" if step else "before the first step"
-            prepared.reporter.say(f"{reason.name}: {saved}; run the same command again to resume")
+            reporter.say(f"{reason.name}: {saved}; run the same command again to resume")
         else:
             finish(prepared, self.output, self.progress)
 
     def _loop(self) -> StopReason:
         """Train until there is a reason to stop and the last checkpoint is on disk."""
-        progress, recipe = self.progress, self.prepared.recipe
+        progress = self.progress
         saved_step = progress.step
         reason = self._stop_reason()
         if progress.step > progress.validated_step and self._validation_is_due(reason):
@@ -114,19 +114,15 @@ class Run:
             self.checkpointer.mark_best(progress)
         while not reason:
             self.checkpointer.raise_if_failed()
-            if not self.stepper.step():
-                reason = self._stop_reason()
-                break
-            self._report()
+            if self.stepper.step():
+                self._report()
             reason = self._stop_reason()
-            save_due = progress.step % recipe.save_every == 0 or reason == StopReason.LIMIT
             if self._validation_is_due(reason):
                 reason = self._validate(reason)
-            if reason or save_due or progress.best_step == progress.step:
+            save_is_due = progress.step % self.prepared.recipe.save_every == 0 or progress.best_step == progress.step
+            if (reason or save_is_due) and progress.step != saved_step:
                 self._save()
                 saved_step = progress.step
-        if reason.is_signal and saved_step != progress.step:
-            self._save()
         self.checkpointer.finish_writing()
         self.prepared.accelerator.wait_for_everyone()
         return reason
@@ -165,7 +161,7 @@ class Run:
                 "epoch": step / prepared.plan.steps_per_epoch,
                 "learning_rate": self.stepper.rate,
                 "gradient_norm": self.stepper.gradient_norm,
-                **prepared.meter.read(self.window, progress),
+                **self.meter.read(self.window, progress),
             }
             prepared.reporter.progress(record, (total - step) * progress.seconds / step)
             self.window.start()

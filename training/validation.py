@@ -10,9 +10,9 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.translator import Translator
 
 from . import fsdp, tensors
-from .batches import plan_batches, shares
+from .batches import plan_batches
 from .corpus import Corpus
-from .input_pipeline import make_batch, on_device
+from .input_pipeline import on_device, own_micro_batches
 from .parallel_text import train_and_validation_texts
 from .prepare import Prepared, wait_for_all
 from .progress import Progress
@@ -51,13 +51,11 @@ def validation_loss(prepared: Prepared, corpus: Corpus) -> float:
     """Return the mean of -log p over all target tokens of the corpus."""
     accelerator, module = prepared.accelerator, prepared.module
     plan = plan_batches(corpus.source_lengths, corpus.target_lengths, prepared.recipe.tokens_per_micro_batch)
+    batches = [plan.order[start:end] for start, end in itertools.pairwise(plan.starts)]
     module.eval()
     total = torch.zeros((), device=accelerator.device)
-    batches = [plan.order[start:end] for start, end in itertools.pairwise(plan.starts)]
-    for _, part in shares(batches, accelerator.process_index, accelerator.num_processes):
-        batch, weight = (part, 1.0) if len(part) else (plan.order[:1], 0.0)
-        arguments = make_batch(corpus, batch, prepared.config, accelerator.device)
-        total += module(*on_device(arguments, accelerator.device))[1] * weight
+    for each in own_micro_batches(prepared, corpus, batches):
+        total += module(*on_device(each.batch, accelerator.device))[1] * each.weight
     fsdp.reshard(module)
     summed: Any = accelerator.reduce(total, "sum")
     return float(summed) / int(corpus.target_lengths.sum(dtype="int64"))
