@@ -44,12 +44,10 @@ def test_epochs_cover_every_pair_within_the_budget(pairs, budget, group, epoch):
         np.testing.assert_array_equal(extra, batches[batch])
 
 
-def test_micro_batches_are_filled():
-    source, target = np.full(10, 4, np.int32), np.full(10, 6, np.int32)
-    plan = plan_batches(source, target, tokens_per_micro_batch=45)
-    assert np.diff(plan.starts).tolist() == [4, 4, 2]  # 4 pairs of 4 + 6 tokens are 40 of 45
-    filled = plan_batches(source, target, tokens_per_micro_batch=40)
-    assert np.diff(filled.starts).tolist() == [4, 4, 2]
+@pytest.mark.parametrize("budget", [40, 45])
+def test_micro_batches_are_filled(budget):
+    plan = plan_batches(np.full(10, 4, np.int32), np.full(10, 6, np.int32), budget)  # 4 pairs of 4 + 6 tokens fit
+    assert np.diff(plan.starts).tolist() == [4, 4, 2]
 
 
 def test_the_order_of_access_does_not_change_batches():
@@ -80,14 +78,6 @@ def test_epochs_and_seeds_change_order_and_batches():
     assert abs(np.corrcoef(longest[:-1], longest[1:])[0, 1]) < 0.2
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_processes_split_a_step_evenly(processes):
-    batches = [np.array([i]) for i in range(8)]
-    work = [shares(batches, rank, processes) for rank in range(processes)]
-    assert {len(share) for share in work} == {8 // processes}
-    assert sorted((number, int(batch[0])) for share in work for number, batch in share) == [(i, i) for i in range(8)]
-
-
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 9))
 def test_any_number_of_processes_can_share_a_step(sizes, processes):
     starts = np.cumsum([0, *sizes])
@@ -95,6 +85,8 @@ def test_any_number_of_processes_can_share_a_step(sizes, processes):
     work = [shares(batches, rank, processes) for rank in range(processes)]
     assert len({len(share) for share in work}) == 1 and all(work)
     assert sorted(np.concatenate([part for share in work for _, part in share])) == list(range(starts[-1]))
+    if len(batches) % processes == 0:
+        assert {len(share) for share in work} == {len(batches) // processes}
     numbers = [number for share in work for number, _ in share]
     assert len(set(numbers)) == len(numbers)  # Each part has its own random seed.
 

@@ -14,10 +14,8 @@ from training.evaluate import main
 from training.recipe import load_recipe
 from training.result_row import COLUMNS
 from training.scores import corpus_bleu, moses_tokenised, scores, show, split_compounds
-from training.test_sets import files_test_set
 from training.test_sets import test_set as set_of_recipe
 from vaswani_transformer import Translator, __version__
-from vaswani_transformer.errors import InputError
 from vaswani_transformer.tokenization import train_tokenizer
 
 TRANSLATIONS = ["The rich-text editor is here .", "A dog runs.", "Two well-known men sit on a bench."]
@@ -81,13 +79,6 @@ def test_the_demo_test_set_has_kinds():
     assert chosen.kinds is not None and len(chosen.kinds) == len(chosen.sources) == len(chosen.references) > 500
 
 
-def test_files_of_different_length_are_refused(tmp_path):
-    (tmp_path / "a").write_text("one\ntwo\n")
-    (tmp_path / "b").write_text("eins\n")
-    with pytest.raises(InputError, match="a has 2 lines, .*b has 1"):
-        files_test_set(tmp_path / "a", tmp_path / "b", None)
-
-
 @pytest.fixture
 def model_folder(tmp_path, tiny_model):
     tokenizer = train_tokenizer(REFERENCES * 3, 280)
@@ -108,19 +99,23 @@ def rows_of(table):
 
 
 def test_the_command_translates_scores_and_records(model_folder, capsys):
+    state = model_folder / "model/checkpoints/step-7/trainer_state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"progress": {"step": 7, "seconds": 5400.0, "cpu_seconds": 9000.0}}))
+    (model_folder / "model/run.json").write_text(json.dumps({"command": "python -m training --config x"}))
     table, written = model_folder / "results.csv", model_folder / "out.txt"
-    for _ in range(2):
-        evaluate(model_folder, "--json", "--record", str(table), "--hypotheses", str(written))
-    result = json.loads(capsys.readouterr().out.split("}\n{")[0].rstrip("}") + "}")
+    evaluate(model_folder, "--json", "--record", str(table), "--hypotheses", str(written))
+    result = json.loads(capsys.readouterr().out)
     expected = scores(written.read_text().splitlines(), REFERENCES)
     assert {key: result[key] for key in expected} == expected
-    rows = rows_of(table)
-    assert len(rows) == 2 and tuple(rows[0]) == COLUMNS
-    assert rows[0]["bleu_signature"] == expected["bleu_signature"] and rows[0]["beam"] == "2"
-    assert rows[0]["sentences"] == "3" and rows[0]["parameters"].isdigit()
-    evaluate(model_folder)
+    evaluate(model_folder, "--record", str(table))
     said = capsys.readouterr().out
     assert expected["bleu_signature"] in said and said.startswith("s, beam 2, length penalty 0.6\n")
+    row, again = rows_of(table)
+    assert row == again and tuple(row) == COLUMNS
+    assert row["bleu_signature"] == expected["bleu_signature"] and row["parameters"].isdigit()
+    expected = {"beam": "2", "sentences": "3", "hours": "1.5", "cpu_hours": "2.5", "steps": "7"}
+    assert row == row | expected | {"command": "python -m training --config x"}
 
 
 def test_alpha_and_reference_language_are_applied(tmp_path, capsys):
@@ -141,35 +136,28 @@ def test_alpha_and_reference_language_are_applied(tmp_path, capsys):
 
 
 def test_the_test_set_defaults_to_that_of_the_run(model_folder, capsys):
-    names = {"train": ["train"], "validation": ["held_out"], "test": ["final"]}
     for name, count in (("held_out", 1), ("final", 2)):
         for language in ("xx", "yy"):
             (model_folder / f"{name}.{language}").write_text("\n".join(REFERENCES[:count]) + "\n")
-    recipe = {"data": str(model_folder), "source_language": "xx", "target_language": "yy"} | names
+    recipe = {"data": str(model_folder), "source_language": "xx", "target_language": "yy"}
+    recipe |= {"train": ["train"], "validation": ["held_out"], "test": ["final"]}
     (model_folder / "model/run.json").write_text(json.dumps({"recipe": recipe}))
     main([str(model_folder / "model"), "--beam", "1", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert (result["test"], result["sentences"]) == ("final", 2)
-    for content, message in (
-        ('{"recipe": null}', "recipe is a NoneType; it must be an object"),
-        ("[" * 10**5, "deeply"),
-    ):
-        (model_folder / "model/run.json").write_text(content)
-        with pytest.raises(SystemExit) as stop:
-            main([str(model_folder / "model")])
-        error = capsys.readouterr().err
-        assert stop.value.code == 3 and message in error and "run.json" in error and error.count("\n") == 1
 
 
-def test_a_recorded_row_includes_hours_and_steps(model_folder):
-    state = model_folder / "model/checkpoints/step-7/trainer_state.json"
-    state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"progress": {"step": 7, "seconds": 5400.0, "cpu_seconds": 9000.0}}))
-    (model_folder / "model/run.json").write_text(json.dumps({"command": "python -m training --config x"}))
-    evaluate(model_folder, "--record", str(model_folder / "results.csv"))
-    (row,) = rows_of(model_folder / "results.csv")
-    assert (row["hours"], row["cpu_hours"], row["steps"]) == ("1.5", "2.5", "7")
-    assert row["command"] == "python -m training --config x"
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [('{"recipe": null}', "run.json: recipe is a NoneType; it must be an object"), ("[" * 10**5, "deeply")],
+    ids=["null", "deep"],
+)
+def test_a_damaged_record_of_the_run_is_named(model_folder, capsys, content, message):
+    (model_folder / "model/run.json").write_text(content)
+    with pytest.raises(SystemExit) as stop:
+        main([str(model_folder / "model")])
+    error = capsys.readouterr().err
+    assert stop.value.code == 3 and message in error and "run.json" in error and error.count("\n") == 1
 
 
 def test_tokenised_text_is_also_scored_as_written():
@@ -203,6 +191,7 @@ def test_a_row_that_does_not_fit_is_not_recorded(model_folder, capsys, words, me
         (["nowhere"], "nowhere: no such model folder"),
         (["model"], "has no run.json; name a recipe"),
         (["model", "--source", "s"], "--source and --reference come together"),
+        (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
         (["model", "--kinds", "s", "--config", "demo"], "and --kinds requires them"),
         (["model", "--config", "demo", "--hypotheses", "no/where"], "no/where: give the name of a file in a folder"),
@@ -211,6 +200,7 @@ def test_a_row_that_does_not_fit_is_not_recorded(model_folder, capsys, words, me
 )
 def test_wrong_arguments_are_one_line_errors(model_folder, arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(model_folder)
+    (model_folder / "two").write_text("one\ntwo\n")
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     error = capsys.readouterr().err

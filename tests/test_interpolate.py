@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sacrebleu
@@ -32,11 +31,11 @@ def closest(folder: Path, hypotheses: list[list[str]], references: list[str], *f
     return (folder / "out").read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def test_the_first_of_the_closest_translations_is_chosen(tmp_path: Path) -> None:
+def test_the_first_of_the_closest_translations_is_chosen(tmp_path):
     assert closest(tmp_path, HYPOTHESES, REFERENCES) == ["A dog runs.", "Two men sit on the bench.", ""]
 
 
-def test_the_closest_translation_of_several_models_is_chosen(tmp_path: Path) -> None:
+def test_the_closest_translation_of_several_models_is_chosen(tmp_path):
     for name, hypotheses in (("a", [["a dog."], ["yes", "no no"]]), ("b", [["a cat.", "A dog runs."], ["never"]])):
         (tmp_path / name).write_text(table(hypotheses))
     (tmp_path / "reference").write_text("A dog runs.\nno no\n")
@@ -45,13 +44,13 @@ def test_the_closest_translation_of_several_models_is_chosen(tmp_path: Path) -> 
     assert (tmp_path / "out").read_text() == "A dog runs.\nno no\n"
 
 
-def test_case_is_ignored_only_with_lowercase(tmp_path: Path) -> None:
+def test_case_is_ignored_only_with_lowercase(tmp_path):
     hypotheses, references = [["a dog runs.", "A DOG barks."]], ["A DOG RUNS."]
     assert closest(tmp_path, hypotheses, references) == ["A DOG barks."]
     assert closest(tmp_path, hypotheses, references, "--lowercase") == ["a dog runs."]
 
 
-def test_n_best_output_of_translate_is_read(tmp_path: Path) -> None:
+def test_n_best_output_of_translate_is_read(tmp_path):
     saved_model(tmp_path / "model")
     sources, references = [ENGLISH[0], "", *ENGLISH[1:]], [GERMAN[0], "", *GERMAN[1:]]
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
@@ -79,9 +78,7 @@ def test_n_best_output_of_translate_is_read(tmp_path: Path) -> None:
         ("1\t-0.5\ta dog\n2\t-0.5\ta dog\n", 1, "n-best.tsv has a line 2, .*reference ends before"),
     ],
 )
-def test_invalid_lists_are_named_and_nothing_is_written(
-    tmp_path: Path, capsys: Any, written: str, references: int, said: str
-) -> None:
+def test_invalid_lists_are_named_and_nothing_is_written(tmp_path, capsys, written, references, said):
     (tmp_path / "n-best.tsv").write_text(written)
     (tmp_path / "reference").write_text("a dog\n" * references)
     words = [str(tmp_path / "n-best.tsv"), "--reference", str(tmp_path / "reference"), "--output", str(tmp_path / "o")]

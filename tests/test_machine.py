@@ -1,4 +1,4 @@
-"""Settings that depend on the machine: micro-batches by a GPU's memory, and whether a run is compiled."""
+"""Settings that depend on the machine: micro-batches by a GPU's memory, precision, and whether a run is compiled."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +19,26 @@ from vaswani_transformer.programs import LAUNCHED
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BASE = VaswaniTransformerConfig.from_preset("base", vocab_size=37000)
 BIG = VaswaniTransformerConfig.from_preset("big", vocab_size=37000)
+LARGE_GPU = 139 << 30  # bytes
 
 
 def recipe_of(**keys: str) -> Recipe:
     return load_recipe("paper_base_en_de", {"micro_batches": "auto", **keys})
 
 
-def pretend_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=size))
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch):
+    """gpu(memory): pretend that there is a GPU of this size, with bfloat16, for which torch can compile."""
+
+    def pretend(memory: float = LARGE_GPU, can_compile: bool = True, bfloat16: bool = True) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
+        monkeypatch.setattr(machine, "can_compile", lambda: can_compile)
+        monkeypatch.setattr(machine, "gpu_has_bfloat16", lambda: bfloat16)
+        monkeypatch.setattr(machine, "is_initialized", lambda: False)
+
+    for variable in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", LAUNCHED):
+        monkeypatch.delenv(variable, raising=False)
+    return pretend
 
 
 @pytest.mark.parametrize("config", [BASE, BIG], ids=["base", "big"])
@@ -37,34 +49,30 @@ def pretend_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
         (8, 1, 8),
     ],
 )  # fmt: skip
-def test_gpus_get_as_few_micro_batches_as_their_memory_needs(monkeypatch, config, processes, fitting, expected):
+def test_gpus_get_as_few_micro_batches_as_their_memory_needs(gpu, config, processes, fitting, expected):
     """A GPU into which a step in `fitting` micro-batches just fits, and into which one fewer does not."""
-    needed = training_memory(config, 50000 // fitting, "cuda")
-    pretend_memory(monkeypatch, needed / machine.USABLE_MEMORY * 1.0001)
+    gpu(training_memory(config, 50000 // fitting, "cuda") / machine.USABLE_MEMORY * 1.0001)
     assert choose_micro_batches(recipe_of(), config, CUDA, processes, {}) == expected
 
 
-def test_one_large_gpu_gets_one_micro_batch(monkeypatch):
-    pretend_memory(monkeypatch, 139 << 30)
+def test_only_gpus_change_the_number_of_micro_batches(gpu):
+    gpu()
     assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, {}) == 1
     assert choose_micro_batches(recipe_of(micro_batches="4"), BIG, CUDA, 1, {}) == 4
     assert choose_micro_batches(recipe_of(), BIG, CPU, 1, {}) == 8
 
 
-def test_a_resumed_run_keeps_what_was_chosen_for_it(monkeypatch):
-    pretend_memory(monkeypatch, 139 << 30)
-    before = {"mixed_precision": "no", "corpus sha256": "..."}
-    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, before) == 8
-    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, before | {"micro_batches": 2}) == 2
-    monkeypatch.setattr(machine, "can_compile", lambda: True)
-    assert choose_compiler(recipe_of(), CUDA, 100_000, 1, before) == DynamoBackend.NO
-    assert choose_compiler(recipe_of(), CUDA, 100, 1, before | {"compiler": "inductor"}) == DynamoBackend.INDUCTOR
-    monkeypatch.setattr(machine, "gpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr(machine, "is_initialized", lambda: False)
-    assert choose_precision(None, before) == "no"
+def test_a_resumed_run_keeps_what_was_chosen_for_it(gpu, monkeypatch):
+    gpu()
+    earlier = {"mixed_precision": "no", "corpus sha256": "..."}
+    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, earlier) == 8
+    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, earlier | {"micro_batches": 2}) == 2
+    assert choose_compiler(recipe_of(), CUDA, 100_000, 1, earlier) == DynamoBackend.NO
+    assert choose_compiler(recipe_of(), CUDA, 100, 1, earlier | {"compiler": "inductor"}) == DynamoBackend.INDUCTOR
+    assert choose_precision(None, earlier) == "no"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # several processes, started by this package
     monkeypatch.setenv(LAUNCHED, "1")
-    assert choose_precision(None, before) == "no" and choose_precision(None, {}) == "bf16"
+    assert choose_precision(None, earlier) == "no" and choose_precision(None, {}) == "bf16"
 
 
 def test_runs_begun_with_eight_micro_batches_resume():
@@ -111,12 +119,10 @@ def kept_bytes(module: TrainingLoss, rows: int, precision: torch.dtype) -> int:
         ("fp16", "bf16", True, "fp16"),
     ],
 )
-def test_gpus_train_in_bfloat16_unless_told_otherwise(monkeypatch, wanted, launched, has_bfloat16, expected):
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+def test_gpus_train_in_bfloat16_unless_told_otherwise(gpu, monkeypatch, wanted, launched, has_bfloat16, expected):
+    gpu(bfloat16=has_bfloat16)
     if launched:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
-    monkeypatch.setattr(machine, "gpu_has_bfloat16", lambda: has_bfloat16)
-    monkeypatch.setattr(machine, "is_initialized", lambda: False)
     assert choose_precision(wanted, {}) == expected
 
 
@@ -132,22 +138,18 @@ def test_gpus_train_in_bfloat16_unless_told_otherwise(monkeypatch, wanted, launc
         ({"compile": "no"}, CUDA, 100_000, 1, DynamoBackend.NO),
     ],
 )
-def test_long_runs_on_one_gpu_are_compiled(monkeypatch, keys, device, steps, processes, expected):
-    monkeypatch.setattr(machine, "can_compile", lambda: True)
+def test_long_runs_on_one_gpu_are_compiled(gpu, monkeypatch, keys, device, steps, processes, expected):
+    gpu()
     assert choose_compiler(recipe_of(**keys), device, steps, processes, {}) == expected
-    monkeypatch.setattr(machine, "can_compile", lambda: False)
+    gpu(can_compile=False)
     without = DynamoBackend.INDUCTOR if keys.get("compile") == "yes" else DynamoBackend.NO
     assert choose_compiler(recipe_of(**keys), device, steps, processes, {}) == without
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")  # the launcher decides, unless the recipe does
+    assert choose_compiler(recipe_of(**keys), device, steps, processes, {}) == (expected if "compile" in keys else None)
 
 
-def test_the_launcher_decides_unless_the_recipe_does(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
-    assert choose_compiler(recipe_of(), CUDA, 100_000, 1, {}) is None
-    assert choose_compiler(recipe_of(compile="no"), CUDA, 100_000, 1, {}) == DynamoBackend.NO
-
-
-def test_a_compiler_that_cannot_work_is_refused(monkeypatch):
-    monkeypatch.setattr(machine, "can_compile", lambda: False)
+def test_a_compiler_that_cannot_work_is_refused(gpu):
+    gpu(can_compile=False)
     with pytest.raises(UnavailableError, match="compile yes needs Triton, a C compiler .* use --compile no"):
         refuse_compiler(recipe_of(compile="yes"), CUDA, False)
     with pytest.raises(UnavailableError, match="compile yes is not supported with FSDP; use --compile no"):

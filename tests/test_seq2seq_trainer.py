@@ -1,6 +1,5 @@
 """Plain `Seq2SeqTrainer` trains, evaluates and saves the model."""
 
-import copy
 import random
 import runpy
 from collections.abc import Callable
@@ -18,13 +17,13 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from training.loss import TrainingLoss
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.tokenization import train_tokenizer
 
 # Without a GPU, the DataLoader warns about pinned memory, which Seq2SeqTrainer requests by default.
 QUIET: dict[str, Any] = {"dataloader_pin_memory": False, "report_to": "none", "disable_tqdm": True}
 QUIET |= {"save_strategy": "no", "per_device_eval_batch_size": 20}
+SGD: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.1, "logging_steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +59,9 @@ def make_trainer(tokenizer: PreTrainedTokenizerFast, sentences: list[str], tmp_p
     return make
 
 
-def test_the_trainer_learns_and_saves_the_copy_task(
-    make_trainer: Callable[..., Any], tokenizer: Any, sentences: list[str], tmp_path: Path
-) -> None:
+def test_the_trainer_learns_and_saves_the_copy_task(make_trainer, tokenizer, sentences, tmp_path):
     trainer = make_trainer(
-        max_steps=250,
-        per_device_train_batch_size=32,
-        learning_rate=5e-3,
-        logging_steps=10,
-        predict_with_generate=True,
+        max_steps=250, per_device_train_batch_size=32, learning_rate=5e-3, predict_with_generate=True
     )
     before = trainer.evaluate()
     trainer.train()
@@ -86,36 +79,29 @@ def test_the_trainer_learns_and_saves_the_copy_task(
     assert (loaded.num_beams, loaded.max_source_length_offset) == (4, 50)
 
 
-def test_evaluation_does_not_change_the_search(make_trainer: Callable[..., Any]) -> None:
+def test_evaluation_does_not_change_the_search(make_trainer):
     """Seq2SeqTrainer sets max_length 20 in the generation config; later translations must still reach |source| + 50."""
     trainer = make_trainer(predict_with_generate=True)
     model = trainer.model
-    source = torch.tensor([[5] * 9 + [2]])
-    before = model.eval().generate(source.to(model.device), suppress_tokens=[0, 1, 2])
+    source = torch.tensor([[5] * 9 + [2]], device=model.device)
+    before = model.eval().generate(source, suppress_tokens=[0, 1, 2])
     assert before.shape[1] == 1 + 10 + 50
     trainer.predict(trainer.eval_dataset)
-    after = model.eval().generate(source.to(model.device), suppress_tokens=[0, 1, 2])
-    assert torch.equal(before, after)
+    assert torch.equal(before, model.eval().generate(source, suppress_tokens=[0, 1, 2]))
 
 
-def test_trainer_arguments_reach_the_search(make_trainer: Callable[..., Any]) -> None:
+def test_trainer_arguments_reach_the_search(make_trainer):
     trainer = make_trainer(predict_with_generate=True, generation_max_length=7, generation_num_beams=2)
-    prediction = trainer.predict(trainer.eval_dataset)
-    generated = torch.tensor(prediction.predictions)
+    generated = torch.tensor(trainer.predict(trainer.eval_dataset).predictions)
     assert ((generated != 1) & (generated != -100)).sum(dim=1).max() <= 7
 
 
-def test_gradient_accumulation_equals_one_batch(make_trainer: Callable[..., Any]) -> None:
+def test_gradient_accumulation_equals_one_batch(make_trainer):
     """One batch of 16 sentences equals four batches of 4; a mean of means would differ."""
     runs = []
     for size, accumulation in ((16, 1), (4, 4)):
         trainer = make_trainer(
-            max_steps=5,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=accumulation,
-            logging_steps=1,
-            optim="sgd",
-            learning_rate=0.1,
+            max_steps=5, per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, **SGD
         )
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -127,7 +113,7 @@ def test_gradient_accumulation_equals_one_batch(make_trainer: Callable[..., Any]
         torch.testing.assert_close(accumulated_weights[name], weight, atol=1e-5, rtol=1e-4)
 
 
-def test_trainer_label_smoothing_equals_the_model(make_trainer: Callable[..., Any]) -> None:
+def test_trainer_label_smoothing_equals_the_model(make_trainer):
     """The Trainer removes the labels, needs decoder inputs from the collator, and spreads over all tokens."""
     trainer = make_trainer(label_smoothing_factor=0.1)
     found = trainer.evaluate()["eval_loss"]
@@ -137,50 +123,9 @@ def test_trainer_label_smoothing_equals_the_model(make_trainer: Callable[..., An
     assert found == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_trainer_losses_equal_the_training_loop(make_trainer: Callable[..., Any]) -> None:
-    """Three steps of SGD from the same weights give the losses and weights of `TrainingLoss`, used by our loop."""
-    size, steps, rate = 16, 3, 0.1
-    trainer = make_trainer(
-        max_steps=steps,
-        per_device_train_batch_size=size,
-        train_sampling_strategy="sequential",
-        logging_steps=1,
-        optim="sgd",
-        learning_rate=rate,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        label_smoothing_factor=0.1,
-    )
-    ours = TrainingLoss(copy.deepcopy(trainer.model), 0.1, "all")  # the Trainer spreads over all tokens
-    batches = [
-        trainer.data_collator([dict(trainer.train_dataset[i]) for i in range(step * size, (step + 1) * size)])
-        for step in range(steps)
-    ]
-    trainer.train()
-    theirs = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-    optimizer = torch.optim.SGD(ours.parameters(), lr=rate)
-    losses = []
-    for batch in batches:
-        labels = batch["labels"]
-        positions = (labels.flatten() != -100).nonzero()[:, 0]
-        shifted = ours.model.prepare_decoder_input_ids_from_labels(labels)
-        target = labels.flatten()[positions]
-        loss, _ = ours.train()(batch["input_ids"], batch["attention_mask"], shifted, positions, target)
-        optimizer.zero_grad()
-        (loss / len(positions)).backward()
-        optimizer.step()
-        losses.append(loss.item() / len(positions))
-    assert losses == pytest.approx(theirs, abs=2e-4)  # the log rounds to four decimals
-    trained = trainer.model.state_dict()
-    for name, weight in ours.model.state_dict().items():
-        torch.testing.assert_close(weight, trained[name], atol=1e-5, rtol=1e-4)
-
-
-def test_the_example_trains_a_model_that_translates(sentences: list[str], tmp_path: Path) -> None:
+def test_the_example_trains_a_model_that_translates(sentences, tmp_path):
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in sentences[:150]))
-    path = Path(__file__).parents[1] / "examples" / "seq2seq_trainer.py"
-    example = runpy.run_path(str(path))
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "seq2seq_trainer.py"))
     text = str(tmp_path / "text")
     trainer = example["train"](text, text, str(tmp_path / "model"), max_steps=2, vocab_size=280)
     assert trainer.state.global_step == 2

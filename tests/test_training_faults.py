@@ -5,9 +5,9 @@ import re
 import shutil
 
 import pytest
-from conftest import file_size_limit
+from conftest import file_size_limit, wait_until
 from safetensors.torch import load_file
-from training_runs import SMALL, assert_bit_identical, records_of, wait_until, weights
+from training_runs import SMALL, assert_bit_identical, records_of, weights
 
 from training.report import Reporter
 from vaswani_transformer.errors import UnavailableError
@@ -88,7 +88,7 @@ def test_a_read_only_folder_is_refused_before_training(start, tmp_path):
 
 def test_a_second_run_on_the_same_folder_is_refused(start):
     first = start(max_steps=100_000, validate_every=None, validation=[])
-    wait_until(lambda: "step 6/" in first.said(), first)
+    wait_until(lambda: "step 6/" in first.said())
     second = start(max_steps=100_000, validate_every=None, validation=[])
     assert second.wait() == 2
     assert f"is in use by process {first.ranks[0].pid} on " in second.said()
@@ -114,25 +114,22 @@ def test_wrong_input_is_a_one_line_error_before_training(start, keys, message):
     process = start(**keys)
     assert process.wait() in (2, 4)
     (line,) = [line for line in process.said().splitlines() if line.startswith("error")]
-    assert message in line
-    assert "Traceback" not in process.said() and "step 6" not in process.said()
+    assert message in line and "Traceback" not in process.said() and "step 6" not in process.said()
 
 
-def test_a_folder_without_a_run_is_not_touched(start, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/thesis.txt").write_text("mine")
-    start(overwrite=True).ends(2, "is not empty (thesis.txt) and holds no training run")
-    assert (tmp_path / "run/thesis.txt").read_text() == "mine"
-    (tmp_path / "file").write_text("mine")
-    start(output="file").ends(2, "is not a folder")
-
-
-def test_a_run_of_another_program_is_not_removed(start, tmp_path):
-    (tmp_path / "run/corpus").mkdir(parents=True)
-    (tmp_path / "run/run.json").write_text('{"experiment": 1}')
-    (tmp_path / "run/corpus/mine.txt").write_text("mine")
-    start().ends(3, "run.json is not the record of a training run")
-    assert (tmp_path / "run/corpus/mine.txt").read_text() == "mine"
+@pytest.mark.parametrize(
+    ("file", "code", "message"),
+    [
+        ("run/thesis.txt", 2, "is not empty (thesis.txt) and holds no training run"),
+        ("run/run.json", 3, "run.json is not the record of a training run"),
+        ("run", 2, "is not a folder"),
+    ],
+)
+def test_a_folder_without_a_run_is_not_touched(start, tmp_path, file, code, message):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text('{"mine": 1}')
+    start(overwrite="thesis" in file).ends(code, message)
+    assert (tmp_path / file).read_text() == '{"mine": 1}'
 
 
 def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
@@ -143,7 +140,7 @@ def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):
     for keys, message in (
         ({"data": "nowhere"}, "there is no folder nowhere"),
         ({"validation": "other"}, "no such file"),
-        ({"initial_weights": str(tmp_path / "run")}, "is inside output_dir"),
+        ({"initial_weights": str(tmp_path / "run")}, "run, which a new run removes; move it, or choose another"),
         ({"model": {"d_model": 15}}, "`d_model` is 15"),
     ):
         start(max_steps=6, overwrite=True, **keys).ends(2, message)

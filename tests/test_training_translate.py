@@ -32,15 +32,18 @@ def work(tmp_path_factory):
     return folder, expected
 
 
+def words_of(values):
+    values = dict(values)
+    return [str(values.pop("model")), *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+
+
 @pytest.fixture
 def start(work, tmp_path):
     running = []
 
     def run(ranks: int = 1, fault=None, **flags) -> TrainingProcess:
-        folder, _ = work
-        values = {"input": folder / "text", "output": tmp_path / "out", "shard-lines": SHARD} | flags
-        model = values.pop("model", folder / "model")
-        words = [str(model), *(word for key, value in values.items() for word in (f"--{key}", str(value)))]
+        values = {"model": work[0] / "model", "input": work[0] / "text", "output": tmp_path / "out"}
+        words = words_of(values | {"shard-lines": SHARD} | flags)
         running.append(TrainingProcess(words, tmp_path / f"{len(running)}.log", ranks, fault, "translate"))
         return running[-1]
 
@@ -70,24 +73,16 @@ def test_a_killed_translation_resumes_with_missing_shards(start, work, tmp_path)
     assert lines_of(tmp_path / "out") == work[1]
 
 
-def test_shards_depend_on_every_model_file(start, work, tmp_path):
-    shutil.copytree(work[0] / "model", tmp_path / "model")
-    words = {"model": tmp_path / "model"}
-    assert start(fault=("kill", 16), **words).wait() == -9
-    settings = tmp_path / "model/generation_config.json"
-    settings.write_text(settings.read_text().replace('"max_source_length_offset": 50', '"max_source_length_offset": 5'))
-    start(**words).ends(2, "holds shards of another translation (model was ")
-
-
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
-        (["--length-penalty", "1"], "length_penalty was 0.6, is 1.0"),
-        (["--dtype", "bfloat16"], "dtype was None, is bfloat16"),
-        (["--input", "other"], "input was "),
+        ({"length-penalty": 1}, "length_penalty was 0.6, is 1.0"),
+        ({"dtype": "bfloat16"}, "dtype was None, is bfloat16"),
+        ({"input": "other"}, "input was "),
+        ({"model": "changed"}, "model was "),
     ],
 )
-def test_shards_of_another_text_or_search_are_refused(work, tmp_path, monkeypatch, capsys, flags, said):
+def test_shards_of_another_text_model_or_search_are_refused(work, tmp_path, monkeypatch, capsys, flags, message):
     model, text, folder = work[0] / "model", work[0] / "text", tmp_path / "out.shards"
     about = {"shard_lines": SHARD, "num_beams": 4, "length_penalty": 0.6, "dtype": None}
     about |= {"input": files_sha256(text), "model": files_sha256(*_files_of(model))}
@@ -96,18 +91,25 @@ def test_shards_of_another_text_or_search_are_refused(work, tmp_path, monkeypatc
     (folder / "shard-0000000").write_text(json.dumps(["stale"] * SHARD))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").write_text(text.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
-    words = [str(model), "--input", str(text), "--output", str(tmp_path / "out"), "--shard-lines", str(SHARD), *flags]
+    shutil.copytree(model, "changed")
+    settings = tmp_path / "changed/generation_config.json"
+    settings.write_text(settings.read_text().replace('"max_source_length_offset": 50', '"max_source_length_offset": 5'))
+    values = {"model": model, "input": text, "output": "out", "shard-lines": SHARD} | flags
     with pytest.raises(SystemExit) as stop:
-        translate(words)
-    assert stop.value.code == 2
+        translate(words_of(values))
     error = capsys.readouterr().err
-    assert "holds shards of another translation" in error and said in error
+    assert stop.value.code == 2 and "holds shards of another translation" in error and message in error
 
 
-def test_invalid_outputs_and_settings_are_refused_early(start, work, tmp_path):
+def test_invalid_settings_are_refused_before_anything_is_written(start, tmp_path):
     (tmp_path / "folder").mkdir()
-    start(output=tmp_path / "folder").ends(2, "folder is a folder; give the name of a file")
-    start(**{"num-beams": 100_000}).ends(2, "num_beams is 100000; it must lie between 1 and 1000")
+    os.mkfifo(tmp_path / "pipe")
+    for flags, message in (
+        ({"output": tmp_path / "folder"}, "folder is a folder; give the name of a file"),
+        ({"num-beams": 100_000}, "num_beams is 100000; it must lie between 1 and 1000"),
+        ({"input": tmp_path / "pipe"}, "pipe is not a regular file"),
+    ):
+        start(**flags).ends(2, message)
     assert not (tmp_path / "out.shards").exists()
 
 
@@ -127,13 +129,6 @@ def test_a_truncated_shard_is_named(start, work, tmp_path):
     shard.unlink()
     start().ends()
     assert lines_of(tmp_path / "out") == work[1]
-
-
-def test_a_pipe_as_input_is_refused(work, tmp_path, capsys):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SystemExit) as stop:
-        translate([str(work[0] / "model"), "--input", str(tmp_path / "pipe"), "--output", str(tmp_path / "out")])
-    assert stop.value.code == 2 and "pipe is not a regular file" in capsys.readouterr().err
 
 
 def test_files_of_unknown_origin_are_not_touched(start, work, tmp_path):

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +94,6 @@ def uninterrupted(text, tmp_path_factory):
         return made[key]
 
     return run
-
-
-def wait_until(condition: Callable[[], bool], process: TrainingProcess) -> None:
-    """Wait for an event while the first rank runs."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline and process.ranks[0].is_alive(), process.said()
-        time.sleep(0.05)
 
 
 def records_of(folder: Path) -> list[dict[str, Any]]:
