@@ -74,8 +74,7 @@ def translate(
         state.wait_for_everyone()
         lines, read = 0, read_lines(source)
         for number, shard in enumerate(iter(lambda: list(islice(read, shard_lines)), [])):
-            lines += len(shard)
-            path = folder / f"shard-{number:07}"
+            first, lines, path = lines + 1, lines + len(shard), _shard(folder, number)
             if number % state.num_processes != state.process_index or path.is_file():
                 continue
             found = translator.translate(
@@ -87,7 +86,7 @@ def translate(
             )
             with atomic_file(path) as file:  # a JSON list, in which truncation is detected
                 file.write(json.dumps([in_one_line(each) for each in found], ensure_ascii=False).encode())
-            reporter.say(f"lines {lines - len(shard) + 1} to {lines} translated")
+            reporter.say(f"lines {first} to {lines} translated")
         state.wait_for_everyone()
         if state.is_main_process:
             _join(folder, output, -(-lines // shard_lines), lines)
@@ -99,6 +98,10 @@ def translate(
         state.wait_for_everyone()
 
 
+def _shard(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:07}"
+
+
 def _files_of(model: Path) -> list[Path]:
     """Return the files that determine a model's translations: weights, settings, tokenizers."""
     patterns = ("*.safetensors", "*config.json", "*tokenizer.json", f"{TARGET_TOKENIZER}/*.json")
@@ -107,19 +110,16 @@ def _files_of(model: Path) -> list[Path]:
 
 def _claim(folder: Path, about: dict[str, Any]) -> None:
     """Record this translation in the folder, and remove unfinished files of killed processes."""
-    path = folder / ABOUT
-    if path.is_file():
-        before = read_json_object(path)
-        changes = differences(before, about)
-        if changes and any(folder.glob("shard-*")):
-            raise InputError(
-                f"{folder} holds shards of another translation ({'; '.join(changes)}); finish that one, or remove the "
-                "folder"
-            )
-    elif shards := sorted(folder.glob("shard-*")):
+    path, shards = folder / ABOUT, sorted(folder.glob("shard-*"))
+    if shards and not path.is_file():
         raise InputError(
             f"{folder} holds {shards[0].name} but no {ABOUT}, so its origin is unknown; move it away, or choose "
             "another --output"
+        )
+    if shards and (changes := differences(read_json_object(path), about)):
+        raise InputError(
+            f"{folder} holds shards of another translation ({'; '.join(changes)}); finish that one, or remove the "
+            "folder"
         )
     remove_unfinished(folder)
     write_json(path, about)
@@ -130,7 +130,7 @@ def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
     written = 0
     with open_output(output) as out:
         for number in range(shards):
-            path = folder / f"shard-{number:07}"
+            path = _shard(folder, number)
             try:
                 translations = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
