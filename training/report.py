@@ -34,6 +34,7 @@ class Reporter:
             tell(message)
 
     def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
+        """Open or continue metrics.jsonl, and show a bar on a terminal. accelerator: for its trackers, or None"""
         self.metrics = output_dir / "metrics.jsonl"
         self.accelerator = accelerator
         if not self.is_main_process:
@@ -88,6 +89,7 @@ class Reporter:
             self.accelerator.log(values, step=record["step"])
 
     def progress(self, record: dict[str, Any], seconds_left: float) -> None:
+        """Write a record of measurements (see Meter.read), and show its losses and speed."""
         self.write(record)
         news = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s"
         if record["mfu"] is not None:
