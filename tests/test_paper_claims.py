@@ -9,10 +9,11 @@ import torch
 from training_runs import SMALL
 
 from training.paper.claims import CLAIMS
-from training.paper.measured_claims import paired_bleu, saturation, saved_bytes
-from training.paper.rnn import AttentiveRnn, rnn_of_size, train_rnn
-from training.paper.speed_claims import greedy
-from training.paper.trained_claims import without_positions, without_the_factor
+from training.paper.claims.attention import saturation, saved_bytes
+from training.paper.claims.positions import remove_positions
+from training.paper.claims.search import paired_bleu
+from training.paper.claims.training import remove_factor
+from training.paper.rnn import AttentiveRnn, greedy, rnn_of_size, train_rnn
 from training.recipe import Recipe
 from training.train import train
 from vaswani_transformer.cli import main
@@ -36,7 +37,7 @@ def test_eager_attention_keeps_the_weights_for_the_backward_pass():
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_the_rnn_has_the_size_of_the_transformer_and_attends(cell):
     model = rnn_of_size(1_000_000, 500, cell)
-    assert sum(each.numel() for each in model.parameters()) == pytest.approx(1_000_000, rel=0.1)
+    assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(1_000_000, rel=0.1)
     small = AttentiveRnn(20, 8, cell)
     source, target = torch.randint(0, 20, (2, 5)), torch.randint(0, 20, (2, 4))
     logits = small(source, target)
@@ -46,21 +47,19 @@ def test_the_rnn_has_the_size_of_the_transformer_and_attends(cell):
     assert not torch.equal(logits[:, 0], small(source.flip(1), target)[:, 0])  # but at the source
 
 
-def test_a_model_without_positions_ignores_the_order_of_its_source(tiny_model):
+def test_a_model_without_positions_ignores_the_source_order(tiny_model):
     model, ids = tiny_model(), torch.tensor([[5, 6, 7, 8, 2]])
     before = model.get_encoder()(ids).last_hidden_state
-    for module in model.modules():
-        without_positions(module)
+    remove_positions(model)
     order = [3, 1, 0, 2, 4]
     after = model.get_encoder()(ids).last_hidden_state
     torch.testing.assert_close(model.get_encoder()(ids[:, order]).last_hidden_state, after[:, order])
     assert not torch.allclose(before, after)
 
 
-def test_without_the_factor_queries_are_longer_by_the_root_of_d_k(tiny_model):
+def test_removing_the_factor_equals_longer_queries(tiny_model):
     changed, same = tiny_model(), tiny_model()
-    for module in changed.modules():
-        without_the_factor(module)
+    remove_factor(changed)
     for module in same.modules():
         if isinstance(module, MultiHeadAttention):
             for parameter in module.q_proj.parameters():
@@ -83,7 +82,7 @@ def test_a_finished_training_is_loaded(text, tmp_path):
         train_rnn(recipe.model_copy(update={"seed": 2}))
 
 
-def test_greedy_decoding_of_the_rnn_takes_the_likeliest_token_of_the_whole_prefix():
+def test_greedy_decoding_takes_the_likeliest_tokens():
     torch.manual_seed(0)
     model, source = AttentiveRnn(9, 8, "gru").eval(), torch.tensor([[4, 5, 6], [7, 8, 4]])
     found = greedy(model, source, 5)

@@ -1,6 +1,7 @@
 """`paper figure1` to `figure5`, `walk` and `heads`: the running model, and searches for planted heads."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer
 
 from training.paper.architecture import attention_operations, figure1, figure2, trace
-from training.paper.figures import walk
-from training.paper.heads import WordMaps, anaphora, groups, long_distance, measures, structure, word_maps
+from training.paper.figures import WordMaps, anaphora, long_distance, structure, tokens_of_words, word_maps
+from training.paper.head_report import measures
+from training.paper.walk import Head, walk
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention import attention_maps
 from vaswani_transformer.cli import main
@@ -60,7 +62,7 @@ def test_figure_2_shows_the_operations_that_run():
 
 def test_tokens_are_joined_to_words():
     labels = ["A", "▁m", "an", "'s", "▁d", "og", "▁", ".", "!", "</s>"]
-    assert groups(labels) == [[0], [1, 2, 3], [4, 5], [6, 7], [8], [9]]
+    assert tokens_of_words(labels) == [[0], [1, 2, 3], [4, 5], [6, 7], [8], [9]]
 
 
 def test_the_weights_of_words_still_sum_to_one(translator):
@@ -116,7 +118,7 @@ def test_measures_of_known_heads():
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
 def test_the_walk_arrives_at_the_weights_of_the_model(translator, kind):
-    values, maps = walk(translator, ENGLISH[1], GERMAN[1], kind, layer=1, head=2)
+    values, maps = walk(translator, ENGLISH[1], GERMAN[1], Head(kind, layer=1, head=2))
     torch.testing.assert_close(values["softmax"], getattr(maps, kind)[0, 1], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(values["softmax V"], values["softmax"] @ values["V"])
     d_k = values["Q"].shape[1]
@@ -127,19 +129,28 @@ def test_the_walk_arrives_at_the_weights_of_the_model(translator, kind):
 # ---- the commands --------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("figures")
+
+
+@pytest.fixture(scope="module")
+def where(folder) -> list[str]:
+    return ["--model", str(saved_model(folder / "model")), "--output", str(folder / "paper")]
+
+
 @pytest.mark.slow
-def test_figures_draws_them_all(tmp_path):
-    model = str(saved_model(tmp_path / "model"))
-    main(["paper", "figures", "--model", model, "--output", str(tmp_path), "--source", " ".join(WORDS)])
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == [f"figure{n}.png" for n in range(1, 6)]
+def test_figures_draws_them_all(where, folder):
+    main(["paper", "figures", *where, "--source", " ".join(WORDS)])
+    assert sorted(path.name for path in folder.glob("paper/f*.png")) == [f"figure{n}.png" for n in range(1, 6)]
 
 
-def test_the_commands_write_pictures_and_row_files(tmp_path, capsys):
-    model, output = str(saved_model(tmp_path / "model")), tmp_path / "paper"
-    (tmp_path / "text.en").write_text("\n".join([*ENGLISH[:2], "", ""]))
-    main(["paper", "figure4", "--model", model, "--output", str(output), "--source", " ".join(WORDS)])
-    main(["paper", "walk", "--model", model, "--output", str(output), "--kind", "decoder", "--target", GERMAN[0]])
-    main(["paper", "heads", "--model", model, "--output", str(output), "--text", str(tmp_path / "text.en")])
+def test_the_commands_write_pictures_and_row_files(where, folder):
+    output = folder / "paper"
+    (folder / "text.en").write_text("\n".join([*ENGLISH[:2], "", ""]))
+    main(["paper", "figure4", *where, "--source", " ".join(WORDS)])
+    main(["paper", "walk", *where, "--kind", "decoder", "--target", GERMAN[0]])
+    main(["paper", "heads", *where, "--text", str(folder / "text.en")])
     for name in ("figure4", "walk"):
         with Image.open(output / f"{name}.png") as picture:
             assert picture.width > 500
@@ -148,13 +159,18 @@ def test_the_commands_write_pictures_and_row_files(tmp_path, capsys):
         assert about["command"].startswith(f"vaswani-transformer paper {name} --model model")
         assert about.keys() >= {"date", "commit", "hardware", "seeds", "seconds"}
     assert len(json.loads((output / "heads.json").read_text())["heads"]) == 1 * 4 + 2 * (2 + 2)
-    capsys.readouterr()
-    for words, said in (
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (["figure4", "--source", "Two dogs run ."], "no pronoun"),
         (["walk", "--layer", "3"], "--layer 3: the model has layers 1 to 1 there"),
-        (["walk", "--kind", "both"], "--kind both: must be encoder"),
+        (["walk", "--kind", "both"], "'both' is not one of 'encoder', 'decoder', 'cross'"),
         (["figure1", "--model", "absent"], "--model absent: no such folder"),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            main(["paper", *words[:1], "--model", model, "--output", str(output), *words[1:]])
-        assert stopped.value.code == 2 and said in capsys.readouterr().err
+    ],
+)
+def test_wrong_options_are_refused(words, said, where, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["paper", words[0], *where, *words[1:]])
+    assert stopped.value.code == 2 and said in capsys.readouterr().err

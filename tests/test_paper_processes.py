@@ -1,6 +1,7 @@
 """Independent trainings of the paper's commands run in processes of their own."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,15 @@ def fail_at_first(folder: Path, number: int) -> None:
     time.sleep(60)
 
 
-def test_results_keep_the_order_of_the_cases(tmp_path):
-    cases = [(tmp_path / f"{n}.log", (tmp_path / f"{n}", 0.3 * (n == 0))) for n in range(3)]
-    assert in_processes(touch, cases, jobs=2) == ["0", "1", "2"]
+def test_results_keep_the_order_of_the_calls(tmp_path):
+    calls = [(tmp_path / f"{n}.log", partial(touch, tmp_path / f"{n}", 0.3 * (n == 0))) for n in range(3)]
+    assert in_processes(calls, jobs=2) == ["0", "1", "2"]
 
 
-def test_an_error_stops_running_cases_and_starts_no_others(tmp_path):
-    cases = [(tmp_path / f"{n}.log", (tmp_path, n)) for n in range(5)]
+def test_an_error_stops_running_calls_and_starts_no_others(tmp_path):
+    calls = [(tmp_path / f"{n}.log", partial(fail_at_first, tmp_path, n)) for n in range(5)]
     begun = time.monotonic()
     with pytest.raises(InputError, match="the first is wrong"):
-        in_processes(fail_at_first, cases, jobs=2)
+        in_processes(calls, jobs=2)
     assert time.monotonic() - begun < 55  # the second would sleep for 60 seconds
     assert not {f"begun-{n}" for n in (2, 3, 4)} & {path.name for path in tmp_path.iterdir()}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from training.paper.results import FAILS, HOLDS, UNSURE, mean_interval, verdict
-from training.paper.table3 import RECIPE, ROWS, claims_of, row_options
+from training.paper.table3 import RECIPE, ROWS, judge_rows, row_options
 from training.recipe import load_recipe
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig
 from vaswani_transformer.cli import main
@@ -60,7 +60,7 @@ def test_claims_compare_runs_of_the_same_seed():
         for row, bleu, perplexity in (("base", 20.0, 8.0), ("A-h1", 19.0, 9.0), ("E-learned-positions", 20.1, 8.0))
         for seed in (1, 2, 3)
     ]
-    head, learned = claims_of([*rows, {"row": "big", "seed": 4, "bleu": 1.0, "perplexity": 1.0}])
+    head, learned = judge_rows([*rows, {"row": "big", "seed": 4, "bleu": 1.0, "perplexity": 1.0}])
     assert head["row"] == "A-h1" and head["bleu_verdict"] == head["perplexity_verdict"] == HOLDS
     assert learned["bleu_verdict"] == learned["perplexity_verdict"] == HOLDS and learned["seeds"] == [1, 2, 3]
 

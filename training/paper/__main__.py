@@ -1,17 +1,13 @@
 """`vaswani-transformer paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
 
 import json
-import shlex
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from vaswani_transformer.cli import load_translator
 from vaswani_transformer.errors import InputError, exit_cleanly
-from vaswani_transformer.lines import existing_file, read_lines
 
 from ..__main__ import RECIPE_OPTIONS, parse_options
 
@@ -22,7 +18,7 @@ app = typer.Typer(
 )
 
 Output = Annotated[Path, typer.Option(help="A folder for the row files, pictures and Markdown tables.")]
-Model = Annotated[str, typer.Option(help="A model folder.")]
+Model = Annotated[Path, typer.Option(help="A model folder.")]
 Source = Annotated[str | None, typer.Option(help="The sentence; default: a caption with pronouns.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Trainings at a time.")]
@@ -32,9 +28,9 @@ Seconds = Annotated[float, typer.Option(min=0, help="How long to measure each sp
 
 @app.command(help="Count operations, sequential steps and path lengths of four kinds of layers, and fit exponents.")
 def table1(output: Output) -> None:
-    from . import table1 as module
+    from .table1 import table1
 
-    module.table1(output, "vaswani-transformer paper table1")
+    table1(output)
 
 
 @app.command(help="Set our trained models, with their training FLOPs, beside the rows that the paper prints.")
@@ -43,9 +39,9 @@ def table2(
     data: Annotated[str, typer.Option(help="The folder of Multi30k.")] = "data/multi30k",
     results: Annotated[Path | None, typer.Option(help="A CSV file of `evaluate --record`; default: ours.")] = None,
 ) -> None:
-    from . import table2 as module
+    from .table2 import RESULTS, table2
 
-    module.table2(output, "vaswani-transformer paper table2", results or module.RESULTS, {"data": data})
+    table2(output, results or RESULTS, data)
 
 
 @app.command(
@@ -63,9 +59,9 @@ def table3(
     jobs: Jobs = 1,
 ) -> None:
     options = parse_options(context.args)
-    from . import table3 as module
+    from .table3 import ROWS, table3
 
-    module.table3(output, rows.split(",") if rows else module.ROWS, numbers(seeds), jobs, options)
+    table3(output, rows.split(",") if rows else ROWS, numbers(seeds), jobs, options)
 
 
 @app.command(
@@ -84,9 +80,9 @@ def table4(
     seeds: Seeds = "1",
 ) -> None:
     options = parse_options(context.args)
-    from . import table4 as module
+    from .table4 import table4
 
-    module.table4(output, treebank, unlabelled, vocabulary, numbers(seeds), options)
+    table4(output, treebank, unlabelled, vocabulary, numbers(seeds), options)
 
 
 @app.command(
@@ -110,19 +106,20 @@ def claims(
     if not run.is_dir():
         raise InputError(f"--run {run}: no such folder")
     from ..test_sets import TEXT_KEYS, recipe_of_run, test_set
-    from .claim import Setting
     from .claims import CLAIMS, measure_claims
-    from .table3 import for_others
+    from .claims.claim import Setting
+    from .results import command_line
 
     recipe = recipe_of_run(run, None, {} if data is None else {"data": data})
-    whole = test_set(recipe.model_copy(update={"test": []}))
-    part = replace(whole, sources=whole.sources[:sentences], references=whole.references[:sentences])
-    text = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
-    where = {key: json.dumps(value, ensure_ascii=False) for key, value in text.items()}
-    setting = Setting(run, part, numbers(seeds), output, seconds, jobs, where | options)
-    words = ["--run", run.name, "--sentences", str(sentences), "--seconds", f"{seconds:g}", "--seeds", seeds]
-    words += [f"--{key}={value}" for key, value in for_others(options).items()]
-    command = shlex.join(["vaswani-transformer", "paper", "claims", *words])
+    validation = test_set(recipe.model_copy(update={"test": []}))
+    development = replace(
+        validation, sources=validation.sources[:sentences], references=validation.references[:sentences]
+    )
+    keys = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
+    text = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
+    setting = Setting(run, development, numbers(seeds), output, seconds, jobs, text | options)
+    given = {"run": run, "sentences": sentences, "seconds": f"{seconds:g}", "seeds": seeds}
+    command = command_line("paper claims", given, options)
     measure_claims(setting, only.split(",") if only else list(CLAIMS), command, typer.echo)
 
 
@@ -142,7 +139,7 @@ def everything(
     treebank: Annotated[Path | None, typer.Option(help="A treebank for Table 4; default: no Table 4.")] = None,
     seconds: Seconds = 2,
 ) -> None:
-    where, chosen = ["--output", str(output)], [] if rows is None else ["--rows", rows]
+    chosen = [] if rows is None else ["--rows", rows]
     trained = ["--data", data, "--seeds", seeds, *context.args]
     problem: InputError | None = None  # of single claims; the page shows the others
     for words in (
@@ -156,7 +153,7 @@ def everything(
         ["page"],
     ):
         try:
-            app([*words, *where], standalone_mode=False)
+            app([*words, "--output", str(output)], standalone_mode=False)
         except InputError as error:
             if words[0] != "claims":
                 raise
@@ -175,13 +172,10 @@ def page(output: Output) -> None:
 def add_figures(name: str, numbers: list[int], text: str) -> None:
     @app.command(name, help=text)
     def figures(model: Model, output: Output, source: Source = None) -> None:
-        from .figures import draw
-        from .heads import SENTENCE
+        from .figures import draw_figures
 
-        translator = load_translator(model, "cpu", "float32", download=False)
-        for number in numbers:
-            command = f"vaswani-transformer paper figure{number} --model {Path(model).name}" + given(source=source)
-            typer.echo(draw(translator, number, source or SENTENCE, output, command))
+        for path in draw_figures(model, numbers, source, output):
+            typer.echo(path)
 
 
 add_figures("figure1", [1], "Draw the architecture of a model: names, shapes and parameters of its running modules.")
@@ -198,18 +192,13 @@ def walk(
     output: Output,
     source: Source = None,
     target: Annotated[str | None, typer.Option(help="Its translation; default: the model's.")] = None,
-    kind: Annotated[str, typer.Option(help="encoder, decoder or cross.")] = "encoder",
+    kind: Annotated[Literal["encoder", "decoder", "cross"], typer.Option(help="The kind of attention.")] = "encoder",
     layer: Annotated[int, typer.Option(min=1, help="Counted from 1.")] = 1,
     head: Annotated[int, typer.Option(min=1, help="Counted from 1.")] = 1,
 ) -> None:
-    if kind not in ("encoder", "decoder", "cross"):
-        raise InputError(f"--kind {kind}: must be encoder, decoder or cross")
-    from .figures import draw_walk
+    from .walk import Head, draw_walk
 
-    translator = load_translator(model, "cpu", "float32", download=False)
-    command = f"vaswani-transformer paper walk --model {Path(model).name} --kind {kind} --layer {layer} --head {head}"
-    command += given(source=source, target=target)
-    draw_walk(translator, source or "A man is throwing a ball to his dog .", target, kind, layer, head, output, command)
+    draw_walk(model, source, target, Head(kind, layer, head), output)
 
 
 @app.command(help="Describe every head over many sentences: entropy, distance, fixed distance, alignment.")
@@ -219,19 +208,9 @@ def heads(
     text: Annotated[Path, typer.Option(help="Sentences, one a line (.gz too).")],
     lines: Annotated[int, typer.Option(min=1, help="Sentences to read.")] = 50,
 ) -> None:
-    sentences = [line for line in islice(read_lines(existing_file(str(text))), lines) if line.strip()]
-    if not sentences:
-        raise InputError(f"--text {text} has no sentence in its first {lines} lines")
-    from .figures import report_heads
+    from .head_report import report_heads
 
-    translator = load_translator(model, "cpu", "float32", download=False)
-    command = f"vaswani-transformer paper heads --model {Path(model).name} --text {text.name} --lines {lines}"
-    report_heads(translator, sentences, output, command)
-
-
-def given(**texts: str | None) -> str:
-    """Return the options that were given, as a shell takes them."""
-    return "".join(f" --{name} {shlex.quote(text)}" for name, text in texts.items() if text is not None)
+    report_heads(model, text, lines, output)
 
 
 def numbers(seeds: str) -> list[int]:

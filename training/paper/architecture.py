@@ -2,9 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,11 +19,7 @@ from vaswani_transformer.modeling_vaswani_transformer import (
     PositionalEncoding,
     scaled_dot_product_attention,
 )
-from vaswani_transformer.pictures import RESOLUTION, figure_class
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from vaswani_transformer.pictures import RESOLUTION
 
 # The colours of the paper's figure.
 COLOURS = {
@@ -45,12 +44,16 @@ class Call:
 def trace(model: VaswaniTransformerForConditionalGeneration, source: int = 7, target: int = 6) -> list[Call]:
     """Return the calls of the parts that Figure 1 shows, in the order in which one forward pass makes them."""
     calls: list[Call] = []
-    names = {each: name for name, each in model.named_modules() if type(each) in COLOURS and not inside(name)}
+    # Without the details of a part: the projections of attention, the matrices of the feed-forward layer.
+    detail = re.compile(r"(_attn|feed_forward|positional_encoding)\.")
+    names = {
+        module: name for name, module in model.named_modules() if type(module) in COLOURS and not detail.search(name)
+    }
 
     def record(module: nn.Module, _inputs: Any, output: Any) -> None:
         if module in names:
             shape = tuple((output[0] if isinstance(output, tuple) else output).shape)
-            parameters = sum(each.numel() for each in module.parameters())
+            parameters = sum(weight.numel() for weight in module.parameters())
             calls.append(Call(names[module], type(module), shape, parameters))
 
     with torch.inference_mode(), register_module_forward_hook(record):
@@ -59,52 +62,40 @@ def trace(model: VaswaniTransformerForConditionalGeneration, source: int = 7, ta
     return calls
 
 
-def inside(name: str) -> bool:
-    """Return whether a module is a detail of a part: a projection of attention, a matrix of the feed-forward layer."""
-    return re.search(r"(_attn|feed_forward)\.|positional_encoding\.", name) is not None
-
-
-def figure1(model: VaswaniTransformerForConditionalGeneration) -> "Figure":
+def figure1(model: VaswaniTransformerForConditionalGeneration) -> Figure:
     """Draw the model's architecture: boxes from bottom to top in the order of their calls."""
     calls, config = trace(model), model.config
-    figure = figure_class()(figsize=(9, 11), dpi=RESOLUTION)
+    figure = Figure(figsize=(9, 11), dpi=RESOLUTION)
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set_axis_off()
-    stacks = {}
-    for column, name in enumerate(("encoder", "decoder")):
-        mine = [each for each in calls if f".{name}." in each.name and not re.search(r"layers\.[1-9]", each.name)]
-        if name == "decoder":
-            mine += [each for each in calls if each.name == "lm_head"]
-        stacks[name] = mine
-        layers = getattr(config, f"{name}_layers")
-        draw_stack(axis, mine, 0.27 + 0.46 * column, layers, "Inputs" if column == 0 else "Outputs (shifted right)")
-    height = max(map(len, stacks.values())) + 1.5
+    # The first layer stands for all of a stack.
+    calls = [call for call in calls if not re.search(r"layers\.[1-9]", call.name)]
+    encoder = [call for call in calls if ".encoder." in call.name]
+    decoder = [call for call in calls if ".decoder." in call.name or call.name == "lm_head"]
+    draw_stack(axis, encoder, 0.27, config.encoder_layers, "Inputs")
+    draw_stack(axis, decoder, 0.73, config.decoder_layers, "Outputs (shifted right)")
+    height = max(len(encoder), len(decoder)) + 1.5
     axis.set(xlim=(0, 1), ylim=(-1.3, height))
-    top = len(stacks["encoder"]) - 0.35
-    (cross,) = (n for n, each in enumerate(stacks["decoder"]) if each.name.endswith("cross_attn"))
+    top = len(encoder) - 0.35
+    (cross,) = (n for n, call in enumerate(decoder) if call.name.endswith("cross_attn"))
     axis.plot([0.27, 0.27, 0.5, 0.5], [top - 0.1, top + 0.25, top + 0.25, cross], color="black", linewidth=1)
     axis.annotate("", (0.73 - 0.17, cross), (0.5, cross), arrowprops={"arrowstyle": "->"})
-    total = sum(each.numel() for each in model.parameters())
-    shared = "; the embeddings and Linear are one matrix" if is_tied(model) else ""
+    total = sum(weight.numel() for weight in model.parameters())
+    is_tied = model.model.encoder.embed_tokens.weight.data_ptr() == model.lm_head.weight.data_ptr()
+    shared = "; the embeddings and Linear are one matrix" if is_tied else ""
     title = f"{total:,} parameters{shared}\nshapes: (batch, length, width)"
     axis.text(0.04, height - 0.3, title, va="top", fontsize=9)
     return figure
 
 
-def is_tied(model: VaswaniTransformerForConditionalGeneration) -> bool:
-    weights = {each.weight.data_ptr() for each in (model.model.encoder.embed_tokens, model.lm_head)}
-    return len(weights) == 1
-
-
-def draw_stack(axis: "Axes", calls: list[Call], x: float, layers: int, inputs: str) -> None:
+def draw_stack(axis: Axes, calls: list[Call], x: float, layers: int, inputs: str) -> None:
     """Draw one column of boxes, a frame around the repeated layer, and its residual connections."""
     axis.text(x, -0.95, inputs, ha="center", fontsize=11)
     outwards = 1 if x > 0.5 else -1
     inner = [n for n, call in enumerate(calls) if ".layers." in call.name]
     norm_first = calls[inner[0]].kind is nn.LayerNorm
     for n, call in enumerate(calls):
-        arrow(axis, x, n - 0.7, n - 0.3)
-        box(axis, x, n, 0.34, COLOURS[call.kind], title_of(call, norm_first), details(call, layers))
+        box(axis, x, n, 0.34, COLOURS[call.kind], title_of(call, norm_first), details(call, layers), n - 0.7)
     low, high = inner[0] - 0.56, inner[-1] + 0.52
     axis.plot([x - 0.2, x + 0.2, x + 0.2, x - 0.2, x - 0.2], [low, low, high, high, low], color="grey", linewidth=1)
     axis.text(x + 0.225 * outwards, (low + high) / 2, f"{layers}×", ha="center", va="center", fontsize=13)
@@ -115,20 +106,22 @@ def draw_stack(axis: "Axes", calls: list[Call], x: float, layers: int, inputs: s
             axis.plot([x, side, side], [start, start, end], color="black", linewidth=0.8)
             axis.annotate("", (edge, end), (side, end), arrowprops={"arrowstyle": "->", "linewidth": 1})
     if calls[-1].name == "lm_head":
-        arrow(axis, x, len(calls) - 0.7, len(calls) - 0.3)
-        box(axis, x, len(calls), 0.34, "#d5eeca", "Softmax", f"{calls[-1].shape}")
+        box(axis, x, len(calls), 0.34, "#d5eeca", "Softmax", f"{calls[-1].shape}", len(calls) - 0.7)
         axis.text(x, len(calls) + 0.5, "Output Probabilities", ha="center", fontsize=11)
 
 
-def box(axis: "Axes", x: float, y: float, width: float, colour: str, title: str, below: str) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
+def box(
+    axis: Axes, x: float, y: float, width: float, colour: str, title: str, below: str, arrow_from: float | None = None
+) -> None:
+    """Draw a box around (x, y) with a title and a text below it, and perhaps an arrow that comes up from a height."""
     style = "round,pad=0.0,rounding_size=0.01"
     axis.add_patch(
         FancyBboxPatch((x - width / 2, y - 0.3), width, 0.6, boxstyle=style, facecolor=colour, edgecolor="black")
     )
     axis.text(x, y + 0.11, title, ha="center", va="center", fontsize=10)
     axis.text(x, y - 0.14, below, ha="center", va="center", fontsize=6.5, family="monospace")
+    if arrow_from is not None:
+        arrow(axis, x, arrow_from, y - 0.3)
 
 
 def title_of(call: Call, norm_first: bool) -> str:
@@ -177,10 +170,10 @@ def attention_operations(attention: MultiHeadAttention, heads: int, length: int)
     return recorder.operations
 
 
-def figure2(model: VaswaniTransformerForConditionalGeneration, length: int = 7) -> "Figure":
+def figure2(model: VaswaniTransformerForConditionalGeneration, length: int = 7) -> Figure:
     """Draw scaled dot-product attention (left) and multi-head attention (right) of the first encoder layer."""
     attention: Any = model.model.encoder.layers[0].self_attn
-    figure = figure_class()(figsize=(11, 7), layout="constrained", dpi=RESOLUTION)
+    figure = Figure(figsize=(11, 7), layout="constrained", dpi=RESOLUTION)
     left, right = figure.subplots(1, 2)
     for axis, title in ((left, "Scaled Dot-Product Attention"), (right, "Multi-Head Attention")):
         axis.set_axis_off()
@@ -194,7 +187,7 @@ def figure2(model: VaswaniTransformerForConditionalGeneration, length: int = 7) 
 INPUTS, TOP = -0.48, 6.1  # heights of the arrows that come in and that go out
 
 
-def draw_operations(axis: "Axes", attention: MultiHeadAttention, heads: int, length: int) -> None:
+def draw_operations(axis: Axes, attention: MultiHeadAttention, heads: int, length: int) -> None:
     """Draw the operations from bottom to top; Scale comes first and acts on the queries alone."""
     operations = attention_operations(attention, heads, length)
     for name, x, wide in (("Q", 0.2, attention.d_k), ("K", 0.5, attention.d_k), ("V", 0.86, attention.d_v)):
@@ -213,7 +206,7 @@ def draw_operations(axis: "Axes", attention: MultiHeadAttention, heads: int, len
     axis.text(0.6, TOP + 0.1, str(operations[-1][1]), ha="center", fontsize=9)
 
 
-def draw_projections(axis: "Axes", attention: Any, heads: int, length: int) -> None:
+def draw_projections(axis: Axes, attention: Any, heads: int, length: int) -> None:
     d_model = attention.q_proj.in_features
 
     def linear(name: str) -> tuple[str, str]:
@@ -222,18 +215,15 @@ def draw_projections(axis: "Axes", attention: Any, heads: int, length: int) -> N
 
     for x, letter, name in ((0.17, "V", "v_proj"), (0.5, "K", "k_proj"), (0.83, "Q", "q_proj")):
         axis.text(x, -0.75, f"{letter}\n(1, {length}, {d_model})", ha="center", va="center", fontsize=9)
-        arrow(axis, x, INPUTS, 0.7)
-        box(axis, x, 1, 0.3, COLOURS[nn.Linear], *linear(name))
+        box(axis, x, 1, 0.3, COLOURS[nn.Linear], *linear(name), INPUTS)
         arrow(axis, x, 1.3, 2.2)
     sizes = f"h = {heads} heads, d_k = {attention.d_k}, d_v = {attention.d_v}"
     box(axis, 0.5, 2.5, 0.96, "#e2d5ee", "Scaled Dot-Product Attention", sizes)
-    arrow(axis, 0.5, 2.8, 3.5)
-    box(axis, 0.5, 3.8, 0.4, "#fbf3c6", "Concat", f"(1, {length}, {heads * attention.d_v})")
-    arrow(axis, 0.5, 4.1, 4.8)
-    box(axis, 0.5, 5.1, 0.4, COLOURS[nn.Linear], *linear("out_proj"))
+    box(axis, 0.5, 3.8, 0.4, "#fbf3c6", "Concat", f"(1, {length}, {heads * attention.d_v})", 2.8)
+    box(axis, 0.5, 5.1, 0.4, COLOURS[nn.Linear], *linear("out_proj"), 4.1)
     arrow(axis, 0.5, 5.4, TOP)
     axis.text(0.5, TOP + 0.1, f"(1, {length}, {d_model})", ha="center", fontsize=9)
 
 
-def arrow(axis: "Axes", x: float, low: float, high: float) -> None:
+def arrow(axis: Axes, x: float, low: float, high: float) -> None:
     axis.annotate("", (x, high), (x, low), arrowprops={"arrowstyle": "->", "linewidth": 1, "shrinkA": 0, "shrinkB": 0})

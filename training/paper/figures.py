@@ -1,144 +1,227 @@
-"""Writes the pictures and row files of figures 1 to 5, of the report on heads and of the walk through attention.
+"""Writes figures 1 to 5: the search for the heads that figures 3 to 5 show, and their drawing in the paper's layout.
 
-The walk shows every intermediate value of one head for one sentence, as numbers and as a picture.
+Figures 1 and 2 are drawn by `architecture`.
 """
 
+import re
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
 
-from vaswani_transformer import Translator
 from vaswani_transformer.attention import AttentionMaps, attention_maps
+from vaswani_transformer.cli import load_translator
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention, split_heads
-from vaswani_transformer.pictures import RESOLUTION, drawable, figure_class
+from vaswani_transformer.pictures import RESOLUTION, drawable
 
 from ..json_files import write_json
-from . import architecture, heads
-from .results import origin, save, write_table
+from .architecture import figure1, figure2
+from .plots import save
+from .results import command_line, origin
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-def draw(translator: Translator, number: int, source: str, output: Path, command: str) -> Path:
-    """Write figureN.png and figureN.json, and return the path of the picture."""
-    started, model = time.perf_counter(), translator.model
-    if number <= 2:
-        picture = (architecture.figure1, architecture.figure2)[number - 1](model)
-        found: dict[str, Any] = {"parameters": sum(each.numel() for each in model.parameters())}
-    else:
-        maps = heads.word_maps(attention_maps(model, translator.tokenizer, source))
-        picture, found = heads.figure_of(maps, number)
-    path = output / f"figure{number}.png"
-    save(picture, path)
-    write_json(path.with_suffix(".json"), found | origin(command, [], time.perf_counter() - started))
-    return path
-
-
-def report_heads(translator: Translator, sentences: list[str], output: Path, command: str) -> None:
-    """Write heads.json and heads.md."""
-    started = time.perf_counter()
-    rows = heads.head_report(translator, sentences)
-    about = {"sentences": len(sentences), "heads": rows} | origin(command, [], time.perf_counter() - started)
-    write_table(output, "heads", about, heads.heads_table(rows))
+# A caption with a pronoun and a dependency over several words, for models of image captions.
+SENTENCE = "A man in a blue shirt is throwing a ball to his dog while two children are watching them ."
+PRONOUNS = set(
+    "he she it they him her them his hers its their theirs himself herself itself themselves who whom whose which "
+    "er sie es ihn ihm ihr ihnen sein seine seinen seinem seiner ihre ihren ihrem ihrer sich il elle ils elles lui son "
+    "sa ses leur leurs".split()
+)
+DETERMINERS = set(
+    "a an the this that these those his her its their two three four some several many ein eine einen einem einer der "
+    "die das den dem seine seinen seinem ihre ihren ihrem zwei drei einige un une le la les des deux trois".split()
+)
+FUNCTION_WORDS = DETERMINERS | set(
+    "and or but of in on at to by for from with as is are was were be been while und oder im an am auf zu mit von bei "
+    "ist sind et ou de du en dans sur avec est sont".split()
+)
 
 
-# ---- the walk ------------------------------------------------------------------------------------------------------
-
-
-def draw_walk(
-    translator: Translator,
-    source: str,
-    target: str | None,
-    kind: str,
-    layer: int,
-    head: int,
-    output: Path,
-    command: str,
-) -> None:
-    """Write walk.png and walk.json, which holds all numbers."""
-    started = time.perf_counter()
-    values, maps = walk(translator, source, target, kind, layer, head)
-    save(walk_figure(values, maps, kind, layer, head), output / "walk.png")
-    # JSON has no infinity: null where attending is not allowed.
-    numbers = {
-        name: [[round(x, 5) if x > -1e30 else None for x in row] for row in tensor.tolist()]
-        for name, tensor in values.items()
-    }
-    labels = {"source": maps.source, "target": maps.target, "kind": kind, "layer": layer, "head": head}
-    write_json(output / "walk.json", labels | numbers | origin(command, [], time.perf_counter() - started))
-
-
-TITLES = {"mask": "masked: -∞ where attending is not allowed", "softmax V": "(softmax) V"}
-ATTENTION = {"encoder": "self_attn", "decoder": "self_attn", "cross": "cross_attn"}
-
-
-def walk(
-    translator: Translator, source: str, target: str | None, kind: str, layer: int, head: int
-) -> tuple[dict[str, Tensor], AttentionMaps]:
-    """Return the values of Equation (1) by name, each (query, ...), and the labels of the sentence.
-
-    kind: encoder, decoder (masked) or cross;  layer, head: counted from 1
-    """
-    model: Any = translator.model
-    stack = model.model.encoder if kind == "encoder" else model.model.decoder
-    check("layer", layer, len(stack.layers))
-    attention = getattr(stack.layers[layer - 1], ATTENTION[kind])
-    check("head", head, attention.q_proj.out_features // attention.d_k)
-    seen: dict[nn.Module, Tensor] = {}
-    projections = [getattr(attention, f"{name}_proj") for name in "qkv"]
-    # The last forward pass is the one over the whole sentence.
-    with register_module_forward_hook(lambda module, _inputs, output: seen.update({module: output})):
-        maps = attention_maps(model, translator.tokenizer, source, target, translator.target_tokenizer)
-    sizes = (attention.d_k, attention.d_k, attention.d_v)
-    query, key, value = (
-        split_heads(seen[each], size)[0, head - 1].float().cpu() for each, size in zip(projections, sizes, strict=True)
-    )
-    allowed = torch.ones(len(query), len(key), dtype=torch.bool)
-    if kind == "decoder":
-        allowed = allowed.tril()
-    scores = query @ key.T
-    output, weights = scaled_dot_product_attention(query, key, value, allowed)
-    scaled = scores * attention.scaling
-    values = {
-        "Q": query, "K": key, "V": value, "Q K^T": scores, "Q K^T / sqrt(d_k)": scaled,
-        "mask": scaled.masked_fill(~allowed, -torch.inf), "softmax": weights, "softmax V": output,
-    }  # fmt: skip
-    return values, maps
-
-
-def check(name: str, choice: int, most: int) -> None:
-    if not 1 <= choice <= most:
-        raise InputError(f"--{name} {choice}: the model has {name}s 1 to {most} there")
-
-
-def walk_figure(values: dict[str, Tensor], maps: AttentionMaps, kind: str, layer: int, head: int) -> "Figure":
-    """Draw the values as heat maps in the order of Equation (1); red is positive, blue negative, grey masked."""
-    queries = drawable(maps.source if kind == "encoder" else maps.target)
-    keys = drawable(maps.target if kind == "decoder" else maps.source)
-    height = 1.3 + 0.17 * max(len(queries), len(keys))
-    figure = figure_class()(figsize=(10, 4 * height), layout="constrained", dpi=RESOLUTION)
-    for axis, (name, tensor) in zip(figure.subplots(4, 2).flat, values.items(), strict=True):
-        bound = float(tensor[tensor.isfinite()].abs().max())
-        scale = {"cmap": "Reds", "vmin": 0, "vmax": 1} if name == "softmax" else {
-            "cmap": "RdBu_r", "vmin": -bound, "vmax": bound
-        }  # fmt: skip
-        image = axis.imshow(tensor.masked_fill(~tensor.isfinite(), torch.nan).numpy(), aspect="auto", **scale)
-        axis.set_facecolor("lightgrey")
-        axis.set_title(f"{TITLES.get(name, name)}   {tuple(tensor.shape)}", fontsize=10, parse_math=False)
-        rows = keys if name in ("K", "V") else queries
-        axis.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
-        if name in ("Q", "K", "V", "softmax V"):
-            axis.set_xlabel("dimension", fontsize=8)
+def draw_figures(model: Path, numbers: list[int], source: str | None, output: Path) -> Iterator[Path]:
+    """Write figureN.png and figureN.json for every number, and yield the paths of the pictures."""
+    translator = load_translator(str(model), "cpu", "float32", download=False)
+    for number in numbers:
+        started = time.perf_counter()
+        if number <= 2:
+            picture = (figure1 if number == 1 else figure2)(translator.model)
+            about: dict[str, Any] = {"parameters": sum(weight.numel() for weight in translator.model.parameters())}
         else:
-            axis.set_xticks(range(len(keys)), keys, fontsize=8, rotation=90, parse_math=False)
-        figure.colorbar(image, ax=axis, shrink=0.8)
-    figure.suptitle(
-        f"Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V: {kind}, layer {layer}, head {head}", parse_math=False
-    )
-    return figure
+            maps = word_maps(attention_maps(translator.model, translator.tokenizer, source or SENTENCE))
+            picture, about = heads_figure(maps, number)
+        path = output / f"figure{number}.png"
+        save(picture, path)
+        command = command_line(f"paper figure{number}", {"model": model, "source": source})
+        write_json(path.with_suffix(".json"), about | origin(command, [], time.perf_counter() - started))
+        yield path
+
+
+# ---- attention between words ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WordMaps:
+    """Encoder self-attention between the words of a sentence: (layers, heads, word, word)."""
+
+    words: list[str]
+    weights: Tensor
+
+    def is_content(self, index: int) -> bool:
+        word = self.words[index].lower()
+        return bool(re.match(r"\w", word)) and word not in FUNCTION_WORDS | PRONOUNS
+
+    def is_noun(self, index: int) -> bool:
+        """Return whether the word is the last one after a determiner: `shirt` in `a blue shirt is`."""
+        first = index
+        while first > 0 and self.is_content(first - 1):
+            first -= 1
+        is_last = index + 1 == len(self.words) or not self.is_content(index + 1)
+        return self.is_content(index) and is_last and first > 0 and self.words[first - 1].lower() in DETERMINERS
+
+
+def word_maps(maps: AttentionMaps) -> WordMaps:
+    """Join the tokens of a word: their weights are added as keys and averaged as queries."""
+    groups = tokens_of_words(maps.source)
+    words = ["".join(re.sub(r" \d/\d$", "", maps.source[n]) for n in group).replace("▁", "") for group in groups]
+    joined = torch.zeros(len(groups), len(maps.source))
+    for word, group in enumerate(groups):
+        joined[word, group] = 1.0
+    averaged = joined / joined.sum(1, keepdim=True)
+    return WordMaps(words, averaged @ maps.encoder @ joined.T)
+
+
+def tokens_of_words(labels: list[str]) -> list[list[int]]:
+    """Return the tokens of each word: a word begins with a space, and a punctuation mark is a word of its own."""
+    groups: list[list[int]] = []
+    for index, label in enumerate(labels):
+        before = labels[index - 1] if groups else ""
+        if before == "▁" or (re.match(r"[\w']", label) and re.match(r"[\w'▁]", before)):
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+# ---- the search for heads ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads that a panel shows: one layer (from 1), its heads (from 1), a query word or None for all words.
+
+    score: the weights on which the search decided; higher is clearer
+    """
+
+    title: str
+    layer: int
+    heads: list[int]
+    word: int | None
+    score: float
+    key: int | None = None
+
+
+def long_distance(maps: WordMaps) -> Heads:
+    """Return the layer and the content word whose heads together attend most to distant content words (Figure 3)."""
+    count = len(maps.words)
+    words = torch.arange(count)
+    content = torch.tensor([maps.is_content(n) for n in range(count)])
+    far = ((words[:, None] - words).abs() >= max(3, count // 4)) & content & content[:, None]
+    scores = (maps.weights * far).amax(-1).sum(1)  # (layers, word): the strongest far word of each head
+    if not far.any():
+        raise InputError(f"--source has {count} words and no two content words far from each other; give a longer one")
+    layer, word = divmod(int(scores.argmax()), count)
+    key = int((maps.weights[layer, :, word] * far[word]).sum(0).argmax())
+    title = f"Layer {layer + 1}: attention of “{maps.words[word]}”, all heads"
+    return Heads(title, layer + 1, list(range(1, maps.weights.shape[1] + 1)), word, float(scores.max()), key)
+
+
+def anaphora(maps: WordMaps) -> Heads:
+    """Return the two heads of a layer that attend most strongly from a pronoun to an earlier noun (Figure 4)."""
+    candidates: list[Heads] = []
+    for word, text in enumerate(maps.words):
+        nouns = [n for n in range(word) if maps.is_noun(n)]
+        if text.lower() not in PRONOUNS or not nouns:
+            continue
+        strongest, keys = maps.weights[:, :, word, nouns].max(-1)  # (layers, heads)
+        top, heads = strongest.topk(min(2, strongest.shape[1]), dim=1)
+        layer = int(top[:, 0].argmax())
+        key, numbers = nouns[int(keys[layer, heads[layer, 0]])], [int(head) + 1 for head in heads[layer]]
+        title = f"The same layer, only “{text}”"
+        candidates.append(Heads(title, layer + 1, numbers, word, float(top[layer, 0]), key))
+    if not candidates:
+        raise InputError("--source has no pronoun with a noun before it; Figure 4 needs one, such as `his` or `it`")
+    return max(candidates, key=lambda heads: heads.score)
+
+
+def structure(maps: WordMaps) -> list[Heads]:
+    """Return two heads with clearly different tasks: one attends at a fixed distance, one elsewhere (Figure 5)."""
+    weights = maps.weights[..., :-1, :-1]  # without </s>
+    heads, count = weights.shape[1:3]
+    offsets = range(-count // 2, count // 2 + 1)
+    shifted = torch.stack([weights.diagonal(offset, -2, -1).sum(-1) / count for offset in offsets if offset])
+    positional = shifted.amax(0).flatten()  # the share of attention at the best distance
+    sink = weights.mean(-2).amax(-1).flatten()  # the share of the most popular word
+    focus = weights.amax(-1).mean(-1).flatten()
+    itself = weights.diagonal(0, -2, -1).mean(-1).flatten()
+    chosen = []
+    for task, scores in (("a fixed distance", positional), ("chosen words", focus - positional - sink - itself)):
+        layer, head = divmod(int(scores.argmax()), heads)
+        title = f"Layer {layer + 1}, head {head + 1}: {task}"
+        chosen.append(Heads(title, layer + 1, [head + 1], None, float(scores.max())))
+    return chosen
+
+
+# ---- drawing -------------------------------------------------------------------------------------------------------
+
+
+PALETTE = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
+
+
+def heads_figure(maps: WordMaps, number: int) -> tuple[Figure, dict[str, Any]]:
+    """Draw Figure 3, 4 or 5, and return what the search found for its row file."""
+    found = structure(maps) if number == 5 else [(long_distance if number == 3 else anaphora)(maps)]
+    shown = found
+    if number == 4:
+        layer, head = found[0].layer, found[0].heads[0]
+        shown = [replace(found[0], title=f"Layer {layer}, head {head}: all words", heads=[head], word=None), *found]
+    size = (4.6 * len(shown), 1.0 + 0.24 * len(maps.words))
+    figure = Figure(figsize=size, layout="constrained", dpi=RESOLUTION)
+    for axis, heads in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        draw_lines(axis, maps, heads)
+    rows = [
+        {
+            "layer": heads.layer,
+            "heads": heads.heads,
+            "query": None if heads.word is None else maps.words[heads.word],
+            "key": None if heads.key is None else maps.words[heads.key],
+            "score": round(heads.score, 4),
+        }
+        for heads in found
+    ]
+    return figure, {"words": maps.words, "found": rows}
+
+
+def draw_lines(axis: Axes, maps: WordMaps, heads: Heads) -> None:
+    """Draw the words twice, top to bottom, and a line from each query word to each key word, as dark as its weight."""
+    count = len(maps.words)
+    axis.set(xlim=(-0.8, 2.1), ylim=(count - 0.3, -0.7))
+    axis.set_axis_off()
+    axis.set_title(heads.title, fontsize=9)
+    for n, text in enumerate(drawable(maps.words)):
+        weight = "bold" if n == heads.word else "normal"
+        axis.text(-0.08, n, text, ha="right", va="center", fontsize=9, fontweight=weight, parse_math=False)
+        axis.text(1.08, n, text, ha="left", va="center", fontsize=9, parse_math=False)
+    for place, head in enumerate(heads.heads):
+        colour, weights = PALETTE[(head - 1) % len(PALETTE)], maps.weights[heads.layer - 1, head - 1]
+        for query in range(count) if heads.word is None else [heads.word]:
+            for key in range(count):
+                alpha = float(weights[query, key])
+                if alpha > 0.02:
+                    axis.plot([0, 1], [query, key], color=colour, alpha=min(1.0, alpha), linewidth=2)
+        axis.add_patch(Rectangle((1.65, place * 0.8 - 0.4), 0.1, 0.7, facecolor=colour))
+        axis.text(1.8, place * 0.8, f"head {head}", va="center", fontsize=7)

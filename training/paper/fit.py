@@ -1,7 +1,7 @@
 """Trains models that `train` cannot build, on the batches of a recipe: an RNN, or a changed Transformer."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
 
 from ..input_pipeline import InputPipeline, on_device
 from ..json_files import write_json
-from ..loss import smoothing_weights
 from ..prepare import Prepared, make_accelerator, prepare
 from ..recipe import Recipe
 from ..report import Reporter
@@ -66,8 +66,11 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         batches = pipeline.take(step - 1)
-        for each in batches.micro_batches:
-            loss = smoothed_loss(forward, on_device(each.batch, prepared.accelerator.device), recipe.label_smoothing)
+        for part in batches.micro_batches:
+            batch: Any = on_device(part.batch, prepared.accelerator.device)
+            source, mask, target, positions, labels = batch
+            logits = forward(source, target, mask).flatten(0, 1)[positions]
+            loss = label_smoothed_cross_entropy(logits, labels, recipe.label_smoothing, num_items_in_batch=1)  # the sum
             (loss / batches.target_tokens).backward()
             total += loss.item()
         tokens += batches.target_tokens
@@ -88,12 +91,3 @@ def fit(
 def seconds_of_fit(folder: Path) -> float:
     """Return the CPU seconds that the training in this folder took."""
     return read_json_object(folder / LOSSES)["cpu_seconds"]
-
-
-def smoothed_loss(forward: Forward, batch: Sequence[Any], smoothing: float) -> Tensor:
-    """Return the label-smoothed cross-entropy, summed over the target's tokens."""
-    source, mask, target, positions, labels = batch
-    log_probabilities = forward(source, target, mask).flatten(0, 1)[positions].log_softmax(-1)
-    peak, other = smoothing_weights(smoothing, log_probabilities.shape[-1], "others")
-    chosen = log_probabilities.gather(1, labels[:, None]).sum()
-    return -(peak - other) * chosen - other * log_probabilities.sum()

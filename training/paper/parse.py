@@ -15,7 +15,7 @@ from .well_formed import SHARE_FOR_THE_LSTM, WellFormedTrees, brackets
 
 BEAMS, ALPHA, OFFSET = 21, 0.3, 300
 LOOKAHEAD = 20  # see `early_stopping` of generate()
-BATCH = 8  # sentences
+FEW_BEAMS = 4  # where a wide search takes too long
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Parse:
 
 
 def parse(
-    folder: Path, sentences: Sequence[str], beams: int = BEAMS, batch: int = BATCH, constrained: bool = True
+    folder: Path, sentences: Sequence[str], beams: int = BEAMS, batch: int = 8, constrained: bool = True
 ) -> list[Parse]:
     """Parse sentences with `generate()` and a model folder of table 4.
 
-    sentences: words separated by spaces
+    sentences: words separated by spaces;  batch: sentences at a time
     """
     translator = Translator.from_pretrained(folder)
-    tokenizer, found = translator.tokenizer, dict[int, Parse]()
+    tokenizer, parses = translator.tokenizer, dict[int, Parse]()
     for indices in batches_by_length(sentences, batch):
         texts = [sentences[index] for index in indices]
         source: Any = tokenizer(texts, padding=True, return_tensors="pt").to(translator.model.device)
@@ -55,8 +55,8 @@ def parse(
         )
         for index, ids, score in zip(indices, output.sequences.tolist(), output.sequences_scores.tolist(), strict=True):
             length = sum(id != tokenizer.pad_token_id for id in ids) - 1  # without <s>
-            found[index] = Parse(tokens_of(ids, tokenizer), score * gnmt_length_penalty(length, ALPHA) / length)
-    return [found[index] for index in range(len(sentences))]
+            parses[index] = Parse(tokens_of(ids, tokenizer), score * gnmt_length_penalty(length, ALPHA) / length)
+    return [parses[index] for index in range(len(sentences))]
 
 
 def tokens_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[str]:

@@ -1,19 +1,17 @@
-"""Helpers of the tables, figures and claims: the paper's numbers, row files, Markdown tables, intervals, verdicts."""
+"""The paper's numbers, row files, Markdown tables, intervals and verdicts of the tables, figures and claims."""
 
 import json
+import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vaswani_transformer.atomic import atomic_file
 
 from ..json_files import write_json
 from ..result_row import commit, hardware
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))
 
@@ -21,6 +19,28 @@ PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_t
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 HOLDS, FAILS, UNSURE = "holds", "does not hold here", "not sure"
 Interval = tuple[float, float | None]  # a mean and the half width of its interval
+
+# ---- row files -----------------------------------------------------------------------------------------------------
+
+
+def command_line(
+    command: str, options: Mapping[str, object] | None = None, keys: Mapping[str, str | None] | None = None
+) -> str:
+    """Return the command that makes a row file, without the folders of this machine.
+
+    options: those with the value None are left out, and a path is written as its last part
+    keys: of a recipe
+    """
+    words = ["vaswani-transformer", *command.split()]
+    for name, value in (options or {}).items():
+        if value is not None:
+            words += [f"--{name}", value.name if isinstance(value, Path) else str(value)]
+    return shlex.join([*words, *(f"--{key}={value}" for key, value in portable(keys or {}).items())])
+
+
+def portable(keys: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the keys of a recipe without those that only say where a machine keeps its files."""
+    return {key: value for key, value in keys.items() if key not in ("data", "cache")}
 
 
 def origin(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
@@ -43,10 +63,7 @@ def write_table(output: Path, name: str, about: dict[str, Any], table: str) -> N
         file.write(table.encode())
 
 
-def save(figure: "Figure", path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        figure.savefig(file, format="png")
+# ---- statistics ----------------------------------------------------------------------------------------------------
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
@@ -73,6 +90,13 @@ def verdict(difference: Interval, sign: int, margin: float = 0.0) -> str:
     return HOLDS if low > 0 else FAILS if high < 0 else UNSURE
 
 
+def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(first, second, strict=True)]
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------
+
+
 def plus_minus(interval: Interval, digits: int = 2, signed: bool = False) -> str:
     """Format a mean and its interval, as `5.21 ± 0.10`."""
     mean, half = interval
@@ -84,14 +108,20 @@ def with_interval(values: Sequence[float], digits: int = 2, signed: bool = False
     return plus_minus(mean_interval(values), digits, signed)
 
 
-def in_words(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Write a time as `2 h 28 min`, `15 min 27 s` or `16 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
+def markdown(rows: Sequence[Mapping[str, object]], headings: Mapping[str, str] | None = None) -> str:
+    """Return a Markdown table of rows with the same columns.
+
+    headings: of columns that are not headed by their names
+    """
+    if not rows:
+        return ""
+    head = [(headings or {}).get(name, name) for name in rows[0]]
+    lines = [head, ["---"] * len(head), *(map(str, row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

@@ -1,6 +1,6 @@
 """An RNN with Bahdanau's attention, the baseline for the paper's model: bidirectional encoder, additive attention.
 
-It trains on the batches of a recipe (`train_rnn`) and searches as section 6.1 does (`search`).
+It trains on the batches of a recipe (`train_rnn`) and decodes greedily (`greedy`) or as section 6.1 does (`search`).
 """
 
 import math
@@ -30,8 +30,8 @@ class Encoded(NamedTuple):
 
     def repeated(self, times: int) -> "Encoded":
         """Return the same for `times` hypotheses of one sentence."""
-        parts = (None if each is None else each.expand(times, -1, -1) for each in self)
-        return Encoded(*cast(tuple[Tensor, Tensor, Tensor], tuple(parts)))
+        padding = None if self.padding is None else self.padding.expand(times, -1, -1)
+        return Encoded(self.memory.expand(times, -1, -1), self.keys.expand(times, -1, -1), padding)
 
 
 class AttentiveRnn(nn.Module):
@@ -91,7 +91,7 @@ def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.
 
     def distance(width: int) -> int:
         with torch.device("meta"):
-            return abs(sum(each.numel() for each in make(width).parameters()) - parameters)
+            return abs(sum(weight.numel() for weight in make(width).parameters()) - parameters)
 
     return make(min(range(32, 1025, 16), key=distance))
 
@@ -117,6 +117,19 @@ def train_rnn(recipe: Recipe, cell: str = "lstm") -> tuple[AttentiveRnn, Prepare
 
 
 # ---- search --------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def greedy(model: AttentiveRnn, source: Tensor, length: int) -> Tensor:
+    """source: (batch, source) -> ids (batch, length)"""
+    encoded = model.encode(source)
+    state: State | None = None
+    context, token, tokens = torch.zeros_like(encoded.memory[:, 0]), source[:, 0], []
+    for _ in range(length):
+        output, state, context = model.step(model.embedding(token), state, context, encoded)
+        token = model.output(output).argmax(-1)
+        tokens.append(token)
+    return torch.stack(tokens, dim=1)
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ sustained FLOP/s, for which this machine's rate of large float32 products stands
 import csv
 import shlex
 import time
-from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from ..cost import product_rate
 from ..dry_run import estimate
 from ..recipe import load_recipe, shipped_recipes
 from ..result_row import hardware
-from .results import PAPER, markdown, origin, write_table
+from .results import PAPER, command_line, markdown, origin, write_table
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
 
 
-def table2(output: Path, command: str, results: Path, where: Mapping[str, str]) -> None:
-    """Write table2.json and table2.md. where: options that say where a recipe's text is."""
+def table2(output: Path, results: Path, data: str) -> None:
+    """Write table2.json and table2.md. results: a CSV file of `evaluate --record`; data: folder of the recipes' text"""
     started = time.perf_counter()
     try:
         with results.open(newline="", encoding="utf-8") as file:
@@ -34,21 +34,19 @@ def table2(output: Path, command: str, results: Path, where: Mapping[str, str]) 
     except OSError as error:
         raise InputError(f"--results {results}: {error.strerror}") from error
     rate = product_rate(torch.device("cpu"), torch.float32, 2)
-    plans: dict[str, float] = {}
-    ours = [our_row(row, rate, plans, where) for row in rows]
+    ours = [our_row(row, rate, data) for row in rows]
     about = {"quoted": PAPER["table2"], "sustained_flop_per_second": rate, "rows": ours}
-    about |= origin(command, [1], time.perf_counter() - started)
+    about |= origin(command_line("paper table2"), [1], time.perf_counter() - started)
     write_table(output, "table2", about, as_markdown(ours))
 
 
-def our_row(row: dict[str, str], rate: float, plans: dict[str, float], where: Mapping[str, str]) -> dict[str, Any]:
-    """Return the scores of a row of results and its training FLOPs; counted ones only for recipes of the package."""
-    options = parse_options([word for word in shlex.split(row["command"])[3:]])
+def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
+    """Return the scores of a row of results and its training FLOPs. rate: FLOP/s of this machine"""
+    options = parse_options(shlex.split(row["command"])[3:])  # of `python -m training`
     name = str(options.pop("config"))
-    if name in shipped_recipes() and row["command"] not in plans:
-        recipe = load_recipe(name, {**options, **where})
-        plans[row["command"]] = estimate(recipe, seconds=0)["flop_per_step"]
-    per_step = plans.get(row["command"])
+    flops = None
+    if name in shipped_recipes():
+        flops = flops_per_step(name, tuple((options | {"data": data}).items())) * int(row["steps"])
     return {
         "model": name.removesuffix(".yaml"),
         "changes": shlex.join(f"--{key}={value}" for key, value in options.items() if key != "output-dir"),
@@ -59,36 +57,43 @@ def our_row(row: dict[str, str], rate: float, plans: dict[str, float], where: Ma
         "bleu_signature": row["bleu_signature"],
         "parameters": int(row["parameters"]),
         "hardware": row["hardware"],
-        "flops_counted": None if per_step is None else per_step * int(row["steps"]),
-        # The rate is this machine's.
+        "flops_counted": flops,
         "flops_by_formula": 3600 * float(row["cpu_hours"]) * rate if row["hardware"] == hardware() else None,
     }
 
 
+@cache  # several rows are scores of one model
+def flops_per_step(recipe: str, options: tuple[tuple[str, str | None], ...]) -> float:
+    return estimate(load_recipe(recipe, dict(options)), seconds=0)["flop_per_step"]
+
+
 def as_markdown(ours: list[dict[str, Any]]) -> str:
     quoted = [
-        [
-            name,
-            *(str(row.get(f"en-{to}", "")) for to in ("de", "fr")),
-            *(scientific(row.get(f"en-{to} flops")) for to in ("de", "fr")),
-        ]
+        {
+            "model (quoted from the paper)": name,
+            "BLEU en-de": row.get("en-de", ""),
+            "BLEU en-fr": row.get("en-fr", ""),
+            "FLOPs en-de": scientific(row.get("en-de flops")),
+            "FLOPs en-fr": scientific(row.get("en-fr flops")),
+        }
         for name, row in PAPER["table2"].items()
     ]
-    head = "model (quoted from the paper)|BLEU en-de|BLEU en-fr|FLOPs en-de|FLOPs en-fr"
-    lines = [
-        [
-            row["model"], changes_of(row), f"{row['beam']}, {row['alpha']}",
-            *(f"{row[key]:.2f}" for key in ("bleu", "bleu_compound_split", "bleu_lowercase")),
-            f"{row['parameters'] / 1e6:.2f} M", f"{row['cpu_hours']:.2f}",
-            scientific(row["flops_counted"]), scientific(row["flops_by_formula"]),
-        ]
+    measured = [
+        {
+            "recipe (ours, Multi30k)": row["model"],
+            "changes": changes_of(row),
+            "beam, alpha": f"{row['beam']}, {row['alpha']}",
+            "sacreBLEU": f"{row['bleu']:.2f}",
+            "compounds split": f"{row['bleu_compound_split']:.2f}",
+            "sacreBLEU, lower-cased": f"{row['bleu_lowercase']:.2f}",
+            "parameters": f"{row['parameters'] / 1e6:.2f} M",
+            "CPU hours": f"{row['cpu_hours']:.2f}",
+            "FLOPs, counted": scientific(row["flops_counted"]),
+            "FLOPs, time × rate": scientific(row["flops_by_formula"]),
+        }
         for row in ours
-    ]  # fmt: skip
-    ours_head = (
-        "recipe (ours, Multi30k)|changes|beam, alpha|sacreBLEU|compounds split|sacreBLEU, lower-cased|parameters"
-    )
-    ours_head += "|CPU hours|FLOPs, counted|FLOPs, time × rate"
-    return markdown(head.split("|"), quoted) + "\n" + markdown(ours_head.split("|"), lines)
+    ]
+    return markdown(quoted) + "\n" + markdown(measured)
 
 
 def scientific(value: float | None) -> str:

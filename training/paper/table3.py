@@ -7,11 +7,13 @@ made from these files. The same command resumes interrupted runs and skips finis
 import json
 import math
 import re
-import shlex
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
 
 from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
@@ -22,9 +24,20 @@ from ..json_files import write_json
 from ..model import model_config
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
+from ..test_sets import test_set
 from ..train import train
 from .processes import in_processes
-from .results import PAPER, markdown, mean_interval, origin, verdict, with_interval, write_table
+from .results import (
+    PAPER,
+    command_line,
+    markdown,
+    mean_interval,
+    origin,
+    portable,
+    verdict,
+    with_interval,
+    write_table,
+)
 
 RECIPE = "multi30k_table3"
 ROWS: list[str] = list(PAPER["table3"])
@@ -80,55 +93,50 @@ def table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: 
         if row not in ROWS:
             raise InputError(f"--rows {row}: not a row of Table 3; rows: {', '.join(ROWS)}")
         row_options(row, recipe)  # raises for a wrong option before the first run
-    missing = [(row, seed) for seed in seeds for row in rows if not is_finished(folder, row, seed, options)]
+    missing = [
+        (folder / f"{row}-seed{seed}.log", partial(train_row, folder, row, seed, dict(options)))
+        for seed in seeds
+        for row in rows
+        if not is_measured(folder / f"{row}-seed{seed}.json", options)
+    ]
     if len(missing) == 1:
-        run(folder, *missing[0], options)
-    elif missing:
-        cases = [(folder / f"{row}-seed{seed}.log", (folder, row, seed, dict(options))) for row, seed in missing]
-        in_processes(run, cases, jobs)
-    done = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
-    done.sort(key=lambda each: (ROWS.index(each["row"]), each["seed"]))
-    write_table(output, "table3", {"rows": done, "claims": claims_of(done)}, as_markdown(done))
+        missing[0][1]()  # in this process, with its messages on the terminal
+    else:
+        in_processes(missing, jobs)
+    measured = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
+    measured.sort(key=lambda row: (ROWS.index(row["row"]), row["seed"]))
+    write_table(output, "table3", {"rows": measured, "claims": judge_rows(measured)}, as_markdown(measured))
 
 
-def is_finished(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) -> bool:
-    path = folder / f"{row}-seed{seed}.json"
+def is_measured(path: Path, options: Mapping[str, str | None]) -> bool:
+    """Return whether there is a row file. Raises InputError if it was measured with other options."""
     if not path.is_file():
         return False
     before = read_json_object(path).get("options")
-    if before != for_others(options):
+    if before != portable(options):
         raise InputError(f"{path} was measured with the options {before}; choose another --output")
     return True
 
 
-def for_others(options: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the options without those that only say where a machine keeps its files."""
-    return {key: value for key, value in options.items() if key not in ("data", "cache")}
-
-
-def run(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) -> None:
+def train_row(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) -> None:
     """Train one row with one seed, or resume its training, and write its row file."""
-    variation = row_options(row, load_recipe(RECIPE, options))
-    changes = variation | {"seed": str(seed)}
+    changes = row_options(row, load_recipe(RECIPE, options))
+    keys = {**options, **changes, "seed": str(seed)}
     model = folder / f"{row}-seed{seed}"
-    recipe = load_recipe(RECIPE, {**options, **changes, "output_dir": str(model)})
+    recipe = load_recipe(RECIPE, {**keys, "output_dir": str(model)})
     train(recipe)
     progress = read_json_object(checkpoints(model / "checkpoints")[0] / STATE, "progress")["progress"]
-    shown = {**for_others(options), **changes}
-    command = shlex.join(
-        ["vaswani-transformer", "train", "--config", RECIPE, *(f"--{key}={value}" for key, value in shown.items())]
-    )
     row_file = {
         "row": row,
         "seed": seed,
-        "change": in_symbols(variation),
-        "options": for_others(options),
+        "change": in_symbols(changes),
+        "options": portable(options),
         **measure(model, recipe),
         "parameters": parameters(model),
         "steps": progress["step"],
         "tokens": progress["tokens"],
         "cpu_seconds": round(progress["cpu_seconds"], 1),
-        **origin(command, [seed], progress["seconds"]),
+        **origin(command_line("train", {"config": RECIPE}, keys), [seed], progress["seconds"]),
     }
     write_json(folder / f"{row}-seed{seed}.json", row_file)
     for name in ("checkpoints", "corpus"):
@@ -137,10 +145,6 @@ def run(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) ->
 
 def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     """Return perplexity per token and BLEU on the development set, as in the paper's table."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    from ..test_sets import test_set
-
     development = test_set(recipe)  # its validation text: the recipe names no test corpus
     translator = Translator.from_pretrained(model)
     nats = nats_per_token(translator, development.sources, development.references)
@@ -148,20 +152,20 @@ def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     translations = translator.translate(development.sources, split_sentences=False)
     score = metric.corpus_score(translations, [development.references], n_bootstrap=1000)
     signature = str(metric.get_signature())
-    found = json.loads(score.format(width=3, signature=signature, is_json=True))
+    rounded = json.loads(score.format(width=3, signature=signature, is_json=True))
     return {
         "development": development.name,
         "perplexity": math.exp(nats),
-        "bleu": found["score"],
-        "bleu_interval": found.get("confidence_var"),
+        "bleu": rounded["score"],
+        "bleu_interval": rounded.get("confidence_var"),
         "bleu_signature": signature,
     }
 
 
 def nats_per_token(translator: Translator, sources: list[str], references: list[str]) -> float:
     """Return the mean negative log-likelihood of the references' tokens, `</s>` included."""
-    forced = translator.score(sources, references)
-    return -math.fsum(each.total for each in forced) / sum(len(each.tokens) for each in forced)
+    scores = translator.score(sources, references)
+    return -math.fsum(score.total for score in scores) / sum(len(score.tokens) for score in scores)
 
 
 def in_symbols(options: dict[str, str]) -> str:
@@ -177,26 +181,26 @@ def in_symbols(options: dict[str, str]) -> str:
 # ---- the table ---------------------------------------------------------------------------------------------------
 
 
-def claims_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge each claim by the differences from the base row, seed by seed."""
-    found = {(each["row"], each["seed"]): each for each in rows}
+def judge_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Judge the direction of each row by its differences from the base row, seed by seed."""
+    measured = {(row["row"], row["seed"]): row for row in rows}
     judged = []
-    for row, claim, bleu_sign, perplexity_sign in DIRECTIONS:
-        seeds = [seed for name, seed in found if name == row and ("base", seed) in found]
+    for name, claim, bleu_sign, perplexity_sign in DIRECTIONS:
+        seeds = [seed for row, seed in measured if row == name and ("base", seed) in measured]
         if not seeds:
             continue
-        pairs = [(found[row, seed], found["base", seed]) for seed in seeds]
-        bleu = [one["bleu"] - base["bleu"] for one, base in pairs]
-        nats = [math.log(one["perplexity"] / base["perplexity"]) for one, base in pairs]
+        pairs = [(measured[name, seed], measured["base", seed]) for seed in seeds]
+        bleu = [row["bleu"] - base["bleu"] for row, base in pairs]
+        nats = [math.log(row["perplexity"] / base["perplexity"]) for row, base in pairs]
         judged.append(
             {
-                "row": row,
+                "row": name,
                 "claim": claim,
                 "seeds": seeds,
                 "bleu_difference": mean_interval(bleu),
-                "perplexity_ratio": [round(math.exp(each), 4) for each in nats],
+                "perplexity_ratio": [round(math.exp(difference), 4) for difference in nats],
                 "bleu_shown": with_interval(bleu, signed=True),
-                "perplexity_shown": with_interval([100 * each for each in nats], 1, signed=True),
+                "perplexity_shown": with_interval([100 * difference for difference in nats], 1, signed=True),
                 "bleu_verdict": verdict(mean_interval(bleu), bleu_sign, MARGIN["bleu"]),
                 "perplexity_verdict": verdict(mean_interval(nats), perplexity_sign, MARGIN["log_perplexity"]),
             }
@@ -206,43 +210,43 @@ def claims_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     quoted = PAPER["table3"]
-    lines = []
-    for row in ROWS:
-        ours = [each for each in rows if each["row"] == row]
+    measured = []
+    for name in ROWS:
+        ours = [row for row in rows if row["row"] == name]
         if not ours:
             continue
-        millions = quoted[row].get("parameters")
-        lines.append(
-            [
-                row,
-                ours[0]["change"] or "-",
-                f"{quoted[row]['perplexity']:.2f}",
-                f"{quoted[row]['bleu']:.1f}",
-                "" if millions is None else f"{millions / 1e6:.0f} M",
-                with_interval([each["perplexity"] for each in ours]),
-                with_interval([each["bleu"] for each in ours]),
-                f"{max(each['bleu_interval'] or 0 for each in ours):.2f}",
-                f"{ours[0]['parameters'] / 1e6:.2f} M",
-                str(len(ours)),
-            ]
+        millions = quoted[name].get("parameters")
+        measured.append(
+            {
+                "row": name,
+                "change": ours[0]["change"] or "-",
+                "perplexity, paper": f"{quoted[name]['perplexity']:.2f}",
+                "BLEU, paper": f"{quoted[name]['bleu']:.1f}",
+                "parameters, paper": "" if millions is None else f"{millions / 1e6:.0f} M",
+                "perplexity, ours": with_interval([row["perplexity"] for row in ours]),
+                "BLEU, ours": with_interval([row["bleu"] for row in ours]),
+                "bootstrap ±": f"{max(row['bleu_interval'] or 0 for row in ours):.2f}",
+                "parameters, ours": f"{ours[0]['parameters'] / 1e6:.2f} M",
+                "seeds": len(ours),
+            }
         )
-    head = "row|change|perplexity, paper|BLEU, paper|parameters, paper|perplexity, ours|BLEU, ours|bootstrap ±"
     judged = [
-        [
-            each["row"],
-            each["claim"],
-            f"{quoted[each['row']]['bleu'] - quoted['base']['bleu']:+.1f}",
-            each["bleu_shown"],
-            each["bleu_verdict"],
-            f"{100 * math.log(quoted[each['row']]['perplexity'] / quoted['base']['perplexity']):+.1f}",
-            each["perplexity_shown"],
-            each["perplexity_verdict"],
-        ]
-        for each in claims_of(rows)
+        {
+            "row": row["row"],
+            "claim": row["claim"],
+            "BLEU, paper": f"{quoted[row['row']]['bleu'] - quoted['base']['bleu']:+.1f}",
+            "BLEU, ours": row["bleu_shown"],
+            "verdict on BLEU": row["bleu_verdict"],
+            "log-perplexity, paper": (
+                f"{100 * math.log(quoted[row['row']]['perplexity'] / quoted['base']['perplexity']):+.1f}"
+            ),
+            "ours": row["perplexity_shown"],
+            "verdict on log-perplexity": row["perplexity_verdict"],
+        }
+        for row in judge_rows(rows)
     ]
-    claims = "row|claim|BLEU, paper|BLEU, ours|verdict on BLEU|log-perplexity, paper|ours|verdict on log-perplexity"
     return (
-        markdown([*head.split("|"), "parameters, ours", "seeds"], lines)
+        markdown(measured)
         + "\nDifferences from the base row; log-perplexity in hundredths of a nat per token:\n\n"
-        + markdown(claims.split("|"), judged)
+        + markdown(judged)
     )

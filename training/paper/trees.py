@@ -8,26 +8,20 @@ import random
 import re
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from nltk.tokenize import NLTKWordTokenizer
+from nltk.tree import Tree
 
 from vaswani_transformer.errors import InputError
-
-if TYPE_CHECKING:
-    from nltk.tree import Tree
 
 # The sample of NLTK has sections 0 and 1 only; its last files replace the standard development and test sections.
 DEVELOPMENT_FILES, TEST_FILES = range(160, 180), range(180, 200)
 
 
-def tree_class() -> "type[Tree]":
-    from nltk.tree import Tree
-
-    return Tree
-
-
-def read_treebank(path: Path) -> dict[str, list["Tree"]]:
+def read_treebank(path: Path) -> dict[str, list[Tree]]:
     """Return the trees of training, development and test: sections 2 to 21, 22 and 23, or parts of NLTK's sample.
 
     path: a folder or a .zip file with the treebank's .mrg files, wsj_0001.mrg to wsj_2454.mrg
@@ -67,20 +61,24 @@ def mrg_files(path: Path) -> Iterator[tuple[int, str]]:
         raise InputError(f"--treebank {path}: neither a folder nor a .zip file")
 
 
-def trees_of(text: str) -> list["Tree"]:
+def trees_of(text: str) -> list[Tree]:
     """Return the trees of a .mrg file, which start in the first column, without traces and function tags."""
-    bracketed = [each for each in re.split(r"^(?=\()", text, flags=re.MULTILINE) if each.strip()]
-    read = [tree_class().fromstring(each, remove_empty_top_bracketing=True) for each in bracketed]
-    return [tree for each in read if (tree := without_traces(each)) is not None]
+    bracketed = [part for part in re.split(r"^(?=\()", text, flags=re.MULTILINE) if part.strip()]
+    trees = [Tree.fromstring(part, remove_empty_top_bracketing=True) for part in bracketed]
+    return [kept for tree in trees if (kept := without_traces(tree)) is not None]
 
 
-def without_traces(tree: "Tree") -> "Tree | None":
+def without_traces(tree: Tree) -> Tree | None:
     """Return the tree with NP-SBJ as NP, and without -NONE- and what is empty then; None if nothing is left."""
     if isinstance(tree[0], str):
         return None if tree.label() == "-NONE-" else tree
     children = [kept for child in tree if (kept := without_traces(child)) is not None]
     label = re.split("[-=|]", tree.label() or "TOP")[0]
-    return tree_class()(label, children) if children else None
+    return Tree(label, children) if children else None
+
+
+def words_of(tree: Tree) -> str:
+    return " ".join(tree.leaves())
 
 
 def linearise(tree: Any) -> list[str]:
@@ -90,24 +88,24 @@ def linearise(tree: Any) -> list[str]:
     return [f"({tree.label()}", *(token for child in tree for token in linearise(child)), f"){tree.label()}"]
 
 
-def tree_from(tokens: Sequence[str], tagged: Sequence[tuple[str, str]]) -> "Tree":
+def tree_from(tokens: Sequence[str], tagged: Sequence[tuple[str, str]]) -> Tree:
     """Return the tree of tokens over words with their parts of speech: the inverse of `linearise`.
 
     Raises ValueError if the brackets do not balance, a constituent is empty, or the words are others.
     """
-    make, rest = tree_class(), list(reversed(tagged))
-    root: Any = make("", [])
+    rest = list(reversed(tagged))
+    root: Any = Tree("", [])
     open_trees = [root]
     for number, token in enumerate(tokens, start=1):
         top = open_trees[-1]
         if token.startswith("("):
-            open_trees.append(make(token[1:], []))
+            open_trees.append(Tree(token[1:], []))
         elif token == f"){top.label()}" and len(top) and len(open_trees) > 1:
             open_trees.pop()
             open_trees[-1].append(top)
         elif rest and token == rest[-1][0]:
             word, tag = rest.pop()
-            top.append(make(tag, [word]))
+            top.append(Tree(tag, [word]))
         else:
             raise ValueError(f"token {number}, {token!r}, does not continue a tree over {len(tagged)} words")
     if rest or len(open_trees) > 1 or len(root) != 1 or root[0].height() < 3:
@@ -115,16 +113,12 @@ def tree_from(tokens: Sequence[str], tagged: Sequence[tuple[str, str]]) -> "Tree
     return root[0]
 
 
-def word_splitter() -> Callable[[str], list[str]]:
-    """Return a function that splits a sentence as the treebank does: `do n't`, `$ 5`, -LRB- for a bracket."""
-    tree_class()
-    from nltk.tokenize import NLTKWordTokenizer
-
-    tokenizer = NLTKWordTokenizer()
-    return lambda text: tokenizer.tokenize(text, convert_parentheses=True)
+def split_words(sentence: str) -> list[str]:
+    """Split a sentence as the treebank does: `do n't`, `$ 5`, -LRB- for a bracket."""
+    return NLTKWordTokenizer().tokenize(sentence, convert_parentheses=True)
 
 
-def recombined(trees: Sequence[Any], copies: int, seed: int) -> list["Tree"]:
+def recombined(trees: Sequence[Any], copies: int, seed: int) -> list[Tree]:
     """Return new trees in which constituents were replaced by others with the same label under the same parent's.
 
     A treebank of 3,000 sentences shows few of the sentences that its phrases can form; this is the data recombination
@@ -132,26 +126,30 @@ def recombined(trees: Sequence[Any], copies: int, seed: int) -> list["Tree"]:
     copies: per tree, each with one to three replacements
     """
     generator = random.Random(seed)
-    places = [[(tree[at[:-1]].label(), tree[at].label(), at) for at in inner_positions(tree)] for tree in trees]
-    stock: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for tree, found in zip(trees, places, strict=True):
-        for parent, label, at in found:
-            stock[parent, label].append(tree[at])
+    substitutes: dict[tuple[str, str], list[Any]] = defaultdict(list)  # by the labels of parent and constituent
+    positions = [inner_positions(tree) for tree in trees]
+    for tree, inner in zip(trees, positions, strict=True):
+        for position in inner:
+            substitutes[labels_at(tree, position)].append(tree[position])
     new = []
-    for tree, found in zip(trees, places, strict=True):
-        for _ in range(copies if found else 0):
+    for tree, inner in zip(trees, positions, strict=True):
+        for _ in range(copies if inner else 0):
             changed = tree.copy(deep=True)
-            # From right to left, so that a replacement leaves the positions of those still to come as they are.
-            chosen = sorted(generator.sample(found, min(len(found), generator.randint(1, 3))), key=lambda each: each[2])
-            for parent, label, at in reversed(chosen):
-                changed[at] = generator.choice(stock[parent, label])
+            chosen = generator.sample(inner, min(len(inner), generator.randint(1, 3)))
+            # From right to left, so that a replacement does not move the positions that follow in this loop.
+            for position in sorted(chosen, reverse=True):
+                changed[position] = generator.choice(substitutes[labels_at(tree, position)])
             new.append(changed)
     return new
 
 
 def inner_positions(tree: Any) -> list[tuple[int, ...]]:
     """Return the positions of all constituents below the root."""
-    return [at for at in tree.treepositions() if at and isinstance(tree[at], tree_class()) and tree[at].height() > 2]
+    return [at for at in tree.treepositions() if at and isinstance(tree[at], Tree) and tree[at].height() > 2]
+
+
+def labels_at(tree: Any, position: tuple[int, ...]) -> tuple[str, str]:
+    return tree[position[:-1]].label(), tree[position].label()
 
 
 # ---- labelled F1, as EVALB computes it with the parameters of Collins (COLLINS.prm) ----------------------------------
@@ -161,12 +159,12 @@ PUNCTUATION = {",", ":", "``", "''", "."}  # parts of speech whose words EVALB d
 ROOTS = {"TOP", "S1"}
 
 
-def constituents(tree: "Tree") -> Counter[tuple[str, int, int]]:
+def constituents(tree: Tree) -> Counter[tuple[str, int, int]]:
     """Count the (label, start, end) of a tree; positions count the words that are not punctuation.
 
     Constituents of punctuation alone and the root's extra label do not count; PRT counts as ADVP.
     """
-    found: Counter[tuple[str, int, int]] = Counter()
+    spans: Counter[tuple[str, int, int]] = Counter()
 
     def visit(node: Any, start: int) -> int:
         if isinstance(node[0], str):
@@ -175,14 +173,14 @@ def constituents(tree: "Tree") -> Counter[tuple[str, int, int]]:
         for child in node:
             end = visit(child, end)
         if end > start and node.label() not in ROOTS:
-            found["ADVP" if node.label() == "PRT" else node.label(), start, end] += 1
+            spans["ADVP" if node.label() == "PRT" else node.label(), start, end] += 1
         return end
 
     visit(tree, 0)
-    return found
+    return spans
 
 
-def labelled_f1(gold: Sequence["Tree"], parsed: Sequence["Tree"], longest: int | None = None) -> dict[str, float]:
+def labelled_f1(gold: Sequence[Tree], parsed: Sequence[Tree], longest: int | None = None) -> dict[str, float]:
     """Return recall, precision and F1 in percent, summed over sentences of at most `longest` words, all by default."""
     in_gold = in_parsed = in_both = sentences = 0
     for reference, tree in zip(gold, parsed, strict=True):

@@ -11,21 +11,21 @@ from torch import Tensor, nn
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
-from ..cost import seconds_of_calls
-from .claim import Claim, Finding, Numbers, Setting, curves, panels, plain_y
-from .results import FAILS, HOLDS
-from .rnn import AttentiveRnn, State, rnn_of_size
+from ...cost import seconds_of_calls
+from ..plots import curves, log_y, panels
+from ..results import FAILS, HOLDS
+from ..rnn import AttentiveRnn, greedy, rnn_of_size
+from .claim import Finding, Numbers, Setting
 
 LENGTHS = [10, 25, 50, 100, 200, 400]  # tokens of each sentence
 SENTENCES = 16  # decoded together
 VOCABULARY = 2000
 CELLS = ("GRU", "LSTM")
-Work = Callable[[nn.Module, Tensor], object]
 
 
 def training_step(model: nn.Module, ids: Tensor) -> None:
-    of_rnn = isinstance(model, AttentiveRnn)
-    logits = model(ids, ids) if of_rnn else model(input_ids=ids, decoder_input_ids=ids).logits
+    is_rnn = isinstance(model, AttentiveRnn)
+    logits = model(ids, ids) if is_rnn else model(input_ids=ids, decoder_input_ids=ids).logits
     nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
 
 
@@ -37,20 +37,7 @@ def decode(model: nn.Module, ids: Tensor) -> None:
         cast(Any, model).generate(ids, num_beams=1, min_new_tokens=length, max_new_tokens=length)
 
 
-@torch.inference_mode()
-def greedy(model: AttentiveRnn, source: Tensor, length: int) -> Tensor:
-    """source: (batch, source) -> ids (batch, length)"""
-    encoded = model.encode(source)
-    state: State | None = None
-    context, token, found = encoded.memory[:, 0] * 0, source[:, 0], []
-    for _ in range(length):
-        output, state, context = model.step(model.embedding(token), state, context, encoded)
-        token = model.output(output).argmax(-1)
-        found.append(token)
-    return torch.stack(found, dim=1)
-
-
-def speeds(work: Work, training: bool, setting: Setting) -> Numbers:
+def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool, setting: Setting) -> Numbers:
     """Measure tokens per second of a Transformer and of RNNs of its size, by sentence length."""
     device = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     config = VaswaniTransformerConfig(
@@ -64,32 +51,33 @@ def speeds(work: Work, training: bool, setting: Setting) -> Numbers:
     unit, clock = ("second of CPU time", time.process_time) if device.type == "cpu" else ("second", time.perf_counter)
     series: dict[str, list[tuple[int, float]]] = {}
     for length in LENGTHS:
-        sentences = max(1, 2000 // length) if training else SENTENCES
+        sentences = max(1, 2000 // length) if is_training else SENTENCES
         ids = torch.randint(4, VOCABULARY, (sentences, length), device=device)
-        tokens = 2 * ids.numel() if training else ids.numel()
+        tokens = 2 * ids.numel() if is_training else ids.numel()
         for name, model in models.items():
-            model.to(device).train(training)
-            took = statistics.median(seconds_of_calls(partial(work, model, ids), device, setting.seconds, clock))
-            series.setdefault(name, []).append((length, tokens / took))
-    ours = [speed for _, speed in series["Transformer"]]
-    ratios = {cell: [a / b for a, (_, b) in zip(ours, series[cell], strict=True)] for cell in CELLS}
+            model.to(device).train(is_training)
+            seconds = statistics.median(seconds_of_calls(partial(work, model, ids), device, setting.seconds, clock))
+            series.setdefault(name, []).append((length, tokens / seconds))
+    speeds = {name: [speed for _, speed in points] for name, points in series.items()}
+    ratios = {cell: [a / b for a, b in zip(speeds["Transformer"], speeds[cell], strict=True)] for cell in CELLS}
     return {"lengths": LENGTHS, "unit": unit, "tokens_per_second": series, "ratios": ratios}
 
 
 def judge_training(numbers: Numbers) -> Finding:
-    slowest = min(min(values) for values in numbers["ratios"].values())
-    return compared(numbers, HOLDS if slowest >= 10 else FAILS, "trains on", "training tokens")
+    slowest = min(min(ratios) for ratios in numbers["ratios"].values())
+    return finding(numbers, HOLDS if slowest >= 10 else FAILS, "trains on", "training tokens")
 
 
 def judge_decoding(numbers: Numbers) -> Finding:
-    ratios = [ratio for values in numbers["ratios"].values() for ratio in values]
+    ratios = [ratio for by_length in numbers["ratios"].values() for ratio in by_length]
     slower = sum(ratio <= 1 for ratio in ratios)
-    partly = f"holds in {slower} of {len(ratios)} cases" if slower else FAILS
-    verdict = HOLDS if slower == len(ratios) else partly
-    return compared(numbers, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
+    verdict = f"holds in {slower} of {len(ratios)} cases" if slower else FAILS
+    verdict = HOLDS if slower == len(ratios) else verdict
+    return finding(numbers, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
 
 
-def compared(numbers: Numbers, verdict: str, does: str, y: str) -> Finding:
+def finding(numbers: Numbers, verdict: str, does: str, y: str) -> Finding:
+    """Compare the speeds. does: the verb of the sentence;  y: what the plot counts"""
     unit = numbers["unit"]
     number = f"per {unit}, the Transformer {does} " + " and ".join(
         f"{min(ratios):.2f} to {max(ratios):.2f} times as many tokens as the {cell}"
@@ -97,19 +85,5 @@ def compared(numbers: Numbers, verdict: str, does: str, y: str) -> Finding:
     )
     figure, (axis,) = panels()
     curves(axis, numbers["tokens_per_second"], "tokens of a sentence", f"{y}\nper {unit}", log_x=True)
-    plain_y(axis)
+    log_y(axis)
     return Finding(verdict, number, figure)
-
-
-CLAIMS = {
-    "throughput": Claim(
-        "A Transformer trains 10 to 100 times as fast as an RNN with attention (often repeated, not in the paper)",
-        partial(speeds, training_step, True),
-        judge_training,
-    ),
-    "decoding_throughput": Claim(
-        "An RNN with attention decodes at least as fast as a Transformer with `generate()` (often repeated)",
-        partial(speeds, decode, False),
-        judge_decoding,
-    ),
-}

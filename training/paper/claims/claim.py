@@ -1,0 +1,39 @@
+"""A claim about the paper's model: what it is measured on, and what follows from the numbers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from ...test_sets import TestSet
+
+Numbers = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The inputs of the measurements: a trained run with its checkpoints, a development set, seeds."""
+
+    run: Path
+    development: TestSet
+    seeds: list[int]
+    output: Path
+    seconds: float  # to measure one speed
+    jobs: int  # trainings at a time
+    options: Mapping[str, str | None]  # keys of the recipe multi30k_table3, for the claims that train models
+
+
+class Finding(NamedTuple):
+    """The verdict on a claim, with the numbers and the figure that support it."""
+
+    verdict: str
+    number: str  # a clause with the numbers on which the verdict rests
+    figure: Figure
+
+
+class Claim(NamedTuple):
+    text: str
+    measure: Callable[[Setting], Numbers]
+    judge: Callable[[Numbers], Finding]

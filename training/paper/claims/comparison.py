@@ -1,0 +1,85 @@
+"""Trains the models that a claim compares, each with every seed: variations of Table 3's recipe."""
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
+
+from torch import Tensor, nn
+
+from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer.errors import InputError
+
+from ...recipe import Recipe, load_recipe
+from ...test_sets import TEXT_KEYS
+from ...train import train
+from ..fit import Curve, fit, prepare_recipe
+from ..processes import in_processes
+from ..table3 import RECIPE
+from .claim import Numbers, Setting
+
+# Steps of the trainings. With these and one seed, all claims together take less than half an hour on two cores.
+SHORT, LONG = 300, 800
+Kind = TypeVar("Kind", bound=Hashable)
+
+
+class Model(NamedTuple):
+    """A model of a comparison. measure: trains it and returns what was measured, by name"""
+
+    folder: str
+    keys: Mapping[str, str]  # in which it differs from the recipe
+    measure: Callable[[Recipe], Numbers]
+
+
+def train_models(setting: Setting, models: Mapping[Kind, Model], steps: int) -> Numbers:
+    """Train each kind of model with each seed, several at a time.
+
+    steps: unless the user gives another number
+    Returns {"steps": number of steps, name of a measurement: {kind: [of each seed]}, ...}.
+    Raises InputError if the user sets what the claim compares.
+    """
+    options = {"max_steps": str(steps), "validate_every": str(steps), **setting.options}
+    calls = []
+    for model in models.values():
+        for seed in setting.seeds:
+            keys = {**model.keys, "seed": str(seed)}
+            for key in keys.keys() & setting.options.keys() - set(TEXT_KEYS):
+                raise InputError(f"--{key}: the claim sets it; leave it out")
+            folder = runs_folder(setting) / f"{model.folder}-seed{seed}"
+            recipe = load_recipe(RECIPE, {**options, **keys, "output_dir": str(folder)})
+            calls.append((Path(f"{folder}.log"), partial(model.measure, recipe)))
+    results = iter(in_processes(calls, setting.jobs))
+    numbers: Numbers = {"steps": load_recipe(RECIPE, options).max_steps}
+    for kind in models:
+        for result in islice(results, len(setting.seeds)):
+            for name, value in result.items():
+                numbers.setdefault(name, {}).setdefault(kind, []).append(value)
+    return numbers
+
+
+def runs_folder(setting: Setting) -> Path:
+    return setting.output / "claims" / "runs"
+
+
+def train_plain(recipe: Recipe) -> Translator:
+    """Train a model, resume its training or load it. Raises InputError if its recipe was another."""
+    train(recipe)
+    return Translator.from_pretrained(Path(recipe.output_dir))
+
+
+def train_changed(
+    recipe: Recipe, change: Callable[[VaswaniTransformerForConditionalGeneration], None] | None
+) -> tuple[Translator, Curve]:
+    """Change a new model and train it as the recipe says, in float32 and without checkpoints."""
+    prepared = prepare_recipe(recipe)
+    model = prepared.model
+    if change is not None:
+        change(model)
+
+    def forward(source: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        return cast(Tensor, model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits)
+
+    betas = (recipe.adam_beta1, recipe.adam_beta2)
+    curve = fit(cast(nn.Module, model), forward, prepared, prepared.learning_rate, betas)
+    return Translator(model, prepared.tokenizer), curve

@@ -1,0 +1,86 @@
+"""The claim of section 3.5 about sentences that are longer than those in training."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding, Stack
+
+from ...recipe import Recipe
+from ...scores import corpus_bleu
+from ...test_sets import TestSet
+from ..plots import intervals, mean_curves, panels
+from ..results import differences, mean_interval, verdict, with_interval
+from ..table3 import nats_per_token
+from .claim import Finding, Numbers, Setting
+from .comparison import LONG, Model, train_changed, train_models, train_plain
+
+BUCKETS = ((1, 10), (11, 20), (21, 256))  # source tokens; models are trained on the first two
+LONGEST = {"max_length": str(BUCKETS[1][1])}
+
+
+def measure_extrapolation(setting: Setting) -> Numbers:
+    text = setting.development
+    models = {
+        kind: Model(kind, LONGEST | {"model.position_embedding_type": kind}, partial(by_length, text, train_plain))
+        for kind in ("sinusoidal", "learned")
+    }
+    models["none"] = Model("none", LONGEST, partial(by_length, text, train_without_positions))
+    numbers = train_models(setting, models, LONG)
+    return numbers | {"buckets": BUCKETS, "sentences": numbers["sentences"]["none"][0]}
+
+
+def by_length(text: TestSet, train_model: Callable[[Recipe], Translator], recipe: Recipe) -> Numbers:
+    """Train a model and return nats per token, BLEU and the number of sentences of each bucket of source lengths."""
+    translator = train_model(recipe)
+    lengths = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]
+    measured: Numbers = {"sentences": [], "nats_per_token": [], "bleu": []}
+    for low, high in BUCKETS:
+        chosen = [number for number, length in enumerate(lengths) if low <= length <= high]
+        if not chosen:
+            raise InputError(f"no sentence of {low} to {high} tokens among the {len(lengths)} read; raise --sentences")
+        sources, references = ([side[number] for number in chosen] for side in (text.sources, text.references))
+        translations = translator.translate(sources, split_sentences=False, max_source_length=256)
+        measured["sentences"].append(len(chosen))
+        measured["nats_per_token"].append(nats_per_token(translator, sources, references))
+        measured["bleu"].append(corpus_bleu(translations, references))
+    return measured
+
+
+def train_without_positions(recipe: Recipe) -> Translator:
+    return train_changed(recipe, remove_positions)[0]
+
+
+def remove_positions(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.positional_encoding = NoPositions(module.config)
+
+
+class NoPositions(PositionalEncoding):
+    def forward(self, start: int | Tensor, length: int, device: torch.device) -> Tensor:
+        return torch.zeros_like(super().forward(start, length, device))
+
+
+def judge_extrapolation(numbers: Numbers) -> Finding:
+    nats, (_, seen, unseen) = numbers["nats_per_token"], numbers["buckets"]
+    # The loss of the unseen lengths over that of the longest seen ones.
+    rise = {kind: [buckets[2] - buckets[1] for buckets in by_seed] for kind, by_seed in nats.items()}
+    more = differences(rise["sinusoidal"], rise["learned"])
+    number = (
+        f"on sentences of more than {seen[1]} tokens, longer than any in training, the loss per token is higher than "
+        f"on those of {seen[0]} to {seen[1]} tokens by {with_interval(rise['sinusoidal'])} nats with sinusoids, by "
+        f"{with_interval(rise['learned'])} with learned positions and by {with_interval(rise['none'])} without "
+        f"positions; sinusoids minus learned: {with_interval(more, signed=True)} "
+        f"({numbers['sentences'][2]} sentences, {numbers['steps']} steps)"
+    )
+    figure, (left, right) = panels(2)
+    names = [f"{low} to {high}" for low, high in numbers["buckets"][:2]] + [f"{unseen[0]} and more\n(not in training)"]
+    mean_curves(left, names, nats, "source tokens", "nats per token", legend="positions")
+    means = {kind: mean_interval(by_seed) for kind, by_seed in rise.items()}
+    intervals(right, means, "loss beyond the training lengths, minus\nloss of the longest in training, nats per token")
+    return Finding(verdict(mean_interval(more), -1), number, figure)

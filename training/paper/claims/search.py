@@ -1,0 +1,105 @@
+"""Claims of section 6.1, measured on a finished run: beam size, alpha and averaged checkpoints."""
+
+from typing import Any
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.significance import PairedTest
+
+from vaswani_transformer import Translator
+from vaswani_transformer.errors import InputError
+
+from ...average import average_weights
+from ...checkpoint_folders import checkpoints
+from ..plots import curves, intervals, log_x_ticks, panels
+from ..results import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
+from .claim import Finding, Numbers, Setting
+
+BEAMS, ALPHAS = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 1.0, 1.5)
+
+
+def system(beam: int, alpha: float) -> str:
+    return f"beam {beam}, alpha {alpha}"
+
+
+def measure_beams(setting: Setting) -> Numbers:
+    translator = Translator.from_pretrained(setting.run)
+    searches = dict.fromkeys([(beam, 0.6) for beam in BEAMS] + [(4, alpha) for alpha in ALPHAS])
+    systems = {
+        system(beam, alpha): translator.translate(
+            setting.development.sources, num_beams=beam, length_penalty=alpha, split_sentences=False
+        )
+        for beam, alpha in searches
+    }
+    return {"bleu": paired_bleu(systems, setting.development.references), "seeds": []}
+
+
+def judge_beams(numbers: Numbers) -> Finding:
+    bleu = numbers["bleu"]
+    greedy, four = bleu[system(1, 0.6)], bleu[system(4, 0.6)]
+    better = HOLDS if four["bleu"] > greedy["bleu"] else FAILS
+    number = (
+        f"BLEU is {greedy['bleu']:.2f} with greedy search (beam 1) and {four['bleu']:.2f} with beam 4 and alpha 0.6; "
+        f"the paired bootstrap test gives p = {four['p']:.3f}"
+    )
+    figure, axes = panels(2)
+    by_beam = {beam: bleu[system(beam, 0.6)] for beam in BEAMS}
+    by_alpha = {alpha: bleu[system(4, alpha)] for alpha in ALPHAS}
+    for axis, x, fixed, scores in zip(
+        axes, ("beam size", "alpha"), ("alpha 0.6", "beam 4"), (by_beam, by_alpha), strict=True
+    ):
+        points = [(value, score["bleu"]) for value, score in scores.items()]
+        curves(axis, {f"with {fixed}": points}, x, "BLEU; p is against greedy search")
+        for point, score in zip(points, scores.values(), strict=True):
+            label = "greedy" if score["p"] is None else f"p = {score['p']:.3f}"
+            axis.annotate(label, point, (0, 5), textcoords="offset points", fontsize=7, ha="center")
+        axis.margins(0.12)
+        axis.legend(fontsize=8, loc="lower right")
+    log_x_ticks(axes[0], set(BEAMS))
+    axes[1].sharey(axes[0])
+    return Finding(better if four["p"] < 0.05 else UNSURE, number, figure)
+
+
+def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[str, dict[str, Any]]:
+    """Return BLEU of each system and, by paired bootstrap, the p value of its difference from the first."""
+    metrics = {"BLEU": BLEU(references=[references], force=True)}
+    _, columns = PairedTest(list(systems.items()), metrics, [references], "bs", 1000)()
+    scores: list[Any] = columns["BLEU"]
+    return {
+        name: {"bleu": round(score.score, 3), "interval": score.ci and round(score.ci, 3), "p": score.p_value}
+        for name, score in zip(systems, scores, strict=True)
+    }
+
+
+def measure_averaging(setting: Setting) -> Numbers:
+    folders = checkpoints(setting.run / "checkpoints")[:5][::-1]
+    if len(folders) < 2:
+        raise InputError(f"--run {setting.run} has {len(folders)} checkpoints; averaging needs at least 2")
+    nats: dict[str, list[float]] = {}
+    systems: dict[str, list[str]] = {}
+    translator, text = Translator.from_pretrained(setting.run), setting.development
+    for name, chosen in (("last", folders[-1:]), (f"average of {len(folders)}", folders)):
+        translator.model.load_state_dict(average_weights(chosen), strict=False)
+        translator.model.tie_weights()
+        scores = translator.score(text.sources, text.references)
+        nats[name] = [-score.total / len(score.tokens) for score in scores]
+        systems[name] = translator.translate(text.sources, split_sentences=False)
+    last, average = nats.values()
+    return {
+        "bleu": paired_bleu(systems, text.references),
+        "nats_difference": mean_interval(differences(average, last)),
+        "checkpoints": [folder.name for folder in folders],
+        "seeds": [],
+    }
+
+
+def judge_averaging(numbers: Numbers) -> Finding:
+    difference, (last, average) = numbers["nats_difference"], numbers["bleu"].values()
+    number = (
+        f"the average's loss minus the last checkpoint's is {plus_minus(difference, 4, signed=True)} nats per token; "
+        f"BLEU is {last['bleu']:.2f} with the last checkpoint and {average['bleu']:.2f} with the average "
+        f"(p = {average['p']:.2f})"
+    )
+    figure, (axis,) = panels()
+    shown = {f"average of {len(numbers['checkpoints'])}, minus the last": difference}
+    intervals(axis, shown, "difference of the loss, nats per token\n(below 0: the average is better)", zero=True)
+    return Finding(verdict(difference, -1), number, figure)

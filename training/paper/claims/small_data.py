@@ -1,0 +1,97 @@
+"""The claim that an RNN learns more than a Transformer from little text."""
+
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+from vaswani_transformer.lines import in_one_line
+
+from ...parallel_text import parallel_texts
+from ...recipe import Recipe, load_recipe
+from ...scores import corpus_bleu
+from ...test_sets import TestSet
+from ..plots import intervals, log_x_ticks, mean_curves, panels
+from ..results import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
+from ..rnn import search, train_rnn
+from ..table3 import RECIPE
+from .claim import Finding, Numbers, Setting
+from .comparison import LONG, Model, runs_folder, train_models, train_plain
+
+PAIRS = (1000, 3000, 10_000, 29_000)
+# Recipe keys for the files that `first_pairs` writes, wherever the text came from.
+FILES = {"dataset": "null", "dataset_config": "null", "streaming": "false", "train": "train", "validation": "val"}
+
+
+def measure_small_data(setting: Setting) -> Numbers:
+    folders = dict(first_pairs(setting, count) for count in PAIRS)
+    counts = sorted(folders)
+    systems = {"Transformer": bleu_of_transformer, "LSTM": bleu_of_lstm}
+    models = {
+        (system, count): Model(
+            f"{system.lower()}-{count}", FILES | {"data": str(folders[count])}, partial(measure, setting.development)
+        )
+        for system, measure in systems.items()
+        for count in counts
+    }
+    numbers = train_models(setting, models, LONG)
+    bleu = {}  # by system, for each seed the BLEU of all counts
+    for system in systems:
+        by_count = [numbers["bleu"][system, count] for count in counts]
+        bleu[system] = [list(of_seed) for of_seed in zip(*by_count, strict=True)]
+    return numbers | {"pairs": counts, "bleu": bleu}
+
+
+def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
+    """Write the first pairs of the training text, and the development text beside them; return how many there are."""
+    recipe = load_recipe(RECIPE, setting.options)
+    chunks = chain.from_iterable(text.chunks() for text in parallel_texts(recipe, recipe.train))
+    pairs = chain.from_iterable(zip(chunk.sources, chunk.targets, strict=True) for chunk in chunks)
+    folder = runs_folder(setting) / f"first-{count}"
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = [(source or "", target or "") for source, target in islice(pairs, count)]
+    development = list(zip(setting.development.sources, setting.development.references, strict=True))
+    for name, text in (("train", chosen), ("val", development)):
+        for side, language in enumerate(recipe.languages):
+            lines = "".join(f"{in_one_line(pair[side])}\n" for pair in text)
+            (folder / f"{name}.{language}").write_text(lines, encoding="utf-8")
+    return len(chosen), folder
+
+
+def bleu_of_transformer(text: TestSet, recipe: Recipe) -> Numbers:
+    translations = train_plain(recipe).translate(text.sources, split_sentences=False)
+    return {"bleu": corpus_bleu(translations, text.references)}
+
+
+def bleu_of_lstm(text: TestSet, recipe: Recipe) -> Numbers:
+    """Train an LSTM of the model's size and return its BLEU with the search of section 6.1."""
+    model, prepared = train_rnn(recipe)
+    start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id
+    translations = []
+    for sentence in text.sources:
+        source = prepared.tokenizer(sentence)["input_ids"]
+        limit = len(source) + 50
+        ids = search(model, source, beams=4, alpha=0.6, limit=limit, lookahead=5, start=start, end=end)
+        translations.append(prepared.tokenizer.decode(ids, skip_special_tokens=True))
+    return {"bleu": corpus_bleu(translations, text.references)}
+
+
+def judge_small_data(numbers: Numbers) -> Finding:
+    counts, bleu = numbers["pairs"], numbers["bleu"]
+    by_count = {system: list(zip(*by_seed, strict=True)) for system, by_seed in bleu.items()}
+    leads = [differences(*pair) for pair in zip(by_count["LSTM"], by_count["Transformer"], strict=True)]
+    verdicts = {verdict(mean_interval(lead), +1) for lead in (leads[0], differences(leads[0], leads[-1]))}
+    number = f"BLEU of the LSTM minus BLEU of the Transformer after {numbers['steps']} steps, nothing tuned to a size: "
+    number += ", ".join(
+        f"{with_interval(lead, 1, signed=True)} from {count:,} pairs" for count, lead in zip(counts, leads, strict=True)
+    )
+    figure, (left, right) = panels(2)
+    mean_curves(left, counts, bleu, "training pairs", "BLEU")
+    log_x_ticks(left, set(counts))
+    intervals(
+        right,
+        {f"{count:,}": mean_interval(lead) for count, lead in zip(counts, leads, strict=True)},
+        "BLEU of the LSTM minus the Transformer",
+        zero=True,
+    )
+    right.set(xlabel="training pairs")
+    return Finding(next(name for name in (FAILS, UNSURE, HOLDS) if name in verdicts), number, figure)

@@ -1,0 +1,78 @@
+"""The report on every head of a model: averages over many sentences."""
+
+import math
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vaswani_transformer import Translator
+from vaswani_transformer.attention import attention_maps
+from vaswani_transformer.cli import load_translator
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import existing_file, read_lines
+
+from .results import command_line, markdown, origin, write_table
+
+MEASURES = ("entropy", "distance", "fixed distance", "end", "agreement")
+
+
+def report_heads(model: Path, text: Path, lines: int, output: Path) -> None:
+    """Write heads.json and heads.md. lines: to read from the text"""
+    sentences = [line for line in islice(read_lines(existing_file(str(text))), lines) if line.strip()]
+    if not sentences:
+        raise InputError(f"--text {text} has no sentence in its first {lines} lines")
+    started = time.perf_counter()
+    rows = describe_heads(load_translator(str(model), "cpu", "float32", download=False), sentences)
+    command = command_line("paper heads", {"model": model, "text": text, "lines": lines})
+    about = {"sentences": len(sentences), "heads": rows} | origin(command, [], time.perf_counter() - started)
+    write_table(output, "heads", about, as_markdown(rows))
+
+
+def describe_heads(translator: Translator, sentences: list[str]) -> list[dict[str, Any]]:
+    """Return averages over sentences for every head: entropy, distance, mass at its best distance, and on </s>.
+
+    Cross-attention heads also get their agreement with the alignment of the mean over all heads: the share of target
+    tokens for which both choose the same source token.
+    """
+    measured: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
+    for sentence in sentences:
+        maps = attention_maps(translator.model, translator.tokenizer, sentence, None, translator.target_tokenizer)
+        for kind, by_sentence in measured.items():
+            by_sentence.append(measures(kind, getattr(maps, kind)))
+    return [
+        {"kind": kind, "layer": layer, "head": head}
+        | {name: round(value, 3) for name, value in zip(MEASURES, values, strict=True) if not math.isnan(value)}
+        for kind, by_sentence in measured.items()
+        for layer, heads in enumerate(torch.stack(by_sentence).mean(0).tolist(), start=1)
+        for head, values in enumerate(heads, start=1)
+    ]
+
+
+def measures(kind: str, weights: Tensor) -> Tensor:
+    """Return (layers, heads, measure) for weights (layers, heads, query, key) of one sentence."""
+    queries, keys = weights.shape[-2:]
+    distance = (torch.arange(queries)[:, None] - torch.arange(keys)).abs().float()
+    entropy = torch.special.entr(weights).sum(-1).mean(-1)
+    offsets = [weights.diagonal(offset, -2, -1).sum(-1) / queries for offset in range(-queries + 1, keys)]
+    end = agreement = torch.full_like(entropy, torch.nan)
+    if kind == "cross":
+        alignment = weights.mean((0, 1)).argmax(-1)
+        agreement = (weights.argmax(-1) == alignment).float().mean(-1)
+    if kind != "decoder":
+        end = weights[..., -1].mean(-1)
+    columns = (entropy, (weights * distance).sum(-1).mean(-1), torch.stack(offsets).amax(0), end, agreement)
+    return torch.stack(columns, dim=-1)
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    return markdown(
+        [
+            {name: row[name] for name in ("kind", "layer", "head")}
+            | {name: f"{row[name]:.2f}" if name in row else "" for name in MEASURES}
+            for row in rows
+        ]
+    )

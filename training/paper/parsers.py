@@ -1,0 +1,124 @@
+"""The parsers of Table 4: their text (sentences and linearised trees), training and scores."""
+
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from nltk.tree import Tree
+from tokenizers import pre_tokenizers
+from transformers import AddedToken, PreTrainedTokenizerFast
+
+from vaswani_transformer.atomic import atomic_file
+from vaswani_transformer.errors import tell
+from vaswani_transformer.lines import existing_file, read_lines
+from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.tokenization import train_tokenizer
+
+from ..checkpoint_folders import STATE, checkpoints
+from ..recipe import Recipe
+from ..result_row import parameters
+from ..train import train
+from .fit import seconds_of_fit
+from .parse import FEW_BEAMS, parse, parse_with_rnn
+from .results import origin
+from .rnn import train_rnn
+from .trees import labelled_f1, linearise, read_treebank, recombined, split_words, tree_from, words_of
+
+COPIES = {"recombined": 20, "more": 60}  # recombined trees per tree of the sample
+CAPTIONS, CONFIDENT = 6000, 0.5  # captions to parse, and the share of them to train on
+
+
+def prepare_data(treebank: Path, folder: Path, vocabulary: int) -> dict[str, list[Tree]]:
+    """Write the text and the tokenizer that training reads, and return the trees of val and test."""
+    trees = read_treebank(treebank)
+    sample = trees.pop("train")
+    corpora = {"sample": sample} | trees
+    for name, copies in COPIES.items():
+        corpora[name] = [*sample, *recombined(sample, copies, seed=1)]
+    for name, corpus in corpora.items():
+        write_pairs(folder / name, map(words_of, corpus), (" ".join(linearise(tree)) for tree in corpus))
+    parsing_tokenizer(sample, vocabulary).save_pretrained(folder / "tokenizer")
+    return trees
+
+
+def write_pairs(path: Path, sentences: Iterable[str], trees: Iterable[str]) -> None:
+    """Write PATH.words and PATH.trees, a sentence a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for language, lines in (("words", sentences), ("trees", trees)):
+        with atomic_file(path.with_suffix(f".{language}")) as file:
+            file.writelines(f"{line}\n".encode() for line in lines)
+
+
+def parsing_tokenizer(trees: Sequence[Tree], vocabulary: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE on the words of the trees, and add a token for each of their brackets."""
+    tokenizer = train_tokenizer(map(words_of, trees), vocabulary)
+    # The prefix space makes the first word of a sentence the same tokens as anywhere else.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    labels = {node.label() for tree in trees for node in tree.subtrees() if node.height() > 2}
+    # lstrip: the space before a bracket belongs to the bracket.
+    for label in sorted(labels):
+        tokenizer.add_tokens([AddedToken(f"({label}", lstrip=True), AddedToken(f"){label}", lstrip=True)])
+    return tokenizer
+
+
+def parse_captions(text: Path, teacher: Path, target: Path) -> None:
+    """Write the teacher's most confident parses of a text's first sentences, as pairs to train on."""
+    if target.with_suffix(".trees").is_file():
+        return
+    lines = islice(read_lines(existing_file(str(text))), CAPTIONS)
+    sentences = [sentence for line in lines if (sentence := " ".join(split_words(line.strip())))]
+    tell(f"parsing {len(sentences):,} sentences of {text.name}")
+    parses = parse(teacher, sentences, beams=FEW_BEAMS, batch=64)
+    by_confidence = sorted(range(len(sentences)), key=lambda number: parses[number].confidence)
+    chosen = sorted(by_confidence[round(len(sentences) * (1 - CONFIDENT)) :])
+    write_pairs(target, (sentences[n] for n in chosen), (" ".join(parses[n].tokens) for n in chosen))
+
+
+# ---- training and scores -------------------------------------------------------------------------------------------
+
+
+def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], command: str) -> dict[str, Any]:
+    """Train a parser and return its row file."""
+    started, model = time.perf_counter(), Path(recipe.output_dir)
+    sentences = {part: [words_of(tree) for tree in trees] for part, trees in gold.items()}
+    if is_lstm:
+        lstm, prepared = train_rnn(recipe)
+        size, well_formed = sum(weight.numel() for weight in lstm.parameters()), None
+        cpu_seconds = seconds_of_fit(model)
+        parsed = {part: parse_with_rnn(lstm, prepared.tokenizer, texts) for part, texts in sentences.items()}
+    else:
+        train(recipe)
+        size, well_formed = parameters(model), share_well_formed(model, gold["test"])
+        state = read_json_object(checkpoints(model / "checkpoints")[0] / STATE, "progress")
+        cpu_seconds = state["progress"]["cpu_seconds"]
+        parsed = {part: [tree.tokens for tree in parse(model, texts)] for part, texts in sentences.items()}
+    return {
+        "seed": recipe.seed,
+        "parameters": size,
+        "steps": recipe.max_steps,
+        "scores": {part: scores_of(trees, parsed[part]) for part, trees in gold.items()},
+        "well_formed_without_constraint": well_formed,
+        "cpu_seconds_of_training": round(cpu_seconds, 1),
+        **origin(command, [recipe.seed], time.perf_counter() - started),
+    }
+
+
+def scores_of(gold: Sequence[Tree], parsed: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return F1 over all sentences and the short ones. Raises ValueError if a tree is not well formed."""
+    trees = [tree_from(tokens, tree.pos()) for tree, tokens in zip(gold, parsed, strict=True)]
+    return {"all": labelled_f1(gold, trees), "at most 40 words": labelled_f1(gold, trees, longest=40)}
+
+
+def share_well_formed(model: Path, gold: Sequence[Tree]) -> float:
+    """Return the share of trees that are well formed when nothing constrains the search."""
+    well_formed = 0
+    parsed = parse(model, [words_of(tree) for tree in gold], beams=FEW_BEAMS, constrained=False)
+    for output, tree in zip(parsed, gold, strict=True):
+        try:
+            tree_from(output.tokens, tree.pos())
+        except ValueError:
+            continue
+        well_formed += 1
+    return well_formed / len(gold)

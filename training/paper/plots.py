@@ -1,0 +1,83 @@
+"""Plots of the tables and claims."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from vaswani_transformer.atomic import atomic_file
+from vaswani_transformer.pictures import RESOLUTION
+
+from .results import Interval, mean_interval
+
+
+def panels(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure with `count` plots side by side."""
+    figure = Figure(figsize=(7 if count == 1 else 5 * count, 4), layout="constrained", dpi=RESOLUTION)
+    return figure, figure.subplots(1, count, squeeze=False)[0]
+
+
+def save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        figure.savefig(file, format="png")
+
+
+def curves(
+    axis: Axes, series: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, log_x: bool = False
+) -> None:
+    """Draw points (x, y) by label, joined by lines."""
+    for label, points in series.items():
+        axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+    label_axes(axis, x, y)
+    if log_x:
+        log_x_ticks(axis, {point[0] for points in series.values() for point in points})
+
+
+def mean_curves(
+    axis: Axes,
+    xs: Sequence[float] | Sequence[str],
+    series: Mapping[str, Sequence[Sequence[float]]],
+    x: str,
+    y: str,
+    legend: str | None = None,
+) -> None:
+    """Draw means over seeds. series: by label, for each seed the values at all `xs`"""
+    for label, seeds in series.items():
+        means = [mean_interval(values)[0] for values in zip(*seeds, strict=True)]
+        axis.plot(xs, means, marker="o", label=label)
+    label_axes(axis, x, y, legend)
+
+
+def label_axes(axis: Axes, x: str, y: str, legend: str | None = None) -> None:
+    axis.set(xlabel=x, ylabel=y)
+    axis.grid(alpha=0.3)
+    axis.legend(title=legend, fontsize=8)
+
+
+def intervals(axis: Axes, values: Mapping[str, Interval], y: str, zero: bool = False) -> None:
+    """Draw a point for each mean, with its interval if it has one. zero: draw a line there, for differences."""
+    means, halves = zip(*values.values(), strict=True)
+    axis.errorbar(list(values), means, yerr=[half or 0 for half in halves], fmt="o", capsize=4)
+    axis.set(ylabel=y)
+    axis.margins(x=0.2)
+    axis.grid(alpha=0.3)
+    if zero:
+        axis.axhline(0, color="grey", linewidth=1)
+
+
+def log_x_ticks(axis: Axes, values: set[float]) -> None:
+    """Make the x axis logarithmic, with ticks at the measured values, as plain numbers."""
+    axis.set_xscale("log")
+    axis.set_xticks(sorted(values), [f"{value:,g}" for value in sorted(values)])
+    axis.minorticks_off()
+
+
+def log_y(axis: Axes) -> None:
+    """Make the y axis logarithmic, with plain numbers as its labels."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axis.minorticks_off()
