@@ -13,7 +13,7 @@ from training.paper.claims.attention import saturation, saved_bytes
 from training.paper.claims.positions import remove_positions
 from training.paper.claims.search import paired_bleu
 from training.paper.claims.training import remove_factor
-from training.paper.rnn import AttentiveRnn, greedy, rnn_of_size, train_rnn
+from training.paper.rnn import AttentiveRnn, greedy, rnn_of_size, train_lstm
 from training.recipe import Recipe
 from training.train import train
 from vaswani_transformer.cli import main
@@ -72,14 +72,14 @@ def test_removing_the_factor_equals_longer_queries(tiny_model):
 
 def test_a_finished_training_is_loaded(text, tmp_path):
     recipe = Recipe.model_validate(SMALL | {"data": str(text), "output_dir": str(tmp_path), "log_every": 6})
-    trained, _ = train_rnn(recipe)
+    trained, _ = train_lstm(recipe)
     losses = [loss for _, loss in json.loads((tmp_path / "losses.json").read_text())["losses"]]
     assert len(losses) == 4 and losses[-1] < losses[0]
-    loaded, _ = train_rnn(recipe)
+    loaded, _ = train_lstm(recipe)
     assert not loaded.training
     torch.testing.assert_close(loaded.state_dict(), trained.state_dict(), rtol=0, atol=0)
     with pytest.raises(InputError, match="seed changed since this model was trained; remove the folder"):
-        train_rnn(recipe.model_copy(update={"seed": 2}))
+        train_lstm(recipe.model_copy(update={"seed": 2}))
 
 
 def test_greedy_decoding_takes_the_likeliest_tokens():

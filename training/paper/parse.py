@@ -1,7 +1,7 @@
 """Parses sentences with a trained model: beam 21, alpha 0.3 and up to 300 tokens more than the source (section 6.3)."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +38,9 @@ def parse(
     """
     translator = Translator.from_pretrained(folder)
     tokenizer, parses = translator.tokenizer, dict[int, Parse]()
-    for indices in batches_by_length(sentences, batch):
+    by_length = sorted(range(len(sentences)), key=lambda index: len(sentences[index].split()))
+    for start in range(0, len(sentences), batch):
+        indices = by_length[start : start + batch]
         texts = [sentences[index] for index in indices]
         source: Any = tokenizer(texts, padding=True, return_tensors="pt").to(translator.model.device)
         words = [tokens[:-1] for tokens in tokenizer(texts)["input_ids"]]
@@ -73,13 +75,8 @@ def tokens_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[st
     return tokens
 
 
-def batches_by_length(sentences: Sequence[str], size: int) -> Iterator[list[int]]:
-    order = sorted(range(len(sentences)), key=lambda index: len(sentences[index].split()))
-    yield from (order[start : start + size] for start in range(0, len(order), size))
-
-
-def parse_with_rnn(
-    model: AttentiveRnn, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str], beams: int = BEAMS
+def parse_with_lstm(
+    model: AttentiveRnn, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str]
 ) -> list[list[str]]:
     """Return the tokens of each sentence's tree, by the same search under the same constraint."""
     parsed = []
@@ -89,7 +86,7 @@ def parse_with_rnn(
         ids = search(
             model,
             source,
-            beams=beams,
+            beams=BEAMS,
             alpha=ALPHA,
             limit=limit,
             lookahead=LOOKAHEAD,

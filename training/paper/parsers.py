@@ -21,9 +21,9 @@ from ..recipe import Recipe
 from ..result_row import parameters
 from ..train import train
 from .fit import seconds_of_fit
-from .parse import FEW_BEAMS, parse, parse_with_rnn
+from .parse import FEW_BEAMS, parse, parse_with_lstm
 from .results import origin
-from .rnn import train_rnn
+from .rnn import train_lstm
 from .trees import labelled_f1, linearise, read_treebank, recombined, split_words, tree_from, words_of
 
 COPIES = {"recombined": 20, "more": 60}  # recombined trees per tree of the sample
@@ -84,10 +84,10 @@ def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], com
     started, model = time.perf_counter(), Path(recipe.output_dir)
     sentences = {part: [words_of(tree) for tree in trees] for part, trees in gold.items()}
     if is_lstm:
-        lstm, prepared = train_rnn(recipe)
+        lstm, prepared = train_lstm(recipe)
         size, well_formed = sum(weight.numel() for weight in lstm.parameters()), None
         cpu_seconds = seconds_of_fit(model)
-        parsed = {part: parse_with_rnn(lstm, prepared.tokenizer, texts) for part, texts in sentences.items()}
+        parsed = {part: parse_with_lstm(lstm, prepared.tokenizer, texts) for part, texts in sentences.items()}
     else:
         train(recipe)
         size, well_formed = parameters(model), share_well_formed(model, gold["test"])

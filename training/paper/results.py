@@ -20,19 +20,15 @@ STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365
 HOLDS, FAILS, UNSURE = "holds", "does not hold here", "not sure"
 Interval = tuple[float, float | None]  # a mean and the half width of its interval
 
-# ---- row files -----------------------------------------------------------------------------------------------------
 
-
-def command_line(
-    command: str, options: Mapping[str, object] | None = None, keys: Mapping[str, str | None] | None = None
-) -> str:
+def command_line(command: str, options: Mapping[str, object], keys: Mapping[str, str | None] | None = None) -> str:
     """Return the command that makes a row file, without the folders of this machine.
 
     options: those with the value None are left out, and a path is written as its last part
     keys: of a recipe
     """
     words = ["vaswani-transformer", *command.split()]
-    for name, value in (options or {}).items():
+    for name, value in options.items():
         if value is not None:
             words += [f"--{name}", value.name if isinstance(value, Path) else str(value)]
     return shlex.join([*words, *(f"--{key}={value}" for key, value in portable(keys or {}).items())])
@@ -63,9 +59,6 @@ def write_table(output: Path, name: str, about: dict[str, Any], table: str) -> N
         file.write(table.encode())
 
 
-# ---- statistics ----------------------------------------------------------------------------------------------------
-
-
 def mean_interval(values: Sequence[float]) -> Interval:
     """Return the mean and the half width of its 95 % interval (Student's t); None for a single value."""
     if len(values) < 2:
@@ -92,9 +85,6 @@ def verdict(difference: Interval, sign: int, margin: float = 0.0) -> str:
 
 def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(first, second, strict=True)]
-
-
-# ---- text ----------------------------------------------------------------------------------------------------------
 
 
 def plus_minus(interval: Interval, digits: int = 2, signed: bool = False) -> str:

@@ -1,10 +1,11 @@
 """An RNN with Bahdanau's attention, the baseline for the paper's model: bidirectional encoder, additive attention.
 
-It trains on the batches of a recipe (`train_rnn`) and decodes greedily (`greedy`) or as section 6.1 does (`search`).
+It trains on the batches of a recipe (`train_lstm`) and decodes greedily (`greedy`) or as section 6.1 does (`search`).
 """
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -27,11 +28,6 @@ class Encoded(NamedTuple):
     memory: Tensor  # (batch, source, width)
     keys: Tensor  # (batch, source, width)
     padding: Tensor | None  # bool, (batch, source, 1)
-
-    def repeated(self, times: int) -> "Encoded":
-        """Return the same for `times` hypotheses of one sentence."""
-        padding = None if self.padding is None else self.padding.expand(times, -1, -1)
-        return Encoded(self.memory.expand(times, -1, -1), self.keys.expand(times, -1, -1), padding)
 
 
 class AttentiveRnn(nn.Module):
@@ -73,7 +69,10 @@ class AttentiveRnn(nn.Module):
     def step(
         self, inputs: Tensor, state: State | None, context: Tensor, encoded: Encoded
     ) -> tuple[Tensor, State, Tensor]:
-        """inputs, context: (batch, width) -> what the output layer reads (batch, 2 x width), new state and context"""
+        """inputs, context: (batch, width) -> what the output layer reads (batch, 2 x width), new state and context
+
+        encoded: a batch, or one sentence for all of them
+        """
         state = cast(State, self.cell(torch.cat((inputs, context), dim=-1), state))
         hidden = state[0] if isinstance(state, tuple) else state
         scores = self.score(torch.tanh(encoded.keys + self.query(hidden)[:, None]))  # (batch, source, 1)
@@ -86,8 +85,7 @@ class AttentiveRnn(nn.Module):
 def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.0) -> AttentiveRnn:
     """Return the RNN whose number of parameters is closest to that of the Transformer it is compared with."""
 
-    def make(width: int) -> AttentiveRnn:
-        return AttentiveRnn(vocabulary, width, cell, dropout)
+    make = partial(AttentiveRnn, vocabulary, cell=cell, dropout=dropout)
 
     def distance(width: int) -> int:
         with torch.device("meta"):
@@ -99,15 +97,15 @@ def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.
 # ---- training ------------------------------------------------------------------------------------------------------
 
 
-def train_rnn(recipe: Recipe, cell: str = "lstm") -> tuple[AttentiveRnn, Prepared]:
-    """Train on the recipe's batches and steps an RNN of the size of its model, with the recipe's dropout.
+def train_lstm(recipe: Recipe) -> tuple[AttentiveRnn, Prepared]:
+    """Train an LSTM of the size of the recipe's model, on the recipe's batches and with its dropout.
 
-    A finished RNN in recipe.output_dir is loaded instead.
+    A finished LSTM in recipe.output_dir is loaded instead.
     """
     prepared = prepare_recipe(recipe)
     parameters, device = prepared.model.num_parameters(), prepared.accelerator.device
     torch.manual_seed(recipe.seed)
-    model = rnn_of_size(parameters, len(prepared.tokenizer), cell, prepared.config.dropout).to(device)
+    model = rnn_of_size(parameters, len(prepared.tokenizer), "lstm", prepared.config.dropout).to(device)
 
     def rate(step: int) -> float:  # constant, and from the middle on a line down to 0
         return LEARNING_RATE * linear_decay(step, prepared.total_steps, 0.5)
@@ -159,7 +157,7 @@ def search(
     context = encoded.memory.new_zeros(1, encoded.memory.shape[-1])
     for length in range(1, limit + 1):
         last = torch.tensor([tokens[-1] if tokens else start for _, tokens in live], device=device)
-        output, state, context = model.step(model.embedding(last), state, context, encoded.repeated(len(live)))
+        output, state, context = model.step(model.embedding(last), state, context, encoded)
         scores = model.output(output).log_softmax(-1).cpu()
         if constraint is not None:
             scores = constraint(torch.tensor([[start, *tokens] for _, tokens in live]), scores)

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention
 
 from .plots import curves, panels, save
-from .results import PAPER, command_line, markdown, origin, write_table
+from .results import PAPER, markdown, origin, write_table
 
 LENGTHS, WIDTHS = (16, 32, 64, 128, 256, 512, 1024), (64, 128, 256, 512)
 PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "ConvolutionBackward")
@@ -157,7 +157,7 @@ def table1(output: Path) -> None:
     torch.manual_seed(1)
     started = time.perf_counter()
     counted = count(LENGTHS, WIDTHS)
-    about = {"layers": counted} | origin(command_line("paper table1"), [1], time.perf_counter() - started)
+    about = {"layers": counted} | origin("vaswani-transformer paper table1", [1], time.perf_counter() - started)
     write_table(output, "table1", about, as_markdown(counted))
     save(figure_of(counted), output / "table1.png")
 

@@ -12,7 +12,7 @@ from ...scores import corpus_bleu
 from ...test_sets import TestSet
 from ..plots import intervals, log_x_ticks, mean_curves, panels
 from ..results import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
-from ..rnn import search, train_rnn
+from ..rnn import search, train_lstm
 from ..table3 import RECIPE
 from .claim import Finding, Numbers, Setting
 from .comparison import LONG, Model, runs_folder, train_models, train_plain
@@ -64,7 +64,7 @@ def bleu_of_transformer(text: TestSet, recipe: Recipe) -> Numbers:
 
 def bleu_of_lstm(text: TestSet, recipe: Recipe) -> Numbers:
     """Train an LSTM of the model's size and return its BLEU with the search of section 6.1."""
-    model, prepared = train_rnn(recipe)
+    model, prepared = train_lstm(recipe)
     start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id
     translations = []
     for sentence in text.sources:
