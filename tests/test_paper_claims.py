@@ -35,7 +35,7 @@ def test_eager_attention_keeps_the_weights_for_the_backward_pass():
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_the_rnn_has_the_size_of_the_transformer_and_attends(cell):
+def test_the_rnn_has_the_wanted_size_and_attends(cell):
     model = rnn_of_size(1_000_000, 500, cell)
     assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(1_000_000, rel=0.1)
     small = AttentiveRnn(20, 8, cell)
@@ -146,7 +146,10 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     found = {path.stem: json.loads(path.read_text()) for path in (output / "claims").glob("*.json")}
     assert found.keys() == CLAIMS.keys()
     nats = found["length_extrapolation"]["nats_per_token"]
-    assert [(kind, len(each[1])) for kind, each in nats.items()] == [("sinusoidal", 3), ("learned", 3), ("none", 3)]
-    assert [len(each) for each in found["warm_up"]["validation_loss"].values()] == [2, 2]
-    assert found["small_data"]["pairs"] == [100] and {len(each) for each in found["small_data"]["bleu"].values()} == {2}
+    assert {kind: [len(buckets) for buckets in by_seed] for kind, by_seed in nats.items()} == dict.fromkeys(
+        ("sinusoidal", "learned", "none"), [3, 3]
+    )
+    assert [len(by_seed) for by_seed in found["warm_up"]["validation_loss"].values()] == [2, 2]
+    bleu = found["small_data"]["bleu"]
+    assert found["small_data"]["pairs"] == [100] and [len(by_seed) for by_seed in bleu.values()] == [2, 2]
     assert found["decoding_throughput"]["tokens_per_second"].keys() == {"Transformer", "GRU", "LSTM"}

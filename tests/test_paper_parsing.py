@@ -250,7 +250,7 @@ def test_generate_returns_trees_from_a_model_that_knows_none(
 # --- the RNN beside it ------------------------------------------------------------------------------------------
 
 
-def test_the_rnn_reads_a_padded_sentence_as_an_unpadded_one() -> None:
+def test_padding_does_not_change_the_rnn() -> None:
     torch.manual_seed(0)
     model = AttentiveRnn(11, 16, "lstm").eval()
     source, target = torch.tensor([[4, 5, 6, 2], [7, 2, 1, 1]]), torch.tensor([[0, 4, 5], [0, 6, 7]])
@@ -259,7 +259,7 @@ def test_the_rnn_reads_a_padded_sentence_as_an_unpadded_one() -> None:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_the_search_of_the_rnn_finds_the_best_of_all_outputs(cell: str) -> None:
+def test_the_rnn_search_finds_the_best_output(cell: str) -> None:
     """Brute force over every output of up to 4 tokens; the beam is as wide as there are outputs."""
     torch.manual_seed(1)
     model, limit, alpha = AttentiveRnn(6, 8, cell).eval(), 4, 0.6
@@ -303,7 +303,7 @@ def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_lead_for_equal_time_needs_equal_hardware_and_time() -> None:
+def test_the_lead_for_equal_time_compares_equal_runs() -> None:
     def row(system: str, seed: int, f1: float, seconds: float, hardware: str = "a") -> dict[str, Any]:
         scores = {"test": {"all": {"f1": f1}}}
         return {

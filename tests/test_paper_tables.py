@@ -53,7 +53,7 @@ def test_steps_and_paths_of_running_layers():
     assert path_length(recurrent, 1024, 64) == 1024  # the signal does not vanish
 
 
-def test_our_rows_of_table_2_are_those_of_the_results(text, tmp_path):
+def test_table_2_has_a_row_for_every_result(text, tmp_path):
     columns = "command,hardware,cpu_hours,steps,parameters,test,beam,alpha,bleu,bleu_signature,bleu_lowercase"
     command = "python -m training --config multi30k_en_de --output-dir runs/x --model.dropout 0.2 --max_length 40"
     command += " --vocab_size 270 --tokens_per_step 1000"
