@@ -1,4 +1,4 @@
-"""`python -m conversion [FROM] PATH OUT` converts a checkpoint of another toolkit; with `--to`, a model to one."""
+"""`python -m conversion [FROM] PATH OUT` converts a checkpoint of another toolkit; `--to` writes one."""
 
 import time
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, exit_cleanly
 
-# The names in formats.py, repeated because it takes seconds to import.
+# The names in run.py, repeated because it takes seconds to import.
 FROM = ("fairseq", "opennmt-py", "joeynmt", "torch-nn-transformer", "annotated-transformer", "marian", "hf-marian",
         "hf-fsmt", "sockeye", "tensor2tensor")  # fmt: skip
 TO = ("ctranslate2", "fairseq", "marian", "hf-marian", "opennmt-py")

@@ -1,4 +1,4 @@
-"""Build the model from a toolkit's description of its checkpoint, in the same steps for every toolkit."""
+"""Build our model from the description of a checkpoint, in the same steps for every toolkit."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ NEVER = -100.0
 
 
 def build_model(description: Description, reasons: Reasons) -> Model:
-    """Return the model. Raises InputError or BrokenFileError with all reasons why the checkpoint cannot be one.
+    """Return the model. Raises InputError or BrokenFileError with all reasons against the conversion.
 
     Adds to `description.options` the values that converting the model back needs.
     """
@@ -42,7 +42,7 @@ def build_model(description: Description, reasons: Reasons) -> Model:
         config |= limit_positions(tensors, config.get("position_offset", 0))
     else:
         config["position_base"] = positions.base(d_model)
-    for name, tensor in list(tensors.items()):  # the paper's biases, which some toolkits do not have
+    for name, tensor in list(tensors.items()):  # biases that the paper has and some toolkits lack
         if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
     config |= tie_and_extend(tensors, vocabulary)
@@ -80,7 +80,7 @@ def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
     """Cut learned tables to the shorter one, whose limit holds for both stacks; return the configuration's fields."""
     rows = min(len(tensors[ENCODER_POSITIONS]), len(tensors[DECODER_POSITIONS]))
     for name in (ENCODER_POSITIONS, DECODER_POSITIONS):
-        tensors[name] = tensors[name][:rows].clone()  # both may be one table
+        tensors[name] = tensors[name][:rows].clone()  # the stacks may share a table
     return {"position_embedding_type": "learned", "max_position_embeddings": rows - offset}
 
 

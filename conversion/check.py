@@ -1,46 +1,39 @@
 """Compare the converted model with the toolkit's, at the end of each conversion.
 
-torch and transformers are always installed, so their three formats are compared unless logits are given or the library
-cannot run the model. Any other toolkit is compared by logits that it computed, from a file. Given texts, the
-log-probability of each pair is printed as well, to be compared with the output of the toolkit's scorer.
+torch and transformers are always installed: their three formats are compared with the library's own model. Any other
+toolkit needs a file of logits that it computed. Given texts, the log-probability of each pair is printed as well, to
+be compared with the output of the toolkit's scorer.
 """
 
 import io
 import random
 import warnings
 import zipfile
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import FSMTForConditionalGeneration, MarianMTModel, PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
-from .layout import DECODER_POSITIONS, ENCODER_POSITIONS
-from .rename import STACKS
-from .toolkits import hf_fsmt, hf_marian, torch_nn
-from .unpickle import load_checkpoint
+from .description import Description, Forward
+from .toolkits.hugging_face import forward_of
 from .vocabulary import SIDES, Vocabulary
 
 MAX_DIFFERENCE = 1e-3  # float32; a wrong switch shows as 0.2 to 10
 RANDOM_PAIRS, RANDOM_LENGTH = 4, 10  # without texts; some tables of positions are short
 PRINTED_PAIRS = 5
 MAX_COMPARED = 100  # pairs that the toolkit computes
-TABLE_ROWS = 1024
 # The arrays in a file of logits; the masks may be missing.
 ARRAYS = ("src_ids", "tgt_in_ids", "logits", "src_mask", "tgt_mask")
 
 Pair = tuple[list[int], list[int]]  # source ids, target ids
-# (source ids, decoder's input ids), both (1, length) -> logits (1, target, vocabulary)
-Forward = Callable[[Tensor, Tensor], Tensor]
 
 
 @torch.inference_mode()
@@ -68,13 +61,20 @@ def check(
         lines.append(f"log P of all {len(totals)} pairs: {sum(totals):.4f}")
     if logits:
         name, differences = str(logits), differences_from_file(model, logits, vocabulary)
-    elif name not in FORWARDS:
+    elif description.reference is None:
         rest = "its scorer should print these numbers" if texts else "--check SRC TGT prints log-probabilities"
         return [*lines, f"check: {name} cannot be run from here; {rest}; --logits FILE compares with its logits"]
     else:
         try:
-            theirs = toolkit_scores(description, pairs[:MAX_COMPARED])
-        except Exception as error:  # of another program, of any version
+            # The library's output and warnings do not concern the conversion.
+            with (
+                warnings.catch_warnings(action="ignore"),
+                redirect_stdout(io.StringIO()),
+                redirect_stderr(io.StringIO()),
+            ):
+                forward = description.reference(description)
+                theirs = [log_probabilities(forward, vocabulary.start_id, *pair) for pair in pairs[:MAX_COMPARED]]
+        except Exception as error:  # torch and transformers raise many kinds
             found = f"{type(error).__name__}: {one_line(str(error))[:200]}"
             return [*lines, f"check: {name} could not run this model ({found})"]
         differences = [(a - b).abs() for a, b in zip(ours, theirs, strict=False)]
@@ -151,68 +151,3 @@ def encoded_pairs(folder: Path, texts: tuple[Path, Path], vocabulary: Vocabulary
     rows = encoded(sources, folder, len(vocabulary.source))
     labels = encoded(targets, separate if separate.exists() else folder, len(vocabulary.target))
     return [(source, target) for source, target in zip(rows, labels, strict=True) if source and target]
-
-
-# ---- the models of torch and transformers, of options and tensors that the readers have checked --------------------
-
-
-def toolkit_scores(description: Description, pairs: list[Pair]) -> list[Tensor]:
-    """Return the toolkit's log P of each token, for each pair (target,)."""
-    # The toolkit's output and warnings do not concern the conversion.
-    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        forward, start = FORWARDS[description.toolkit](description), description.vocabulary.start_id
-        return [log_probabilities(forward, start, source, target) for source, target in pairs]
-
-
-def torch_forward(description: Description) -> Forward:
-    """nn.Transformer with the file's tensors; embeddings, positions and output around it as the reader found them."""
-    config, tensors = description.config, description.tensors
-    around = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
-    weights = torch_nn.without_prefix(torch_nn.state_dict_of(load_checkpoint(description.path)))
-    with torch.device("meta"):
-        module = nn.Transformer(
-            d_model=config["d_model"],
-            nhead=config["encoder_attention_heads"],
-            num_encoder_layers=config["encoder_layers"],
-            num_decoder_layers=config["decoder_layers"],
-            dim_feedforward=config["encoder_ffn_dim"],
-            activation=config["activation_function"],
-            norm_first=config["norm_position"] == "pre",
-            layer_norm_eps=config["layer_norm_eps"],
-            bias="encoder.layers.0.linear1.bias" in weights,
-            batch_first=True,
-        )
-    for stack in STACKS:
-        if not config[f"{stack}_final_norm"]:
-            getattr(module, stack).norm = None
-    module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
-    module.float().eval()
-    table = description.positions.table(TABLE_ROWS, config["d_model"]).float()
-
-    def embedded(ids: Tensor, embedding: str, positions: str) -> Tensor:
-        scale = 1.0 if embedding in description.unscaled else config["d_model"] ** 0.5
-        return around[embedding][ids] * scale + around.get(positions, table)[: ids.shape[1]]
-
-    def forward(ids: Tensor, target: Tensor) -> Tensor:
-        source, target = embedded(ids, SOURCE, ENCODER_POSITIONS), embedded(target, TARGET, DECODER_POSITIONS)
-        states = module(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
-        return states @ around[OUTPUT].T + around.get(OUTPUT_BIAS, torch.zeros(()))
-
-    return forward
-
-
-def transformers_forward(description: Description) -> Forward:
-    kind = MarianMTModel if description.toolkit == hf_marian.NAME else FSMTForConditionalGeneration
-    return forward_of(kind.from_pretrained(description.path.parent, dtype=torch.float32, local_files_only=True).eval())
-
-
-def forward_of(model: nn.Module) -> Forward:
-    # With its cache FSMT is not causal for several target tokens.
-    return lambda ids, target: model(input_ids=ids, decoder_input_ids=target, use_cache=False).logits
-
-
-FORWARDS: dict[str, Callable[[Description], Forward]] = {
-    torch_nn.NAME: torch_forward,
-    hf_marian.NAME: transformers_forward,
-    hf_fsmt.NAME: transformers_forward,
-}

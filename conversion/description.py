@@ -1,5 +1,6 @@
 """A reader's description of a checkpoint, from which `build.py` makes our model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from .vocabulary import Vocabulary
 SOURCE, TARGET, OUTPUT = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
 SHARED, OUTPUT_BIAS = "model.shared.weight", "lm_head.bias"
 
+# A model as a function of source ids and the decoder's input ids, both (1, length); logits (1, target, vocabulary)
+Forward = Callable[[Tensor, Tensor], Tensor]
+
 
 @dataclass
 class Description:
@@ -21,13 +25,14 @@ class Description:
 
     tensors: its tensors by the toolkit's names, fused matrices split
     rules: our name of each tensor
-    config: fields of our configuration, without those that the tensors and the vocabulary tell
-    positions: its sinusoids, unless the rules read learned tables; saved tables of them are left out
+    config: fields of our configuration, except those that follow from the tensors and the vocabulary
+    positions: its sinusoids, unless the rules read learned tables; saved tables of sinusoids are ignored
     unscaled: the embeddings (SOURCE, TARGET) that the toolkit does not multiply by sqrt(d_model)
     notes: sentences for the user about the model
-    assumed: sentences about what the checkpoint does not say, with the remedy
-    files: files that are kept beside the model for converting it back, without those of the vocabulary
+    assumed: sentences about properties that the checkpoint does not record, with the remedy
+    files: files that are copied into the model folder for converting back, besides those of the vocabulary
     options: values that converting it back needs
+    reference: builds the checkpoint's own model, if torch or transformers has its class
     toolkit, path: set by `run.read`
     """
 
@@ -41,6 +46,7 @@ class Description:
     assumed: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    reference: Callable[["Description"], Forward] | None = None
     toolkit: str = ""
     path: Path = Path()
 

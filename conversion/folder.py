@@ -1,22 +1,32 @@
-"""A converted model -> an ordinary model folder, which appears under its name only when it is complete."""
+"""A model folder: written for a converted model, and read again to convert its model to another toolkit's format.
+
+conversion.json records the toolkit and the values that converting back needs; `original` has the toolkit's files.
+"""
 
 import json
 import shutil
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
 from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.errors import InputError
+from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import check_new_folder
+from vaswani_transformer.loading import load_model
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .description import Description
-from .origin import ORIGINALS, RECORD
+from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Description
+from .layout import Sinusoids, concatenate
+from .vocabulary import SIDES
 
-NOTES = "CONVERSION.md"
+NOTES, RECORD, ORIGINALS = "CONVERSION.md", "conversion.json", "original"
 
 
 def new_model_folder(out: Path) -> AbstractContextManager[Path]:
@@ -25,6 +35,10 @@ def new_model_folder(out: Path) -> AbstractContextManager[Path]:
     if not out.absolute().parent.is_dir():
         raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
     return atomic_folder(out)
+
+
+def write_json(content: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def save(description: Description, model: Model, folder: Path) -> None:
@@ -41,7 +55,7 @@ def save(description: Description, model: Model, folder: Path) -> None:
     for file in [*vocabulary.files, *description.files]:
         shutil.copyfile(file, folder / ORIGINALS / file.name)
     record = {"toolkit": description.toolkit, "file": description.path.name, "options": description.options}
-    (folder / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(record, folder / RECORD)
     (folder / NOTES).write_text(as_markdown(description), encoding="utf-8")
 
 
@@ -71,3 +85,72 @@ def as_markdown(description: Description) -> str:
             f"`{TARGET_TOKENIZER}/` the target's, for decoding and for labels."
         )
     return "\n".join([f"# Converted from {toolkit} (`{description.path.name}`)", "", *(f"* {n}" for n in notes)]) + "\n"
+
+
+class ModelFolder:
+    """A model folder that is to be converted to a toolkit's format.
+
+    toolkit: the toolkit that the model came from; "" for a model that was trained with this project
+    options: values that the toolkit's reader kept
+    originals: the folder of the toolkit's vocabulary files
+    rows: by side, the number of embeddings that are written: the toolkit's, or all
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.originals = path, path / ORIGINALS
+        self.model = load_model(path, device="cpu")
+        self.config: Any = self.model.config
+        self.toolkit, self.options = "", {}
+        self.keep_all_rows()
+        file = path / RECORD
+        if file.exists():
+            try:
+                record = json.loads(file.read_text(encoding="utf-8"))
+                self.toolkit, self.options = str(record["toolkit"]), {**record["options"]}
+                self.rows = {side: int(self.options.get(f"{side}_tokens", rows)) for side, rows in self.rows.items()}
+            except (ValueError, KeyError, TypeError) as error:
+                raise BrokenFileError(f"{file} is not a record of a conversion ({error})") from None
+
+    def keep_all_rows(self) -> None:
+        """Treat the symbols and aliases that were added for our model as part of the vocabulary."""
+        self.rows: dict[str, int] = {"source": self.config.vocab_size, "target": self.config.decoder_vocab_size}
+
+    def has_tokenizer(self) -> bool:
+        return (self.path / "tokenizer.json").exists()
+
+    def tokenizer(self, side: str) -> Tokenizer:
+        separate = self.path / TARGET_TOKENIZER / "tokenizer.json"
+        file = separate if side == "target" and separate.exists() else self.path / "tokenizer.json"
+        return Tokenizer.from_file(str(file))
+
+    def tokens(self) -> tuple[list[str], list[str]]:
+        """Return the first `rows` tokens of both sides by id."""
+        sides = []
+        for side in SIDES:
+            by_id = {id: token for token, id in self.tokenizer(side).get_vocab(with_added_tokens=True).items()}
+            sides.append([by_id.get(id, f"unused{id}") for id in range(self.rows[side])])
+        return sides[0], sides[1]
+
+    def tensors(self, positions: Sinusoids | None) -> dict[str, Tensor]:
+        """Return our tensors in the layout of a toolkit, with SOURCE, TARGET and OUTPUT separate and cut to `rows`.
+
+        Projections without biases get zeros.
+
+        positions: the toolkit's sinusoids; None if the model's positions are learned
+        """
+        tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        tensors.pop(SHARED, None)
+        for name, side in ((SOURCE, "source"), (TARGET, "target"), (OUTPUT, "target"), (OUTPUT_BIAS, "target")):
+            if name in tensors:
+                tensors[name] = tensors[name][: self.rows[side]]
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(len(tensors[name])))
+        if positions is not None and positions.concatenated:
+            tensors = concatenate(tensors, self.config.d_model)
+        return tensors
+
+    def in_saved_dtype(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors in the precision of the toolkit's file, contiguous; tied matrices stay tied."""
+        dtype = getattr(torch, self.options.get("dtype", "float32"))
+        seen: dict[int, Tensor] = {}
+        return {name: seen.setdefault(t.data_ptr(), t.to(dtype).contiguous()) for name, t in tensors.items()}

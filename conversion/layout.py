@@ -1,8 +1,7 @@
 """Differences between toolkits that are absorbed exactly in the weights, so that the forward pass stays the paper's.
 
-The order of the components of d_model has no meaning: it may be permuted throughout. A permutation turns concatenated
-sines and cosines into the paper's interleaved ones. Their exponent i / (d_model/2 - 1) is the paper's
-with another base.
+The components of d_model may be permuted, if it is done in every tensor. A permutation turns concatenated sines and
+cosines into the paper's interleaved ones. The exponent i / (d_model/2 - 1) is the paper's with another base.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ ENCODER_POSITIONS, DECODER_POSITIONS = expand(POSITIONS)
 class Sinusoids:
     """One of the forms of sinusoidal positions, Section 3.5.
 
-    concatenated: all sines, then all cosines, instead of both in turn
+    concatenated: all sines, then all cosines; the paper's alternate
     shifted: the exponent is i / (d_model/2 - 1) instead of 2i / d_model
     """
 
@@ -61,7 +60,7 @@ TENSOR2TENSOR = Sinusoids(concatenated=True, shifted=True)
 
 
 def model_axis(name: str) -> int | None:
-    """Return the axis of one of our tensors that runs along d_model; None for biases of projections away from it."""
+    """Return the axis of one of our tensors that runs along d_model, if there is one."""
     if name == "lm_head.bias":
         return None
     if name.endswith((".out_proj.weight", ".fc2.weight", ".out_proj.bias", ".fc2.bias")) or "norm." in name:
@@ -73,15 +72,16 @@ def model_axis(name: str) -> int | None:
 
 def interleave(tensors: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor]:
     """Permute d_model of our tensors from the order of concatenated sinusoids to that of the paper's."""
-    return _permute(tensors, torch.arange(d_model).view(2, -1).T.reshape(-1))  # 0, h, 1, h + 1, ...
+    return permute(tensors, torch.arange(d_model).view(2, -1).T.reshape(-1))  # 0, h, 1, h + 1, ...
 
 
 def concatenate(tensors: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor]:
     """Undo `interleave`."""
-    return _permute(tensors, torch.arange(d_model).view(-1, 2).T.reshape(-1))  # 0, 2, 4, ..., 1, 3, 5, ...
+    return permute(tensors, torch.arange(d_model).view(-1, 2).T.reshape(-1))  # 0, 2, 4, ..., 1, 3, 5, ...
 
 
-def _permute(tensors: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
+def permute(tensors: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
+    """Return the tensors with another order of the components of d_model. order: (d_model,)"""
     return {
         name: tensor if (axis := model_axis(name)) is None else tensor.index_select(axis, order)
         for name, tensor in tensors.items()
@@ -89,7 +89,7 @@ def _permute(tensors: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
 
 
 def split_in_proj(tensors: dict[str, Tensor]) -> None:
-    """Split the matrices of queries, keys and values that torch's and old fairseq's attention modules save as one."""
+    """Split the joint matrix of queries, keys and values in torch's and old fairseq's attention modules."""
     for name in list(tensors):
         module, _, last = name.rpartition(".")
         if last in ("in_proj_weight", "in_proj_bias") and module.endswith("_attn"):

@@ -1,12 +1,7 @@
-"""A toolkit's options. What this model cannot represent is refused in the words of the toolkit's users."""
+"""Options of a checkpoint or fields of our configuration, and checks that the other side can represent them."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import yaml
-
-from vaswani_transformer.errors import BrokenFileError
 
 from .reasons import Reasons, shown
 from .rename import STACKS
@@ -16,9 +11,9 @@ MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # the limits of our configuration
 
 
 class Options(dict[str, Any]):
-    """The options by name; the methods add to `reasons` what cannot be converted.
+    """The options by name. The methods add unsupported ones to `reasons`.
 
-    written: how the toolkit's users write an option and its value
+    written: the format in which users write an option and its value
     """
 
     def __init__(self, values: Mapping[str, Any], reasons: Reasons, written: str = "{} is {}"):
@@ -31,7 +26,7 @@ class Options(dict[str, Any]):
         return self.written.format(flag, shown(self.get(name)))
 
     def require(self, supported: Mapping[str, tuple], off: str = "") -> None:
-        """Check that each option has one of the values that the model can represent, unless it is missing.
+        """Check that each option has one of the values that the other side can represent, unless it is missing.
 
         off: names of options that must be off: False, 0, None or empty
         """
@@ -40,7 +35,7 @@ class Options(dict[str, Any]):
                 self.reasons.unsupported(f"{self.show(name)} (not supported)")
         for name, values in supported.items():
             if name in self and self[name] not in values:
-                choices = " or ".join(map(repr, dict.fromkeys(values)))
+                choices = " or ".join(map(shown, dict.fromkeys(values)))
                 self.reasons.unsupported(f"{self.show(name)} (supported: {choices})")
 
     def require_equal(self, first: str, second: str, missing: Any = None) -> None:
@@ -50,7 +45,7 @@ class Options(dict[str, Any]):
             self.reasons.unsupported(f"{self.show(first)} and {self.show(second)} differ")
 
     def require_in_stacks(self, part: str, supported: Mapping[str, tuple], off: str, equal: str) -> None:
-        """Check options of both stacks. part: what is written before them, with `{stack}`
+        """Check options of both stacks. part: the prefix of their names, with `{stack}`
 
         equal: names of options that must agree
         """
@@ -88,25 +83,11 @@ class Options(dict[str, Any]):
         return {field: float(self.get(name, default) or 0) for field, name in options}
 
     def heads(self, name: str, d_model: int) -> dict[str, int]:
-        """Return the fields for the number of heads where no tensor and no other option tells it."""
+        """Return the fields for the number of heads, for toolkits whose other sizes follow from the tensors."""
         heads = self.get(name)
         if not isinstance(heads, int) or heads < 1 or d_model % heads:
             self.reasons.unsupported(f"{self.show(name)}; it must divide d_model {d_model}")
         return {f"{stack}_attention_heads": self.get(name, 0) for stack in STACKS}
-
-
-def read_yaml(file: Path, loader: Any = yaml.SafeLoader, text: str | None = None) -> dict[str, Any]:
-    """Return the mapping in a file, or in a text from it. Raises BrokenFileError if it holds anything else.
-
-    loader: a YAML loader that builds only plain values
-    """
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8") if text is None else text, loader)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BrokenFileError(f"{file} is not complete YAML ({error}); copy it again") from None
-    if not isinstance(content, dict):
-        raise BrokenFileError(f"{file} holds a {type(content).__name__}, not a mapping")
-    return content
 
 
 def flattened(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The reasons why a model cannot be converted, collected so that one error names them all."""
 
 import reprlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,6 @@ class Reasons:
     def broken(self, reason: str) -> None:
         """Add a fault of the file."""
         self.faults.append(reason)
-
-    def require(self, toolkit: str, config: Any, fields: Mapping[str, tuple]) -> None:
-        """Check that fields of our configuration have values that the toolkit supports.
-
-        fields: the supported values of each field; no toolkit supports other d_k and d_v than d_model / heads
-        """
-        for name, supported in {**fields, "d_k": (None,), "d_v": (None,)}.items():
-            value = getattr(config, name)
-            if value not in supported:
-                values = " or ".join(map(shown, dict.fromkeys(supported)))
-                self.unsupported(f"{name} {shown(value)} ({toolkit} supports {values})")
 
     def refuse_if_any(self) -> None:
         """Raise InputError or BrokenFileError with all reasons, if there are any."""

@@ -1,4 +1,4 @@
-"""Rules between a toolkit's names of tensors and ours, which read a checkpoint and write one.
+"""Rules that map a toolkit's names of tensors to ours, for reading and for writing a checkpoint.
 
 A table maps names to names. Braces stand for several names, as in a shell: `fc{1,2}.{weight,bias}` are four. `{n}` is
 the number of the layer.
@@ -20,32 +20,34 @@ STACKS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class Rule:
-    """A tensor's names in the toolkit's checkpoint (theirs) and in our state dict (ours), and how theirs is stored.
+    """A tensor's names in the toolkit's checkpoint (theirs) and in our state dict (ours).
 
-    transposed: the toolkit stores the matrix as (in, out)
-    row: the toolkit stores the vector as (1, size)
+    transposed: the toolkit stores matrices as (in, out) and, if it is Marian, vectors as (1, size)
     """
 
     theirs: str
     ours: str
     transposed: bool = False
-    row: bool = False
+
+    @property
+    def is_vector(self) -> bool:
+        return self.ours.endswith("bias") or "norm." in self.ours
 
     def read(self, tensor: Tensor) -> Tensor:
-        if self.row:
+        if self.is_vector:
             return tensor.reshape(-1)
         return tensor.T if self.transposed else tensor
 
     def write(self, tensor: Tensor) -> Tensor:
-        if self.row:
-            return tensor.reshape(1, -1)
-        return tensor.T if self.transposed else tensor
+        if not self.transposed:
+            return tensor
+        return tensor.reshape(1, -1) if self.is_vector else tensor.T
 
 
-def rules_of(names: Mapping[str, str], **form: bool) -> list[Rule]:
-    """Return the rules of a table: the toolkit's names -> ours. form: fields of `Rule`"""
+def rules_of(names: Mapping[str, str], transposed: bool = False) -> list[Rule]:
+    """Return the rules of a table: the toolkit's names -> ours."""
     return [
-        Rule(theirs, ours, **form)
+        Rule(theirs, ours, transposed)
         for pattern, our_pattern in names.items()
         for theirs, ours in zip(expand(pattern), expand(our_pattern), strict=True)
     ]
@@ -57,20 +59,20 @@ def stack_rules(
     names: Mapping[str, Any],
     final: str = "",
     first: int = 0,
-    **form: bool,
+    transposed: bool = False,
 ) -> list[Rule]:
     """Return the rules of the layers of both stacks and, where the model has them, of the final norms.
 
-    theirs: what the toolkit writes before the names inside a layer, with `{stack}` and `{n}`; or one for each stack
-    names: the table of names inside a layer, or one for each stack; the encoder leaves the cross-attention out
+    theirs: the toolkit's prefix of the names inside a layer, with `{stack}` and `{n}`; or a prefix for each stack
+    names: the table of names inside a layer, or a table for each stack; the encoder skips cross-attention
     final: the toolkit's names of a final norm, with `{stack}`
     first: the toolkit's number of the first layer
-    form: fields of `Rule`
+    transposed: see `Rule`
     """
     rules = []
     for stack in STACKS:
         prefix = theirs if isinstance(theirs, str) else theirs[stack]
-        inside = rules_of(names.get(stack, names), **form)
+        inside = rules_of(names.get(stack, names), transposed)
         if stack == "encoder":
             inside = [rule for rule in inside if not rule.ours.startswith("cross_attn")]
         for n in range(config[f"{stack}_layers"]):
@@ -78,7 +80,7 @@ def stack_rules(
             rules += [replace(rule, theirs=before + rule.theirs, ours=ours + rule.ours) for rule in inside]
         if final and config.get(f"{stack}_final_norm", config.get("norm_position") == "pre"):
             norm = f"model.{stack}.final_norm.{{weight,bias}}"
-            rules += rules_of({final.replace("{stack}", stack): norm}, **form)
+            rules += rules_of({final.replace("{stack}", stack): norm}, transposed)
     return rules
 
 
@@ -108,7 +110,7 @@ def stack_sizes(tensors: Mapping[str, Tensor], fc1: str) -> dict[str, int]:
 
 
 def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str) -> dict[str, Tensor]:
-    """Return the tensors that can be weights; any other value is a fault of the file.
+    """Return the tensors that can be weights. Any other value is a fault of the file.
 
     ignored: regular expressions for the full names of buffers, counters and stale copies, which are left out
     """

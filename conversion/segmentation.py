@@ -1,16 +1,17 @@
-"""Which segmentation a toolkit's vocabulary was made with, from the files beside the checkpoint."""
+"""The tokenizers of a vocabulary, from the files beside the checkpoint: BPE codes, a SentencePiece model, or words."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
+from .checkpoint_files import find_file, required_file
 from .sentencepiece import SPACE, SentencePieceModel
-from .vocabulary import SIDES, Vocabulary, common_ids, find_file, read_codes, required_file
+from .vocabulary import SIDES, Vocabulary, common_ids
 
 # The usual names of special tokens in a word list.
 SYMBOLS = {
@@ -19,6 +20,20 @@ SYMBOLS = {
     "bos": ("<s>", "<bos>", "<sos>", "[BOS]", "[SOS]", "[CLS]"),
     "eos": ("</s>", "<eos>", "[EOS]", "[SEP]"),
 }
+
+
+def read_word_lists(folder: Path) -> Vocabulary:
+    """vocab.src.txt and vocab.tgt.txt, or vocab.txt; the source has both symbols of a sentence around it."""
+    remedy = "; write one token per line in the order of the ids, special tokens under their usual names"
+    files = [
+        required_file(
+            folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt", remedy=remedy
+        )
+        for side, other in (("src", "source"), ("tgt", "trg"))
+    ]
+    source, target = (list(read_lines(file)) for file in files)
+    ids = common_ids(source, target, SYMBOLS, " and ".join(file.name for file in files))
+    return with_tokenizers(Vocabulary(source, target, start=ids["bos"], begins=True, files=files, **ids), folder)
 
 
 def with_tokenizers(
@@ -32,13 +47,13 @@ def with_tokenizers(
 
 
 def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: str) -> Tokenizer:
-    """Return the tokenizer of one side: BPE codes, a SentencePiece model, or words."""
+    """Return the tokenizer of one side. The marks of its tokens say which file to look for."""
     tokens = vocabulary.tokens(side)
     if any(token.endswith("@@") for token in tokens):
         codes = find_file(folder, f"bpecodes.{language}", f"*codes*.{language}", "bpecodes", "*codes*", "code", "*.bpe")
         if codes:
             vocabulary.files.append(codes)
-            return vocabulary.bpe(side, read_codes(codes))
+            return bpe_tokenizer(vocabulary, side, read_codes(codes))
         vocabulary.notes.append(
             f"No BPE codes were found beside the checkpoint: the {side} tokenizer takes segmented text (`a@@ b`)."
         )
@@ -50,7 +65,7 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
         vocabulary.notes.append(
             f"No SentencePiece model was found beside the checkpoint: the {side} tokenizer takes segmented text."
         )
-    return vocabulary.words(side)
+    return word_tokenizer(vocabulary, side)
 
 
 def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> SentencePieceModel | None:
@@ -73,15 +88,62 @@ def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> Senten
     return max(named or models, key=lambda model: sum(piece in known for piece, *_ in model.pieces), default=None)
 
 
-def read_word_lists(folder: Path) -> Vocabulary:
-    """vocab.src.txt and vocab.tgt.txt, or vocab.txt; the source has both symbols of a sentence around it."""
-    remedy = "; write one token per line in the order of the ids, special tokens under their usual names"
-    files = [
-        required_file(
-            folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt", remedy=remedy
-        )
-        for side, other in (("src", "source"), ("tgt", "trg"))
-    ]
-    source, target = (list(read_lines(file)) for file in files)
-    ids = common_ids(source, target, SYMBOLS, " and ".join(file.name for file in files))
-    return with_tokenizers(Vocabulary(source, target, start=ids["bos"], begins=True, files=files, **ids), folder)
+def word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
+    """Return a tokenizer of words between spaces, each an entry of the vocabulary or `<unk>`."""
+    special = vocabulary.special_tokens(side)
+    unknown = special.get("unk_token", special["pad_token"])
+    tokenizer = Tokenizer(models.WordLevel(vocabulary.ids(side), unk_token=unknown))
+    # A control symbol in a user's text is a word that the vocabulary lacks.
+    typed = "|".join(re.escape(token) for name, token in special.items() if name != "unk_token")
+    tokenizer.normalizer = normalizers.Replace(Regex(rf"(?<!\S)({typed})(?!\S)"), unknown)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return vocabulary.with_template(tokenizer, side)
+
+
+def bpe_tokenizer(
+    vocabulary: Vocabulary, side: str, merges: Sequence[tuple[str, str]], separator: str | None = "@@"
+) -> Tokenizer:
+    """Return a tokenizer of words between spaces, whose letters are merged as subword-nmt and fastBPE do.
+
+    merges: pairs of pieces in the order of the codes, with `</w>` for the end of a word
+    separator: the mark of pieces that do not end their word; None if `</w>` marks those that do
+    """
+    special = vocabulary.special_tokens(side)
+    ids: dict[str, int] = {}
+    for token, id in vocabulary.ids(side).items():
+        if separator is not None and token not in special.values():
+            token = token.removesuffix(separator) if token.endswith(separator) else token + "</w>"
+        ids[token] = id
+    merges = list(dict.fromkeys(merges))
+    pieces = dict.fromkeys(piece for left, right in merges for piece in (left, right, left + right))
+    ids |= vocabulary.add_aliases(side, (piece for piece in pieces if piece not in ids))
+    tokenizer = Tokenizer(
+        models.BPE(ids, merges, unk_token=special["unk_token"], end_of_word_suffix="</w>", fuse_unk=False)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
+    return vocabulary.with_template(tokenizer, side)
+
+
+def read_codes(path: Path) -> list[tuple[str, str]]:
+    """Return the merges of a file of subword-nmt 0.2, of fastBPE, or of Hugging Face's merges.txt of one of them.
+
+    Raises InputError for subword-nmt 0.1, where the end of a word is a separate letter.
+    """
+    merges = []
+    version_1 = True
+    for number, line in enumerate(read_lines(path), start=1):
+        if number == 1 and line.startswith("#version:"):
+            version_1 = line.split()[-1] == "0.1"
+            continue
+        parts = line.rstrip(" ").split(" ")
+        if parts == [""]:
+            continue
+        if len(parts) == 3 and parts[2].isdigit():  # fastBPE adds how often the pair occurred
+            version_1 = False
+        elif len(parts) != 2:
+            raise BrokenFileError(f"{path} line {number}: {line!r} is not a pair of pieces")
+        merges.append((parts[0], parts[1]))
+    if version_1 and any("</w>" in (left, right) for left, right in merges):
+        raise InputError(f"{path} is from subword-nmt 0.1, whose segmentation a tokenizer.json cannot represent")
+    return merges

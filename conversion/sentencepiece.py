@@ -110,7 +110,7 @@ class SentencePieceModel:
         entries = [(f" {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece
         special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
         for piece, id in ids.items():
-            if piece in user_defined:  # SentencePiece prefers these to all others by this score
+            if piece in user_defined:  # with this score SentencePiece prefers them to all other pieces
                 entries[id] = piece, len(piece.encode()) * best - 0.1
             elif piece in textual:
                 entries[id] = piece, textual[piece]

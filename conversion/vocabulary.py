@@ -1,21 +1,19 @@
-"""A toolkit's vocabulary -> a plain tokenizer.json with the toolkit's ids.
+"""A toolkit's vocabulary, its special tokens and tokenizers, which keep the toolkit's ids.
 
-Words, and subword-nmt's and fastBPE's codes; sentencepiece.py and tensor2tensor.py have those of other segmentations.
-A segmentation can make pieces that the vocabulary lacks, which are `<unk>` to the toolkit. A tokenizer needs an id for
-them, because further merges build on them: they get the ids after the toolkit's, with the embedding of `<unk>`.
+A segmentation can make pieces that the vocabulary lacks, which are `<unk>` to the toolkit. A tokenizer needs ids for
+them, because further merges build on them. Such an alias gets an id after the toolkit's and the embedding of `<unk>`.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.lines import read_lines
+from vaswani_transformer.model_folder import read_json_object
 
 # Source texts may be longer than those a toolkit was trained on; the sinusoidal model has no limit.
 MODEL_MAX_LENGTH = 1024
@@ -26,16 +24,16 @@ SIDES = ("source", "target")
 class Vocabulary:
     """The toolkit's tokens, the ids of the special ones, and how text becomes ids.
 
-    Rows of one side's embedding: the toolkit's tokens; from `first_new` the start and padding tokens that the toolkit
-    lacks, with the same ids on both sides; from `first_alias` the aliases.
+    Rows of one side's embedding: the toolkit's tokens; from `first_new` the start and padding tokens if the toolkit
+    lacks them, with the same ids on both sides; from `first_alias` the aliases.
 
     source, target: the tokens by id
     unknown, bos, pad: None if the toolkit has no such token
     start: the decoder's first token; None if the toolkit begins with a zero vector
     begins, ends: whether the source begins with `bos` and ends with `eos`
     source_has_symbols: False if only the target has the tokens `bos` and `eos`
-    tokenizers: by side; empty if nothing beside the checkpoint says how text becomes ids
-    aliases: by side, the pieces after the toolkit's that are `<unk>` to it
+    tokenizers: by side; empty if no file beside the checkpoint says how text becomes ids
+    aliases: by side, pieces that the toolkit's vocabulary lacks, in the order of their ids
     files: the files that the vocabulary was read from
     notes: sentences for the user about it
     """
@@ -89,7 +87,7 @@ class Vocabulary:
         return max(len(self.tokens(side)), self.rows_with_symbols())
 
     def special_tokens(self, side: str) -> dict[str, str]:
-        """bos_token, eos_token, pad_token, unk_token -> the token, for one side."""
+        """Return bos_token, eos_token, pad_token, unk_token -> the token, for one side."""
         tokens = self.tokens(side)
         bos = self.start if self.bos is None else self.bos
         ids = {"eos_token": self.eos, "unk_token": self.unknown, "bos_token": bos, "pad_token": self.pad}
@@ -103,7 +101,7 @@ class Vocabulary:
         return found
 
     def ids(self, side: str) -> dict[str, int]:
-        """Token -> id for one side, the new symbols included."""
+        """Return token -> id for one side, including the new symbols."""
         ids = {token: id for id, token in reversed(list(enumerate(self.tokens(side))))}
         special = self.special_tokens(side)
         if self.start is None:
@@ -126,41 +124,6 @@ class Vocabulary:
             for id in ids:
                 if id is not None and not 0 <= id < size:
                     raise BrokenFileError(f"{subject}: the {side} vocabulary has {size} entries, but no id {id}")
-
-    # ---- tokenizers ------------------------------------------------------------------------------------------
-
-    def words(self, side: str) -> Tokenizer:
-        """Words between spaces, each an entry of the vocabulary or `<unk>`."""
-        special = self.special_tokens(side)
-        unknown = special.get("unk_token", special["pad_token"])
-        tokenizer = Tokenizer(models.WordLevel(self.ids(side), unk_token=unknown))
-        # A control symbol in a user's text is a word that the vocabulary lacks.
-        typed = "|".join(re.escape(token) for name, token in special.items() if name != "unk_token")
-        tokenizer.normalizer = normalizers.Replace(Regex(rf"(?<!\S)({typed})(?!\S)"), unknown)
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        return self.with_template(tokenizer, side)
-
-    def bpe(self, side: str, merges: Sequence[tuple[str, str]], separator: str | None = "@@") -> Tokenizer:
-        """subword-nmt: words between spaces, whose letters are merged.
-
-        merges: pairs of pieces in the order of the codes, with `</w>` for the end of a word
-        separator: the mark of pieces that do not end their word; None if `</w>` marks those that do
-        """
-        special = self.special_tokens(side)
-        ids: dict[str, int] = {}
-        for token, id in self.ids(side).items():
-            if separator is not None and token not in special.values():
-                token = token.removesuffix(separator) if token.endswith(separator) else token + "</w>"
-            ids[token] = id
-        merges = list(dict.fromkeys(merges))
-        pieces = dict.fromkeys(piece for left, right in merges for piece in (left, right, left + right))
-        ids |= self.add_aliases(side, (piece for piece in pieces if piece not in ids))
-        tokenizer = Tokenizer(
-            models.BPE(ids, merges, unk_token=special["unk_token"], end_of_word_suffix="</w>", fuse_unk=False)
-        )
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
-        return self.with_template(tokenizer, side)
 
     def with_template(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
         """Return the tokenizer with the symbols around a sentence: the target ends with `</s>`."""
@@ -216,61 +179,9 @@ def common_ids(
     return found
 
 
-# ---- files -------------------------------------------------------------------------------------------------------
-
-
-def read_codes(path: Path) -> list[tuple[str, str]]:
-    """Return the merges of a file of subword-nmt 0.2, of fastBPE, or of Hugging Face's merges.txt of one of them.
-
-    Raises InputError for subword-nmt 0.1, where the end of a word is a separate letter.
-    """
-    merges = []
-    version_1 = True
-    for number, line in enumerate(read_lines(path), start=1):
-        if number == 1 and line.startswith("#version:"):
-            version_1 = line.split()[-1] == "0.1"
-            continue
-        parts = line.rstrip(" ").split(" ")
-        if parts == [""]:
-            continue
-        if len(parts) == 3 and parts[2].isdigit():  # fastBPE adds how often the pair occurred
-            version_1 = False
-        elif len(parts) != 2:
-            raise BrokenFileError(f"{path} line {number}: {line!r} is not a pair of pieces")
-        merges.append((parts[0], parts[1]))
-    if version_1 and any("</w>" in (left, right) for left, right in merges):
-        raise InputError(f"{path} is from subword-nmt 0.1, whose segmentation a tokenizer.json cannot represent")
-    return merges
-
-
-def read_counted_words(path: Path) -> list[str]:
-    """Return the tokens of fairseq's dict.txt, one per line with a space and a count, in the order of their ids."""
-    tokens = []
-    for number, line in enumerate(read_lines(path), start=1):
-        line = line.removesuffix(" #fairseq:overwrite")
-        token, space, count = line.rstrip().rpartition(" ")
-        if not space or not count.isdigit():
-            raise BrokenFileError(f"{path} line {number}: {line!r} is not a token and a count")
-        tokens.append(token)
-    return tokens
-
-
-def tokens_by_id(mapping: Mapping[str, int], path: Path) -> list[str]:
-    """Return the tokens of a vocab.json. Raises BrokenFileError unless the ids are 0, 1, 2, ... without a gap."""
-    if sorted(mapping.values(), key=str) != sorted(range(len(mapping)), key=str):
-        raise BrokenFileError(f"{path}: its ids are not 0 to {len(mapping) - 1}, each once")
-    return sorted(mapping, key=lambda token: mapping[token])
-
-
-def find_file(folder: Path, *patterns: str) -> Path | None:
-    """Return the first file of the folder that matches; earlier patterns are preferred."""
-    found = (file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file())
-    return next(found, None)
-
-
-def required_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
-    """Return what `find_file` finds. Raises InputError naming the first pattern if there is no such file."""
-    file = find_file(folder, *patterns)
-    if file is None:
-        raise InputError(f"{folder}: {patterns[0]} is missing beside the checkpoint{remedy}")
-    return file
+def read_token_ids(path: Path) -> list[str]:
+    """Return the tokens of a vocab.json by id. Raises BrokenFileError unless the ids are 0, 1, 2, ... without a gap."""
+    ids = read_json_object(path)
+    if sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
+        raise BrokenFileError(f"{path}: its ids are not 0 to {len(ids) - 1}, each once")
+    return sorted(ids, key=lambda token: ids[token])

@@ -1,4 +1,4 @@
-"""Protocol Buffers' wire format, as far as SentencePiece models and TensorFlow's checkpoint index use it."""
+"""The part of Protocol Buffers' wire format that SentencePiece models and TensorFlow's checkpoint index use."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def varints(data: bytes, position: int, count: int) -> tuple[list[int], int]:
 def fields(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the fields of a message as (number, value): int for varints, bytes for all others.
 
-    Raises ValueError if the message is damaged, TypeError if it is none.
+    Raises ValueError if the message is damaged, TypeError if `data` is a number instead of a message.
     """
     position = 0
     while position < len(data):

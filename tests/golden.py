@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from conversion.__main__ import main
@@ -19,31 +19,38 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.loading import load_model
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SHARED = Path(__file__).parents[2] / "shared" / "checkpoints"  # where the project's developers have more of them
-
-
-def golden_folders() -> list[Path]:
-    """Return every available checkpoint, with larger originals in place of their fixtures."""
-    folders = {folder.name: folder for root in (FIXTURES, SHARED) if root.is_dir() for folder in root.iterdir()}
-    return [folders[name] for name in sorted(folders) if (folders[name] / "expected.npz").exists()]
+VARIANTS = FIXTURES / "variants"
+SHARED = Path(__file__).parents[2] / "shared" / "checkpoints"  # where the project's developers have larger originals
+NAMES = sorted(file.parent.name for file in FIXTURES.glob("*/expected.npz"))
 
 
 def golden(name: str) -> Path:
-    return next(folder for folder in golden_folders() if folder.name == name)
+    """Return the folder of a checkpoint or of a variant."""
+    return next(root / name for root in (SHARED, FIXTURES, VARIANTS) if (root / name).is_dir())
 
 
 @dataclass
 class Golden:
-    """A checkpoint, the folder it was converted to, and its expected results.
+    """A checkpoint, the folder it was converted to, and its expected results."""
 
-    expected: the arrays of expected.npz; inputs: (source, target) texts
-    """
-
-    name: str
     checkpoint: Path
     folder: Path
-    expected: dict[str, np.ndarray]
-    inputs: list[tuple[str, str]]
+
+    @property
+    def name(self) -> str:
+        return self.checkpoint.name
+
+    @functools.cached_property
+    def expected(self) -> dict[str, np.ndarray]:
+        with np.load(self.checkpoint / "expected.npz") as arrays:
+            return dict(arrays)
+
+    @functools.cached_property
+    def texts(self) -> tuple[list[str], list[str]]:
+        """The sources and the targets."""
+        lines = (self.checkpoint / "inputs.txt").read_text(encoding="utf-8").splitlines()
+        sources, targets = zip(*(line.split("\t")[:2] for line in lines), strict=True)
+        return list(sources), list(targets)
 
     @functools.cached_property
     def model(self) -> VaswaniTransformerForConditionalGeneration:
@@ -84,14 +91,20 @@ class Golden:
 @functools.cache
 def converted(name: str) -> Golden:
     """The converted folder; each process converts once."""
-    checkpoint = golden(name)
     folder = Path(tempfile.mkdtemp()) / name
-    main([str(checkpoint), str(folder)])
-    with np.load(checkpoint / "expected.npz") as arrays:
-        expected = dict(arrays)
-    lines = (checkpoint / "inputs.txt").read_text(encoding="utf-8").splitlines()
-    inputs = [(line.split("\t")[0], line.split("\t")[1]) for line in lines]
-    return Golden(name, checkpoint, folder, expected, inputs)
+    main([str(golden(name)), str(folder)])
+    return Golden(golden(name), folder)
+
+
+def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Make every parameter random, including norms and biases, so that a swapped one is detected."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape)
+                parameter.copy_(1 + 0.2 * noise if "norm" in name and name.endswith("weight") else 0.3 * noise)
+    return module.eval()
 
 
 def change_marians_options(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import padded
-from golden import FIXTURES, converted, golden, refusal
-from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer, randomised, write_words
+from golden import converted, golden, refusal
+from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer
 
 from conversion.__main__ import main
 from conversion.toolkits import torch_nn
-from vaswani_transformer import Translator
 
 
 def check_line(capsys: pytest.CaptureFixture, *arguments: str | Path) -> str:
@@ -42,12 +41,12 @@ def test_logits_in_a_file_are_compared(name: str, tmp_path: Path, capsys):
 @pytest.mark.parametrize("name", ["hf-marian", "hf-fsmt", "fairseq"])
 def test_log_probabilities_of_texts_are_printed(name: str, tmp_path: Path, capsys):
     checkpoint = converted(name)
-    for side in (0, 1):
-        (tmp_path / str(side)).write_text("".join(pair[side] + "\n" for pair in checkpoint.inputs), encoding="utf-8")
+    for side, lines in zip("01", checkpoint.texts, strict=True):
+        (tmp_path / side).write_text("\n".join(lines) + "\n", encoding="utf-8")
     capsys.readouterr()
     main([str(golden(name)), str(tmp_path / "out"), "--check", str(tmp_path / "0"), str(tmp_path / "1")])
     printed = capsys.readouterr().out
-    labels = checkpoint.tokenizer("target")([target for _, target in checkpoint.inputs])["input_ids"]
+    labels = checkpoint.tokenizer("target")(checkpoint.texts[1])["input_ids"]
     total = sum(words.sum().item() for words in checkpoint.log_probabilities(list(range(5)), labels))
     assert float(printed.split("log P of all 5 pairs: ")[1].split("\n")[0]) == pytest.approx(total, abs=2e-3)
     if name == "fairseq":
@@ -71,13 +70,12 @@ def test_a_model_that_transformers_cannot_open_is_reported(tmp_path: Path, capsy
 
 
 def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monkeypatch):
-    """The final norm differs from that of the nn.Transformer with the tensors of the file."""
+    """A reader with a fault, as no checkpoint shows one: its final norm is not that of the file."""
     read = torch_nn.read
 
     def wrongly(*arguments: Any):
         found = read(*arguments)
-        for name in ("encoder.norm.weight", "encoder.norm.bias"):
-            found.tensors[name] = found.tensors[name] * 1.1
+        found.tensors["encoder.norm.weight"] = found.tensors["encoder.norm.weight"] * 1.1
         return found
 
     monkeypatch.setattr(torch_nn, "read", wrongly)
@@ -88,16 +86,11 @@ def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monke
 @pytest.fixture
 def unscaled(tmp_path: Path) -> Path:
     """A checkpoint whose module does not multiply embeddings by sqrt(d_model), and logits.npz, which it computed."""
-    sizes: dict[str, Any] = {"source": 13, "target": 13, "d_model": 16, "tied": True, "learned": False, "nhead": 4}
-    model = TutorialTransformer(**sizes, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
-    randomised(model)
+    model = TutorialTransformer(tied=True, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8).eval()
     model.scale = 1.0
     folder = tmp_path / "theirs"
     folder.mkdir()
-    torch.save(model.state_dict(), folder / "model.pt")
-    (folder / "config.json").write_text('{"nhead": 4}')
-    for side in ("src", "tgt"):
-        write_words(folder / f"vocab.{side}.txt", ["<unk>", "<pad>", "<bos>", "<eos>"], 13)
+    model.save(folder, nhead=4)
     batch = padded(SENTENCES)
     ids, mask = batch["input_ids"], batch["attention_mask"]
     with torch.inference_mode():
@@ -107,7 +100,7 @@ def unscaled(tmp_path: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_embeddings_without_the_factor_need_one_word(unscaled: Path, tmp_path: Path, capsys):
+def test_unscaled_embeddings_need_an_option(unscaled: Path, tmp_path: Path, capsys):
     logits = ["--logits", tmp_path / "logits.npz"]
     message = refusal(capsys, *logits, unscaled, tmp_path / "out", code=3)
     assert "logits.npz by " in message and "--no-scale-embeddings or with" in message
@@ -116,13 +109,13 @@ def test_embeddings_without_the_factor_need_one_word(unscaled: Path, tmp_path: P
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
     check_line(capsys, unscaled, tmp_path / "by_config", *logits)
     assert "sqrt(d_model)" not in (tmp_path / "by_config" / "CONVERSION.md").read_text()
-    # torch's own module, which is compared without --logits, follows the word as well.
+    # torch's own module, which is compared without --logits, follows the setting as well.
     assert float(check_line(capsys, unscaled, tmp_path / "by_torch").split(" tokens is ")[1]) <= 1e-5
-    # The option is the last word.
+    # The option overrides the file.
     assert "differs" in refusal(capsys, *logits, "--scale-embeddings", unscaled, tmp_path / "out", code=3)
 
 
-def test_scaling_is_refused_where_the_checkpoint_says_it(unscaled: Path, tmp_path: Path, capsys):
+def test_the_scaling_option_is_refused_for_other_toolkits(unscaled: Path, tmp_path: Path, capsys):
     message = refusal(capsys, "--scale-embeddings", golden("fairseq"), tmp_path / "out")
     assert "--scale-embeddings is for torch-nn-transformer" in message
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": "no"}')
@@ -145,13 +138,3 @@ def test_a_wrong_file_of_logits_is_refused(unscaled: Path, change: dict, code: i
     np.savez(tmp_path / "logits.npz", **{name: array for name, array in arrays.items() if array is not None})
     arguments = ["--no-scale-embeddings", "--logits", tmp_path / "logits.npz", unscaled, tmp_path / "out"]
     assert message in refusal(capsys, *arguments, code=code)
-
-
-def test_a_source_vocabulary_without_eos_translates(tmp_path: Path):
-    """OpenNMT-py 1 and 2 have <s> and </s> only in the target vocabulary."""
-    main([str(FIXTURES / "variants" / "opennmt-py-2-separate"), str(tmp_path / "out")])
-    translator = Translator.from_pretrained(tmp_path / "out", device="cpu")
-    assert translator.tokenizer.eos_token is None
-    (score,) = translator.score("src0 src1", "tgt0")
-    assert len(score.tokens) == 2  # the word and </s>
-    assert isinstance(translator.translate("src0 src1"), str | list)

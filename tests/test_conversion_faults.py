@@ -17,8 +17,7 @@ from golden import FIXTURES, change_marians_options, refusal
 from safetensors.torch import load_file, save_file
 
 from conversion.__main__ import main
-from conversion.origin import Origin
-from conversion.unpickle import load_checkpoint
+from conversion.checkpoint_files import load_checkpoint
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_config
 
@@ -29,27 +28,25 @@ def copy_of(tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: Path(shutil.copytree(FIXTURES / name, tmp_path / "checkpoints" / name))
 
 
-def change_pickle(file: Path, change: Callable[[dict[str, Any]], None], **options: Any) -> None:
-    """Change the content of a torch.save file through a second file, because tensors are mapped from it."""
-    content = dict(load_checkpoint(file))
-    change(content)
-    torch.save(content, file.with_suffix(".new"), **options)
+def change_pickle(file: Path, changes: dict[str, Any], **options: Any) -> None:
+    """Change items of a torch.save file through a second file, because tensors are mapped from it."""
+    torch.save(load_checkpoint(file) | changes, file.with_suffix(".new"), **options)
     file.with_suffix(".new").replace(file)
 
 
 def change_options(folder: Path, changes: dict[str, Any]) -> None:
-    """Change options in the file in which the toolkit keeps them."""
+    """Change options in the file in which the toolkit keeps them; None removes an option."""
+
+    def changed(options: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in (options | changes).items() if value is not None}
+
     if (folder / "model.npz").exists():
-        change_marians_options(folder / "model.npz", lambda options: options | changes)
-    elif (folder / "checkpoint_best.pt").exists():
-
-        def change(checkpoint: dict[str, Any]) -> None:
-            checkpoint["args"] = argparse.Namespace(**vars(checkpoint["args"]) | changes)
-
-        change_pickle(folder / "checkpoint_best.pt", change)
+        change_marians_options(folder / "model.npz", changed)
+    elif (file := folder / "checkpoint_best.pt").exists():
+        change_pickle(file, {"args": argparse.Namespace(**changed(vars(load_checkpoint(file)["args"])))})
     else:
         file = next(file for name in ("hparams.json", "config.json") if (file := folder / name).exists())
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        file.write_text(json.dumps(changed(json.loads(file.read_text()))))
 
 
 # ---- pickles -----------------------------------------------------------------------------------------------------
@@ -69,11 +66,7 @@ class Malice:
 @pytest.mark.parametrize("part", ["model", "cfg", "extra_state"])
 def test_code_in_a_pickle_never_runs(part: str, zipped: bool, tmp_path: Path, capsys, copy_of):
     folder, malice = copy_of("fairseq"), {"model": Malice(tmp_path / "executed")}
-    change_pickle(
-        folder / "checkpoint_best.pt",
-        lambda content: content.update({part: malice}),
-        _use_new_zipfile_serialization=zipped,
-    )
+    change_pickle(folder / "checkpoint_best.pt", {part: malice}, _use_new_zipfile_serialization=zipped)
     message = refusal(capsys, folder, tmp_path / "out")
     assert "system" in message and "none of it was run" in message
     assert not (tmp_path / "executed").exists()
@@ -94,7 +87,7 @@ def test_objects_of_a_toolkit_become_shells_without_code(tmp_path: Path):
         for name in archive.namelist():
             changed.writestr(name, state if name.endswith("data.pkl") else archive.read(name))
     found = load_checkpoint(tmp_path / "meters.pt")
-    assert vars(found) == {"val": 5} and type(found).__module__ == "conversion.unpickle"
+    assert vars(found) == {"val": 5} and type(found).__module__ == "conversion.checkpoint_files"
 
 
 # ---- damaged files -----------------------------------------------------------------------------------------------
@@ -136,14 +129,11 @@ def test_a_file_that_would_unpack_to_gigabytes_is_refused(name: str, tmp_path: P
 
 def test_every_wrong_tensor_is_named(tmp_path: Path, capsys, copy_of):
     folder = copy_of("fairseq")
-
-    def change(checkpoint: dict[str, Any]) -> None:
-        tensors = checkpoint["model"] = dict(checkpoint["model"])
-        del tensors["decoder.layers.1.fc1.bias"]
-        tensors["decoder.adapter.weight"] = torch.ones(3)
-        tensors["encoder.embed_tokens.weight"] = torch.ones(1).expand(10**9, 8)
-
-    change_pickle(folder / "checkpoint_best.pt", change)
+    tensors = dict(load_checkpoint(folder / "checkpoint_best.pt")["model"])
+    del tensors["decoder.layers.1.fc1.bias"]
+    tensors["decoder.adapter.weight"] = torch.ones(3)
+    tensors["encoder.embed_tokens.weight"] = torch.ones(1).expand(10**9, 8)
+    change_pickle(folder / "checkpoint_best.pt", {"model": tensors})
     message = refusal(capsys, folder, tmp_path / "out", code=3)
     assert "tensor decoder.layers.1.fc1.bias is missing" in message
     assert "tensor decoder.adapter.weight has no place in the model" in message
@@ -226,13 +216,7 @@ def test_joeynmt_without_layer_norm_has_joeynmts_defaults(tmp_path: Path, capsys
 def test_relu_dropout_of_old_fairseq_counts(tmp_path: Path, copy_of):
     """Before 0.9 `activation_dropout` was `relu_dropout`."""
     folder = copy_of("fairseq-old")
-
-    def change(checkpoint: dict[str, Any]) -> None:
-        options = vars(checkpoint["args"])
-        options.pop("activation_dropout", None)
-        options["relu_dropout"] = 0.25
-
-    change_pickle(folder / "checkpoint_best.pt", change)
+    change_options(folder, {"activation_dropout": None, "relu_dropout": 0.25})
     main([str(folder), str(tmp_path / "ours")])
     assert load_config(tmp_path / "ours").activation_dropout == 0.25
 
@@ -269,10 +253,3 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path, capsys):
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     assert "not empty" in refusal(capsys, FIXTURES / "fairseq", tmp_path / "out")
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"
-
-
-@pytest.mark.parametrize("record", ["{}", '{"toolkit": "marian", "options": []}', "[]", "{"])
-def test_a_broken_record_of_a_conversion_is_named(record: str, tmp_path: Path) -> None:
-    (tmp_path / "conversion.json").write_text(record)
-    with pytest.raises(BrokenFileError, match=r"conversion\.json is not a record of a conversion"):
-        Origin(tmp_path)

@@ -9,12 +9,11 @@ import pytest
 import torch
 from conftest import tiny_config
 from golden import Golden, converted, golden, refusal
-from safetensors.torch import load_file
 from saved_model import trained_model, trained_tokenizer, untrained_model
 from transformers import MarianMTModel
 
 from conversion.__main__ import main
-from conversion.unpickle import load_checkpoint
+from conversion.checkpoint_files import load_checkpoint
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.loading import load_model
 
@@ -24,38 +23,45 @@ def tensors_of(file: Path) -> dict[str, np.ndarray]:
     if file.suffix == ".npz":
         with np.load(file) as archive:
             return dict(archive)
-    content = {"model": load_file(file)} if file.suffix == ".safetensors" else load_checkpoint(file)
-    parts = {part: content.get(part, {}) for part in ("model", "generator")}
-    return {f"{part}/{name}": tensor.numpy() for part, tensors in parts.items() for name, tensor in tensors.items()}
+    content = load_checkpoint(file)
+    parts = {"model": content} if file.suffix == ".safetensors" else content
+    found = {part: parts.get(part, {}) for part in ("model", "generator")}
+    return {f"{part}/{name}": tensor.numpy() for part, tensors in found.items() for name, tensor in tensors.items()}
 
 
-CHECKPOINTS = {
-    "fairseq": "checkpoint_best.pt",
-    "marian": "model.npz",
-    "marian-spm": "model.npz",
-    "marian-prenorm": "model.npz",
-    "hf-marian": "model.safetensors",
-    "opennmt-py": "model_release.pt",
-}
-TO = {"marian-spm": "marian", "marian-prenorm": "marian"}
-# fairseq's stale copies, Marian's alignment of the configuration's end, OpenNMT-py's tables of positions (5000 rows).
-NOT_WEIGHTS = ("_weight", "_bias", "version", "_float_tensor", "special:model.yml", "pe.pe")
+def written(to: str, checkpoint: Golden, tmp_path: Path) -> Path:
+    """Convert a converted model to the format of a toolkit; return the folder."""
+    main(["--to", to, str(checkpoint.folder), str(tmp_path / "out")])
+    return tmp_path / "out"
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_round_trip_is_bit_exact(name: str, tmp_path: Path):
-    checkpoint, out = converted(name), tmp_path / "out"
-    main(["--to", TO.get(name, name), str(checkpoint.folder), str(out)])
-    theirs = tensors_of(checkpoint.checkpoint / CHECKPOINTS[name])
-    back = tensors_of(out / CHECKPOINTS[name])
-    weights = [name for name in theirs if not name.endswith(NOT_WEIGHTS)]
+# fairseq's stale copies, OpenNMT-py's tables of positions (5000 rows).
+NOT_WEIGHTS = ("_weight", "_bias", "version", "_float_tensor", "pe.pe")
+
+
+@pytest.mark.parametrize(
+    ("name", "toolkit", "file"),
+    [
+        ("fairseq", "fairseq", "checkpoint_best.pt"),
+        ("marian", "marian", "model.npz"),
+        ("marian-spm", "marian", "model.npz"),
+        ("marian-prenorm", "marian", "model.npz"),
+        ("hf-marian", "hf-marian", "model.safetensors"),
+        ("opennmt-py", "opennmt-py", "model_release.pt"),
+    ],
+)
+def test_a_round_trip_is_bit_exact(name: str, toolkit: str, file: str, tmp_path: Path):
+    checkpoint = converted(name)
+    out = written(toolkit, checkpoint, tmp_path)
+    theirs, back = tensors_of(checkpoint.checkpoint / file), tensors_of(out / file)
+    weights = [weight for weight in theirs if not weight.endswith(NOT_WEIGHTS)]
     assert len(weights) > 40
     for weight in weights:
         assert back[weight].dtype == theirs[weight].dtype, weight
         assert np.array_equal(back[weight], theirs[weight]), weight
     assert set(weights) == {weight for weight in back if not weight.endswith(NOT_WEIGHTS)}
-    for file in (checkpoint.folder / "original").iterdir():  # the vocabularies, byte for byte
-        assert (out / file.name).read_bytes() == (checkpoint.checkpoint / file.name).read_bytes()
+    for kept in (checkpoint.folder / "original").iterdir():  # the vocabularies, byte for byte
+        assert (out / kept.name).read_bytes() == (checkpoint.checkpoint / kept.name).read_bytes()
 
     main([str(out), str(tmp_path / "again")])
     again = load_model(tmp_path / "again", device="cpu").state_dict()
@@ -64,18 +70,10 @@ def test_a_round_trip_is_bit_exact(name: str, tmp_path: Path):
     assert (tmp_path / "again" / "tokenizer.json").read_text() == (checkpoint.folder / "tokenizer.json").read_text()
 
 
-def test_marians_configuration_returns_unchanged(tmp_path: Path):
-    checkpoint = converted("marian")
-    main(["--to", "marian", str(checkpoint.folder), str(tmp_path / "out")])
-    with np.load(checkpoint.checkpoint / "model.npz") as theirs, np.load(tmp_path / "out" / "model.npz") as ours:
-        assert np.array_equal(ours["special:model.yml"], theirs["special:model.yml"])
-
-
 def test_old_fairseq_is_written_as_new(tmp_path: Path):
     checkpoint = converted("fairseq-old")
-    main(["--to", "fairseq", str(checkpoint.folder), str(tmp_path / "out")])
     theirs = tensors_of(checkpoint.checkpoint / "checkpoint_best.pt")
-    back = tensors_of(tmp_path / "out" / "checkpoint_best.pt")
+    back = tensors_of(written("fairseq", checkpoint, tmp_path) / "checkpoint_best.pt")
     assert np.array_equal(back["model/decoder.output_projection.weight"], theirs["model/decoder.embed_out"])
     assert np.array_equal(back["model/encoder.embed_tokens.weight"], theirs["model/encoder.embed_tokens.weight"])
 
@@ -83,18 +81,17 @@ def test_old_fairseq_is_written_as_new(tmp_path: Path):
 def test_fsmt_is_written_for_fairseq_with_its_codes(tmp_path: Path):
     """FSMT marks the last piece of a word (`lo</w>`), fairseq those before it (`ki@@`)."""
     checkpoint = converted("hf-fsmt")
-    main(["--to", "fairseq", str(checkpoint.folder), str(tmp_path / "fairseq")])
-    names = sorted(file.name for file in (tmp_path / "fairseq").iterdir())
+    out = written("fairseq", checkpoint, tmp_path)
+    names = sorted(file.name for file in out.iterdir())
     assert names == ["bpecodes.de", "bpecodes.en", "checkpoint_best.pt", "dict.de.txt", "dict.en.txt"]
-    words = (tmp_path / "fairseq" / "dict.en.txt").read_text(encoding="utf-8").split("\n")
+    words = (out / "dict.en.txt").read_text(encoding="utf-8").split("\n")
     assert "lo 1" in words and "ka@@ 1" in words and not any("</w>" in word for word in words)
 
-    main([str(tmp_path / "fairseq"), str(tmp_path / "again")])
-    again = Golden("hf-fsmt", checkpoint.checkpoint, tmp_path / "again", checkpoint.expected, checkpoint.inputs)
-    sources, targets = (list(texts) for texts in zip(*checkpoint.inputs, strict=True))
-    labels = checkpoint.tokenizer("target")(targets)["input_ids"]
-    assert again.tokenizer()(sources)["input_ids"] == checkpoint.tokenizer()(sources)["input_ids"]
-    assert again.tokenizer("target")(targets)["input_ids"] == labels
+    main([str(out), str(tmp_path / "again")])
+    again = Golden(checkpoint.checkpoint, tmp_path / "again")
+    for side, texts in zip(("source", "target"), checkpoint.texts, strict=True):
+        labels = checkpoint.tokenizer(side)(texts)["input_ids"]
+        assert again.tokenizer(side)(texts)["input_ids"] == labels
     rows = list(range(len(labels)))
     for a, b in zip(again.log_probabilities(rows, labels), checkpoint.log_probabilities(rows, labels), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
@@ -105,12 +102,13 @@ def test_fairseqs_joint_dictionary_returns(tmp_path: Path):
     (theirs / "dict.src.txt").rename(theirs / "dict.txt")
     (theirs / "dict.tgt.txt").unlink()
     main([str(theirs), str(tmp_path / "ours")])
-    main(["--to", "fairseq", str(tmp_path / "ours"), str(tmp_path / "out")])
+    out = written("fairseq", Golden(theirs, tmp_path / "ours"), tmp_path)
     for name in ("dict.txt", "bpecodes"):
-        assert (tmp_path / "out" / name).read_bytes() == (theirs / name).read_bytes()
-    written = (tmp_path / "out" / "dict.src.txt").read_text(encoding="utf-8").split("\n")
-    tokens = (theirs / "dict.txt").read_text(encoding="utf-8").split("\n")
-    assert [line.split(" ")[0] for line in written] == [line.split(" ")[0] for line in tokens]
+        assert (out / name).read_bytes() == (theirs / name).read_bytes()
+    ours, tokens = (
+        file.read_text(encoding="utf-8").split("\n") for file in (out / "dict.src.txt", theirs / "dict.txt")
+    )
+    assert [line.split(" ")[0] for line in ours] == [line.split(" ")[0] for line in tokens]
 
 
 def test_transformers_computes_the_same_logits(tmp_path: Path):
@@ -136,16 +134,16 @@ def test_transformers_computes_the_same_logits(tmp_path: Path):
 def test_ctranslate2_computes_the_same_scores(name: str, tmp_path: Path):
     ctranslate2 = pytest.importorskip("ctranslate2")
     checkpoint = converted(name)
-    main(["--to", "ctranslate2", str(checkpoint.folder), str(tmp_path / "out")])
-    translator = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32", intra_threads=1)
+    out = written("ctranslate2", checkpoint, tmp_path)
+    translator = ctranslate2.Translator(str(out), device="cpu", compute_type="float32", intra_threads=1)
     tokenizer, target_tokenizer = checkpoint.tokenizer(), checkpoint.tokenizer("target")
-    sources = [tokenizer.convert_ids_to_tokens(tokenizer(source)["input_ids"]) for source, _ in checkpoint.inputs]
-    targets = [target_tokenizer(target)["input_ids"] for _, target in checkpoint.inputs]
-    eos = checkpoint.model.config.eos_token_id
-    assert all(target[-1] == eos for target in targets)
-    words = [target_tokenizer.convert_ids_to_tokens(target[:-1]) for target in targets]
-    theirs = [score.log_probs for score in translator.score_batch(sources, words)]
-    ours = checkpoint.log_probabilities(list(range(len(targets))), targets)
+    sources, targets = checkpoint.texts
+    pieces = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(sources)["input_ids"]]
+    labels = target_tokenizer(targets)["input_ids"]
+    assert all(ids[-1] == checkpoint.model.config.eos_token_id for ids in labels)
+    words = [target_tokenizer.convert_ids_to_tokens(ids[:-1]) for ids in labels]
+    theirs = [score.log_probs for score in translator.score_batch(pieces, words)]
+    ours = checkpoint.log_probabilities(list(range(len(labels))), labels)
     for a, b in zip(ours, theirs, strict=True):
         assert a.tolist() == pytest.approx(b, abs=2e-4)  # its float32 kernels; a wrong table is off by 3e-3 to 5e-2
 
@@ -177,3 +175,11 @@ def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, capsy
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {field: value}))
     assert field in refusal(capsys, "--to", "marian", folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("record", ["{}", '{"toolkit": "marian", "options": []}', "[]", "{"])
+def test_a_broken_record_of_a_conversion_is_named(record: str, tmp_path: Path, capsys):
+    folder = shutil.copytree(converted("fairseq").folder, tmp_path / "ours")
+    (folder / "conversion.json").write_text(record)
+    message = refusal(capsys, "--to", "fairseq", folder, tmp_path / "out", code=3)
+    assert "conversion.json is not a record of a conversion" in message

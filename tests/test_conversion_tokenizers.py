@@ -10,11 +10,11 @@ import pytest
 from golden import converted
 from saved_model import ENGLISH, GERMAN
 
-from conversion.segmentation import find_sentencepiece
+from conversion.segmentation import find_sentencepiece, read_codes
 from conversion.sentencepiece import SentencePieceModel
 from conversion.toolkits import hf_marian, marian
 from conversion.toolkits.tensor2tensor import subword_tokenizer
-from conversion.vocabulary import Vocabulary, read_codes
+from conversion.vocabulary import Vocabulary
 from vaswani_transformer.errors import InputError
 
 TEXTS = [*GERMAN, *ENGLISH, "  zwei  Räume ", "ﬁne ① Ωmega 漢字 x", "", "naïve—test…", "a b"]

@@ -1,17 +1,13 @@
-"""Random models of each toolkit with other sizes and options than the fixtures', and the logits that it computed.
-
-Those of installed frameworks are made here; the others are in fixtures/variants, with the scripts that made them.
-"""
+"""Random models of torch and transformers with other sizes and options than the fixtures', and their logits."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import padded
-from golden import FIXTURES, Golden
+from golden import randomised
 from torch import Tensor, nn
 from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
@@ -24,60 +20,10 @@ SENTENCES = [[5, 9, 7, 11, 3], [8, 4, 3], [6, 10, 12, 12, 9, 5, 3]]
 TARGETS = torch.tensor([[2, 5, 6, 11, 7], [2, 4, 4, 9, 10], [2, 12, 5, 8, 4]])
 
 
-def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Make every parameter random, including norms and biases, so that a swapped one is detected."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                noise = torch.randn(parameter.shape)
-                parameter.copy_(1 + 0.2 * noise if "norm" in name and name.endswith("weight") else 0.3 * noise)
-    return module.eval()
-
-
 def difference(folder: Path, batch: dict[str, Tensor], theirs: Tensor) -> float:
     with torch.inference_mode():
         ours = load_model(folder, device="cpu")(**batch, decoder_input_ids=TARGETS).logits
     return (ours[..., : theirs.shape[-1]] - theirs).abs().max().item()
-
-
-def write_words(file: Path, special: list[str], count: int) -> None:
-    file.write_text("".join(f"{word}\n" for word in [*special, *(f"w{n}" for n in range(count - len(special)))]))
-
-
-VARIANTS = sorted(file.parent.name for file in (FIXTURES / "variants").glob("*/expected.npz"))
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_have_their_toolkits_logits(name: str, tmp_path: Path):
-    folder = FIXTURES / "variants" / name
-    main([str(folder), str(tmp_path / "ours")])
-    with np.load(folder / "expected.npz") as expected:
-        variant = Golden(name, folder, tmp_path / "ours", dict(expected), [])
-    theirs = torch.from_numpy(variant.expected["logits"])
-    ours = variant.logits(variant.expected["tgt_in_ids"])[..., : theirs.shape[-1]]
-    assert theirs.std() > 0.3
-    assert (ours - theirs).abs().max().item() <= 1e-5
-
-
-@pytest.mark.parametrize("name", sorted(file.parent.name for file in (FIXTURES / "variants").glob("*/printed.npz")))
-def test_variants_of_marian_have_the_printed_scores(name: str, tmp_path: Path):
-    folder = FIXTURES / "variants" / name
-    main([str(folder), str(tmp_path / "ours")])
-    variant = Golden(name, folder, tmp_path / "ours", {}, [])
-    start = variant.model.config.decoder_start_token_id
-    source_tokenizer, target_tokenizer = variant.tokenizer(), variant.tokenizer("target")
-    with np.load(folder / "printed.npz") as printed:
-        for row, words, scores in zip(printed["rows"], printed["words"], printed["word_scores"], strict=True):
-            source = source_tokenizer(str(printed["sources"][row]), return_tensors="pt")["input_ids"]
-            scores = scores[~np.isnan(scores)]
-            # At the longest length that it was told a hypothesis ends without </s>.
-            target = target_tokenizer(str(words), return_tensors="pt")["input_ids"][:, : len(scores)]
-            decoder_input = torch.cat((torch.tensor([[start]]), target[:, :-1]), dim=1)
-            with torch.inference_mode():
-                logits = variant.model(input_ids=source, decoder_input_ids=decoder_input).logits
-            ours = logits.double().log_softmax(-1).gather(-1, target[..., None])[0, :, 0].numpy()
-            assert np.abs(ours - scores).max() <= 2e-5, (words, ours, scores)  # five digits
 
 
 @pytest.mark.parametrize(
@@ -91,9 +37,9 @@ def test_marians_gelu_depends_on_its_version(version: str | None, expected: str)
 class TutorialTransformer(nn.Module):
     """The module of torch's translation tutorial."""
 
-    def __init__(self, source: int, target: int, d_model: int, tied: bool, learned: bool, **options):
+    def __init__(self, source=13, target=13, d_model=16, tied=False, learned=False, nhead=4, **options: Any):
         super().__init__()
-        self.transformer = nn.Transformer(d_model, dropout=0.0, batch_first=True, **options)
+        self.transformer = nn.Transformer(d_model, nhead, dropout=0.0, batch_first=True, **options)
         self.src_tok_emb = nn.Embedding(source, d_model)
         self.tgt_tok_emb = nn.Embedding(target, d_model)
         self.generator = nn.Linear(d_model, target, bias=options.get("bias", True))
@@ -104,18 +50,27 @@ class TutorialTransformer(nn.Module):
         else:
             self.register_buffer("pos_embedding", PAPER.table(32, d_model).float())
         self.scale, self.learned = d_model**0.5, learned
+        randomised(self)
 
     def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         table = self.positions.weight if self.learned else self.get_buffer("pos_embedding")
-        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        padding = torch.zeros(mask.shape).masked_fill(mask == 0, -torch.inf)
         states = self.transformer(
             self.src_tok_emb(source) * self.scale + table[: source.shape[1]],
             self.tgt_tok_emb(target) * self.scale + table[: target.shape[1]],
-            tgt_mask=causal,
-            src_key_padding_mask=torch.zeros(mask.shape).masked_fill(mask == 0, -torch.inf),
-            memory_key_padding_mask=torch.zeros(mask.shape).masked_fill(mask == 0, -torch.inf),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]),
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
         )
         return self.generator(states)
+
+    def save(self, folder: Path, **config: Any) -> None:
+        """Write the state_dict, config.json and the word lists."""
+        torch.save(self.state_dict(), folder / "model.pt")
+        (folder / "config.json").write_text(json.dumps(config))
+        for side, table in (("src", self.src_tok_emb), ("tgt", self.tgt_tok_emb)):
+            words = ["<unk>", "<pad>", "<bos>", "<eos>", *(f"w{n}" for n in range(table.num_embeddings - 4))]
+            (folder / f"vocab.{side}.txt").write_text("\n".join(words) + "\n")
 
 
 # torch warns that these options have no faster path.
@@ -132,14 +87,9 @@ class TutorialTransformer(nn.Module):
     ids=str,
 )
 def test_variants_of_torch_transformers(options: dict, tmp_path: Path):
-    sizes = {"source": 13, "target": 13, "d_model": 16, "tied": False, "learned": False, "nhead": 4}
-    sizes |= {"num_encoder_layers": 2, "num_decoder_layers": 2, "dim_feedforward": 24} | options
-    model = randomised(TutorialTransformer(**sizes))
-    torch.save(model.state_dict(), tmp_path / "model.pt")
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    special = ["<unk>", "<pad>", "<bos>", "<eos>"]
-    write_words(tmp_path / "vocab.src.txt", special, sizes["source"])
-    write_words(tmp_path / "vocab.tgt.txt", special, sizes["target"])
+    options = {"nhead": 4, "num_encoder_layers": 2, "num_decoder_layers": 2, "dim_feedforward": 24} | options
+    model = TutorialTransformer(**options)
+    model.save(tmp_path, **options)
     main([str(tmp_path), str(tmp_path / "ours")])
     batch = padded(SENTENCES)
     with torch.inference_mode():
@@ -153,17 +103,15 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def marian_of_transformers(**changes: Any) -> MarianMTModel:
-    settings: dict[str, Any] = SIZES | {"vocab_size": 17, "pad_token_id": 13, "decoder_start_token_id": 13}
-    settings |= {"eos_token_id": 0, "forced_eos_token_id": None} | changes
-    model = MarianMTModel(MarianConfig(**settings))
-    randomised(model)
-    model.get_buffer("final_logits_bias").normal_()
-    return model
+def save_and_compare(model: Any, folder: Path, pad: int, *left_out: str) -> float:
+    """Convert a random model of transformers; return the largest difference between the logits of the two.
 
-
-def converted_difference(model: torch.nn.Module, folder: Path, pad: int = 1) -> float:
-    """Convert a model, saved in folder/theirs; return the largest difference between the logits of the two."""
+    left_out: settings that are removed from its config.json
+    """
+    model.save_pretrained(folder / "theirs")
+    file = folder / "theirs" / "config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in settings.items() if name not in left_out}))
     main([str(folder / "theirs"), str(folder / "ours")])
     batch = padded(SENTENCES, pad=pad)
     with torch.inference_mode():
@@ -171,43 +119,36 @@ def converted_difference(model: torch.nn.Module, folder: Path, pad: int = 1) -> 
     return difference(folder / "ours", batch, theirs)
 
 
+@pytest.mark.parametrize("activation", ["swish", "relu", "gelu", None])
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("activation", ["swish", "relu", "gelu"])
-def test_marian_models_of_transformers(shared: bool, activation: str, tmp_path: Path):
-    model = marian_of_transformers(
-        decoder_vocab_size=17 if shared else 14,
-        share_encoder_decoder_embeddings=shared,
-        activation_function=activation,
-        scale_embedding=shared,
-    )
-    model.save_pretrained(tmp_path / "theirs")
-    assert converted_difference(model, tmp_path, pad=13) <= 1e-5
-
-
-def test_missing_settings_of_marian_models_have_defaults(tmp_path: Path):
-    model = marian_of_transformers()
-    model.save_pretrained(tmp_path / "theirs")
-    path = tmp_path / "theirs" / "config.json"
-    said = json.loads(path.read_text())
-    del said["scale_embedding"], said["activation_function"]
-    path.write_text(json.dumps(said))
-    assert converted_difference(model, tmp_path, pad=13) <= 1e-5
+def test_marian_models_of_transformers(shared: bool, activation: str | None, tmp_path: Path):
+    """None: the settings that have defaults are left out."""
+    settings: dict[str, Any] = SIZES | {
+        "vocab_size": 17,
+        "decoder_vocab_size": 17 if shared else 14,
+        "share_encoder_decoder_embeddings": shared,
+        "pad_token_id": 13,
+        "decoder_start_token_id": 13,
+        "eos_token_id": 0,
+        "forced_eos_token_id": None,
+    }
+    if activation:
+        settings |= {"activation_function": activation, "scale_embedding": shared}
+    model = MarianMTModel(MarianConfig(**settings))
+    randomised(model)
+    model.get_buffer("final_logits_bias").normal_()
+    left_out = () if activation else ("activation_function", "scale_embedding")
+    assert save_and_compare(model, tmp_path, 13, *left_out) <= 1e-5
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_fsmt_models_of_transformers(tied: bool, tmp_path: Path):
-    sizes: dict[str, Any] = SIZES | {
-        "src_vocab_size": 17,
-        "tgt_vocab_size": 17 if tied else 14,
-        "tie_word_embeddings": tied,
-    }
-    config = FSMTConfig(langs=["en", "de"], activation_function="relu", **sizes)
-    model = FSMTForConditionalGeneration(config)
+    sizes = SIZES | {"src_vocab_size": 17, "tgt_vocab_size": 17 if tied else 14, "tie_word_embeddings": tied}
+    model = FSMTForConditionalGeneration(FSMTConfig(langs=["en", "de"], activation_function="relu", **sizes))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("embed_positions" not in name)
     randomised(model)
     with torch.no_grad():
         for embedding in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens):
             embedding.weight[1] = 0
-    model.save_pretrained(tmp_path / "theirs")
-    assert converted_difference(model, tmp_path) <= 1e-5
+    assert save_and_compare(model, tmp_path, 1) <= 1e-5

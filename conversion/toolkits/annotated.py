@@ -9,12 +9,12 @@ from typing import Any
 
 from vaswani_transformer.model_folder import read_json_object
 
+from ..checkpoint_files import load_checkpoint
 from ..description import SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import checked_tensors, rules_of, stack_rules, stack_sizes
 from ..segmentation import read_word_lists
-from ..unpickle import load_checkpoint
 
 NAME = "annotated-transformer"
 FILES = ["*.pt"]
@@ -35,8 +35,8 @@ LAYERS = {
 }
 
 
-def recognise(path: Path, content: Any) -> bool:
-    return isinstance(content, dict) and FIRST_WEIGHT in content
+def recognise(content: dict) -> bool:
+    return FIRST_WEIGHT in content
 
 
 def read(path: Path, reasons: Reasons) -> Description:

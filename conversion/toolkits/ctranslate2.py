@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer import sinusoidal_positional_encoding
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
-from ..origin import Origin
+from ..folder import ModelFolder
 from ..reasons import Reasons
 from ..rename import STACKS
 
@@ -32,22 +31,21 @@ ACTIVATIONS = {
 }
 
 
-def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
-    """Write a folder that ctranslate2.Translator loads. Raises all reasons why the model cannot be one."""
+def requirements(config: Any) -> dict[str, tuple]:
+    pre = config.norm_position == "pre"
+    return {"encoder_final_norm": (pre,), "decoder_final_norm": (pre,), "activation_function": tuple(ACTIVATIONS)}
+
+
+def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+    """Write a folder that ctranslate2.Translator loads."""
     from ctranslate2.specs import common_spec, transformer_spec
 
-    config, pre = model.config, model.config.norm_position == "pre"
-    fields = {
-        "encoder_final_norm": (pre,),
-        "decoder_final_norm": (pre,),
-        "activation_function": tuple(ACTIVATIONS),
-    }
-    reasons.require(NAME, config, fields)
-    if not origin.has_tokenizer():
+    config, pre = folder.config, folder.config.norm_position == "pre"
+    if not folder.has_tokenizer():
         reasons.unsupported("there is no tokenizer to write the vocabularies from")
     reasons.refuse_if_any()
 
-    state = {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
+    state = {name: tensor.detach().float() for name, tensor in folder.model.state_dict().items()}
     activation = getattr(common_spec.Activation, ACTIVATIONS[config.activation_function])
     encoder: Any = transformer_spec.TransformerEncoderSpec(
         config.encoder_layers, config.encoder_attention_heads, pre_norm=pre, activation=activation
@@ -74,16 +72,16 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
     if OUTPUT_BIAS in state:
         decoder.projection.bias = state[OUTPUT_BIAS].numpy()
 
-    set_vocabularies(spec, config, origin)
+    set_vocabularies(spec, folder)
     spec.validate()
     spec.optimize()
     spec.save(str(out))
 
 
-def set_vocabularies(spec: Any, config: Any, origin: Origin) -> None:
+def set_vocabularies(spec: Any, folder: ModelFolder) -> None:
     """Register the tokens of every row, and the special ones among them."""
-    origin.options |= {"source_tokens": config.vocab_size, "target_tokens": config.decoder_vocab_size}
-    source, target = origin.tokens()
+    folder.keep_all_rows()
+    config, (source, target) = folder.config, folder.tokens()
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
     settings = spec.config

@@ -6,6 +6,7 @@ LayerNorm's epsilon 1e-5; the decoder starts with </s>.
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.errors import BrokenFileError
+from vaswani_transformer.lines import read_lines
 
+from ..checkpoint_files import find_file, load_checkpoint, save_pickle
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows, penalty_note
+from ..folder import ModelFolder
 from ..layout import POSITIONS, TENSOR2TENSOR, split_in_proj
 from ..options import RATES, Options, size_names
-from ..origin import Origin, save_pickle
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, rules_of, stack_rules, write
 from ..segmentation import with_tokenizers
-from ..unpickle import load_checkpoint
-from ..vocabulary import Vocabulary, find_file, numbered_tokens, read_counted_words
+from ..vocabulary import SIDES, Vocabulary, numbered_tokens
 
 NAME = "fairseq"
 FILES = ["*.pt"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, not in the dictionary's file
 IDS: dict[str, Any] = {"bos": 0, "pad": 1, "eos": 2, "start": 2, "unknown": 3}
+DEFAULT_LANGUAGES = {"source_lang": "src", "target_lang": "tgt"}
 OFFSET = 2  # padding_idx + 1
 EPSILON = 1e-5  # torch's default
 
@@ -42,10 +45,13 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
     "linear": "linear",
 }
-WRITTEN_OFF = "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention"
-WRITTEN_OFF += " layernorm_embedding"
-OFF = f"{WRITTEN_OFF} char_inputs adaptive_softmax_cutoff encoder_layers_to_keep decoder_layers_to_keep"
-OFF += " quant_noise_scalar alignment_heads base_layers"
+WRITTEN_OFF = (
+    "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention layernorm_embedding"
+)
+OFF = (
+    f"{WRITTEN_OFF} char_inputs adaptive_softmax_cutoff encoder_layers_to_keep decoder_layers_to_keep "
+    "quant_noise_scalar alignment_heads base_layers"
+)
 SIZES = ("encoder_embed_dim", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_embed_dim")
 DECODER_EMBEDDING, OUTPUT_PROJECTION = "decoder.embed_tokens.weight", "decoder.output_projection.weight"
 LAYER = {
@@ -76,18 +82,15 @@ OLD_NORMS = {
 
 
 def rules_for(config: Mapping[str, Any], learned: bool) -> list[Rule]:
-    """Return the rules of all tensors. learned: whether the positions are"""
+    """Return the rules of all tensors. learned: whether positions are learned"""
     rules = rules_of(EMBEDDINGS | (LEARNED if learned else {}))
     return rules + stack_rules(config, "{stack}.layers.{n}.", LAYER, "{stack}.layer_norm.{weight,bias}")
 
 
-def recognise(path: Path, content: Any) -> bool:
-    return (
-        isinstance(content, dict)
-        and isinstance(content.get("model"), dict)
-        and any(name.startswith("decoder.layers.0.") for name in content["model"])
-        and (content.get("cfg") is not None or content.get("args") is not None)
-    )
+def recognise(content: dict) -> bool:
+    model = content.get("model")
+    has_options = content.get("cfg") is not None or content.get("args") is not None
+    return has_options and isinstance(model, dict) and any(name.startswith("decoder.layers.0.") for name in model)
 
 
 def read(path: Path, reasons: Reasons) -> Description:
@@ -162,33 +165,47 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
     return with_tokenizers(Vocabulary(source, target, files=found, **IDS), folder, languages)
 
 
+def read_counted_words(path: Path) -> list[str]:
+    """Return the tokens of a dict.txt, one per line with a space and a count, in the order of their ids."""
+    tokens = []
+    for number, line in enumerate(read_lines(path), start=1):
+        line = line.removesuffix(" #fairseq:overwrite")
+        token, space, count = line.rstrip().rpartition(" ")
+        if not space or not count.isdigit():
+            raise BrokenFileError(f"{path} line {number}: {line!r} is not a token and a count")
+        tokens.append(token)
+    return tokens
+
+
 # ---- from our model to fairseq -----------------------------------------------------------------------------------
 
 
-def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
-    """Write a checkpoint of fairseq 0.12 and its dictionaries. Raises all reasons why it cannot be one."""
-    config = model.config
-    learned, pre = config.position_embedding_type == "learned", config.norm_position == "pre"
-    fields = {
+def requirements(config: Any) -> dict[str, tuple]:
+    pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
+    return {
+        "position_base": (config.position_base if learned else TENSOR2TENSOR.base(config.d_model),),
         "position_offset": (OFFSET,),
         "layer_norm_eps": (EPSILON,),
         "activation_function": tuple(ACTIVATIONS.values()),
         "encoder_final_norm": (pre,),
         "decoder_final_norm": (True, False) if pre else (False,),
     }
-    if not learned:
-        fields["position_base"] = (TENSOR2TENSOR.base(config.d_model),)
-    reasons.require(NAME, config, fields)
+
+
+def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+    """Write a checkpoint of fairseq 0.12 and its dictionaries."""
+    config, learned = folder.config, folder.config.position_embedding_type == "learned"
     ids = (config.bos_token_id, config.pad_token_id, config.eos_token_id, config.decoder_start_token_id)
     if ids != (0, 1, 2, 2):
         reasons.unsupported(
             f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq has (0, 1, 2, 2) and starts "
             "the decoder with </s>"
         )
-    has_dictionaries = all(find_file(origin.originals, f"dict.{lang}.txt") for lang in origin.languages())
-    if not has_dictionaries and not origin.has_tokenizer():
+    languages = languages_of(folder.options)
+    has_dictionaries = all(find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values())
+    if not has_dictionaries and not folder.has_tokenizer():
         reasons.unsupported("there is no tokenizer to write the dictionaries from")
-    ours = origin.tensors(model, None if learned else TENSOR2TENSOR)
+    ours = folder.tensors(None if learned else TENSOR2TENSOR)
     if OUTPUT_BIAS in ours and ours[OUTPUT_BIAS].any():
         reasons.unsupported("the output layer has a bias (output_bias)")
     reasons.refuse_if_any()
@@ -198,21 +215,26 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
         tensors[f"{stack}.version"] = torch.tensor([3.0])
         if not learned:
             tensors[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
-    languages: dict[str, str] = dict(zip(("source_lang", "target_lang"), origin.languages(), strict=True))
     checkpoint = {
         "args": None,
         "cfg": {"model": options_for(config, languages), "task": {"_name": "translation", **languages}},
-        "model": origin.in_saved_dtype(tensors),
+        "model": folder.in_saved_dtype(tensors),
         "optimizer_history": [],
         "extra_state": {},
     }
     save_pickle(checkpoint, out / "checkpoint_best.pt")
     if not has_dictionaries:
-        write_vocabulary(origin, out)
+        write_vocabulary(folder, languages, out)
+
+
+def languages_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return codes such as de or de_AT. They become parts of file names, so anything else is replaced."""
+    codes = {name: str(options.get(name) or "") for name in DEFAULT_LANGUAGES}
+    return {name: code if re.fullmatch(r"[\w-]+", code) else DEFAULT_LANGUAGES[name] for name, code in codes.items()}
 
 
 def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace:
-    """fairseq's options of our model."""
+    """Return fairseq's options for a model of ours."""
     pre, learned = config.norm_position == "pre", config.position_embedding_type == "learned"
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation_function)
     return argparse.Namespace(
@@ -223,9 +245,7 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
         **{f"decoder_{name}_dim": config.d_model for name in ("embed", "input", "output")},
         **{theirs: getattr(config, ours) for ours, theirs in size_names(SIZES).items()},
         activation_fn=activation,
-        dropout=config.dropout,
-        attention_dropout=config.attention_dropout,
-        activation_dropout=config.activation_dropout,
+        **{rate: getattr(config, rate) for rate in RATES},
         encoder_normalize_before=pre,
         decoder_normalize_before=pre,
         no_decoder_final_norm=pre and not config.decoder_final_norm,
@@ -241,11 +261,11 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
     )
 
 
-def write_vocabulary(origin: Origin, out: Path) -> None:
+def write_vocabulary(folder: ModelFolder, languages: Mapping[str, str], out: Path) -> None:
     """Write the dictionaries and, if the tokenizer is subword-nmt's, its codes."""
-    for side, language, tokens in zip(("source", "target"), origin.languages(), origin.tokens(), strict=True):
+    for side, language, tokens in zip(SIDES, languages.values(), folder.tokens(), strict=True):
         tokens = tokens[len(SPECIAL) :]
-        model = json.loads(origin.tokenizer(side).to_str())["model"]
+        model = json.loads(folder.tokenizer(side).to_str())["model"]
         if model.get("end_of_word_suffix") == "</w>":
             tokens = [token.removesuffix("</w>") if token.endswith("</w>") else f"{token}@@" for token in tokens]
             codes = "".join(f"{left} {right}\n" for left, right in model["merges"])

@@ -4,16 +4,18 @@ transformers 5.18 trains that table with the rest. A table that no longer fits t
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer.model_folder import read_json_object
+from transformers import FSMTForConditionalGeneration
 
 from ..description import OUTPUT, SOURCE, TARGET, Description, embedding_rows
 from ..layout import POSITIONS, TENSOR2TENSOR
 from ..reasons import Reasons
 from ..rename import Rule, first_present, rules_of
-from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_codes, tokens_by_id
+from ..segmentation import bpe_tokenizer, read_codes
+from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_token_ids
 from . import hugging_face
 
 NAME = "hf-fsmt"
@@ -29,7 +31,7 @@ MOSES_NOTE = "FSMTTokenizer applies Moses' tokenizer; tokenizer.json splits at s
 TRAINED_NOTE = "The saved sinusoids have been trained; they are a learned table here."
 
 
-def recognise(path: Path, content: Any) -> bool:
+def recognise(path: Path) -> bool:
     return hugging_face.model_type_of(path) == "fsmt"
 
 
@@ -39,7 +41,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     options, tensors, config = hugging_face.read_model(path, reasons, "relu", pad_token_id=(OFFSET - 1,))
     config["position_offset"] = OFFSET
 
-    # Tied matrices are saved under one name or more.
+    # Tied matrices are saved under one of their names or under several.
     tied = list(EMBEDDINGS) if options.get("tie_word_embeddings", False) else []
     rules = [Rule(first_present(tensors, theirs, *tied), ours) for theirs, ours in EMBEDDINGS.items()]
     rules += hugging_face.layers(config)
@@ -58,7 +60,17 @@ def read(path: Path, reasons: Reasons) -> Description:
     languages = options.get("langs")
     languages = languages if isinstance(languages, list) and len(languages) == 2 else (None, None)
     kept = {"source_lang": languages[0], "target_lang": languages[1]}
-    return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, options=kept)
+    return Description(
+        tensors,
+        rules,
+        config,
+        vocabulary,
+        TENSOR2TENSOR,
+        unscaled=unscaled,
+        notes=notes,
+        options=kept,
+        reference=partial(hugging_face.reference, FSMTForConditionalGeneration),
+    )
 
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
@@ -69,11 +81,11 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
     missing = [file.name for file in (*files, codes) if not file.exists()]
     if missing:
         return numbered_tokens([], rows, f"{' and '.join(missing)} missing. Ids are the checkpoint's", **ids)
-    source, target = (tokens_by_id(read_json_object(file), file) for file in files)
+    source, target = (read_token_ids(file) for file in files)
     if "<unk>" in source:
         ids["unknown"] = source.index("<unk>")
     vocabulary = Vocabulary(source, target, files=[*files, codes], **ids)
     merges = read_codes(codes)
     for side in SIDES:
-        vocabulary.tokenizers[side] = vocabulary.bpe(side, merges, separator=None)
+        vocabulary.tokenizers[side] = bpe_tokenizer(vocabulary, side, merges, separator=None)
     return vocabulary

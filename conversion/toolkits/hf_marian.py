@@ -4,27 +4,25 @@ They are reproduced as they are, so that the converted model computes the same f
 convert Marian's model.npz.
 """
 
-import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken
-
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.model_folder import read_json_object
+from transformers import MarianMTModel
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows
+from ..folder import ModelFolder, write_json
 from ..layout import CONCATENATED
 from ..options import RATES, size_names
-from ..origin import Origin
 from ..reasons import Reasons
 from ..rename import Rule, expand, first_present, write
 from ..sentencepiece import SentencePieceModel
-from ..vocabulary import SIDES, Vocabulary, numbered_tokens, tokens_by_id
+from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_token_ids
 from . import hugging_face
 
 NAME = "hf-marian"
@@ -39,7 +37,7 @@ NOTES = [
 ]
 
 
-def recognise(path: Path, content: Any) -> bool:
+def recognise(path: Path) -> bool:
     return hugging_face.model_type_of(path) == "marian"
 
 
@@ -51,7 +49,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         Rule(first_present(tensors, ENCODER, SHARED), SOURCE),
         Rule(first_present(tensors, DECODER, SHARED), TARGET),
         Rule(first_present(tensors, "lm_head.weight", DECODER, SHARED), OUTPUT),
-        Rule("final_logits_bias", OUTPUT_BIAS, row=True),
+        Rule("final_logits_bias", OUTPUT_BIAS),
         *hugging_face.layers(config),
     ]
     if ENCODER in tensors and DECODER in tensors:
@@ -66,6 +64,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         unscaled=() if scaled else (SOURCE, TARGET),
         notes=NOTES,
         options={"config": dict(options), "scale_embedding": scaled},
+        reference=partial(hugging_face.reference, MarianMTModel),
     )
 
 
@@ -77,7 +76,7 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
     if not file.exists():
         return numbered_tokens([], rows, "vocab.json is missing. Ids are the checkpoint's", **ids)
     files = [file, *([target_file] if target_file.exists() else [])]
-    source, target = (tokens_by_id(read_json_object(file), file) for file in (files[0], files[-1]))
+    source, target = (read_token_ids(file) for file in (files[0], files[-1]))
     ids["unknown"] = source.index("<unk>") if "<unk>" in source else 1
     settings = folder / "tokenizer_config.json"
     vocabulary = Vocabulary(source, target, files=files + ([settings] if settings.exists() else []), **ids)
@@ -97,10 +96,8 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
 # ---- from our model to transformers ------------------------------------------------------------------------------
 
 
-def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
-    """Write a folder that MarianMTModel.from_pretrained loads. Raises all reasons why the model cannot be one."""
-    config = model.config
-    fields = {
+def requirements(config: Any) -> dict[str, tuple]:
+    return {
         "position_embedding_type": ("sinusoidal",),
         "position_base": (10000.0,),
         "position_offset": (0,),
@@ -110,29 +107,32 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
         "layer_norm_eps": (hugging_face.EPSILON,),
         "tie_word_embeddings": (True,),
     }
-    reasons.require(NAME, config, fields)
-    returns = origin.toolkit == NAME
+
+
+def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+    """Write a folder that MarianMTModel.from_pretrained loads."""
+    config, returns = folder.config, folder.toolkit == NAME
     if not returns:
-        origin.keep_added_rows()
-    if returns and not origin.options.get("scale_embedding", True):
+        folder.keep_all_rows()
+    elif not folder.options.get("scale_embedding", True):
         reasons.unsupported("the embeddings were divided by sqrt(d_model) when they were converted")
-    ours = origin.tensors(model, CONCATENATED)
+    ours = folder.tensors(CONCATENATED)
     reasons.refuse_if_any()
 
     tensors = write(hugging_face.layers(config.to_dict()), ours)
     separate = {ENCODER: ours[SOURCE], DECODER: ours[TARGET]}
     tensors |= {SHARED: ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
-    save_file(origin.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
+    save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
     write_json(generation_settings(config), out / "generation_config.json")
     if returns:
-        write_json(origin.options["config"], out / "config.json")
+        write_json(folder.options["config"], out / "config.json")
         return
     sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}
     write_json(marian_config(config) | sizes, out / "config.json")
-    if origin.has_tokenizer():  # MarianTokenizer needs SentencePiece; AutoTokenizer takes the plain file as well
+    if folder.has_tokenizer():  # MarianTokenizer needs SentencePiece; AutoTokenizer takes the plain file as well
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            (out / name).write_bytes((origin.folder / name).read_bytes())
+            (out / name).write_bytes((folder.path / name).read_bytes())
 
 
 def marian_config(config: Any) -> dict[str, Any]:
@@ -157,7 +157,3 @@ def generation_settings(config: Any) -> dict[str, Any]:
     forbidden = {config.pad_token_id, config.decoder_start_token_id} - {None, config.eos_token_id}
     ids = {name: getattr(config, name) for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
     return {"bad_words_ids": [[id] for id in sorted(forbidden)], "num_beams": 4, "max_length": 512, **ids}
-
-
-def write_json(content: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

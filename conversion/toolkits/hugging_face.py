@@ -5,19 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import read_json_object
 
-from ..description import penalty_note
+from ..checkpoint_files import load_checkpoint, required_file
+from ..description import Description, Forward, penalty_note
 from ..options import RATES, Options
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, stack_rules
-from ..unpickle import load_checkpoint
-from ..vocabulary import required_file
 from .fairseq import EPSILON, LAYER
 
 SIZES = ("d_model", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_dim")
@@ -28,9 +26,9 @@ PENALTY_NOTE = penalty_note("transformers", "log P / L^length_penalty")
 
 
 def model_type_of(path: Path) -> str | None:
-    """`model_type` in the config.json of a folder, or beside a file of the model."""
-    file = path / "config.json" if path.is_dir() else path.with_name("config.json")
-    if path.is_file() and path.name not in ("config.json", *WEIGHTS) or not file.exists():
+    """Return `model_type` from config.json, which is the path or beside it."""
+    file = path.with_name("config.json")
+    if path.name not in ("config.json", *WEIGHTS) or not file.exists():
         return None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -48,7 +46,7 @@ def read_model(
     """
     options = Options(read_json_object(path.with_name("config.json")), reasons)
     file = required_file(path.parent, *WEIGHTS)
-    weights = load_checkpoint(file) if file.suffix == ".bin" else load_safetensors(file)
+    weights = load_checkpoint(file)
     options.require({"activation_function": ACTIVATIONS, **supported}, OFF)
     config = options.sizes(SIZES)
     reasons.refuse_if_any()
@@ -58,14 +56,18 @@ def read_model(
     return options, checked_tensors(weights, reasons), config | {"layer_norm_eps": EPSILON}
 
 
-def load_safetensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors file. Raises BrokenFileError if it is damaged."""
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise BrokenFileError(f"{file} is not a complete safetensors file ({error}); copy it again") from None
-
-
 def layers(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers: fairseq's names after `model.`."""
     return stack_rules(config, "model.{stack}.layers.{n}.", LAYER)
+
+
+def reference(kind: type[PreTrainedModel], description: Description) -> Forward:
+    """Load the folder as transformers does. kind: the class of its model"""
+    folder = description.path.parent
+    return forward_of(kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval())
+
+
+def forward_of(model: nn.Module) -> Forward:
+    """Return the function of a model of transformers, or of ours."""
+    # With its cache FSMT is not causal for several target tokens.
+    return lambda ids, target: model(input_ids=ids, decoder_input_ids=target, use_cache=False).logits

@@ -7,13 +7,13 @@ from typing import Any
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.lines import read_lines
 
+from ..checkpoint_files import load_checkpoint, read_yaml, required_file
 from ..description import OUTPUT, SOURCE, TARGET, Description
-from ..options import Options, flattened, read_yaml
+from ..options import Options, flattened
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import with_tokenizers
-from ..unpickle import load_checkpoint
-from ..vocabulary import Vocabulary, common_ids, required_file
+from ..vocabulary import Vocabulary, common_ids
 
 NAME = "joeynmt"
 FILES = ["*.ckpt"]
@@ -58,8 +58,8 @@ LAYERS = {
 }
 
 
-def recognise(path: Path, content: Any) -> bool:
-    return isinstance(content, dict) and isinstance(content.get("model_state"), dict)
+def recognise(content: dict) -> bool:
+    return isinstance(content.get("model_state"), dict)
 
 
 def read(path: Path, reasons: Reasons) -> Description:

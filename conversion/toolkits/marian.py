@@ -16,18 +16,18 @@ import torch
 import yaml
 from torch import Tensor
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
+from ..checkpoint_files import check_archive, read_yaml
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows, penalty_note
+from ..folder import ModelFolder
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
-from ..options import Options, read_yaml
-from ..origin import Origin
+from ..options import Options
 from ..reasons import Reasons, shown
 from ..rename import Rule, checked_tensors, first_present, stack_rules, write
+from ..segmentation import word_tokenizer
 from ..sentencepiece import CONTROL, UNKNOWN, SentencePieceModel
-from ..unpickle import check_archive
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
 
 NAME = "marian"
@@ -76,12 +76,11 @@ def layers(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers, which Marian counts from 1, and of final norms."""
     pre = "_pre" if config["norm_position"] == "pre" else ""
     norms = {f"{theirs}_ln_{{scale,bias}}{pre}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
-    vectors, final = BIASES | norms, "{stack}_top_ln_{scale,bias}"
-    rules = stack_rules(config, "{stack}_l{n}_", MATRICES, first=1, transposed=True)
-    return rules + stack_rules(config, "{stack}_l{n}_", vectors, final, first=1, row=True)
+    names, final = MATRICES | BIASES | norms, "{stack}_top_ln_{scale,bias}"
+    return stack_rules(config, "{stack}_l{n}_", names, final, first=1, transposed=True)
 
 
-def recognise(path: Path, content: Any) -> bool:
+def recognise(path: Path) -> bool:
     if path.suffix != ".npz" or path.name.endswith(".optimizer.npz") or not path.is_file():
         return False
     try:
@@ -126,7 +125,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     if learned:
         rules += [Rule("Wpos", ENCODER_POSITIONS), Rule("Wpos", DECODER_POSITIONS)]
     if not options.get("output-omit-bias"):
-        rules.append(Rule("decoder_ff_logit_out_b", OUTPUT_BIAS, row=True))
+        rules.append(Rule("decoder_ff_logit_out_b", OUTPUT_BIAS, transposed=True))
     vocabulary = read_vocabulary(path, options, embedding_rows(tensors, rules))
     unscaled = (SOURCE, TARGET) if learned else ()
     notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
@@ -145,7 +144,7 @@ def activation(options: Mapping[str, Any]) -> str:
 
 
 def embeddings(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of SOURCE, TARGET and OUTPUT, which may be one matrix."""
+    """Return the rules of SOURCE, TARGET and OUTPUT, which may share a matrix."""
     target = first_present(tensors, "Wemb", "decoder_Wemb")
     output = Rule("decoder_ff_logit_out_W", OUTPUT, transposed=True)
     if "decoder_ff_logit_out_Wt" in tensors:
@@ -179,7 +178,7 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
     kept = dict.fromkeys([*files, decoder] if decoder.exists() else files)
     vocabulary = Vocabulary(source, target, *ids[0], files=list(kept))
     for side, model in zip(SIDES, models, strict=True):
-        vocabulary.tokenizers[side] = model.tokenizer(vocabulary, side) if model else vocabulary.words(side)
+        vocabulary.tokenizers[side] = model.tokenizer(vocabulary, side) if model else word_tokenizer(vocabulary, side)
     return vocabulary
 
 
@@ -197,7 +196,7 @@ def special_ids(file: Path, tokens: list[str], model: SentencePieceModel | None)
 
 
 def read_tokens(file: Path, rows: int) -> list[str]:
-    """Return a vocabulary as YAML or JSON (token: id) or as one token per line, cut where --dim-vocabs cut it."""
+    """Read a vocabulary in YAML or JSON (token: id) or with one token per line, cut where --dim-vocabs cut it."""
     if file.suffix == ".fsv":
         raise InputError(f"{file}: a factored vocabulary cannot be converted")
     if file.suffix not in (".yml", ".yaml", ".json"):
@@ -217,11 +216,8 @@ def read_tokens(file: Path, rows: int) -> list[str]:
 # ---- from our model to Marian ------------------------------------------------------------------------------------
 
 
-def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
-    """Write model.npz and its vocabularies. Raises all reasons why the model cannot be one of Marian's."""
-    config = model.config
-    # A folder that came from Marian may have been edited since.
-    fields = {
+def requirements(config: Any) -> dict[str, tuple]:
+    return {  # a folder that came from Marian may have been edited since
         "position_embedding_type": ("sinusoidal",),
         "position_base": (TENSOR2TENSOR.base(config.d_model),),
         "position_offset": (0,),
@@ -230,21 +226,25 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
         "decoder_final_norm": (config.encoder_final_norm,),
         "activation_function": (*ACTIVATIONS.values(), "quick_gelu"),
     }
-    reasons.require(NAME, config, fields)
-    if origin.toolkit != NAME:
+
+
+def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+    """Write model.npz. The driver copies the vocabularies."""
+    config = folder.config
+    if folder.toolkit != NAME:
         reasons.unsupported("only a model that came from Marian can be written for it: its vocabulary is not Marian's")
-    if model.state_dict()[TARGET][config.decoder_start_token_id].any():
+    if folder.model.state_dict()[TARGET][config.decoder_start_token_id].any():
         reasons.unsupported("the decoder's first token has an embedding; Marian starts with a zero vector")
-    ours = origin.tensors(model, TENSOR2TENSOR)
+    ours = folder.tensors(TENSOR2TENSOR)
     reasons.refuse_if_any()
 
-    text = origin.options.get("model_yml") or ""
+    text = folder.options.get("model_yml") or ""
     separate = {"encoder_Wemb": ours[SOURCE], "decoder_Wemb": ours[TARGET]}
     tensors = {"Wemb": ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
     if not config.tie_word_embeddings:
         tensors["decoder_ff_logit_out_W"] = ours[OUTPUT].T
     tensors |= write(layers(config.to_dict()), ours)
-    if not (text and read_yaml(origin.folder, text=text).get("output-omit-bias")):
+    if not (text and read_yaml(folder.path, text=text).get("output-omit-bias")):
         tensors["decoder_ff_logit_out_b"] = ours[OUTPUT_BIAS].reshape(1, -1)
     arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
     yml = text.encode("utf-8")

@@ -11,19 +11,17 @@ from typing import Any
 
 import torch
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 
+from ..checkpoint_files import load_checkpoint, save_pickle
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows
+from ..folder import ModelFolder
 from ..layout import PAPER, TENSOR2TENSOR
-from ..options import Options
-from ..origin import Origin, save_pickle
+from ..options import Options, size_names
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, expand, rules_of, stack_rules, write
 from ..segmentation import with_tokenizers
-from ..unpickle import load_checkpoint
 from ..vocabulary import Vocabulary, common_ids, numbered_tokens
-from .hugging_face import load_safetensors
 
 NAME = "opennmt-py"
 FILES = ["*.pt"]
@@ -37,8 +35,10 @@ NOTES = [
 ]
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR, None: PAPER}
 # With "silu" and "gated-gelu" the feed-forward network has a gate.
-OFF = "multiquery parallel_residual shared_layer_norm aan_useffn coverage_attn relative_positions_buckets num_kv"
-OFF += " sliding_window num_experts quant_type lora_layers"
+OFF = (
+    "multiquery parallel_residual shared_layer_norm aan_useffn coverage_attn relative_positions_buckets num_kv "
+    "sliding_window num_experts quant_type lora_layers"
+)
 # Options that a checkpoint needs, with the values that they must have.
 FIXED: dict[str, Any] = {
     **dict.fromkeys(("encoder_type", "decoder_type"), "transformer"),
@@ -91,10 +91,9 @@ def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
     return [rule for rule in rules if not rule.ours.endswith(tuple(absent))]
 
 
-def recognise(path: Path, content: Any) -> bool:
+def recognise(content: dict) -> bool:
     return (
-        isinstance(content, dict)
-        and {"opt", "vocab"} <= content.keys()
+        {"opt", "vocab"} <= content.keys()
         and hasattr(content["opt"], "__dict__")
         and all(isinstance(content.get(name, {}), dict) for name in ("model", "generator"))
     )
@@ -149,7 +148,7 @@ def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
     files = sorted(path.parent.glob(f"{glob.escape(path.stem)}*.safetensors"))
     if not files:
         raise InputError(f"{path} holds no weights, and {path.stem}.safetensors is not beside it")
-    found = {name: tensor for file in files for name, tensor in load_safetensors(file).items()}
+    found = {name: tensor for file in files for name, tensor in load_checkpoint(file).items()}
     return {name.replace("generator.0.", "generator."): tensor for name, tensor in found.items()}
 
 
@@ -186,10 +185,8 @@ def tokens_of(found: Any) -> list[str] | None:
 # ---- from our model to OpenNMT-py --------------------------------------------------------------------------------
 
 
-def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) -> None:
-    """Write a released checkpoint of OpenNMT-py 3.5. Raises all reasons why the model cannot be one."""
-    config = model.config
-    fields = {
+def requirements(config: Any) -> dict[str, tuple]:
+    return {
         "norm_position": ("pre",),
         "encoder_final_norm": (True,),
         "decoder_final_norm": (True,),
@@ -200,27 +197,31 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
         "decoder_ffn_dim": (config.encoder_ffn_dim,),
         "activation_function": ("relu", "gelu"),
     }
-    reasons.require(NAME, config, fields)
-    if origin.toolkit != NAME:
-        origin.keep_added_rows()
-        if not origin.has_tokenizer():
+
+
+def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
+    """Write a released checkpoint of OpenNMT-py 3.5."""
+    config = folder.config
+    if folder.toolkit != NAME:
+        folder.keep_all_rows()
+        if not folder.has_tokenizer():
             reasons.unsupported("there is no tokenizer to write the vocabularies from")
-        elif UNK not in origin.tokens()[0]:
+        elif UNK not in folder.tokens()[0]:
             reasons.unsupported("the vocabulary has no <unk>, which OpenNMT-py needs")
     encoding = "SinusoidalInterleaved" if config.position_base == 10000 else "SinusoidalConcat"
     positions = SINUSOIDS[encoding]
-    ours = origin.tensors(model, positions)
+    ours = folder.tensors(positions)
     reasons.refuse_if_any()
 
-    feed_forward_bias = bool(origin.options.get("add_ffnbias", True)) or any(
+    feed_forward_bias = bool(folder.options.get("add_ffnbias", True)) or any(
         tensor.any() for name, tensor in ours.items() if name.endswith((".fc1.bias", ".fc2.bias"))
     )
     ours.setdefault(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
     table = positions.table(TABLE_ROWS, config.d_model).float()[:, None]
     tensors = dict.fromkeys(POSITION_TABLES, table) | write(rules_for(config.to_dict(), feed_forward_bias), ours)
-    tensors = origin.in_saved_dtype(tensors)
+    tensors = folder.in_saved_dtype(tensors)
     generator = {name: tensors.pop(f"generator.{name}") for name in ("weight", "bias")}
-    vocabulary = vocabulary_for(origin, config)
+    vocabulary = vocabulary_for(folder)
     options = options_for(config)
     options |= {"position_encoding_type": encoding, "add_ffnbias": feed_forward_bias}
     options["share_vocab"] = vocabulary["src"] == vocabulary["tgt"]
@@ -228,12 +229,12 @@ def write_checkpoint(model: Model, origin: Origin, out: Path, reasons: Reasons) 
     save_pickle(content, out / "model_release.pt")
 
 
-def vocabulary_for(origin: Origin, config: Any) -> dict[str, Any]:
+def vocabulary_for(folder: ModelFolder) -> dict[str, Any]:
     """Return the vocabularies as they were, or made from our tokenizers, with OpenNMT-py's names for special tokens."""
-    if origin.toolkit == NAME:
+    if folder.toolkit == NAME:
         names = {"src": "src_vocab", "tgt": "tgt_vocab", "decoder_start_token": "decoder_start_token"}
-        return {name: origin.options[kept] for name, kept in names.items()} | {"data_task": "seq2seq"}
-    source, target = origin.tokens()
+        return {name: folder.options[kept] for name, kept in names.items()} | {"data_task": "seq2seq"}
+    config, (source, target) = folder.config, folder.tokens()
     special = {config.decoder_start_token_id: BOS, config.eos_token_id: EOS, config.pad_token_id: BLANK}
     for tokens in (source, target):
         for id, name in special.items():
@@ -242,16 +243,13 @@ def vocabulary_for(origin: Origin, config: Any) -> dict[str, Any]:
 
 
 def options_for(config: Any) -> dict[str, Any]:
-    """OpenNMT-py's options of our model."""
-    sizes = ("hidden_size", "enc_hid_size", "dec_hid_size", "word_vec_size", "src_word_vec_size", "tgt_word_vec_size")
+    """Return OpenNMT-py's options for a model of ours."""
+    also_d_model = ("enc_hid_size", "dec_hid_size", "word_vec_size", "src_word_vec_size", "tgt_word_vec_size")
     return {
         **FIXED,
         "data_task": "seq2seq",
-        "enc_layers": config.encoder_layers,
-        "dec_layers": config.decoder_layers,
-        **dict.fromkeys(sizes, config.d_model),
-        "heads": config.encoder_attention_heads,
-        "transformer_ff": config.encoder_ffn_dim,
+        **{theirs: getattr(config, ours) for ours, theirs in size_names(SIZES).items()},
+        **dict.fromkeys(also_d_model, config.d_model),
         "pos_ffn_activation_fn": config.activation_function,
         "norm_eps": config.layer_norm_eps,
         "add_qkvbias": config.attention_bias,

@@ -12,16 +12,15 @@ import yaml
 from torch import Tensor
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
 
+from ..checkpoint_files import is_pickled, load_checkpoint, read_yaml, required_file
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note
 from ..layout import CONCATENATED, POSITIONS
-from ..options import Options, flattened, read_yaml
+from ..options import Options, flattened
 from ..reasons import Reasons, shown
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import with_tokenizers
-from ..unpickle import is_pickled, load_checkpoint
-from ..vocabulary import SIDES, Vocabulary, required_file, tokens_by_id
+from ..vocabulary import SIDES, Vocabulary, read_token_ids
 
 NAME = "sockeye"
 FILES = ["params.*"]
@@ -64,9 +63,8 @@ def layers(config: Mapping[str, Any]) -> list[Rule]:
     return stack_rules(config, "{stack}.layers.{n}.", names, "{stack}.final_process.layer_norm.{weight,bias}")
 
 
-def recognise(path: Path, content: Any) -> bool:
-    has_config = content is not None or (path.parent / "config").is_file()  # if it lacks only that, `read` says so
-    return path.name.startswith("params.") and has_config and is_pickled(path)
+def recognise(path: Path) -> bool:
+    return path.name.startswith("params.") and is_pickled(path)
 
 
 def read(path: Path, reasons: Reasons) -> Description:
@@ -147,7 +145,7 @@ def split_projections(tensors: dict[str, Tensor], stack: str, d_model: int, head
 def read_vocabulary(folder: Path) -> Vocabulary:
     """vocab.src.0.json and vocab.trg.0.json."""
     files = [required_file(folder, f"vocab.{side}.0.json") for side in ("src", "trg")]
-    source, target = (tokens_by_id(read_json_object(file), file) for file in files)
+    source, target = (read_token_ids(file) for file in files)
     for file, tokens in zip(files, (source, target), strict=True):
         if tokens[:4] != SYMBOLS:
             raise InputError(f"{file}: ids 0 to 3 are {json.dumps(tokens[:4])}, Sockeye's are {json.dumps(SYMBOLS)}")

@@ -17,20 +17,23 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
+from ..checkpoint_files import required_file
 from ..description import OUTPUT, SOURCE, TARGET, Description, embedding_rows
 from ..layout import POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..tensorflow_bundle import TYPES, Bundle
-from ..vocabulary import SIDES, Vocabulary, numbered_tokens, required_file, unused_name
+from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
 
 NAME = "tensor2tensor"
 FILES = ["*.index"]
 TARGET_SPACE = 0  # SpaceID.GENERIC, the default of text problems
 
-OFF = "attention_variables_3d proximity_bias unidirectional_encoder factored_logits split_targets_chunk_length"
-OFF += " num_area_layers position_features hard_attention_k gumbel_noise_weight"
+OFF = (
+    "attention_variables_3d proximity_bias unidirectional_encoder factored_logits split_targets_chunk_length "
+    "num_area_layers position_features hard_attention_k gumbel_noise_weight"
+)
 SUPPORTED: dict[str, tuple] = {
     "pos": ("timing", "emb"),
     "ffn_layer": ("dense_relu_dense", "conv_hidden_relu"),
@@ -55,10 +58,10 @@ EMBEDDING = re.compile(r".*symbol_modality_\d+_\d+/(shared|input_emb|target_emb|
 FIRST_QUERY = "encoder/layer_0/self_attention/multihead_attention/q/kernel"
 TARGET_SPACES = "target_space_embedding/kernel"
 
-MATRICES = {
+PROJECTIONS = {
     "self_attention/multihead_attention/{q,k,v,output_transform}/kernel": "self_attn.{q,k,v,out}_proj.weight",
     "encdec_attention/multihead_attention/{q,k,v,output_transform}/kernel": "cross_attn.{q,k,v,out}_proj.weight",
-    "ffn/conv{1,2}/kernel": "feed_forward.fc{1,2}.weight",
+    "ffn/conv{1,2}/{kernel,bias}": "feed_forward.fc{1,2}.{weight,bias}",
 }
 NORMS = {"self_attention": "self_attn_norm", "encdec_attention": "cross_attn_norm", "ffn": "feed_forward_norm"}
 
@@ -67,13 +70,11 @@ def layers(config: dict[str, Any]) -> list[Rule]:
     """Return the rules of the layers and of the final norms of pre-norm models."""
     pre = config["norm_position"] == "pre"
     norm = f"layer_{'prepostprocess' if pre else 'postprocess'}/layer_norm/layer_norm_{{scale,bias}}"
-    vectors = {f"{theirs}/{norm}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
-    vectors["ffn/conv{1,2}/bias"] = "feed_forward.fc{1,2}.bias"
-    prefix, final = "{stack}/layer_{n}/", f"{{stack}}/{norm}"
-    return stack_rules(config, prefix, MATRICES, transposed=True) + stack_rules(config, prefix, vectors, final)
+    norms = {f"{theirs}/{norm}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
+    return stack_rules(config, "{stack}/layer_{n}/", PROJECTIONS | norms, f"{{stack}}/{norm}", transposed=True)
 
 
-def recognise(path: Path, content: Any) -> bool:
+def recognise(path: Path) -> bool:
     return path.suffix == ".index"
 
 
@@ -189,7 +190,7 @@ def read_vocabulary(folder: Path, rows: list[int]) -> Vocabulary:
 
 
 def read_subwords(path: Path) -> list[str]:
-    """Return the pieces by id: one a line, in quotes."""
+    """Return the pieces by id. Each line is a piece in quotes."""
     pieces = []
     for number, line in enumerate(read_lines(path), start=1):
         line = line.strip()

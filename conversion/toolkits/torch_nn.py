@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from vaswani_transformer.model_folder import read_json_object
 
-from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description
+from ..checkpoint_files import load_checkpoint, required_file
+from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, Forward
 from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, TENSOR2TENSOR, Sinusoids, split_in_proj
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, stack_rules, stack_sizes
 from ..segmentation import read_word_lists
-from ..unpickle import load_checkpoint
-from ..vocabulary import required_file
 
 NAME = "torch-nn-transformer"
 FILES = ["*.pt", "*.pth"]
@@ -34,6 +34,7 @@ SCALE_ASSUMED = (
 )
 POSITIONS_ASSUMED = "No table of positions is saved: the paper's sinusoids are assumed."
 POSITION_NAME = re.compile(r"pos|(^|[._])pe($|[._])")
+TABLE_ROWS = 1024  # of sinusoids, when the model is compared
 SUPPORTED: dict[str, tuple] = {
     "activation": ("relu", "gelu"),
     "batch_first": (True, False),
@@ -55,10 +56,8 @@ LAYERS = {
 }
 
 
-def recognise(path: Path, content: Any) -> bool:
-    return isinstance(content, dict) and any(
-        isinstance(name, str) and name.endswith(FIRST_WEIGHT) for name in state_dict_of(content)
-    )
+def recognise(content: dict) -> bool:
+    return any(isinstance(name, str) and name.endswith(FIRST_WEIGHT) for name in state_dict_of(content))
 
 
 def state_dict_of(checkpoint: dict) -> dict:
@@ -104,16 +103,25 @@ def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> 
     reasons.refuse_if_any()
     unscaled = () if options.get("scale_embeddings", True) else (SOURCE, TARGET)
     assumed = assumed if "scale_embeddings" in options else [SCALE_ASSUMED, *assumed]
-    rules, vocabulary = rules + more_rules, read_word_lists(path.parent)
-    return Description(tensors, rules, config, vocabulary, positions, unscaled=unscaled, assumed=assumed, files=[file])
+    return Description(
+        tensors,
+        rules + more_rules,
+        config,
+        read_word_lists(path.parent),
+        positions,
+        unscaled=unscaled,
+        assumed=assumed,
+        files=[file],
+        reference=reference,
+    )
 
 
 def around_transformer(
     tensors: dict[str, Tensor], rules: list[Rule], d_model: int, reasons: Reasons
 ) -> tuple[list[Rule], Sinusoids, list[str]]:
-    """Return the rules for the tensors outside nn.Transformer, the sinusoids, and what is assumed of these.
+    """Return the rules for the tensors outside nn.Transformer, the sinusoids, and notes on assumptions about them.
 
-    rules: those of nn.Transformer.
+    rules: the rules of nn.Transformer
     """
     inside = {rule.theirs for rule in rules}
     around = {name: tensor for name, tensor in tensors.items() if name not in inside}
@@ -126,7 +134,7 @@ def around_transformer(
     for sinusoids in (PAPER, CONCATENATED, TENSOR2TENSOR):
         if all(sinusoids.match(table, d_model) for table in tables.values()):
             return more_rules, sinusoids, [] if tables else [POSITIONS_ASSUMED]
-    # Learned: one table for both stacks, or one for the source and one for the target.
+    # Learned: one table for both stacks, or a table for the source and a table for the target.
     if len(tables) > 2:
         reasons.unsupported(f"more than two tables of positions: {', '.join(tables)}")
     tensors |= tables
@@ -154,3 +162,40 @@ def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
     rules = [Rule(source[0], SOURCE), Rule(target[0], TARGET), Rule(output, OUTPUT)]
     bias = output.removesuffix("weight") + "bias"
     return [*rules, Rule(bias, OUTPUT_BIAS)] if bias in tensors else rules
+
+
+def reference(description: Description) -> Forward:
+    """nn.Transformer with the file's tensors; embeddings, positions and output around it as the reader found them."""
+    config, tensors = description.config, description.tensors
+    around = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
+    weights = without_prefix(state_dict_of(load_checkpoint(description.path)))
+    with torch.device("meta"):
+        module = nn.Transformer(
+            d_model=config["d_model"],
+            nhead=config["encoder_attention_heads"],
+            num_encoder_layers=config["encoder_layers"],
+            num_decoder_layers=config["decoder_layers"],
+            dim_feedforward=config["encoder_ffn_dim"],
+            activation=config["activation_function"],
+            norm_first=config["norm_position"] == "pre",
+            layer_norm_eps=config["layer_norm_eps"],
+            bias="encoder.layers.0.linear1.bias" in weights,
+            batch_first=True,
+        )
+    for stack in STACKS:
+        if not config[f"{stack}_final_norm"]:
+            getattr(module, stack).norm = None
+    module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
+    module.float().eval()
+    table = description.positions.table(TABLE_ROWS, config["d_model"]).float()
+
+    def embedded(ids: Tensor, embedding: str, positions: str) -> Tensor:
+        scale = 1.0 if embedding in description.unscaled else config["d_model"] ** 0.5
+        return around[embedding][ids] * scale + around.get(positions, table)[: ids.shape[1]]
+
+    def forward(ids: Tensor, target: Tensor) -> Tensor:
+        source, target = embedded(ids, SOURCE, ENCODER_POSITIONS), embedded(target, TARGET, DECODER_POSITIONS)
+        states = module(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
+        return states @ around[OUTPUT].T + around.get(OUTPUT_BIAS, torch.zeros(()))
+
+    return forward

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from golden import FIXTURES, Golden, converted
+from golden import Golden, converted
 from safetensors.torch import load_file
 from training_child import TrainingProcess
 
-from conversion.__main__ import main
 from vaswani_transformer import Translator
 from vaswani_transformer.loading import load_config
 
@@ -20,9 +19,8 @@ NAMES = ["fairseq", "marian-prenorm", "opennmt-py"]
 
 def fine_tuned(checkpoint: Golden, tmp_path: Path, **keys: Any) -> Path:
     """Fine-tune on the sentences of the toolkit; return the model folder."""
-    for language, side in (("en", 0), ("de", 1)):
-        lines = "".join(pair[side] + "\n" for pair in checkpoint.inputs[:-1])
-        (tmp_path / f"train.{language}").write_text(lines, encoding="utf-8")
+    for language, lines in zip(("en", "de"), checkpoint.texts, strict=True):
+        (tmp_path / f"train.{language}").write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
     flags = {
         "data": str(tmp_path),
         "validation": ["train"],
@@ -52,11 +50,10 @@ def test_fine_tuning_starts_from_the_converted_model(name: str, tmp_path: Path):
     for weight in ours:
         torch.testing.assert_close(theirs[weight], ours[weight], atol=1e-9, rtol=0)
     for side in ("source", "target"):
-        tokenizer = Golden(name, checkpoint.checkpoint, tuned, {}, []).tokenizer(side)
+        tokenizer = Golden(checkpoint.checkpoint, tuned).tokenizer(side)
         assert tokenizer.backend_tokenizer.to_str() == checkpoint.tokenizer(side).backend_tokenizer.to_str()
-    texts = [source for source, _ in checkpoint.inputs]
     translators = [Translator.from_pretrained(folder, device="cpu") for folder in (checkpoint.folder, tuned)]
-    assert translators[0].translate(texts) == translators[1].translate(texts)
+    assert translators[0].translate(checkpoint.texts[0]) == translators[1].translate(checkpoint.texts[0])
 
 
 @pytest.mark.slow
@@ -67,7 +64,7 @@ def test_fine_tuning_improves_the_score(name: str, tmp_path: Path):
     tuned = fine_tuned(checkpoint, tmp_path, label_smoothing=0.0, **keys)
     records = [json.loads(line) for line in (tuned / "metrics.jsonl").read_text().splitlines()]
     losses = [record["validation_loss"] for record in records if "validation_loss" in record]
-    sources, targets = ([pair[side] for pair in checkpoint.inputs[:-1]] for side in (0, 1))
+    sources, targets = (lines[:-1] for lines in checkpoint.texts)
     before, after = (
         sum(score.total for score in Translator.from_pretrained(folder, device="cpu").score(sources, targets))
         for folder in (checkpoint.folder, tuned)
@@ -76,19 +73,26 @@ def test_fine_tuning_improves_the_score(name: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NAMES, "variants/fairseq-learned", "variants/fairseq-relu-squared", "tensor2tensor"])
+@pytest.mark.parametrize("name", [*NAMES, "fairseq-learned", "fairseq-relu-squared", "tensor2tensor"])
 def test_exported_converted_models_translate_as_torch(name: str, tmp_path: Path):
     pytest.importorskip("onnxruntime")
     from conversion.onnx.export import export_folder
 
-    main([str(FIXTURES / name), str(tmp_path / "model")])
-    export_folder(tmp_path / "model", tmp_path / "onnx")
-    torchs = Translator.from_pretrained(tmp_path / "model", device="cpu")
+    export_folder(converted(name).folder, tmp_path / "onnx")
+    torchs = Translator.from_pretrained(converted(name).folder, device="cpu")
     graphs = Translator.from_pretrained(tmp_path / "onnx", device="cpu", backend="onnx", threads=1)
     words = [token for token in torchs.tokenizer.get_vocab() if token.isalnum()][:8]
     texts = [" ".join(words[:length]) for length in (1, 3, 8)] + ["unheard-of </s>"]
     found = graphs.translate(texts, n_best=2, return_scores=True)
     for ours, theirs in zip(found, torchs.translate(texts, n_best=2, return_scores=True), strict=True):
-        assert [hypothesis.tokens for hypothesis in ours] == [hypothesis.tokens for hypothesis in theirs]
-        assert [hypothesis.text for hypothesis in ours] == [hypothesis.text for hypothesis in theirs]
+        assert [(h.tokens, h.text) for h in ours] == [(h.tokens, h.text) for h in theirs]
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-4)
+
+
+def test_a_source_vocabulary_without_eos_translates():
+    """OpenNMT-py 1 and 2 have <s> and </s> only in the target vocabulary."""
+    translator = Translator.from_pretrained(converted("opennmt-py-2-separate").folder, device="cpu")
+    assert translator.tokenizer.eos_token is None
+    (score,) = translator.score("src0 src1", "tgt0")
+    assert len(score.tokens) == 2  # the word and </s>
+    assert isinstance(translator.translate("src0 src1"), str | list)

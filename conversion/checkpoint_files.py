@@ -1,8 +1,8 @@
-"""Opens PyTorch's checkpoint files without running their pickles, which are programs.
+"""Find, open and save the files of checkpoints. PyTorch's pickles are programs: they are opened without running them.
 
 torch's restricted unpickler builds tensors and plain containers. Here it may also build `argparse.Namespace` and `set`
-(fairseq, OpenNMT-py), numpy's scalars and, for the toolkits' classes (meters, vocabularies of old versions), empty
-shells that keep the attributes and have no code.
+(fairseq, OpenNMT-py), numpy's scalars and, in place of the toolkits' classes (meters, vocabularies of old versions),
+empty shells that keep the attributes and have no code.
 """
 
 import argparse
@@ -12,11 +12,15 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 
@@ -55,11 +59,50 @@ UNKNOWN_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported c
 MAX_COMPRESSION = 100  # torch and Marian do not compress
 
 
+def find_file(folder: Path, *patterns: str) -> Path | None:
+    """Return the first file of the folder that matches; earlier patterns are preferred."""
+    found = (file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file())
+    return next(found, None)
+
+
+def required_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
+    """Return the file that `find_file` finds. Raises InputError naming the first pattern if there is none."""
+    file = find_file(folder, *patterns)
+    if file is None:
+        raise InputError(f"{folder}: {patterns[0]} is missing beside the checkpoint{remedy}")
+    return file
+
+
+def read_yaml(file: Path, loader: Any = yaml.SafeLoader, text: str | None = None) -> dict[str, Any]:
+    """Return the mapping in a file, or in a text from it. Raises BrokenFileError if it contains anything else.
+
+    loader: a YAML loader that builds only plain values
+    """
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8") if text is None else text, loader)
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BrokenFileError(f"{file} is not complete YAML ({error}); copy it again") from None
+    if not isinstance(content, dict):
+        raise BrokenFileError(f"{file} holds a {type(content).__name__}, not a mapping")
+    return content
+
+
+def save_pickle(content: Mapping[str, Any], path: Path) -> None:
+    """torch.save through an open file: given a path, torch does not say why it cannot be written."""
+    with path.open("wb") as file:
+        torch.save(content, file)
+
+
 def load_checkpoint(path: Path) -> Any:
-    """Return the content of a file of `torch.save`, its tensors on the CPU and, if the file allows it, memory-mapped.
+    """Return the tensors of a .safetensors file or the content of a file of `torch.save`, memory-mapped if possible.
 
     Raises InputError naming a function that the pickle would call, BrokenFileError if the file is damaged.
     """
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise BrokenFileError(f"{path} is not a complete safetensors file ({error}); copy it again") from None
     check_archive(path)
     shells: dict[str, type] = {}
     zipped = zipfile.is_zipfile(path)  # the format since torch 1.6
@@ -95,14 +138,14 @@ def check_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
     except (zipfile.BadZipFile, NotImplementedError, ValueError):
-        return  # not a zip file, or a broken one, which reading it reports
+        return  # not a zip file, or a broken one: opening it reports the fault
     size = path.stat().st_size
     if unpacked > MAX_COMPRESSION * size:
         raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it is refused")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the reason in torch's message, whose rest advises to switch the protection off."""
+    """Return the reason in torch's message without the rest, which advises switching the protection off."""
     text = str(error)
     if "Weights only load failed" in text:
         _, found, text = text.partition("WeightsUnpickler error:")
@@ -112,6 +155,6 @@ def first_line(error: BaseException) -> str:
 
 
 def is_pickled(path: Path) -> bool:
-    """Return whether the file looks like one of torch.save, of any version."""
+    """Return whether the file looks like one of torch.save (any version of torch)."""
     with path.open("rb") as stream:
         return stream.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
