@@ -76,11 +76,9 @@ def torch_models(ours: Any, device: str) -> dict[str, Translate]:
 
 def onnx_models(folder: Path, device: str) -> dict[str, Translate]:
     """Export the folder's model. Raises UnavailableError if this onnxruntime has no provider for the device."""
-    import onnxruntime
-
     from vaswani_transformer.onnx_translator import execution_providers
 
-    execution_providers(onnxruntime, device)  # raises it before the work
+    execution_providers(device)  # raises it before the work
     return export(folder, {"onnx float32": "fp32", "onnx float16": "fp16"}, None, device)
 
 

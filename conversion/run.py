@@ -45,7 +45,9 @@ from .toolkits import (
 )
 
 PICKLED: tuple[ModuleType, ...] = (fairseq, opennmt_py, joeynmt, torch_nn, annotated)  # recognised by their content
-READERS = {toolkit.NAME: toolkit for toolkit in (*PICKLED, marian, hf_marian, hf_fsmt, sockeye, tensor2tensor)}
+READERS: dict[str, ModuleType] = {
+    toolkit.NAME: toolkit for toolkit in (*PICKLED, marian, hf_marian, hf_fsmt, sockeye, tensor2tensor)
+}
 WRITERS = {toolkit.NAME: toolkit for toolkit in (fairseq, marian, hf_marian, opennmt_py, ctranslate2)}
 
 # Printed if they differ from the paper's model.

@@ -17,13 +17,14 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention import attention_maps
 from vaswani_transformer.errors import InputError, one_line
+from vaswani_transformer.model_folder import CODE_FILES
 from vaswani_transformer.onnx_translator import graph_name
 from vaswani_transformer.pictures import attention_figure, curve_figure, curves_of
 from vaswani_transformer.text_translator import NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
-from .contents import CODE, ONNX, Files
+from .contents import ONNX, Files
 from .provenance import Provenance, hours, public_command, public_recipe
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def write_card(
         command=public_command(str(provenance.run.get("command", ""))),
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).strip(),
         files=files,
-        code=CODE,
+        code=CODE_FILES,
         target_tokenizer=TARGET_TOKENIZER if f"{TARGET_TOKENIZER}/tokenizer.json" in files else None,
         onnx_files=sorted(name for name in files if name.endswith(".onnx")),
         onnx_file=f"{ONNX}/{graph_name()}",

@@ -17,7 +17,7 @@ import vaswani_transformer
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated, load_config, weight_files
-from vaswani_transformer.model_folder import INDEX, ONNX, WEIGHTS, read_json_object
+from vaswani_transformer.model_folder import CODE_FILES, INDEX, ONNX, WEIGHTS, read_json_object
 from vaswani_transformer.onnx_translator import graph_name
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
@@ -26,12 +26,6 @@ Files = dict[str, Path | bytes]
 
 SPACE = Path(__file__).with_name("space")
 
-CODE = (
-    "configuration_vaswani_transformer.py",
-    "modeling_vaswani_transformer.py",
-    "pipeline_vaswani_transformer.py",
-    "text_vaswani_transformer.py",
-)
 MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -46,7 +40,7 @@ ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "*.json", "README.md")
 PUBLISHED_NAMES = (
     "README.md",
     *MODEL_FILES,
-    *CODE,
+    *CODE_FILES,
     f"{ONNX}/*",
     f"{ONNX}/{TARGET_TOKENIZER}/*",
     "attention.png",
@@ -85,7 +79,7 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translat
     files |= {file.relative_to(folder).as_posix(): file for file in weight_files(folder)}
     if WEIGHTS not in files:
         files[INDEX] = folder / INDEX
-    files |= {name: Path(vaswani_transformer.__file__).parent / name for name in CODE}
+    files |= {name: Path(vaswani_transformer.__file__).parent / name for name in CODE_FILES}
     files |= tokenizer_files(folder)
 
     variants = dict(option.split("=", maxsplit=1) for option in onnx if "=" in option)
