@@ -294,32 +294,27 @@ def beam_search(
     num_return_sequences: how many of the best hypotheses to return, None for num_beams; with fewer, it may stop earlier
     early_stopping: when a sentence is done, see `lookahead_of`
     returns sequences (batch, num_return_sequences, length), without the start token, ending in </s> and padded, best
-    first; and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; a slot in which nothing
-    finished is padding and scores below NO_HYPOTHESIS
+    first, and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding
     """
     device, pad = input_ids.device, cast(int, model.config.pad_token_id)
     wanted = num_beams if num_return_sequences is None else num_return_sequences
-    alpha, shortest = torch.tensor(float(length_penalty), device=device), torch.tensor(min_length, device=device)
-    lookahead = torch.tensor(lookahead_of(early_stopping), device=device)
-    last_wanted = torch.tensor([(num_beams if early_stopping is True else wanted) - 1], device=device)
-    most = None if max_length is None else torch.tensor(max_length, device=device)
-    initial_live = initial_hypotheses(num_beams, target_vocab_size(model.config))
+    scalar = functools.partial(torch.tensor, device=device)
+    last_wanted = scalar([(num_beams if early_stopping is True else wanted) - 1])
     memory, batch_constants, constants, state = start(
         model,
         input_ids,
         attention_mask,
         offset=max_source_length_offset,
         beams=num_beams,
-        alpha=alpha,
-        lookahead=lookahead,
-        min_length=shortest,
-        max_length=most,
-        initial_live=initial_live,
+        alpha=scalar(float(length_penalty)),
+        lookahead=scalar(lookahead_of(early_stopping)),
+        min_length=scalar(min_length),
+        max_length=None if max_length is None else scalar(max_length),
+        initial_live=initial_hypotheses(num_beams, target_vocab_size(model.config)),
     )
     decoder = CachedDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)
-    longest = int(memory.limits.max())
-    sequences = torch.full((len(rows), num_beams, longest), pad, device=device)
+    sequences = torch.full((len(rows), num_beams, int(memory.limits.max())), pad, device=device)
     scores = torch.full((len(rows), num_beams), EMPTY, device=device)
     while len(rows):
         state = step(decoder, memory, batch_constants, constants, state, last_wanted)
@@ -338,6 +333,14 @@ def beam_search(
             memory = Memory._make(select(field, unfinished) for field in memory)
             batch_constants = BatchConstants._make(field[: len(rows)] for field in batch_constants)
             state = SearchState._make(field if field is state.length else select(field, unfinished) for field in state)
+    return best_hypotheses(sequences, scores, wanted, pad)
+
+
+def best_hypotheses(sequences: Tensor, scores: Tensor, wanted: int, pad: int) -> tuple[Tensor, Tensor]:
+    """Return the `wanted` best hypotheses, as short as they are, and their scores.
+
+    A slot without a hypothesis is padding and scores at most NO_HYPOTHESIS.
+    """
     sequences, scores = sequences[:, :wanted], scores[:, :wanted]
     sequences = sequences.masked_fill((scores <= NO_HYPOTHESIS)[:, :, None], pad)
     length = int((sequences != pad).sum(dim=2).max())
