@@ -240,7 +240,7 @@ def shell(command: str, folder: Path) -> str:
 def shortened(command: str) -> str:
     """Shorten a training command to a few steps; keys in the command keep their values."""
     if not re.match(r"vaswani-transformer (train|plan) ", command):
-        return command.replace("vaswani-transformer demo", "vaswani-transformer demo --quick")
+        return command.replace("vaswani-transformer demo", "vaswani-transformer demo --quick demo")
     keys = {key: value for key, value in SHORT.items() if f"--{key} " not in command}
     if "finetune" in command:  # it has the size of the initial model
         keys = {key: value for key, value in keys.items() if key not in MODEL_KEYS}
