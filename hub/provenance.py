@@ -91,9 +91,8 @@ class Provenance:
 
     @property
     def base_model(self) -> str | None:
-        """The name on the Hub of the model that was fine-tuned."""
-        name = hub_name(self.stated.get("base_model") or self.recipe.get("initial_weights"))
-        return name if name and "/" in name and not Path(name).exists() else None
+        """The stated repository of the model that was fine-tuned; `initial_weights` may be a folder."""
+        return self.stated.get("base_model")
 
     @property
     def corpus(self) -> str | None:

@@ -393,6 +393,14 @@ def test_options_say_what_the_folder_does_not(folder, capsys):
     assert "Translates English to German" in card.text
 
 
+def test_a_folder_of_initial_weights_is_not_a_base_model(trained, tmp_path, monkeypatch, capsys):
+    """Relative to the folder of the training, it looks like a repository."""
+    change_recipe(trained, initial_weights="runs/zero")
+    monkeypatch.chdir(tmp_path)
+    data: Any = card_of(written(trained)).data
+    assert data.base_model is None and "--base-model" in capsys.readouterr().out
+
+
 def test_the_card_shows_the_provenance(trained, tmp_path):
     results = rows(tmp_path / "results.csv", {}, {"command": "another"}, {"hours": "0.9"}, {"parameters": "7"})
     options = ["--results", results, "--license", "cc-by-4.0", "--example", "The house | is small."]
