@@ -18,7 +18,7 @@ from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUST
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated, load_config, weight_files
 from vaswani_transformer.model_folder import CODE_FILES, INDEX, ONNX, WEIGHTS, read_json_object
-from vaswani_transformer.onnx_translator import graph_name
+from vaswani_transformer.onnx_translator import PRECISIONS, graph_name
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
@@ -82,16 +82,30 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translat
     files |= {name: Path(vaswani_transformer.__file__).parent / name for name in CODE_FILES}
     files |= tokenizer_files(folder)
 
-    variants = dict(option.split("=", maxsplit=1) for option in onnx if "=" in option)
-    exports = [Path(option) for option in onnx if "=" not in option]
-    if not exports and (folder / ONNX).is_dir():
+    exports = parse_exports(onnx)
+    if None not in exports and (folder / ONNX).is_dir():
         refuse_links_outside(folder, [ONNX])
-        exports = [folder / ONNX]
-    for precision, variant in variants.items():
-        files |= variant_files(folder, Path(variant), precision)
-    for export in exports:  # last, so that its configuration and tokenizer replace those of a variant
-        files |= onnx_files(folder, export)
+        exports[None] = folder / ONNX
+    for precision, variant in exports.items():
+        if precision is not None:
+            files |= variant_files(folder, variant, precision)
+    if None in exports:  # last, so that its configuration and tokenizer replace those of a variant
+        files |= onnx_files(folder, exports[None])
     return files, translator
+
+
+def parse_exports(options: Sequence[str]) -> dict[str | None, Path]:
+    """Return the folders of `--onnx` by precision; None for model.onnx. Raises InputError if two have the same."""
+    exports: dict[str | None, Path] = {}
+    for option in options:
+        precision, equals, folder = option.partition("=")
+        if not equals or precision not in PRECISIONS:
+            precision, folder = None, option
+        if precision in exports:
+            kind = f"{precision}=" if precision else "a folder without a precision"
+            raise InputError(f"--onnx {option}: {kind} was given twice; name the others as in int8=FOLDER")
+        exports[precision] = Path(folder)
+    return exports
 
 
 def config_for_the_hub(folder: Path) -> dict[str, Any]:

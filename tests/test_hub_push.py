@@ -219,9 +219,23 @@ def test_onnx_variants_get_the_usual_names(folder, tmp_path, capsys):
     assert onnx.keys() == {"model.onnx", "model_int8.onnx", "README.md", "config.json", "tokenizer.json"}
     assert onnx["model_int8.onnx"] == "model.onnx of small" and onnx["README.md"] == "README.md of exported"
     assert "`onnx/model_int8.onnx`" in (out / "README.md").read_text()
-    assert "precision 'int4' is not one of fp16, int8" in refusal(capsys, folder, REPO, "--onnx", f"int4={tmp_path}")
+    assert f"--onnx int4={tmp_path}: no such folder" in refusal(capsys, folder, REPO, "--onnx", f"int4={tmp_path}")
     (small / "model.onnx.data").write_text("weights")
     assert "without model.onnx.data" in refusal(capsys, folder, REPO, *options)
+
+
+def test_two_exports_of_the_same_precision_are_refused(folder, tmp_path, capsys):
+    one, two = (export(folder, tmp_path / name) for name in ("one", "two"))
+    for prefix in ("", "int8="):
+        error = refusal(capsys, folder, REPO, "--onnx", f"{prefix}{one}", "--onnx", f"{prefix}{two}")
+        assert f"--onnx {prefix}{two}" in error and "twice" in error
+
+
+def test_the_folder_of_an_export_may_contain_an_equals_sign(folder, tmp_path):
+    (tmp_path / "lr=3").mkdir()
+    exported = export(folder, tmp_path / "lr=3" / "exported")
+    for option, name in ((exported, "model.onnx"), (f"int8={exported}", "model_int8.onnx")):
+        assert (written(folder, "--onnx", option) / "onnx" / name).read_text() == "model.onnx of exported"
 
 
 def test_onnx_translates_from_the_hub(hub, exported, tmp_path, monkeypatch):
