@@ -74,7 +74,7 @@ def pieces(data: str, output: Path, device: str, options: dict[str, Any]) -> dic
 
     found = {"checks": [benchmark("gpu_checks")]}
     for size in options["sizes"]:
-        words = ["--size", size, "--clock", "cpu" if device == "cpu" else "wall", *options["train"].split()]
+        words = ["--size", size, *options["train"].split()]
         found[f"train-{size}"] = [benchmark("train_throughput", data, *words)]
     for seed in options["seeds"]:  # Transformer-Tiny on lower-cased Multi30k: 40 BLEU on CPUs
         model = f"{output}/multi30k-{seed}"

@@ -24,7 +24,6 @@ import typer
 from .harness import (
     ABOUT,
     Ceilings,
-    ClockName,
     DataFolder,
     Device,
     Record,
@@ -66,11 +65,15 @@ def compare(
     steps: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
     warmup: Annotated[int, typer.Option(min=1, help="Steps before the first turn.")] = 3,
     threads: Threads = 1,
-    clock_name: ClockName = "cpu",
+    clock_name: Annotated[
+        Literal["cpu", "wall"] | None,
+        typer.Option("--clock", help="Default: cpu on a CPU; on a GPU it is wall, for elapsed seconds."),
+    ] = None,
     device: Device = "cpu",
     record: Record = None,
 ) -> None:
     """Compare the speed of training."""
+    clock_name = clock_name or ("cpu" if device == "cpu" else "wall")
     clock(clock_name, device)  # refuses --clock cpu on a GPU before any work
     os.environ |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # All systems use the same device: no GPU that was not requested, and only one.
