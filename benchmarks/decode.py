@@ -94,11 +94,11 @@ def load(folders: list[tuple[str, str]], threads: int) -> list[System]:
 
 
 def read_pairs(source: str, reference: str | None, sentences: int) -> tuple[list[str], list[str] | None]:
-    lines = list(read_lines(source))[:sentences]
-    references = list(read_lines(reference))[:sentences] if reference else None
+    lines = list(read_lines(source))
+    references = list(read_lines(reference)) if reference else None
     if references is not None and len(references) != len(lines):
         raise InputError(f"{source} has {len(lines)} lines and {reference} has {len(references)}")
-    return lines, references
+    return lines[:sentences], references[:sentences] if references else None
 
 
 def batchings(encoded: Sources, sizes: list[int], tokens: int | None) -> dict[str, Sequence[Sequence[int]]]:
