@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 import typer
 
@@ -42,13 +43,13 @@ def compare(
         steps += int((~state.done).sum())
         return step(decoder, memory, batch_constants, constants, state, *settings)
 
-    beam_search.step = counted
     rows, provable = [], []
     for rule in RULES:
         steps = 0
         settings = {"num_beams": beam, "length_penalty": alpha, "early_stopping": rule}
         search = partial(translator.translate, sources, **settings, split_sentences=False, return_scores=True)
-        seconds, found = timed(search, time.process_time)
+        with patch.object(beam_search, "step", counted):
+            seconds, found = timed(search, time.process_time)
         best = [hypotheses[0] for hypotheses in found]
         provable = provable or best
         pairs = list(zip(best, provable, strict=True))

@@ -1,4 +1,4 @@
-"""Benchmarks run as their users run them, on a CPU with tiny models."""
+"""Benchmarks on a CPU with tiny models; the slow tests run them as their users do."""
 
 import csv
 import json
@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saved_model import ENGLISH, GERMAN
+from saved_model import ENGLISH, GERMAN, saved_model
 
+from benchmarks import decode, stopping_rules
 from conversion.__main__ import main as convert
 from training.demo_corpus import load
+from vaswani_transformer import beam_search
+from vaswani_transformer.errors import InputError
 
 ROOT = Path(__file__).parents[1]
-pytest.importorskip("ctranslate2")
-pytest.importorskip("onnxruntime")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 def run(name: str, *words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -32,22 +33,46 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         return list(csv.DictReader(file))
 
 
+def written(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
+    """Also if both have as many sentences as are translated."""
+    source, reference = written(tmp_path / "source", ENGLISH), written(tmp_path / "reference", GERMAN[:-1])
+    with pytest.raises(InputError, match=f"has {len(ENGLISH)} lines and .* has {len(GERMAN) - 1}"):
+        decode.read_pairs(str(source), str(reference), 2)
+    assert decode.read_pairs(str(source), str(source), 2) == (ENGLISH[:2], ENGLISH[:2])
+
+
+def test_a_gpu_needs_no_clock_option(tmp_path: Path) -> None:
+    failed = run("train_throughput", tmp_path, "--device", "cuda", code=2)
+    assert "train.en.gz: no such file" in failed.stderr
+
+
+def test_counting_steps_leaves_the_search_unchanged(tmp_path: Path) -> None:
+    step, model = beam_search.step, saved_model(tmp_path / "model")
+    stopping_rules.compare(model, written(tmp_path / "en", ENGLISH[:2]), written(tmp_path / "de", GERMAN[:2]))
+    assert beam_search.step is step
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """The demo's corpus under Multi30k's names."""
     parts = {"train": load("train")[:3000], "val": load("validation")[:100], "test_2016_flickr": load("test")[:100]}
     for name, rows in parts.items():
         for language, column in (("en", 1), ("de", 2)):
-            text = "".join(f"{row[column]}\n" for row in rows)
-            (tmp_path / f"{name}.{language}").write_text(text, encoding="utf-8")
+            written(tmp_path / f"{name}.{language}", [row[column] for row in rows])
     return tmp_path
 
 
+@pytest.mark.slow
 def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
     convert(["--to", "ctranslate2", str(exported / "model"), str(tmp_path / "ctranslate2")])
-    for name, lines in (("source", ENGLISH + GERMAN), ("reference", GERMAN + ENGLISH)):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    words = [exported / "model", "--source", tmp_path / "source", "--reference", tmp_path / "reference"]
+    source = written(tmp_path / "source", ENGLISH + GERMAN)
+    words = [exported / "model", "--source", source, "--reference", written(tmp_path / "reference", GERMAN + ENGLISH)]
     words += ["--onnx", exported / "onnx", "--ctranslate2", tmp_path / "ctranslate2", "--bfloat16"]
     words += ["--batch-size", 3, "--batch-tokens", 60, "--rounds", 1, "--record", tmp_path / "decode.csv"]
     run("decode", *words)
@@ -66,6 +91,7 @@ def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_
     assert int(by_system["onnx"]["peak_megabytes"]) * 2 < int(by_system["torch generate()"]["peak_megabytes"])
 
 
+@pytest.mark.slow
 def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> None:
     text, small, recipe = data / "val.en", ["--vocab-size", 400], data / "small.yaml"
     shipped = (ROOT / "training/recipes/multi30k_tiny_en_de.yaml").read_text(encoding="utf-8")
@@ -86,6 +112,7 @@ def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> No
     assert (large["pairs"], large["tokenised_pairs"]) == ("4000", "3100")
 
 
+@pytest.mark.slow
 def test_gpu_runs_all_pieces(data: Path) -> None:
     output = data / "gpu"
     run("gpu", "--data", data, "--output", output, "--device", "cpu", "--small")
@@ -108,6 +135,7 @@ def test_gpu_runs_all_pieces(data: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_gpu_skips_finished_pieces_and_names_failed_ones(tmp_path: Path) -> None:
     words = ["--data", tmp_path, "--output", tmp_path / "gpu", "--device", "cpu", "--small", "--only"]
     run("gpu", *words, "decode")
