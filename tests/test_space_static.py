@@ -15,6 +15,7 @@ from saved_model import ENGLISH, GERMAN, saved_model
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from vaswani_transformer.text_vaswani_transformer import default_source_limit
 from vaswani_transformer.tokenization import train_tokenizer
 
 TESTS = Path(__file__).parent
@@ -121,6 +122,15 @@ def test_characters_are_classified_as_in_the_library(tmp_path: Path) -> None:
     found = in_javascript(tmp_path, lines)["ids"]
     differ = [ascii(line[1]) for line, ours, theirs in zip(lines, found, expected, strict=True) if ours != theirs]
     assert not differ
+
+
+@pytest.mark.parametrize("trained", [None, 3, 40, 300])
+@pytest.mark.parametrize("positions", [None, 6, 200])
+def test_the_page_has_the_same_token_limit_as_in_python(trained: int | None, positions: int | None) -> None:
+    call = f"defaultSourceLimit(...{json.dumps([trained, positions])})"
+    program = f"import {{ defaultSourceLimit }} from '{(PAGE / 'sentences.js').as_uri()}'; console.log({call})"
+    done = subprocess.run([NODE, "--input-type=module", "--eval", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == default_source_limit(trained, positions)
 
 
 def assemble(exported: Path, page: Path, packages: Path, *options: str) -> subprocess.CompletedProcess[str]:

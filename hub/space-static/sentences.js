@@ -1,4 +1,4 @@
-// The ends of sentences in a text, by the rules of vaswani_transformer/text_vaswani_transformer.py, which explains them.
+// Splits a text into sentences by the rules of vaswani_transformer/text_vaswani_transformer.py, which explains them.
 
 // What Python calls white space, a digit and a word's character.
 const WHITE = "[\\s\\u001c-\\u001f\\u0085](?<!\\ufeff)";
@@ -14,6 +14,9 @@ const LINE_BREAK = new RegExp(BREAK, "u");
 const PUNCTUATION = new RegExp(`[.!?…]+["'”’»)\\]]*(?=${WHITE}|$)|[。！？]+[」』）]*`, "gu");
 const SPACE = new RegExp(`(?:${WHITE})+`, "gu");
 const FIRST_SPACE = new RegExp(`^(?:${WHITE})*`, "u");
+// In tokens: the limit if the longest sentence of the training is unknown, and the smallest limit.
+const MAX_SOURCE_LENGTH = 256;
+const SHORTEST_MAX_SOURCE_LENGTH = 8; // a character takes up to four tokens, </s> one
 const CHARACTERS_PER_TOKEN = [6, 32]; // to look for a cut: at first, and at most
 const OPENING = new Set("\"'“‘„«»‹›([{¿¡*-–— ");
 const LAST_WORDS = new RegExp(
@@ -48,6 +51,12 @@ const MONTHS = words("januar jänner februar märz april mai juni juli august se
 const isLower = (letter) => /^\p{Lowercase}$/u.test(letter);
 const isUpper = (text) => /\p{Uppercase}/u.test(text) && !/\p{Lowercase}|\p{Lt}/u.test(text);
 const at = (text, place) => String.fromCodePoint(text.codePointAt(place));
+
+/** The token limit of a sentence: the longest in training, if known, and at most the learned positions. */
+export function defaultSourceLimit(trainedLength, positions) {
+  const limit = trainedLength == null ? MAX_SOURCE_LENGTH : Math.max(trainedLength, SHORTEST_MAX_SOURCE_LENGTH);
+  return positions == null ? limit : Math.min(limit, positions);
+}
 
 /**
  * [{sentence, separator}]: the sentences, cut where they are longer than `limit` tokens, each with the white space

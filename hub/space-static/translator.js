@@ -1,9 +1,8 @@
 // Translates sentences with model.onnx, which holds encoder, decoder and beam search.
 import * as ort from "./vendor/ort.wasm.min.mjs";
-import { splitText } from "./sentences.js";
+import { defaultSourceLimit, splitText } from "./sentences.js";
 import { ByteLevelBPE } from "./tokenizer.js";
 
-export const MAX_SOURCE_LENGTH = 256; // in tokens, where the model does not say how long its training sentences were
 const NO_MAXIMUM = 1_000_000;
 const NO_HYPOTHESIS = -1e8; // scores below this mark empty slots of the search
 
@@ -15,8 +14,7 @@ export class Translator {
     this.alpha = generationConfig.length_penalty ?? 1;
     // onnxruntime-web hides inputs that have defaults: `export onnx --no-defaults` lets the page choose.
     this.hasSettings = session.inputNames.includes("num_beams");
-    this.limit = generationConfig.max_source_length ?? MAX_SOURCE_LENGTH;
-    this.limit = Math.min(this.limit, config.max_position_embeddings ?? this.limit);
+    this.limit = defaultSourceLimit(generationConfig.max_source_length, config.max_position_embeddings);
   }
 
   /**
