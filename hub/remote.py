@@ -39,6 +39,7 @@ REFUSALS: dict[int, tuple[type[Exception], str]] = {
     401: (UnavailableError, "the Hub needs a token that it accepts: {reason}; run `hf auth login`, or set HF_TOKEN"),
     403: (UnavailableError, "you may not write to {repo_id}: {reason}; ask its owner, and check your token's rights"),
     404: (InputError, "the Hub has no {repo_id} at revision {revision}, or no such owner: {reason}"),
+    409: (InputError, "{repo_id} was created during this push: {reason}; run the command again"),
     412: (InputError, "{repo_id} has changed since it was compared: {reason}; push without --yes to see how"),
     429: (UnavailableError, f"the Hub limits your requests: {{reason}}; wait, then {RESUME}"),
 }
@@ -162,9 +163,9 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
     repo_id, revision, head = planned.repo_id, planned.revision, planned.head
     with one_line_errors(repo_id, revision):
         if head is None:
-            api.create_repo(repo_id, private=planned.private, exist_ok=True)
+            api.create_repo(repo_id, private=planned.private)  # refused if it was created since the comparison
         if not planned.revision_exists and revision != "main":
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
+            api.create_branch(repo_id, branch=revision, revision=head, exist_ok=True)
         if planned.changes_something:
             deletions = [CommitOperationDelete(change.name) for change in planned.of_kind("deleted")]
             additions = [

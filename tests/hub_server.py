@@ -288,7 +288,8 @@ class Handler(BaseHTTPRequestHandler):
     @route("POST", rf"{MODEL}/branch/(?P<name>.+)")
     def create_branch(self, repo: str, name: str) -> Any:
         found = self.repo(repo, write=True)
-        found.branches[name] = list(found.main)
+        start = found.commit(self.json().get("startingPoint", "main"))
+        found.branches[name] = found.main[: found.main.index(start) + 1]
         return {}
 
     @route("POST", rf"{MODEL}/tag/(?P<revision>.+)")

@@ -139,8 +139,9 @@ def test_a_second_push_recovers_from_a_fault(hub, api, method, path, status, kin
     assert_arrived(hub, "v1")
 
 
-def test_a_commit_with_a_lost_response_is_not_repeated(hub, api):
-    hub.faults.append(Fault("POST", "/commit/", status=502, done=True))
+@pytest.mark.parametrize("path", ["/api/repos/create", "/commit/"])
+def test_a_request_with_a_lost_response_is_not_repeated(hub, api, path):
+    hub.faults.append(Fault("POST", path, status=502, done=True))
     assert remote.RESUME in refusal(UnavailableError, api, tag="v1")
     push(api, tag="v1")
     assert_arrived(hub, "v1")
@@ -182,6 +183,22 @@ def test_a_commit_made_after_the_comparison_is_not_overwritten(hub, api):
     assert repo.main[-1].message == "another commit"
     push(api)
     assert hub.files(REPO) == FILES
+
+
+def test_a_repository_created_after_the_comparison_is_not_overwritten(hub, api):
+    planned = plan(api)
+    hub.create(REPO, **{"config.json": b"theirs"})
+    with pytest.raises(InputError, match=f"{REPO} was created during this push"):
+        remote.push(api, planned, FILES, "a model")
+    assert hub.files(REPO) == {"config.json": b"theirs"}
+
+
+def test_a_new_branch_starts_from_the_commit_of_the_comparison(hub, api):
+    repo = hub.create(REPO, LICENSE=b"ours")
+    planned = plan(api, revision="next")
+    repo.main.append(Commit("another commit", {}))
+    remote.push(api, planned, FILES, "a model")
+    assert hub.files(REPO, "next") == FILES | {"LICENSE": b"ours"}
 
 
 def test_an_existing_tag_is_refused_before_anything_is_sent(hub, api):
