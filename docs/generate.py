@@ -24,19 +24,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import notebook  # noqa: E402
 
-# Commands that pass their arguments on to a program, and the module that reads them.
-PROGRAMS = {
-    "demo": "vaswani_transformer.demo",
-    "train": "training.__main__",
-    "evaluate": "training.evaluate",
-    "average": "training.average",
-    "plan": "training.plan",
-    "paper": "training.paper.__main__",
-    "convert": "conversion.__main__",
-    "export onnx": "conversion.onnx.__main__",
-    "push": "hub.__main__",
-    "space": "hub.__main__",
-}
 # Programs without a command; they are started with `python -m`.
 MODULES = ("training.translate", "training.interpolate")
 FOLDERS = ("vaswani_transformer", "training", "conversion", "hub", "examples", "benchmarks")
@@ -92,16 +79,22 @@ def on_page_markdown(markdown, page, **_):
 
 def commands_page() -> str:
     root: Any = command_of("vaswani_transformer.cli")
-    for path, module in PROGRAMS.items():
-        *groups, name = path.split()
-        parent = root
-        for group in groups:
-            parent = parent.commands[group]
-        parent.commands[name] = command_of(module, name)
+    insert_programs(root)
     lines = [COMMANDS_INTRODUCTION, documentation(root, "vaswani-transformer")]
     lines += ["## Programs without a command\n"]
     lines += [documentation(command_of(module), f"python -m {module}", level=3) for module in MODULES]
     return "\n".join(lines)
+
+
+def insert_programs(group: Any) -> None:
+    """Replace the commands that pass their arguments on to a program by those of the program."""
+    from vaswani_transformer.cli import PASS_ON, PROGRAMS
+
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            insert_programs(command)
+        elif command.context_settings == PASS_ON:
+            group.commands[name] = command_of(PROGRAMS[name], name)
 
 
 def command_of(module: str, name: str | None = None) -> Any:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import onnx
 import pytest
@@ -117,6 +118,18 @@ def test_commands_and_options_exist(monkeypatch):
                     known[name] = help_of(name)
                 for option in options:
                     assert option in known[name], f"{block.page}:{block.line}: {name} has no {option}"
+
+
+def test_every_command_of_a_program_is_documented():
+    """docs/generate.py replaces commands that pass their arguments on; their own help is empty."""
+    from typer.main import get_command
+
+    from vaswani_transformer import cli
+
+    commands: Any = dict(get_command(cli.app).commands)  # pyright: ignore[reportAttributeAccessIssue]
+    for name in ("export", "recipes", "plot"):
+        commands |= commands.pop(name).commands
+    assert {name for name, command in commands.items() if command.context_settings == cli.PASS_ON} == set(cli.PROGRAMS)
 
 
 def command_of(words: str) -> tuple[str, set[str]]:

@@ -60,10 +60,13 @@ Picture = Annotated[str, typer.Option(callback=check_picture, help="A .png, .svg
 
 # The programs parse their arguments themselves, including --help.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+# The module of each, by command; docs/generate.py takes its help from there.
+PROGRAMS = {"demo": "vaswani_transformer.demo", "train": "training.__main__"}
 
 
 def add_program(group: typer.Typer, name: str, help: str, module: str, package: str = "training", subcommand: str = ""):
     """Add a command that passes its arguments on to the `main` of a program's module."""
+    PROGRAMS[name] = f"{package}.{module}"
 
     @group.command(name, add_help_option=False, context_settings=PASS_ON, help=help)
     def run(context: typer.Context) -> None:
