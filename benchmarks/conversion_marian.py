@@ -24,7 +24,7 @@ from conversion.rename import rename
 from conversion.toolkits import hugging_face, marian
 
 from .decode_systems import import_ctranslate2
-from .harness import Row, marian_like, report, run
+from .harness import Record, Row, marian_like, report, run
 
 # (source ids, target ids) -> log-probabilities of the target's tokens
 Scorer = Callable[[list[int], list[int]], np.ndarray]
@@ -32,11 +32,11 @@ Scorer = Callable[[list[int], list[int]], np.ndarray]
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders with model.npz and expected.npz.")],
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Append the rows to this CSV file.")] = None,
+    record: Record = None,
 ) -> None:
     """Compare three conversions of Marian checkpoints with the scores that Marian prints."""
     torch.set_num_threads(1)
-    report([row for folder in folders for row in differences(folder)], csv_file)
+    report([row for folder in folders for row in differences(folder)], record)
 
 
 def differences(folder: Path) -> Iterator[Row]:

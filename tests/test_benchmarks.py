@@ -57,6 +57,12 @@ def test_counting_steps_leaves_the_search_unchanged(tmp_path: Path) -> None:
     assert beam_search.step is step
 
 
+def test_conversion_marian_records_rows(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    run("conversion_marian", "tests/fixtures/marian", "--record", tmp_path / "rows.csv")
+    assert [row["conversion"] for row in rows_of(tmp_path / "rows.csv")] == ["ours", "transformers", "ctranslate2"]
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """The demo's corpus under Multi30k's names."""
