@@ -165,12 +165,11 @@ def repository_files(
     from transformers.utils import logging
 
     from . import card, contents
-    from .provenance import PROVENANCE_FILES, Provenance
+    from .provenance import Provenance
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     files, translator = contents.model_files(folder, onnx)
-    contents.refuse_links_outside(folder, PROVENANCE_FILES)
     provenance = Provenance(folder, translator.model.num_parameters(), list(map(Path, results)), stated)
     example = example or card.default_example(provenance)
     if pictures and example is not None:

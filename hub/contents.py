@@ -1,13 +1,13 @@
 """The files of a model's repository: weights, configuration, code, tokenizers, ONNX; and those of a Space.
 
 A file is a path on disk, or bytes if it is written here; its key is its name in the repository. Everything else in the
-folder (checkpoints, the tokenised corpus, logs) is left behind. Access tokens, files from outside the folder, and the
-ONNX files of another model are refused.
+folder (checkpoints, the tokenised corpus, logs) is left behind. Access tokens and the ONNX files of another model are
+refused.
 """
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,6 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translat
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise InputError(f"{folder} has no {name}; give the folder of a model with its tokenizer")
-    refuse_links_outside(folder, MODEL_FILES)
     translator = Translator.from_pretrained(folder, device="cpu")
 
     files: Files = {"config.json": json_bytes(config_for_the_hub(folder))}
@@ -84,7 +83,6 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translat
 
     exports = parse_exports(onnx)
     if None not in exports and (folder / ONNX).is_dir():
-        refuse_links_outside(folder, [ONNX])
         exports[None] = folder / ONNX
     for precision, variant in exports.items():
         if precision is not None:
@@ -136,7 +134,6 @@ def onnx_files(folder: Path, onnx: Path) -> Files:
     """Return the exported model's files, under `onnx/`. Raises InputError if it is another model's."""
     if not onnx.is_dir():
         raise InputError(f"--onnx {onnx}: no such folder")
-    refuse_links_outside(onnx, (*ONNX_FILES, f"{TARGET_TOKENIZER}/*"))
     if not any(onnx.glob("*.onnx")):
         raise InputError(f"{onnx} contains no .onnx file; `vaswani-transformer export onnx` writes one")
     check_same_model(folder, onnx)
@@ -176,19 +173,6 @@ def json_bytes(fields: dict[str, Any]) -> bytes:
 
 
 # ---- refusals ----------------------------------------------------------------------------------------------------
-
-
-def refuse_links_outside(folder: Path, patterns: Iterable[str]) -> None:
-    """Raise InputError if a link makes a file of the folder that matches a pattern lead outside the folder.
-
-    A snapshot in the Hub's cache consists of links to the repository's blobs; those are allowed.
-    """
-    root = folder.resolve()
-    allowed = [root, *(parent.with_name("blobs") for parent in root.parents[:2] if parent.name == "snapshots")]
-    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
-        target = path.resolve()
-        if not any(target.is_relative_to(parent) for parent in allowed):
-            raise InputError(f"{path} leads to {target}, outside {folder}; replace the link with a copy")
 
 
 def refuse_secrets(files: Files) -> None:

@@ -18,7 +18,6 @@ from vaswani_transformer.model_folder import read_json_object
 
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
-PROVENANCE_FILES = ("run.json", "metrics.jsonl", "conversion.json", "CONVERSION.md")
 REQUIRED_COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "beam",
            "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "chrf",
            "chrf_signature")  # fmt: skip

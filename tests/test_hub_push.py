@@ -264,28 +264,6 @@ def test_another_models_onnx_is_refused(folder, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-# ---- refusals ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["config.json", "model.safetensors", "onnx/README.md", "onnx", "target_tokenizer", "CONVERSION.md", "run.json"],
-)
-def test_a_link_out_of_the_folder_is_refused(folder, tmp_path, capsys, name):
-    """Otherwise its target would be published, or quoted in the card."""
-    outside = export(folder, tmp_path / "outside")
-    for file in ("model.safetensors", "CONVERSION.md", "run.json"):
-        (outside / file).write_text("{}")
-    if name.startswith("onnx/"):
-        export(folder, folder / "onnx")
-    link = folder / name
-    link.unlink(missing_ok=True)
-    link.symlink_to(outside if name in ("onnx", "target_tokenizer") else outside / link.name)
-    error = refusal(capsys, folder, REPO, "--to-folder", tmp_path / "out")
-    assert str(folder / name) in error and f"leads to {outside}" in error and "replace the link with a copy" in error
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_snapshot_in_the_hubs_cache_can_be_pushed(folder, tmp_path):
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "c0ffee", tmp_path / "models--a--b" / "blobs"
     (snapshot / "onnx").mkdir(parents=True)
@@ -296,6 +274,9 @@ def test_a_snapshot_in_the_hubs_cache_can_be_pushed(folder, tmp_path):
     (blobs / "sha-of-a-graph").write_bytes(b"a graph")
     (snapshot / "onnx" / "model.onnx").symlink_to("../../../blobs/sha-of-a-graph")
     assert names(written(snapshot)) == FILES | {"onnx/model.onnx"}
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------------
 
 
 def test_the_card_does_not_quote_files_from_run_json(trained, tmp_path):
