@@ -17,7 +17,7 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
-    HfHubHTTPError,
+    HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # httpx's in huggingface_hub 1, httpx2's in 2
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -30,8 +30,6 @@ from vaswani_transformer.errors import InputError, UnavailableError, one_line
 
 from .contents import PUBLISHED_NAMES, Files
 
-# The base class of all transport errors: httpx's in huggingface_hub 1, httpx2's in 2.
-HTTPError: type[Exception] = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
 RESUME = "run the same command again to continue"
 # The errors for the statuses of the Hub's answers.
