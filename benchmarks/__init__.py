@@ -1,7 +1,7 @@
 """Benchmarks, each run as `python -m benchmarks.NAME`; results/README.md explains the recorded numbers.
 
 translating   decode, decode_base, decode_profile, gpu_decode, stopping_rules
-training      train_throughput, scaling, input_pipeline, padding, planning
+training      train_throughput, scaling
 correctness   gpu_checks, conversion_marian
 all on a GPU  gpu
 

@@ -20,7 +20,6 @@ Result = TypeVar("Result")
 Row = dict[str, Any]
 
 DataFolder = Annotated[Path, typer.Argument(help="Folder with train.en and train.de (or .gz), for example Multi30k's.")]
-VocabularySize = Annotated[int, typer.Option(min=300, help="Tokens of the tokenizer.")]
 BatchSizes = Annotated[list[int] | None, typer.Option(help="Sentences per batch; repeatable.")]
 Threads = Annotated[int, typer.Option(min=1)]
 Rounds = Annotated[int, typer.Option(min=1, help="Turns per system.")]
