@@ -5,5 +5,5 @@ training      train_throughput, scaling
 correctness   gpu_checks, conversion_marian
 all on a GPU  gpu
 
-Shared parts: harness, decode_systems, decode_random, decode_alone, decode_picture, training_systems.
+`shared/` has the code that several of them use.
 """

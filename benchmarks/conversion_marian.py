@@ -23,8 +23,9 @@ from conversion.reasons import Reasons
 from conversion.rename import rename
 from conversion.toolkits import hugging_face, marian
 
-from .decode_systems import import_ctranslate2
-from .harness import Record, Row, marian_like, report, run
+from .shared.decode_systems import import_ctranslate2
+from .shared.harness import Record, Row, report, run
+from .shared.training_setup import marian_like
 
 # (source ids, target ids) -> log-probabilities of the target's tokens
 Scorer = Callable[[list[int], list[int]], np.ndarray]

@@ -25,9 +25,9 @@ import typer
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 
-from .decode_picture import draw
-from .decode_systems import SYSTEMS, Sources, System
-from .harness import BatchSizes, ClockName, Record, Rounds, Row, Threads, clock, race, report, run
+from .shared.decode_plot import draw
+from .shared.decode_systems import SYSTEMS, Sources, System
+from .shared.harness import BatchSizes, ClockName, Record, Rounds, Row, Threads, clock, race, report, run
 
 NOT_MEASURED = dict.fromkeys(("load_seconds", "first_seconds", "peak_megabytes"), "")
 
@@ -140,7 +140,7 @@ def bleu(translations: Sources, references: list[str], order: list[int], tokeniz
 
 def measure_alone(kind: str, folder: str, threads: int, beams: int, sources: Sources) -> Row:
     """Return the seconds and memory of a process that loads only this system and translates one batch."""
-    command = [sys.executable, "-m", "benchmarks.decode_alone", kind, folder, str(threads), str(beams)]
+    command = [sys.executable, "-m", "benchmarks.shared.decode_alone", kind, folder, str(threads), str(beams)]
     done = subprocess.run(command, input=json.dumps(sources), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -18,9 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from .decode_random import BEAMS, OUTPUT_LENGTH, SOURCE_LENGTH, VOCABULARY, convert, export, random_model, random_works
-from .decode_systems import Translate, import_ctranslate2
-from .harness import BatchSizes, Ceilings, Record, Rounds, Row, Threads, race, report, run
+from .shared.decode_random import (
+    BEAMS,
+    OUTPUT_LENGTH,
+    SOURCE_LENGTH,
+    VOCABULARY,
+    convert,
+    export,
+    random_model,
+    random_works,
+)
+from .shared.decode_systems import Translate, import_ctranslate2
+from .shared.harness import BatchSizes, Ceilings, Record, Rounds, Row, Threads, race, report, run
 
 LAYERS, D_MODEL, D_FF = 6, 512, 2048  # of the base model
 PEERS = {"onnx-fp32": "ctranslate2 float32", "onnx-int8": "ctranslate2 int8"}

@@ -15,8 +15,8 @@ import numpy as np
 import typer
 
 from .decode import batchings, read_pairs
-from .decode_systems import padded_arrays
-from .harness import BatchSizes, Record, Row, report, run
+from .shared.decode_systems import padded_arrays
+from .shared.harness import BatchSizes, Record, Row, report, run
 
 BODIES = ("Loop", "If")  # their time is that of the operators inside
 

@@ -22,7 +22,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError
 
-from .harness import Device, run
+from .shared.harness import Device, run
 
 SECONDS = 540  # of a piece
 FULL = {

@@ -23,7 +23,8 @@ from training.loss import linear_cross_entropy
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
 
-from .harness import ABOUT, Device, Record, recipe_words, report, run
+from .shared.harness import ABOUT, Device, Record, report, run
+from .shared.training_setup import recipe_words
 
 VOCABULARY = 900
 Found = list[tuple[str, float, float | None]]  # check, difference, its limit

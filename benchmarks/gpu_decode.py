@@ -17,9 +17,10 @@ import typer
 
 from vaswani_transformer.errors import UnavailableError
 
-from .decode_random import OUTPUT_LENGTH, convert, export, random_model, random_works
-from .decode_systems import Translate, import_ctranslate2, search_translate, torch_translate
-from .harness import ABOUT, BatchSizes, Device, Record, Rounds, Row, clock, marian_like, race, report, run
+from .shared.decode_random import OUTPUT_LENGTH, convert, export, random_model, random_works
+from .shared.decode_systems import Translate, import_ctranslate2, search_translate, torch_translate
+from .shared.harness import ABOUT, BatchSizes, Device, Record, Rounds, Row, clock, race, report, run
+from .shared.training_setup import marian_like
 
 SMALL = {"vocab_size": 500, "d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
 

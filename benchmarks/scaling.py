@@ -21,7 +21,8 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError
 
-from .harness import ABOUT, DataFolder, Device, Record, recipe_words, report, run
+from .shared.harness import ABOUT, DataFolder, Device, Record, report, run
+from .shared.training_setup import recipe_words
 
 ACCELERATE = Path(__file__).parent.parent / "training" / "accelerate"
 PAPER = {"tokens_per_step": 50_000, "vocab_size": 8000, "max_steps": 60, "log_every": 15, "mixed_precision": "bf16"}

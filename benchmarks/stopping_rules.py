@@ -16,7 +16,7 @@ import typer
 
 from vaswani_transformer.lines import read_lines
 
-from .harness import ANY_HARDWARE, Record, report, run, timed
+from .shared.harness import ANY_HARDWARE, Record, report, run, timed
 
 RULES = ("never", 10, 5, 2, False, True)
 

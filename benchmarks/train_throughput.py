@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .harness import (
+from .shared.harness import (
     ABOUT,
     Ceilings,
     DataFolder,
@@ -31,14 +31,12 @@ from .harness import (
     Row,
     Threads,
     clock,
-    load_recipe,
     report,
     run,
     take_turns,
-    tokenised,
-    training_lines,
 )
-from .training_systems import Job, System, Turn
+from .shared.training_setup import load_recipe, tokenised, training_lines
+from .shared.training_systems import Job, System, Turn
 
 # Keys of the recipe. Base and big have the paper's output layer, and sentences of about the paper's length.
 PAPER = {"model.vocab_size": 37000, "tokens_per_step": 3000}

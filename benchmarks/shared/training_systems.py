@@ -12,7 +12,8 @@ from typing import Any
 
 from vaswani_transformer.errors import InputError
 
-from .harness import clock, load_recipe, marian_like, stepper_of, tokenised
+from .harness import clock
+from .training_setup import load_recipe, marian_like, stepper_of, tokenised
 
 
 @dataclass(frozen=True)

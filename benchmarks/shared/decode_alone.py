@@ -1,6 +1,6 @@
 """What does one system need by itself: time to load, time for a first sentence, memory? Started by `decode.py`.
 
-    python -m benchmarks.decode_alone KIND FOLDER THREADS BEAMS < SOURCES
+    python -m benchmarks.shared.decode_alone KIND FOLDER THREADS BEAMS < SOURCES
 
 SOURCES is a JSON list of token ids. Prints columns of `decode.py` as a JSON object: load_seconds, with the import of
 the libraries; first_seconds, for the first source alone; peak_megabytes, resident memory after the whole batch.
