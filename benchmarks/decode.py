@@ -1,15 +1,15 @@
-"""How fast is translating? Torch, ONNX Runtime, Marian of transformers and CTranslate2, with the same weights.
+"""Compares decoding speed of torch, ONNX Runtime, transformers' Marian and CTranslate2 with the same weights.
 
-    python -m benchmarks.decode MODEL --source test.en --reference test.de --onnx ONNX_FOLDER
-        --ctranslate2 CT2_FOLDER --marian MARIAN_FOLDER
+    python -m benchmarks.decode MODEL --source test.en --reference test.de --system onnx=ONNX_FOLDER
+        --system ctranslate2-float32=CT2_FOLDER --system marian=MARIAN_FOLDER
 
-All systems take turns at the same batches of token ids, sorted by length; the best round counts. On a machine that is
-busy with other work compare CPU seconds: --clock cpu --threads 1. results/README.md says how to make the folders of the
-other systems from MODEL.
+MODEL is measured with generate() and with the search in tensors. All systems translate the same batches of token ids,
+sorted by length, in interleaved rounds; the fastest round counts. On a busy machine, compare CPU seconds: --clock cpu
+--threads 1. results/README.md shows how to create the folders of the other systems from MODEL.
 
-Time to load, time for a first sentence and peak memory are those of a separate process that loads one system, without
-the libraries of the others, and translates the batch with the longest sentences. --record also draws BLEU against
-speed.
+A separate process measures the time to load, the time for a first sentence and the peak memory of each system: it loads
+one system, without the libraries of the others, and translates the batch with the longest sentences. --record also
+plots BLEU against speed.
 """
 
 import json
@@ -36,12 +36,12 @@ def compare(
     model: Annotated[str, typer.Argument(help="A model folder.")],
     source: Annotated[str, typer.Option(help="A UTF-8 text file, one sentence per line.")],
     reference: Annotated[str | None, typer.Option(help="Its translation, for BLEU.")] = None,
-    onnx: Annotated[list[str] | None, typer.Option(help="A folder with model.onnx; repeatable.")] = None,
-    ctranslate2: Annotated[str | None, typer.Option(help="The same weights as a CTranslate2 folder.")] = None,
-    marian: Annotated[str | None, typer.Option(help="The same weights as a MarianMTModel of transformers.")] = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(help=f"KIND=FOLDER with the same weights; repeatable. Kinds: {', '.join(SYSTEMS)}."),
+    ] = None,
     batch_size: BatchSizes = None,
     batch_tokens: Annotated[int | None, typer.Option(min=1, help="Then also batches of this many tokens.")] = None,
-    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Also our torch search in bfloat16.")] = False,
     alone: Annotated[bool, typer.Option(help="Measure each system's loading and memory, too.")] = True,
     sentences: Annotated[int, typer.Option(min=1, help="Use this many lines of the source.")] = 200,
     num_beams: int = 4,
@@ -57,11 +57,7 @@ def compare(
     lines, references = read_pairs(source, reference, sentences)
     tokenizer = load_tokenizer(model)
     encoded: Sources = tokenizer(lines, verbose=False)["input_ids"]
-    folders = [("generate", model), ("search", model)]
-    folders += [("search-bfloat16", model)] if bfloat16 else []
-    folders += [("marian", marian)] if marian else []
-    folders += [("onnx", folder) for folder in onnx or []]
-    folders += [(kind, ctranslate2) for kind in ("ctranslate2-float32", "ctranslate2-int8") if ctranslate2]
+    folders = [("generate", model), ("search", model), *map(parse_system, system or [])]
     systems = load(folders, threads)
     about = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
     rows: list[Row] = []
@@ -82,14 +78,24 @@ def compare(
     if record and references:
         unit = "CPU" if clock_name == "cpu" else "wall-clock"
         title = f"{Path(model).name}: {len(lines)} sentences, beam {num_beams}, {threads} thread(s), {unit} time"
-        draw(rows, title, record.with_name(f"{record.stem}-{Path(model).name}-{threads}.png"))
+        ours = {system.name for system, (kind, _) in zip(systems, folders, strict=True) if SYSTEMS[kind].ours}
+        draw(rows, ours, title, record.with_name(f"{record.stem}-{Path(model).name}-{threads}.png"))
+
+
+def parse_system(option: str) -> tuple[str, str]:
+    """Return kind and folder of a --system. Raises InputError."""
+    kind, equals, folder = option.partition("=")
+    if not equals or kind not in SYSTEMS:
+        raise InputError(f"--system {option!r}: it must be KIND=FOLDER, with a KIND of {', '.join(SYSTEMS)}")
+    return kind, folder
 
 
 def load(folders: list[tuple[str, str]], threads: int) -> list[System]:
     """Load the systems, each by its kind and folder. Raises InputError if two have the same name."""
-    systems = [SYSTEMS[kind](Path(folder), threads) for kind, folder in folders]
-    if len({system.name for system in systems}) < len(systems):
-        raise InputError("--onnx: two folders have the same name; rename one, because rows are named after folders")
+    systems = [SYSTEMS[kind].load(Path(folder), threads) for kind, folder in folders]
+    names = [system.name for system in systems]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"--system: two systems have the name {twice[0]!r}; ONNX files are named after their folders")
     return systems
 
 
@@ -140,7 +146,8 @@ def bleu(translations: Sources, references: list[str], order: list[int], tokeniz
 
 def measure_alone(kind: str, folder: str, threads: int, beams: int, sources: Sources) -> Row:
     """Return the seconds and memory of a process that loads only this system and translates one batch."""
-    command = [sys.executable, "-m", "benchmarks.shared.decode_alone", kind, folder, str(threads), str(beams)]
+    blocked = "" if SYSTEMS[kind].needs_torch else "torch,transformers"
+    command = [sys.executable, "-m", "benchmarks.shared.decode_alone", kind, folder, str(threads), str(beams), blocked]
     done = subprocess.run(command, input=json.dumps(sources), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

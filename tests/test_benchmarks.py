@@ -79,7 +79,8 @@ def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_
     convert(["--to", "ctranslate2", str(exported / "model"), str(tmp_path / "ctranslate2")])
     source = written(tmp_path / "source", ENGLISH + GERMAN)
     words = [exported / "model", "--source", source, "--reference", written(tmp_path / "reference", GERMAN + ENGLISH)]
-    words += ["--onnx", exported / "onnx", "--ctranslate2", tmp_path / "ctranslate2", "--bfloat16"]
+    words += ["--system", f"onnx={exported / 'onnx'}", "--system", f"search-bfloat16={exported / 'model'}"]
+    words += [f"--system=ctranslate2-{kind}={tmp_path / 'ctranslate2'}" for kind in ("float32", "int8")]
     words += ["--batch-size", 3, "--batch-tokens", 60, "--rounds", 1, "--record", tmp_path / "decode.csv"]
     run("decode", *words)
     rows = rows_of(tmp_path / "decode.csv")

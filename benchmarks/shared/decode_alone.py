@@ -1,9 +1,11 @@
-"""What does one system need by itself: time to load, time for a first sentence, memory? Started by `decode.py`.
+"""Measures load time, first-sentence latency and peak memory of one system in its own process. Started by decode.py.
 
-    python -m benchmarks.shared.decode_alone KIND FOLDER THREADS BEAMS < SOURCES
+    python -m benchmarks.shared.decode_alone KIND FOLDER THREADS BEAMS BLOCKED < SOURCES
 
-SOURCES is a JSON list of token ids. Prints columns of `decode.py` as a JSON object: load_seconds, with the import of
-the libraries; first_seconds, for the first source alone; peak_megabytes, resident memory after the whole batch.
+SOURCES is a JSON list of token ids. BLOCKED lists packages, separated by commas, whose import fails: optional packages
+would otherwise be imported where they are installed. Prints columns of decode.py as a JSON object: load_seconds,
+including the import of the libraries; first_seconds, for the first source alone; peak_megabytes, the peak resident
+memory after the whole batch.
 """
 
 import json
@@ -14,15 +16,14 @@ from pathlib import Path
 
 
 def main() -> None:
-    kind, folder, threads, beams = sys.argv[1:]
-    if kind.startswith(("onnx", "ctranslate2")):
-        for package in ("torch", "transformers"):  # imported where they are installed, but not needed
-            sys.modules[package] = None  # pyright: ignore[reportArgumentType]  # the documented way to block an import
+    kind, folder, threads, beams, blocked = sys.argv[1:]
+    for package in filter(None, blocked.split(",")):
+        sys.modules[package] = None  # pyright: ignore[reportArgumentType]  # the documented way to block an import
     sources = json.load(sys.stdin)
     begun = time.perf_counter()
     from .decode_systems import SYSTEMS
 
-    system = SYSTEMS[kind](Path(folder), int(threads))
+    system = SYSTEMS[kind].load(Path(folder), int(threads))
     loaded = time.perf_counter()
     system.translate(sources[:1], int(beams))
     first = time.perf_counter()

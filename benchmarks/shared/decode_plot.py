@@ -1,4 +1,4 @@
-"""The picture of a race: BLEU against sentences per second, a line for each system and a point for each batch size."""
+"""Plots BLEU against sentences per second: a line for each system and a point for each batch size."""
 
 from pathlib import Path
 from typing import Any
@@ -7,17 +7,19 @@ from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.pictures import RESOLUTION, figure_class
 
 
-def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Write the picture as a PNG file. rows: those of `decode.py`, with BLEU."""
+def draw(rows: list[dict[str, Any]], ours: set[str], title: str, path: Path) -> None:
+    """Write the plot as a PNG file.
+
+    rows: those of `decode.py`, with BLEU.  ours: names of systems with a solid line; the others are dashed
+    """
     figure = figure_class()(figsize=(8, 5), layout="constrained", dpi=RESOLUTION)
     axis = figure.subplots()
     for system in dict.fromkeys(row["system"] for row in rows):
         of_system = [row for row in rows if row["system"] == system]
         speeds = [row["sentences"] / row["seconds"] for row in of_system]
         scores = [float(row["bleu"]) for row in of_system]
-        # Peers are dashed.
-        ours = system.startswith(("onnx", "torch"))
-        (line,) = axis.plot(speeds, scores, "o-" if ours else "s--", label=system, markersize=5)
+        style = "o-" if system in ours else "s--"
+        (line,) = axis.plot(speeds, scores, style, label=system, markersize=5)
         # Close points have their labels above and below the line in turn.
         points = sorted(zip(speeds, scores, of_system, strict=True), key=lambda point: point[0])
         for n, (speed, score, row) in enumerate(points):

@@ -154,13 +154,20 @@ def ctranslate2_model(folder: Path, threads: int, kind: str, device: str = "cpu"
     return System(f"ctranslate2 {kind}", size, translate)
 
 
-# By kind: (folder, threads) -> the system on the CPU.
-SYSTEMS: dict[str, Callable[[Path, int], System]] = {
-    "generate": torch_generate,
-    "search": torch_search,
-    "search-bfloat16": torch_search_bfloat16,
-    "marian": marian_generate,
-    "onnx": onnx_file,
-    "ctranslate2-float32": functools.partial(ctranslate2_model, kind="float32"),
-    "ctranslate2-int8": functools.partial(ctranslate2_model, kind="int8"),
+class Kind(NamedTuple):
+    """load: (folder, threads) -> the system on the CPU.  ours: whether its search or its file is this project's"""
+
+    load: Callable[[Path, int], System]
+    ours: bool = False
+    needs_torch: bool = False
+
+
+SYSTEMS = {
+    "generate": Kind(torch_generate, ours=True, needs_torch=True),
+    "search": Kind(torch_search, ours=True, needs_torch=True),
+    "search-bfloat16": Kind(torch_search_bfloat16, ours=True, needs_torch=True),
+    "marian": Kind(marian_generate, needs_torch=True),
+    "onnx": Kind(onnx_file, ours=True),
+    "ctranslate2-float32": Kind(functools.partial(ctranslate2_model, kind="float32")),
+    "ctranslate2-int8": Kind(functools.partial(ctranslate2_model, kind="int8")),
 }
