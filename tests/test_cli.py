@@ -307,7 +307,7 @@ def test_doctor_fits_on_a_screen_and_checks_a_model(model, tmp_path, capsys):
     main(["doctor", "--model", str(model)])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
-    assert any(torch.__version__ in line for line in lines) and any("GFLOP/s" in line for line in lines)
+    assert any(torch.__version__ in line for line in lines)
     assert any("loads" in line and "parameters" in line for line in lines)
     assert any("has no checksums (manifest.json)" in line for line in lines)
     (tmp_path / "config.json").write_text("{")

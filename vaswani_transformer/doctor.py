@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,7 +35,6 @@ def examination() -> Iterator[str]:
     devices = gpus or (["Apple GPU (mps)"] if torch.backends.mps.is_available() else [])
     yield "devices     " + ", ".join([*devices, f"CPU {torch.backends.cpu.get_cpu_capability()}"])
     yield f"threads     {torch.get_num_threads()} in torch, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
-    yield "matmul      " + ", ".join(matmul_speeds())
     usage = shutil.disk_usage(Path.cwd())
     yield f"disk        {usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB here"
     yield f"programs    {program_name()}"
@@ -48,19 +46,3 @@ def model_lines(translator: Translator, folder: Path) -> Iterator[str]:
     verified = (folder / MANIFEST).exists()  # loading has compared the files with it
     yield f"            {'matches its' if verified else 'has no'} checksums ({MANIFEST})"
     yield f"            translates 'a' to {translator.translate(['a'])[0]!r}"
-
-
-def matmul_speeds() -> Iterator[str]:
-    """Measure float32 matrix products on the CPU at torch's two precisions (MKL or oneDNN)."""
-    size = 768
-    left, right = torch.randn(size, size), torch.randn(size, size)
-    before = torch.get_float32_matmul_precision()
-    for precision in ("highest", "medium"):
-        torch.set_float32_matmul_precision(precision)
-        seconds = []
-        for _ in range(5):
-            started = time.perf_counter()
-            torch.mm(left, right)
-            seconds.append(time.perf_counter() - started)
-        yield f"{2 * size**3 / min(seconds) / 1e9:.0f} GFLOP/s float32 at precision {precision!r}"
-    torch.set_float32_matmul_precision(before)
