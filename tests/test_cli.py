@@ -155,19 +155,22 @@ def test_utf_8_is_used_in_any_locale(exported, translate, expected, tmp_path):
     assert (out.decode().split("\n"), err, process.returncode) == ([*expected, ""], b"", 0)
 
 
-def test_progress_is_shown_on_a_terminal_alone(model, source, monkeypatch):
-    arguments = ["translate", "--model", str(model), "--input", str(source), "--device", "cpu"]
+@pytest.mark.parametrize(
+    "words, bar", [("translate --input {}", b"translating"), ("score --source {0} --target {0}", b"scoring")]
+)
+def test_progress_is_shown_on_a_terminal_alone(model, parallel, words, bar, monkeypatch):
+    arguments = [*words.format(parallel[0]).split(), "--model", str(model), "--device", "cpu"]
     monkeypatch.setenv("TERM", "xterm")
     for ends, is_shown in ((os.openpty(), True), (os.pipe(), False)):
         with open(ends[0], "rb", buffering=0) as reader:
             with open(ends[1], "w") as stderr:
                 monkeypatch.setattr(sys, "stderr", stderr)
                 main(arguments)
-            said = b""
+            shown = b""
             with contextlib.suppress(OSError):  # a terminal raises it when its other end is closed
                 while part := reader.read(4096):
-                    said += part
-        assert (b"translating" in said) == is_shown
+                    shown += part
+        assert (bar in shown) == is_shown
 
 
 def test_typed_lines_are_translated_at_once_until_ctrl_c(translate, expected):
@@ -194,6 +197,16 @@ def test_n_best_and_scores_are_columns(model, source, expected, capfdbinary):
         assert 1 <= len(mine) <= (3 if LINES[number - 1].strip() else 1)
         assert mine[0] == (pytest.approx(float(score), abs=2e-6), text)
         assert [score for score, _ in mine] == sorted((score for score, _ in mine), reverse=True)
+
+
+def test_early_stopping_is_written_as_in_json(model, source, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        Translator, "translate", lambda _, texts, **options: given.append(options["early_stopping"]) or texts
+    )
+    for text in ("never", "true", "false", "12"):
+        main(["translate", "--model", str(model), "--input", str(source), "--early-stopping", text])
+    assert given == ["never", True, False, 12]
 
 
 def test_line_breaks_in_a_translation_become_spaces(tmp_path, source):
@@ -225,6 +238,7 @@ def test_invalid_utf_8_is_refused_and_leaves_no_output(model, tmp_path, capsys):
         ("--output {source}", 2, "is the input file; give another name"),
         ("--num-beams 0", 2, "num_beams is 0"),
         ("--n-best 9", 2, "n_best is 9"),
+        ("--early-stopping often", 2, "early_stopping is 'often'"),
         ("--output {source}.de --chunk-lines 1 --max-characters 20", 2, "line 4 has 49 characters"),
         ("--device toaster", 2, "toaster"),
         ("--device cuda:99", 4, "cuda:99"),

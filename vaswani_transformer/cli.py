@@ -161,6 +161,9 @@ def translate(
     length_penalty: Annotated[
         float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")
     ] = None,
+    early_stopping: Annotated[
+        str | None, typer.Option(help="never, true, false or a number of tokens; default: the model's.")
+    ] = None,
     n_best: Annotated[int, typer.Option(help="Translations per line, as line number, score, text (tabs).")] = 1,
     scores: Annotated[
         bool, typer.Option("--scores", help="Print the score and a tab before each translation.")
@@ -175,7 +178,7 @@ def translate(
     chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are batched together.")] = 2000,
     progress: Annotated[
         bool | None,
-        typer.Option(help="Show a progress bar per chunk on stderr; default: if --input is a file, on a terminal."),
+        typer.Option(help="Show a progress bar per chunk on stderr; default: on a terminal, if --input is a file."),
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -192,8 +195,9 @@ def translate(
     if input != "-" and output != "-" and Path(output).exists() and existing_file(input).samefile(output):
         raise InputError(f"--output {output} is the input file; give another name")
     chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(existing_file(input)), chunk_lines)
+    rule = None if early_stopping is None else stopping_rule(early_stopping)
     if progress is None:
-        progress = input != "-" and sys.stderr.isatty() and not (output == "-" and sys.stdout.isatty())
+        progress = has_room_for_progress(input, output)
     with open_output(output) as out:
         translator = load_translator(model, device, dtype, download, backend, threads, precision)
         done = 0
@@ -202,6 +206,7 @@ def translate(
                 as_texts(lines, "line", max_characters, done + 1),
                 num_beams=num_beams,
                 length_penalty=length_penalty,
+                early_stopping=rule,
                 n_best=n_best,
                 return_scores=scores,
                 batch_tokens=batch_tokens,
@@ -213,6 +218,16 @@ def translate(
                 done += 1
                 out.writelines(output_lines(translation, done if n_best > 1 else None))
             out.flush()
+
+
+def stopping_rule(text: str) -> bool | int | str:
+    """Return the value that `--early-stopping` spells as in JSON; the search refuses other texts."""
+    return {"true": True, "false": False}.get(text, int(text) if text.isdecimal() else text)
+
+
+def has_room_for_progress(input: str, output: str) -> bool:
+    """Return whether stderr is a terminal on which no line is typed or printed meanwhile."""
+    return input != "-" and sys.stderr.isatty() and not (output == "-" and sys.stdout.isatty())
 
 
 def output_lines(translation: Any, number: int | None) -> Iterator[bytes]:
@@ -236,7 +251,9 @@ def score(
         bool, typer.Option("--tokens", help="Print JSON lines with the log-probability of each token.")
     ] = False,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per batch; lower it to save memory.")] = 8192,
-    progress: Annotated[bool, typer.Option("--progress", help="Show a progress bar on stderr.")] = False,
+    progress: Annotated[
+        bool | None, typer.Option(help="Show a progress bar on stderr; default: on a terminal, if --target is a file.")
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     download: Download = False,
@@ -244,6 +261,8 @@ def score(
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
+    if progress is None:
+        progress = has_room_for_progress(target, output)
     with open_output(output) as out:
         translator = load_translator(model, device, dtype, download)
         from vaswani_transformer.attention import token_labels
