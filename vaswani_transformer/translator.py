@@ -51,7 +51,12 @@ class ForcedDecoding:
 
 
 class Translator(TextTranslator):
-    """A model and its tokenizer; translates (`translate`) and scores (`score`) texts of any number and length."""
+    """A model and its tokenizer; translates (`translate`) and scores (`score`) texts of any number and length.
+
+    Where generation_config.json says `"early_stopping": "never"`, `translate` assumes that no live hypothesis grows by
+    more than 5 tokens (or the file's `stopping_lookahead`), which is faster and hardly ever changes a translation; pass
+    `early_stopping="never"` for the search of `generate()`.
+    """
 
     def __init__(
         self,
