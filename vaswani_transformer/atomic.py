@@ -15,9 +15,6 @@ from typing import BinaryIO
 
 from vaswani_transformer.errors import FULL_DISK
 
-UMASK = os.umask(0o077)  # the only way to read it is to set it
-os.umask(UMASK)
-
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
@@ -28,7 +25,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         yield folder
         for item in [*folder.rglob("*"), folder]:
             if item.suffix == ".safetensors":  # safetensors always creates its files with mode 0600
-                item.chmod(0o666 & ~UMASK)
+                item.chmod(folder.stat().st_mode & 0o666)  # `mkdir` has applied the umask to the folder
             sync(item)
         os.replace(folder, path)
         sync(path.parent)
