@@ -122,5 +122,5 @@ def test_a_config_file_cannot_load_a_kernel_from_the_hub(
 def test_an_old_transformers_is_refused_in_one_line(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "__version__", version)
     monkeypatch.delattr(transformers, "PreTrainedConfig")  # its name before version 5
-    with pytest.raises(ImportError, match=re.escape(f'{version} is too old: pip install "transformers>=5.17"')):
+    with pytest.raises(ImportError, match=re.escape(f'{version} is too old: pip install "transformers>=5.4"')):
         runpy.run_path(configuration_vaswani_transformer.__file__)

@@ -189,9 +189,6 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         saved.auto_map, saved.custom_pipelines = dict(AUTO_MAP), CUSTOM_PIPELINES
         # transformers then copies this file and its relative imports.
         saved._auto_class = "AutoConfig"  # pyright: ignore[reportAttributeAccessIssue]  # of this object alone
-        manifest = Path(save_directory, "manifest.json")
-        if manifest.is_file() and b'"sha256"' in manifest.read_bytes():
-            manifest.unlink()  # checksums of an earlier model there
         super(VaswaniTransformerConfig, saved).save_pretrained(save_directory, push_to_hub, **kwargs)
 
     def _require(self, holds: bool, field: str, rule: str):
