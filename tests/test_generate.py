@@ -163,7 +163,6 @@ def test_custom_processors_and_criteria_are_applied(lively_model: ModelMaker) ->
     [
         ("num_beams", 0),
         ("num_beams", -1),
-        ("num_beams", 1001),
         ("length_penalty", float("nan")),
         ("early_stopping", -1),
     ],

@@ -24,10 +24,8 @@ from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
-from vaswani_transformer.modeling_vaswani_transformer import MAX_BEAMS
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.onnx_translator import load_tokenizer as load_tokenizer_for_onnx
-from vaswani_transformer.text_translator import MAX_BEAMS as MAX_BEAMS_OF_TEXTS
 from vaswani_transformer.text_translator import NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
@@ -396,7 +394,3 @@ def test_pickling_keeps_the_folder_device_and_threads(
     assert copy.session.get_session_options().intra_op_num_threads == 1
     with pytest.raises(TypeError, match="only if from_pretrained loaded it"):
         pickle.dumps(OnnxTranslator(translator.session, translator.tokenizer, translator.config))
-
-
-def test_the_largest_beam_size_equals_that_of_torch() -> None:
-    assert MAX_BEAMS_OF_TEXTS == MAX_BEAMS

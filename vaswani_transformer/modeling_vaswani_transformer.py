@@ -635,7 +635,6 @@ def label_smoothed_cross_entropy(
 
 # transformers gives beams without a hypothesis a score of -1e9, which no real hypothesis comes near.
 NO_HYPOTHESIS = -1e8
-MAX_BEAMS = 1000
 
 
 class RunningSearch(NamedTuple):
@@ -722,8 +721,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             return getattr(self.generation_config, name, None) if value is None else value
 
         num_beams, length_penalty = setting("num_beams"), setting("length_penalty")
-        if num_beams is not None and not 1 <= num_beams <= MAX_BEAMS:
-            raise ValueError(f"`num_beams` is {num_beams}; it must lie between 1 and {MAX_BEAMS}")
+        if num_beams is not None and num_beams < 1:
+            raise ValueError(f"`num_beams` is {num_beams}; it must be at least 1")
         if length_penalty is not None and not math.isfinite(length_penalty):
             raise ValueError(f"`length_penalty` is {length_penalty}; it must be a finite number")
         lookahead = self._pop_lookahead(kwargs, setting("stopping_lookahead"))
