@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly
 
 # The names in run.py, repeated because it takes seconds to import.
 FROM = ("fairseq", "opennmt-py", "joeynmt", "torch-nn-transformer", "annotated-transformer", "marian", "hf-marian",

@@ -29,7 +29,7 @@ import sys
 sys.argv[0] = "vaswani-transformer"
 from pathlib import Path
 from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.errors import exit_cleanly
+from vaswani_transformer.exit import exit_cleanly
 def write(args, **settings):
     with atomic_folder(Path(args[0])) as folder:
         (folder / "inner").mkdir()

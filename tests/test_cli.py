@@ -352,9 +352,9 @@ from pathlib import Path
 sys.argv[0] = "vaswani-transformer"
 if sys.argv[2] == "1":
     sys.modules["torch"] = sys.modules["accelerate"] = None
-from vaswani_transformer import programs
-programs.clone = lambda: Path(sys.argv[1])
-raise SystemExit(programs.launch("training", sys.argv[3:], int(sys.argv[2])))
+from vaswani_transformer import launch, programs
+programs.repository_root = lambda: Path(sys.argv[1])
+raise SystemExit(launch.launch("training", sys.argv[3:], int(sys.argv[2])))
 """
 
 
@@ -385,7 +385,7 @@ def test_an_error_of_several_processes_is_one_line_with_a_rank(tmp_path):
     write_program(
         tmp_path,
         "import os, sys\nimport typer\nsys.argv[0] = 'vaswani-transformer'  # which does not import torch\n"
-        "from vaswani_transformer.errors import BrokenFileError, exit_cleanly\n"
+        "from vaswani_transformer.errors import BrokenFileError\nfrom vaswani_transformer.exit import exit_cleanly\n"
         "def fail() -> None:\n    raise BrokenFileError('broken, says each of ' + os.environ['WORLD_SIZE'])\n"
         "app = typer.Typer()\napp.command()(fail)\nexit_cleanly(app, [])\n",
     )

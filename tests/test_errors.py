@@ -11,15 +11,8 @@ import torch
 import typer
 
 from vaswani_transformer.cli import main
-from vaswani_transformer.errors import (
-    BrokenFileError,
-    InputError,
-    ProofError,
-    UnavailableError,
-    exit_cleanly,
-    exit_code_of,
-    render,
-)
+from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, UnavailableError
+from vaswani_transformer.exit import exit_cleanly, exit_code_of, render
 
 ROOT = Path(__file__).parents[1]
 UNEXPECTED = "error: unexpected {}; --debug shows the traceback"
@@ -104,7 +97,8 @@ def start(folder: Path, body: str, redirection: str = "") -> subprocess.Popen[st
     """Start a process whose command has this body."""
     script = folder / "vaswani-transformer"  # under this name the package does not import torch
     script.write_text(
-        "import sys\nimport typer\nfrom vaswani_transformer.errors import InputError, exit_cleanly, tell\n"
+        "import sys\nimport typer\nfrom vaswani_transformer.errors import InputError\n"
+        "from vaswani_transformer.exit import exit_cleanly, print_error\n"
         f"app = typer.Typer()\n@app.command()\ndef command() -> None:\n    {body}\nexit_cleanly(app, [])\n"
     )
     words = ["sh", "-c", f'exec "$0" "$1" {redirection}', sys.executable, str(script)]
@@ -133,7 +127,7 @@ def test_a_missing_package_is_named_by_the_command_that_needs_it(monkeypatch, ca
 @pytest.mark.parametrize("where", ["2>&-", "<&- 2>&-", "2>/dev/full", "2>file"])
 def test_errors_never_end_up_in_stdout_or_another_file(where, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    process = start(tmp_path, "print('line'); tell('note'); raise InputError('wrong')", where)
+    process = start(tmp_path, "print('line'); print_error('note'); raise InputError('wrong')", where)
     assert (*process.communicate(timeout=200), process.returncode) == ("line\n", "", 2)
     if where == "2>file":
         assert (tmp_path / "file").read_text() == "note\nerror: wrong\n"

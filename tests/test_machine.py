@@ -14,7 +14,7 @@ from training.machine import choose_compiler, choose_micro_batches, choose_preci
 from training.recipe import Recipe, load_recipe
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import UnavailableError
-from vaswani_transformer.programs import LAUNCHED
+from vaswani_transformer.launch import LAUNCHED
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BASE = VaswaniTransformerConfig.from_preset("base", vocab_size=37000)

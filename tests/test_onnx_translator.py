@@ -22,7 +22,8 @@ from conversion.onnx.export import export_folder
 from conversion.onnx.graph_builder import GraphBuilder
 from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, exit_cleanly
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
+from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.onnx_translator import load_tokenizer as load_tokenizer_for_onnx

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly
 
 from .recipe import Recipe, describe_keys, load_recipe
 

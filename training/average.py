@@ -10,7 +10,8 @@ import typer
 from safetensors import SafetensorError, safe_open
 
 from vaswani_transformer.atomic import atomic_folder, remove, sync, temporary_path
-from vaswani_transformer.errors import BrokenFileError, InputError, exit_cleanly
+from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.model_folder import MANIFEST, WEIGHTS, read_json_object, verify_manifest
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 

@@ -14,7 +14,8 @@ from typing import Annotated, cast
 
 import typer
 
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import open_output, read_lines
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

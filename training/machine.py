@@ -18,7 +18,7 @@ from accelerate.utils import DynamoBackend
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.errors import UnavailableError
-from vaswani_transformer.programs import LAUNCHED
+from vaswani_transformer.launch import LAUNCHED
 
 from .cost import training_memory
 from .recipe import Recipe

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vaswani_transformer.errors import exit_cleanly
+from vaswani_transformer.exit import exit_cleanly
 
 from .__main__ import RECIPE_OPTIONS, Config, parse_options
 from .recipe import describe_keys, load_recipe

@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vaswani_transformer.errors import UnavailableError, tell
+from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.exit import print_error
 
 
 class Reporter:
@@ -31,7 +32,7 @@ class Reporter:
         if self.is_main_process and self.bar is not None:
             self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
         elif self.is_main_process:
-            tell(message)
+            print_error(message)
 
     def start(self, output_dir: Path, accelerator: Any, step: int, total_steps: int) -> None:
         """Open or continue metrics.jsonl, and show a bar on a terminal. accelerator: for its trackers, or None"""

@@ -19,7 +19,8 @@ import typer
 from accelerate import PartialState
 
 from vaswani_transformer.atomic import atomic_file
-from vaswani_transformer.errors import BrokenFileError, InputError, exit_cleanly
+from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import existing_file, in_one_line, open_output, read_lines
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER

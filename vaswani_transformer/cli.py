@@ -16,7 +16,9 @@ import typer
 
 from vaswani_transformer import __version__
 from vaswani_transformer.atomic import atomic_folder
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.launch import launch
 from vaswani_transformer.lines import (
     arriving_lines,
     check_new_folder,
@@ -25,7 +27,7 @@ from vaswani_transformer.lines import (
     open_output,
     read_lines,
 )
-from vaswani_transformer.programs import launch, program, program_name
+from vaswani_transformer.programs import program, program_name
 from vaswani_transformer.text_translator import as_texts
 
 app = typer.Typer(

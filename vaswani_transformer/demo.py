@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vaswani_transformer.errors import InputError, exit_cleanly, tell
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly, print_error
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.programs import program, safe_environment
 
@@ -153,7 +154,7 @@ def run(*words: str | Path) -> None:
     finally:
         signal.signal(signal.SIGINT, previous)
     if code == 130:
-        tell("\nRun the same command again to resume.")
+        print_error("\nRun the same command again to resume.")
     if code:
         raise SystemExit(code)
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly
 
 Result = TypeVar("Result")
 Row = dict[str, Any]

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import read_lines
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

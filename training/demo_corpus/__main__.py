@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from vaswani_transformer.atomic import atomic_file
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly
 
 from . import SPLITS, load
 

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from vaswani_transformer.errors import InputError, exit_cleanly
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.exit import exit_cleanly
 
 from ..__main__ import RECIPE_OPTIONS, parse_options
 

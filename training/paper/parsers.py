@@ -11,7 +11,7 @@ from tokenizers import pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from vaswani_transformer.atomic import atomic_file
-from vaswani_transformer.errors import tell
+from vaswani_transformer.exit import print_error
 from vaswani_transformer.lines import existing_file, read_lines
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.tokenization import train_tokenizer
@@ -69,7 +69,7 @@ def parse_captions(text: Path, teacher: Path, target: Path) -> None:
         return
     lines = islice(read_lines(existing_file(str(text))), CAPTIONS)
     sentences = [sentence for line in lines if (sentence := " ".join(split_words(line.strip())))]
-    tell(f"parsing {len(sentences):,} sentences of {text.name}")
+    print_error(f"parsing {len(sentences):,} sentences of {text.name}")
     parses = parse(teacher, sentences, beams=FEW_BEAMS, batch=64)
     by_confidence = sorted(range(len(sentences)), key=lambda number: parses[number].confidence)
     chosen = sorted(by_confidence[round(len(sentences) * (1 - CONFIDENT)) :])

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from vaswani_transformer.errors import UnavailableError, tell
+from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.exit import print_error
 
 
 def in_processes(calls: Sequence[tuple[Path, Callable[[], Any]]], jobs: int) -> list[Any]:
@@ -34,7 +35,7 @@ def in_processes(calls: Sequence[tuple[Path, Callable[[], Any]]], jobs: int) -> 
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     number = running.pop(future)
                     results[number] = future.result()
-                    tell(f"{calls[number][0].stem}: done")
+                    print_error(f"{calls[number][0].stem}: done")
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in active_children():

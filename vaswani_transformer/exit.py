@@ -1,0 +1,204 @@
+"""Run a command: print an error as one line on stderr and end with its exit code.
+
+The exit code identifies the cause: 2 invalid user input, 3 a broken file, 4 the environment, 1 any other error. Each
+command passes its typer app to `exit_cleanly`; `--debug` (or VASWANI_DEBUG=1) also prints the traceback.
+"""
+
+import errno
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from vaswani_transformer.errors import (
+    FULL_DISK,
+    BrokenFileError,
+    InputError,
+    ProofError,
+    UnavailableError,
+    one_line,
+    out_of_memory,
+)
+
+UNEXPECTED, INTERRUPTED = 1, 130  # 130 = 128 + SIGINT, as shells report it
+
+# Operating system errors that the user's input did not cause.
+ENVIRONMENT_ERRNOS = FULL_DISK | {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
+
+# Optional packages and the extra that installs them: `pip install "vaswani-transformer[...]"`.
+EXTRAS = {
+    "accelerate": "train", "datasets": "train", "pydantic": "train", "sacrebleu": "train", "sacremoses": "train",
+    "jinja2": "hub", "matplotlib": "viz", "nltk": "parsing",
+    "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
+}  # fmt: skip
+OUR_MODULES = ("vaswani_transformer", "training", "conversion", "hub")
+
+# Messages of gloo, NCCL and the store when another process of a distributed run has ended.
+LOST_CONNECTION = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited", "failed to recv")
+
+# The environment variable that names a file which the first failing process of a distributed run creates.
+FIRST_ERROR = "VASWANI_FIRST_ERROR"
+
+
+def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = None, name: str | None = None) -> None:
+    """Run a typer app: return if it succeeds, else print one line and raise SystemExit.
+
+    command: the typer app.  arguments: those after the program's name (default: sys.argv[1:]).
+    name: the program's name in usage hints.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = remove_debug(arguments)
+    prepare_streams()
+    handled = exit_on_signals()
+    try:
+        code = command(args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
+        sys.stdout.flush()
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        discard_output(1)  # typer turns a closed pipe into exit code 1
+        return
+    except BrokenPipeError:  # the reader of stdout has closed it (`| head`)
+        discard_output(1)
+        return
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as error:
+        if debug:
+            print_error(traceback.format_exc().rstrip())
+        if is_first_error(error):
+            for line in render(error, name):
+                print_error(line)
+        raise SystemExit(exit_code_of(error)) from None
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+    if code == INTERRUPTED:  # typer returns it instead of raising
+        print_error("interrupted")
+    if isinstance(code, int) and code != 0:
+        raise SystemExit(code)
+
+
+def remove_debug(arguments: list[str]) -> bool:
+    """Remove `--debug` (before a `--`), and return whether it or VASWANI_DEBUG asks for tracebacks."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--debug" in options:
+        arguments.remove("--debug")
+        os.environ["VASWANI_DEBUG"] = "1"  # child processes read it
+    return os.environ.get("VASWANI_DEBUG", "0") not in ("", "0")
+
+
+def prepare_streams() -> None:
+    """Make stderr and stdout usable if stderr is closed, or a terminal cannot show a character."""
+    if sys.stderr is None:  # closed (2>&-): else the next file opened gets descriptor 2, and the errors
+        discard_output(2)
+        sys.stderr = open(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def is_first_error(error: BaseException) -> bool:
+    """Return whether this process reports the error; in a distributed run, only the first process to fail does."""
+    path = os.environ.get(FIRST_ERROR)
+    if path is None:
+        return True
+    if lost_connection(error):  # a consequence; the launcher reports the process that was killed
+        return False
+    try:
+        with open(path, "x") as file:
+            file.write(str(exit_code_of(error)))
+    except FileExistsError:
+        return False
+    except OSError:  # cannot create the file: report the error anyway
+        return True
+    return True
+
+
+def exit_on_signals() -> list[int]:
+    """Make SIGTERM and SIGHUP raise SystemExit (SIGINT raises KeyboardInterrupt): temporary files are then removed.
+
+    Returns the signals whose handler was set. A signal that the parent ignores (nohup) stays ignored.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)  # as shells report it
+
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
+    handled = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, stop)
+    return handled
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of an error: `exit_code` if it has one, 2 or 4 for an OSError, 1 for any other error."""
+    code = getattr(error, "exit_code", None)
+    if isinstance(code, int):  # this module's classes, and typer's usage errors (2)
+        return code
+    if isinstance(error, OSError):
+        return UnavailableError.exit_code if error.errno in ENVIRONMENT_ERRNOS else InputError.exit_code
+    known = out_of_memory(error) or missing_package(error) or lost_connection(error)
+    return UnavailableError.exit_code if known else UNEXPECTED
+
+
+def lost_connection(error: BaseException) -> bool:
+    """Return whether the error says that another process of a distributed run has ended."""
+    distributed = "WORLD_SIZE" in os.environ and isinstance(error, RuntimeError)
+    return distributed and any(words in str(error) for words in LOST_CONNECTION)
+
+
+def missing_package(error: BaseException) -> str | None:
+    """Return the name of the third-party package whose import failed, if that is the error."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return name if name and name not in OUR_MODULES else None
+
+
+def render(error: BaseException, name: str | None = None) -> list[str]:
+    """Return the lines for stderr: one, and for a usage error of the command line the usage below it."""
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:  # a usage error of typer, or of click in older typers
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else name or Path(sys.argv[0]).name
+        usage = context.get_usage() if context else f"Usage: {path} [OPTIONS]"
+        return ["error: " + one_line(format_message()), one_line(f"{usage}   (more: {path} --help)")]
+    if isinstance(error, (InputError, BrokenFileError, UnavailableError, ProofError)):
+        message = str(error)
+    elif isinstance(error, OSError) and error.strerror:
+        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        message = place + error.strerror
+    elif (package := missing_package(error)) is not None:
+        extra = f'"vaswani-transformer[{EXTRAS[package]}]"' if package in EXTRAS else package
+        message = f"{package} is not installed: pip install {extra}"
+    elif out_of_memory(error):
+        message = f"out of memory: {one_line(str(error))}; smaller batches and fewer beams need less"
+    elif lost_connection(error):
+        message = "lost the connection to another process, which has ended; the cause is in its own error message"
+    else:
+        message = f"unexpected {type(error).__name__}: {error}; --debug shows the traceback"
+    rank = f"rank {os.environ.get('RANK')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    return ["error: " + rank + one_line(message)]
+
+
+def print_error(message: str) -> None:
+    """Print a line on stderr, or discard it if stderr cannot be written (closed by its reader, full disk)."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:
+        discard_output(2)
+
+
+def discard_output(descriptor: int) -> None:
+    """Point a file descriptor at /dev/null, so that Python's flush at exit does not fail."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    if null == descriptor:  # it was closed
+        os.set_inheritable(descriptor, True)
+    else:
+        os.dup2(null, descriptor)
+        os.close(null)

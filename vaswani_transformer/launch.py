@@ -1,0 +1,108 @@
+"""Start the training program in one or several processes."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.exit import FIRST_ERROR, print_error
+from vaswani_transformer.programs import safe_environment
+
+# Set when `launch` names a precision only because Accelerate requires one. Training then uses the precision of the
+# recipe or the machine.
+LAUNCHED = "VASWANI_TRANSFORMER_LAUNCHED"
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def launch(name: str, arguments: list[str], processes: int | None = None) -> int:
+    """Run the training program in several processes (default: one per GPU) and return its exit code.
+
+    A single process needs no launcher. Several processes, and machines on which `accelerate config` has been used, go
+    through `accelerate launch`.
+    """
+    # torch and Accelerate take seconds to import, and the program imports them again.
+    from huggingface_hub.constants import HF_HOME
+
+    if processes is None:
+        import torch
+
+        processes = max(1, torch.cuda.device_count())
+    configured = Path(HF_HOME, "accelerate", "default_config.yaml").is_file()
+    environment = safe_environment()
+    command = [sys.executable, "-m"]
+    if processes > 1 or configured:
+        command += [__name__, "--quiet"]
+        if not configured:
+            environment[LAUNCHED] = "1"
+            command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+            # On a CPU, Accelerate starts several processes only with --multi_gpu.
+            command += ["--num_processes", str(processes), "--multi_gpu"]
+        if "OMP_NUM_THREADS" not in environment:
+            import torch
+
+            threads = max(1, len(os.sched_getaffinity(0)) // processes) if not torch.cuda.is_available() else 1
+            command += ["--num_cpu_threads_per_process", str(threads)]
+        command.append("-m")
+    # A process group of its own: Ctrl-C in a terminal then reaches the program once, forwarded from here. A second
+    # SIGINT would end it without saving.
+    child = subprocess.Popen([*command, name, *arguments], env=environment, process_group=0)
+    previous = {
+        number: signal.signal(number, lambda number, _: child.send_signal(number))
+        for number in FORWARDED_SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup
+    }
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def accelerate_launch() -> None:
+    """Run `accelerate launch`, and exit with the code of the first process that failed, or with that of a signal."""
+    # Until the launcher has its own handlers, the signals end this process without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from accelerate.commands.launch import main
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.disable(logging.ERROR)  # torchrun's report on every process
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")  # seconds to save a checkpoint; the default is 30
+    with tempfile.TemporaryDirectory() as folder:
+        first_error = Path(folder) / "first"
+        os.environ[FIRST_ERROR] = str(first_error)
+        try:
+            main()
+        except SignalException as stopped:
+            raise SystemExit(128 + stopped.sigval) from None
+        except ChildFailedError as failed:
+            if first_error.exists():
+                raise SystemExit(int(first_error.read_text())) from None
+            raise SystemExit(report_failure(failed.failures)) from None
+
+
+def report_failure(failures: dict[int, Any]) -> int:
+    """Report a process that could not report its own failure (killed, or disconnected), and return its exit code.
+
+    failures: exit codes and more by rank, including those that the launcher itself ended by SIGTERM
+    """
+    rank, code = min(
+        ((rank, failure.exitcode) for rank, failure in failures.items()), key=lambda row: (row[1] == -15, row[1] > 0)
+    )
+    if code < 0:
+        print_error(
+            f"error: rank {rank}: ended by {signal.Signals(-code).name}; the system kills it if memory runs out"
+        )
+    elif code == UnavailableError.exit_code:
+        print_error(f"error: rank {rank}: lost the connection to a process on another host")
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    accelerate_launch()
