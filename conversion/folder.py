@@ -16,9 +16,8 @@ from torch import Tensor
 from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.lines import check_new_folder
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.lines import check_new_folder
 
 if TYPE_CHECKING:  # huggingface_hub and torch are imported only by a push, so that --help is fast
     from .contents import Files

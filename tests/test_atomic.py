@@ -17,9 +17,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from vaswani_transformer.atomic import atomic_file, atomic_folder, remove_stale
+from vaswani_transformer.atomic import atomic_file, atomic_folder, check_new_folder, remove_stale
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import check_new_folder, open_output
+from vaswani_transformer.lines import open_output
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

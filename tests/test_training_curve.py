@@ -7,7 +7,7 @@ import pytest
 
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.pictures import curve_figure, curves_of
+from vaswani_transformer.training_curve import curve_figure, curves_of
 
 RECORDS = [
     {"step": 10, "loss": 5.0, "tokens_per_second": 1.0},

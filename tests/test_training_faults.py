@@ -11,7 +11,7 @@ from training_runs import SMALL, assert_bit_identical, records_of, weights
 
 from training.report import Reporter
 from vaswani_transformer.errors import UnavailableError
-from vaswani_transformer.pictures import curves_of
+from vaswani_transformer.training_curve import curves_of
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import typer
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.lines import in_one_line, open_output
+from vaswani_transformer.lines import open_output, without_line_breaks
 
 if TYPE_CHECKING:
     from vaswani_transformer.text_translator import TextTranslator
@@ -77,7 +77,7 @@ def evaluate(
         typer.echo(f"{chosen.name}, beam {beam}, length penalty {alpha}\n{show(result)}")
     if hypotheses is not None:
         with open_output(hypotheses) as out:
-            out.write("".join(f"{in_one_line(line)}\n" for line in translations).encode())
+            out.write("".join(f"{without_line_breaks(line)}\n" for line in translations).encode())
     if record_to is not None:
         append_row(record_to, model, chosen, result, beam, alpha)
 

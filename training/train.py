@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.pictures import curve_figure, curves_of
+from vaswani_transformer.training_curve import curve_figure, curves_of
 
 from . import checkpoint_folders, fsdp, machine
 from .average import write_model_folder

@@ -21,7 +21,7 @@ from accelerate import PartialState
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.lines import existing_file, in_one_line, open_output, read_lines
+from vaswani_transformer.lines import existing_file, open_output, read_lines, without_line_breaks
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
@@ -86,7 +86,7 @@ def translate(
                 split_sentences=False,
             )
             with atomic_file(path) as file:  # a JSON list, in which truncation is detected
-                file.write(json.dumps([in_one_line(each) for each in found], ensure_ascii=False).encode())
+                file.write(json.dumps([without_line_breaks(each) for each in found], ensure_ascii=False).encode())
             reporter.say(f"lines {first} to {lines} translated")
         state.wait_for_everyone()
         if state.is_main_process:

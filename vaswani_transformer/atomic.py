@@ -13,7 +13,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from vaswani_transformer.errors import FULL_DISK
+from vaswani_transformer.errors import FULL_DISK, InputError
+
+
+def check_new_folder(path: str | Path) -> Path:
+    """Return the path of a folder to create. Raises InputError unless it is absent, or empty and replaceable."""
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file; give the name of a new folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{path} is not empty; give the name of a new folder")
+    # atomic_folder renames the finished folder over an empty one: a mount point cannot be replaced, and a shell in the
+    # old folder would not see the new one.
+    target = Path(os.path.realpath(path))
+    if path.is_dir() and (target.is_mount() or target == Path.cwd()):
+        state = "a mount point" if target.is_mount() else "the current folder"
+        raise InputError(f"{path} is {state}, which cannot be replaced; give the name of a new folder inside it")
+    return path
 
 
 @contextmanager

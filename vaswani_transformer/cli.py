@@ -15,18 +15,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vaswani_transformer import __version__
-from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.launch import launch
-from vaswani_transformer.lines import (
-    arriving_lines,
-    check_new_folder,
-    existing_file,
-    in_one_line,
-    open_output,
-    read_lines,
-)
+from vaswani_transformer.lines import arriving_lines, existing_file, open_output, read_lines, without_line_breaks
 from vaswani_transformer.programs import program, program_name
 from vaswani_transformer.text_translator import as_texts
 
@@ -235,11 +228,11 @@ def has_room_for_progress(input: str, output: str) -> bool:
 def output_lines(translation: Any, number: int | None) -> Iterator[bytes]:
     """Return the output for one input line: a text, or hypotheses with their scores and, if given, the line number."""
     if isinstance(translation, str):
-        yield f"{in_one_line(translation)}\n".encode()
+        yield f"{without_line_breaks(translation)}\n".encode()
         return
     for hypothesis in translation:
         columns = [] if number is None else [str(number)]
-        columns += [f"{hypothesis.score:.6f}", in_one_line(hypothesis.text).replace("\t", " ")]
+        columns += [f"{hypothesis.score:.6f}", without_line_breaks(hypothesis.text).replace("\t", " ")]
         yield ("\t".join(columns) + "\n").encode()
 
 
@@ -302,9 +295,9 @@ def plot_attention(
     download: Download = False,
 ) -> None:
     from vaswani_transformer.attention import attention_maps
-    from vaswani_transformer.pictures import attention_figure, figure_class
+    from vaswani_transformer.pictures import attention_figure, new_figure
 
-    figure_class()  # report a missing matplotlib before the model is loaded
+    new_figure()  # report a missing matplotlib before the model is loaded
     translator = load_translator(model, "cpu", "float32", download)
     maps = attention_maps(translator.model, translator.tokenizer, source, target, translator.target_tokenizer)
     save_picture(attention_figure(maps, kind, layer, head), output)
@@ -326,7 +319,7 @@ def plot_curve(
     run: Annotated[str, typer.Option(help="The output folder of the run, with metrics.jsonl.")],
     output: Picture,
 ) -> None:
-    from vaswani_transformer.pictures import curve_figure, curves_of
+    from vaswani_transformer.training_curve import curve_figure, curves_of
 
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 

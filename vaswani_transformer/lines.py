@@ -147,22 +147,6 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
         yield stream
 
 
-def check_new_folder(path: str | Path) -> Path:
-    """Return the path of a folder to create. Raises InputError unless it is absent, or empty and replaceable."""
-    path = Path(path)
-    if path.exists() and not path.is_dir():
-        raise InputError(f"{path} is a file; give the name of a new folder")
-    if path.is_dir() and any(path.iterdir()):
-        raise InputError(f"{path} is not empty; give the name of a new folder")
-    # atomic_folder renames the finished folder over an empty one: impossible for a mount point, and a shell whose
-    # current folder it is would not see the new one.
-    target = Path(os.path.realpath(path))
-    if path.is_dir() and (target.is_mount() or target == Path.cwd()):
-        state = "a mount point" if target.is_mount() else "the current folder"
-        raise InputError(f"{path} is {state}, which cannot be replaced; give the name of a new folder inside it")
-    return path
-
-
 def check_unicode(text: str, name: str) -> None:
     """Raise InputError if the text has a lone surrogate, which UTF-8 cannot encode."""
     try:
@@ -172,6 +156,6 @@ def check_unicode(text: str, name: str) -> None:
         raise InputError(f"{name}: {character} is not Unicode text") from None
 
 
-def in_one_line(text: str) -> str:
+def without_line_breaks(text: str) -> str:
     """Replace each run of line breaks by a space, so that one input line gives one output line."""
     return re.sub(r"[\r\n]+", " ", text)

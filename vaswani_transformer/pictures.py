@@ -1,18 +1,15 @@
-"""Heat maps of attention (Figures 3 to 5 of the paper) and of the positional encoding (section 3.5), and the curves
-of a training run.
+"""Heat maps of attention (Figures 3 to 5 of the paper) and of the positional encoding (section 3.5).
 
 Each function returns a matplotlib figure: `attention_figure(maps).savefig("attention.png")`. Only drawing needs
-matplotlib; `attention` computes the maps.
+matplotlib; `attention_maps` computes the weights.
 """
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
 from .attention import AttentionMaps
-from .errors import BrokenFileError, InputError
+from .errors import InputError
 from .modeling_vaswani_transformer import sinusoidal_positional_encoding
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ def attention_figure(
     else:
         columns = {f"head {n}": weights[:, n - 1] for n in (range(1, heads + 1) if head is None else [head])}
     rows = {f"layer {n}, ": n - 1 for n in range(1, layers + 1)} if layer == 0 else {"": layer - 1}
-    panels = {row + title: of[index] for row, index in rows.items() for title, of in columns.items()}
+    panels = {row + title: by_layer[index] for row, index in rows.items() for title, by_layer in columns.items()}
     across = len(columns) if layer == 0 else min(len(columns), 4)
     # Queries of the decoder are labelled with the tokens that it predicts there.
     keys = maps.target if kind == "decoder" else maps.source
@@ -65,7 +62,7 @@ def heat_maps(panels: dict[str, Tensor], keys: list[str], queries: list[str], ac
     cell = min(0.6, max(0.24, 4.5 / max(len(keys), len(queries))))  # inches
     width = across * (cell * len(keys) + 0.3) + label_inches(queries) + 1.6
     height = down * (cell * len(queries) + label_inches(keys) + 0.4) + 1.0
-    figure = figure_class()(figsize=(max(6.0, width), height), layout="compressed", dpi=RESOLUTION)
+    figure = new_figure(figsize=(max(6.0, width), height), layout="compressed")
     axes = figure.subplots(down, across, squeeze=False)
     # White is 0. The darkest blue is the largest weight shown, which is rarely near 1.
     darkest = max(float(weights.max()) for weights in panels.values())
@@ -92,7 +89,7 @@ def positional_encoding_figure(length: int = 100, d_model: int = 128, base: floa
             f"length {length}, d_model {d_model}: give 1 to 10000 positions and 2 to 65536 dimensions, an even number"
         )
     encoding = sinusoidal_positional_encoding(length, d_model, base)
-    figure = figure_class()(figsize=(9, 5), layout="constrained", dpi=RESOLUTION)
+    figure = new_figure(figsize=(9, 5), layout="constrained")
     axis = figure.subplots()
     image = axis.imshow(encoding.numpy(), cmap="RdBu_r", vmin=-1.0, vmax=1.0, aspect="auto", interpolation="nearest")
     axis.set_title(
@@ -104,58 +101,6 @@ def positional_encoding_figure(length: int = 100, d_model: int = 128, base: floa
     axis.set_xlabel("dimension (even: sine, odd: cosine)")
     axis.set_ylabel("position")
     figure.colorbar(image, ax=axis, label="value", aspect=25, pad=0.02)
-    return figure
-
-
-# Name in metrics.jsonl: label in the figure
-CURVES = {
-    "loss": "training, smoothed",
-    "validation_loss": "validation",
-    "validation_bleu": "BLEU of the validation text",
-}
-
-
-def curves_of(metrics: Path) -> dict[str, dict[int, float]]:
-    """Read the curves of a run from its metrics.jsonl: {"loss": {step: value}, ...} with the names of `CURVES`.
-
-    The last record counts for a step that was repeated after an interruption.
-    """
-    curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
-    try:
-        lines = metrics.read_bytes().splitlines()
-    except FileNotFoundError:
-        raise InputError(f"{metrics}: no such file; give the output folder of a training run") from None
-    for number, line in enumerate(lines, start=1):
-        try:
-            record: dict[str, Any] = json.loads(line)
-            for name in CURVES:
-                if record.get(name) is not None:  # null for a loss that was not finite
-                    curves[name][int(record["step"])] = float(record[name])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise BrokenFileError(f"{metrics} line {number} is not a record of training ({error!r})") from error
-    return curves
-
-
-def curve_figure(curves: dict[str, dict[int, float]]) -> "Figure":
-    """Draw the losses of a run, in nats per target token, and BLEU if it was measured, against the step."""
-    has_bleu = bool(curves["validation_bleu"])
-    if not any(curves.values()):
-        raise InputError("the run has logged no loss yet; draw its curve later")
-    figure = figure_class()(figsize=(9, 6 if has_bleu else 4), layout="constrained", dpi=RESOLUTION)
-    axes = figure.subplots(2 if has_bleu else 1, sharex=True, squeeze=False)[:, 0]
-    for name in ("loss", "validation_loss"):
-        if curves[name]:
-            few = {"marker": "o"} if len(curves[name]) < 40 else {}
-            axes[0].plot(*zip(*sorted(curves[name].items()), strict=True), label=CURVES[name], markersize=3, **few)
-    axes[0].set_ylabel("loss, nats a token")
-    axes[0].legend()
-    if has_bleu:
-        points = sorted(curves["validation_bleu"].items())
-        axes[1].plot(*zip(*points, strict=True), marker="o", markersize=3, color="C2")
-        axes[1].set_ylabel(CURVES["validation_bleu"])
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    axes[-1].set_xlabel("step")
     return figure
 
 
@@ -177,11 +122,11 @@ def label_inches(labels: list[str]) -> float:
     return 0.075 * max(map(len, labels)) + 0.1
 
 
-def figure_class() -> type["Figure"]:
-    """Return matplotlib's Figure: the import is here because matplotlib is optional."""
+def new_figure(**options: Any) -> "Figure":
+    """Return a matplotlib Figure; the import is here because matplotlib is optional."""
     from matplotlib.figure import Figure
 
-    return Figure
+    return Figure(**options, dpi=RESOLUTION)
 
 
 def check_choice(name: str, choice: int | None, most: int, zero: str) -> None:

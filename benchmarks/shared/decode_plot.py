@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from vaswani_transformer.atomic import atomic_file
-from vaswani_transformer.pictures import RESOLUTION, figure_class
+from vaswani_transformer.pictures import new_figure
 
 
 def draw(rows: list[dict[str, Any]], ours: set[str], title: str, path: Path) -> None:
@@ -12,7 +12,7 @@ def draw(rows: list[dict[str, Any]], ours: set[str], title: str, path: Path) -> 
 
     rows: those of `decode.py`, with BLEU.  ours: names of systems with a solid line; the others are dashed
     """
-    figure = figure_class()(figsize=(8, 5), layout="constrained", dpi=RESOLUTION)
+    figure = new_figure(figsize=(8, 5), layout="constrained")
     axis = figure.subplots()
     for system in dict.fromkeys(row["system"] for row in rows):
         of_system = [row for row in rows if row["system"] == system]

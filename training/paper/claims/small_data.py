@@ -4,7 +4,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from vaswani_transformer.lines import in_one_line
+from vaswani_transformer.lines import without_line_breaks
 
 from ...parallel_text import parallel_texts
 from ...recipe import Recipe, load_recipe
@@ -52,7 +52,7 @@ def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     development = list(zip(setting.development.sources, setting.development.references, strict=True))
     for name, text in (("train", chosen), ("val", development)):
         for side, language in enumerate(recipe.languages):
-            lines = "".join(f"{in_one_line(pair[side])}\n" for pair in text)
+            lines = "".join(f"{without_line_breaks(pair[side])}\n" for pair in text)
             (folder / f"{name}.{language}").write_text(lines, encoding="utf-8")
     return len(chosen), folder
 

@@ -10,7 +10,7 @@ from torch import nn
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
-from vaswani_transformer.pictures import curves_of
+from vaswani_transformer.training_curve import curves_of
 
 from ...recipe import Recipe, load_recipe
 from ...test_sets import TestSet

@@ -1,0 +1,62 @@
+"""The curve of a training run: loss and BLEU over its steps, read from metrics.jsonl and drawn with matplotlib."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import BrokenFileError, InputError
+from .pictures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Name in metrics.jsonl: label in the figure
+CURVES = {
+    "loss": "training, smoothed",
+    "validation_loss": "validation",
+    "validation_bleu": "BLEU of the validation text",
+}
+
+
+def curves_of(metrics: Path) -> dict[str, dict[int, float]]:
+    """Read the curves of a run from its metrics.jsonl: {"loss": {step: value}, ...} with the names of `CURVES`.
+
+    The last record counts for a step that was repeated after an interruption.
+    """
+    curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    try:
+        lines = metrics.read_bytes().splitlines()
+    except FileNotFoundError:
+        raise InputError(f"{metrics}: no such file; give the output folder of a training run") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            record: dict[str, Any] = json.loads(line)
+            for name in CURVES:
+                if record.get(name) is not None:  # null for a loss that was not finite
+                    curves[name][int(record["step"])] = float(record[name])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise BrokenFileError(f"{metrics} line {number} is not a record of training ({error!r})") from error
+    return curves
+
+
+def curve_figure(curves: dict[str, dict[int, float]]) -> "Figure":
+    """Draw the losses of a run, in nats per target token, and BLEU if it was measured, against the step."""
+    has_bleu = bool(curves["validation_bleu"])
+    if not any(curves.values()):
+        raise InputError("the run has logged no loss yet; draw its curve later")
+    figure = new_figure(figsize=(9, 6 if has_bleu else 4), layout="constrained")
+    axes = figure.subplots(2 if has_bleu else 1, sharex=True, squeeze=False)[:, 0]
+    for name in ("loss", "validation_loss"):
+        if curves[name]:
+            few = {"marker": "o"} if len(curves[name]) < 40 else {}
+            axes[0].plot(*zip(*sorted(curves[name].items()), strict=True), label=CURVES[name], markersize=3, **few)
+    axes[0].set_ylabel("loss, nats a token")
+    axes[0].legend()
+    if has_bleu:
+        points = sorted(curves["validation_bleu"].items())
+        axes[1].plot(*zip(*points, strict=True), marker="o", markersize=3, color="C2")
+        axes[1].set_ylabel(CURVES["validation_bleu"])
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[-1].set_xlabel("step")
+    return figure
