@@ -42,7 +42,7 @@ def examination() -> Iterator[str]:
 
 def model_lines(translator: Translator, folder: Path) -> Iterator[str]:
     """Yield the lines about a model folder that has been loaded."""
-    yield f"model       loads: {translator._description()}, {len(translator.tokenizer)} tokens"
+    yield f"model       loads: {translator.description()}, {len(translator.tokenizer)} tokens"
     verified = (folder / MANIFEST).exists()  # loading has compared the files with it
     yield f"            {'matches its' if verified else 'has no'} checksums ({MANIFEST})"
     yield f"            translates 'a' to {translator.translate(['a'])[0]!r}"

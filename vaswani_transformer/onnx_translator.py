@@ -200,7 +200,7 @@ class OnnxTranslator(TextTranslator):
     def default_search(self) -> SearchSettings:
         return self.search
 
-    def _description(self) -> str:
+    def description(self) -> str:
         return f"{self.vocabulary:,} source tokens, {self.session.get_providers()[0]}"
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:

@@ -73,10 +73,10 @@ class TextTranslator(ABC):
 
     def __repr__(self) -> str:
         beams, alpha, _ = self.default_search
-        return f"<{type(self).__name__}: {self._description()}, beam {beams}, length penalty {alpha}>"
+        return f"<{type(self).__name__}: {self.description()}, beam {beams}, length penalty {alpha}>"
 
     @abstractmethod
-    def _description(self) -> str:
+    def description(self) -> str:
         """Return the size and place of the model."""
 
     def search_settings(

@@ -144,7 +144,7 @@ class Translator(TextTranslator):
     def default_search(self) -> SearchSettings:
         return search_settings_of(self.model.generation_config.to_dict())
 
-    def _description(self) -> str:
+    def description(self) -> str:
         model = self.model
         return f"{model.num_parameters():,} parameters, {str(model.dtype).removeprefix('torch.')} on {model.device}"
 
