@@ -152,7 +152,7 @@ def encode(
         values=[tensor.contiguous() for tensor in values],
         bias=((1 - attention_mask).float() * MASKED)[:, None, None],
         limits=limits,
-        limit_penalties=torch.where(alpha > 0, length_penalty_of(limits, alpha), math.inf),
+        limit_penalties=torch.where(alpha > 0, gnmt_length_penalty(limits.float(), alpha), math.inf),
     )
 
 
@@ -172,18 +172,20 @@ def search_constants(
         positions = encoding(0, longest + 1, device)
     # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses, if tokens
     # that are suppressed do not take up places.
-    vocabulary = torch.arange(target_vocab_size(config), device=device)
-    suppressed: set[int] = set(model.generation_config.suppress_tokens or ())
-    width = torch.sym_min(2 * beams + len(suppressed), len(vocabulary))
+    vocabulary = target_vocab_size(config)
+    never_chosen = sorted(set(model.generation_config.suppress_tokens or ()))
+    suppressed = torch.tensor(never_chosen, dtype=torch.long, device=device)
+    width = torch.sym_min(2 * beams + len(never_chosen), vocabulary)
     candidates, lengths = torch.arange(2 * beams, device=device), torch.arange(longest + 2, device=device)
     is_greedy = torch.arange(beams, device=device)[-1] == 0
-    # Of two candidates, greedy search considers the first alone.
+    assumed_growth = torch.where(alpha > 0, lookahead.clamp(min=0), 0)
+    # Greedy search keeps only the better of its two candidates.
     may_finish = ((candidates == 0) | ~is_greedy) & (lengths > min_length)[:, None]
     return Constants(
         positions=positions,
-        penalties=length_penalty_of(lengths, alpha),
-        bound_penalties=length_penalty_of(lengths + torch.where(alpha > 0, lookahead.clamp(min=0), 0), alpha),
-        suppressed=is_one_of(vocabulary, suppressed) * EMPTY,
+        penalties=gnmt_length_penalty(lengths.float(), alpha),
+        bound_penalties=gnmt_length_penalty((lengths + assumed_growth).float(), alpha),
+        suppressed=torch.zeros(vocabulary, device=device).index_fill(0, suppressed, EMPTY),
         finish_above=torch.where(may_finish, NO_HYPOTHESIS, math.inf),
         beam_of=torch.arange(beams * width, device=device) // width,
         ranks=torch.arange(width, device=device),
@@ -253,19 +255,9 @@ def step(
     )
 
 
-def length_penalty_of(lengths: Tensor, alpha: Tensor) -> Tensor:
-    """Return float32 in the shape of lengths."""
-    return cast(Tensor, gnmt_length_penalty(lengths.float(), alpha))
-
-
 def sees_itself(slots: Tensor) -> Tensor:
     """(n,) -> (n, n), the bias with which each slot attends to itself alone."""
     return (slots[:, None] != slots).float() * MASKED
-
-
-def is_one_of(tokens: Tensor, ids: set[int]) -> Tensor:
-    """bool, in the shape of tokens"""
-    return functools.reduce(torch.logical_or, (tokens == id for id in sorted(ids)), torch.zeros_like(tokens).bool())
 
 
 def gather(rows: Tensor, indices: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -649,6 +649,10 @@ class RunningSearch(NamedTuple):
 _running_search: ContextVar[RunningSearch] = ContextVar("running beam search")
 
 
+@overload
+def gnmt_length_penalty(length: int, alpha: float) -> float: ...
+@overload
+def gnmt_length_penalty(length: Tensor, alpha: float | Tensor) -> Tensor: ...
 def gnmt_length_penalty(length: int | Tensor, alpha: float | Tensor) -> float | Tensor:
     """lp(Y) = ((5 + |Y|) / 6)^alpha of Wu et al. 2016, Equation (14); |Y| counts </s> but not the start token."""
     return ((5 + length) / 6) ** alpha
@@ -867,6 +871,23 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         return past_key_values
 
 
+def default_generation_config(config: VaswaniTransformerConfig) -> GenerationConfig:
+    """Return the paper's search (Section 6.1). `suppress_tokens` forbids padding and the start token."""
+    special = (config.pad_token_id, config.decoder_start_token_id)
+    forbidden = {token for token in special if token is not None and token != config.eos_token_id}
+    return GenerationConfig(
+        num_beams=4,
+        length_penalty=0.6,
+        early_stopping="never",
+        max_source_length_offset=50,
+        suppress_tokens=sorted(forbidden),
+        bos_token_id=config.bos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
+    )
+
+
 class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedModel, VaswaniTransformerGenerationMixin):
     """Figure 1: encoder, decoder and the final linear layer; `forward` returns logits, without the softmax."""
 
@@ -878,20 +899,8 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             embedding = "shared" if config.share_encoder_decoder_embeddings else "decoder.embed_tokens"
             self._tied_weights_keys = {"lm_head.weight": f"model.{embedding}.weight"}
         self.post_init()
-        special = (config.pad_token_id, config.decoder_start_token_id)
-        never_generated = {token for token in special if token is not None and token != config.eos_token_id}
-        # A config derived from the model's config would lose `max_source_length_offset` when it is saved.
-        self.generation_config = GenerationConfig(
-            num_beams=4,
-            length_penalty=0.6,
-            early_stopping="never",
-            max_source_length_offset=50,
-            suppress_tokens=sorted(never_generated),
-            bos_token_id=config.bos_token_id,
-            decoder_start_token_id=config.decoder_start_token_id,
-            pad_token_id=config.pad_token_id,
-            eos_token_id=config.eos_token_id,
-        )
+        # One derived from the model's config by transformers would lose `max_source_length_offset` when it is saved.
+        self.generation_config = default_generation_config(config)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels (batch, target) right, with the start token in front and padding instead of -100."""

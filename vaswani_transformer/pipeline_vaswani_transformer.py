@@ -175,7 +175,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         labels = sequences[:, 1:]
         log_probabilities = logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
         counts = torch.arange(labels.shape[1], device=labels.device) < self._lengths(labels)[:, None]
-        return (log_probabilities * counts).sum(dim=1) / cast(Tensor, gnmt_length_penalty(counts.sum(dim=1), alpha))
+        return (log_probabilities * counts).sum(dim=1) / gnmt_length_penalty(counts.sum(dim=1), alpha)
 
     def _lengths(self, sequences: Tensor) -> Tensor:
         """Return (rows,): number of tokens of each sequence up to and including </s>, without padding."""
