@@ -22,7 +22,7 @@ from vaswani_transformer import (
     scaled_dot_product_attention,
     sinusoidal_positional_encoding,
 )
-from vaswani_transformer.attention import attention_maps
+from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.modeling_vaswani_transformer import (
     EncoderLayer,
     FeedForward,

@@ -15,7 +15,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from vaswani_transformer import VaswaniTransformerConfig, __version__
-from vaswani_transformer.attention import attention_maps
+from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.model_folder import CODE_FILES
 from vaswani_transformer.onnx_translator import graph_name

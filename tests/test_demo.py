@@ -95,7 +95,7 @@ def test_the_demo_exports_checks_and_times_the_model(newcomer):
     (line,) = (line for line in stdout.splitlines() if line.startswith("  echo") and "--backend onnx" in line)
     on_onnx = shell(line.strip(), newcomer)
     assert on_onnx.returncode == 0, on_onnx.stderr
-    (expected,) = Translator.from_pretrained(newcomer / "demo" / "model", device="cpu").translate([demo.PICTURED])
+    (expected,) = Translator.from_pretrained(newcomer / "demo" / "model", device="cpu").translate([demo.EXAMPLE_SENTENCE])
     assert expected and on_onnx.stdout == f"{expected}\n"
 
 
@@ -141,6 +141,6 @@ def test_commands_have_a_path_where_the_environment_is_not_active(monkeypatch, t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setenv("PATH", "/nowhere")
-    assert demo.typed("plan", "a b") == "bin/vaswani-transformer plan 'a b'"
+    assert demo.command_line("plan", "a b") == "bin/vaswani-transformer plan 'a b'"
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert demo.typed("plan") == "vaswani-transformer plan"
+    assert demo.command_line("plan") == "vaswani-transformer plan"

@@ -16,7 +16,7 @@ from saved_model import ENGLISH, VOCABULARY, saved_model, trained_model
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_model, load_tokenizer
-from vaswani_transformer.model_folder import find_folder
+from vaswani_transformer.model_folder import local_folder
 
 WEIGHTS = "model.safetensors"
 FILES = ["config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]
@@ -306,7 +306,7 @@ def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
         ("name", "no such folder"),
     ):
         with pytest.raises(InputError, match=named):
-            find_folder(path)
+            local_folder(path)
 
 
 def test_a_panic_in_tokenizers_is_an_ordinary_error(folder):

@@ -15,7 +15,7 @@ from training.paper.figures import WordMaps, anaphora, long_distance, structure,
 from training.paper.head_report import measures
 from training.paper.walk import Head, walk
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.attention import attention_maps
+from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
 

@@ -12,7 +12,7 @@ from PIL import Image
 from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
 
 from vaswani_transformer import sinusoidal_positional_encoding
-from vaswani_transformer.attention import AttentionMaps, attention_maps, token_labels
+from vaswani_transformer.attention_maps import AttentionMaps, attention_maps, token_labels
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.pictures import attention_figure, positional_encoding_figure
 

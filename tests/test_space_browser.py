@@ -23,7 +23,7 @@ from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
 from hub.__main__ import main
 from hub.contents import model_files
 from vaswani_transformer import Translator
-from vaswani_transformer.attention import attention_maps, token_labels
+from vaswani_transformer.attention_maps import attention_maps, token_labels
 from vaswani_transformer.modeling_vaswani_transformer import sinusoidal_positional_encoding
 from vaswani_transformer.tokenization import train_tokenizer
 

@@ -16,7 +16,7 @@ from test_space_static import assemble, changed, odd_lines
 from conversion.onnx.export import export_folder
 from training import demo_corpus
 from vaswani_transformer import Translator
-from vaswani_transformer.attention import attention_maps
+from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.onnx_translator import OnnxTranslator
 
 pytestmark = [

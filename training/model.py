@@ -14,7 +14,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 from vaswani_transformer.atomic import temporary_path
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.loading import check_generation_config, load_config, load_tokenizer
-from vaswani_transformer.model_folder import find_folder, verify_manifest
+from vaswani_transformer.model_folder import local_folder, verify_manifest
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
@@ -40,7 +40,7 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list[ParallelTe
     tokenizer = load_for_training(folder, of_targets=not (folder / TARGET_TOKENIZER).is_dir())
     if recipe.lowercase and tokenizer.decode(tokenizer("A")["input_ids"], skip_special_tokens=True).strip() != "a":
         raise InputError(f"lowercase: the tokenizer in {folder} keeps capitals; `tokenizer --lowercase` trains one")
-    before = recipe.initial_weights and find_folder(recipe.initial_weights)
+    before = recipe.initial_weights and local_folder(recipe.initial_weights)
     if before and folder != before and (before / "tokenizer.json").is_file():
         if tokenizer.get_vocab() != load_tokenizer(before).get_vocab():
             say(f"warning: the tokenizer in {folder} differs from the one that {before} was trained with")
@@ -109,7 +109,7 @@ def sizes_and_ids(tokenizer: Any, target_tokenizer: Any) -> tuple[int, int | Non
 def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
     if recipe.tokenizer is not None:
         return Path(recipe.tokenizer)
-    return output if recipe.initial_weights is None else find_folder(recipe.initial_weights)
+    return output if recipe.initial_weights is None else local_folder(recipe.initial_weights)
 
 
 def check_model_fields(recipe: Recipe) -> None:
@@ -138,7 +138,7 @@ def model_config(
     try:
         if recipe.initial_weights is not None:
             # The embedding may have more rows than the tokenizer has tokens.
-            before = load_config(find_folder(recipe.initial_weights)).to_dict()
+            before = load_config(local_folder(recipe.initial_weights)).to_dict()
             config = VaswaniTransformerConfig.from_dict(before | recipe.model)
         else:
             config = VaswaniTransformerConfig.from_preset(recipe.preset, **(sizes | recipe.model))
@@ -181,7 +181,7 @@ def make_model(
     except ImportError as error:
         raise UnavailableError(f"attention: {attention} is not installed; use --attention sdpa") from error
     if recipe.initial_weights is not None:
-        folder = find_folder(recipe.initial_weights)
+        folder = local_folder(recipe.initial_weights)
         verify_manifest(folder)
         restore_model(model, folder)
         if (folder / "generation_config.json").is_file():

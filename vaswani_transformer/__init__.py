@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # for editors; at run time `__getattr__` below imports these 
 
 __version__ = "0.1.0"
 
-_HOME = {
+_MODULE_OF = {
     "PRESETS": "configuration_vaswani_transformer",
     "VaswaniTransformerConfig": "configuration_vaswani_transformer",
     "VaswaniTransformerForConditionalGeneration": "modeling_vaswani_transformer",
@@ -39,12 +39,12 @@ _HOME = {
     "sinusoidal_positional_encoding": "modeling_vaswani_transformer",
     "Translator": "translator",
 }
-__all__ = [*_HOME, "register"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_MODULE_OF, "register"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

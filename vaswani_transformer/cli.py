@@ -260,7 +260,7 @@ def score(
         progress = has_room_for_progress(target, output)
     with open_output(output) as out:
         translator = load_translator(model, device, dtype, download)
-        from vaswani_transformer.attention import token_labels
+        from vaswani_transformer.attention_maps import token_labels
 
         for forced in translator.score(sources, targets, batch_tokens=batch_tokens, progress=progress):
             line = f"{forced.total:.6f}\t{len(forced.tokens)}"
@@ -294,7 +294,7 @@ def plot_attention(
     head: Annotated[int | None, typer.Option(help="Counted from 1; 0 for their mean; default: all.")] = None,
     download: Download = False,
 ) -> None:
-    from vaswani_transformer.attention import attention_maps
+    from vaswani_transformer.attention_maps import attention_maps
     from vaswani_transformer.pictures import attention_figure, new_figure
 
     new_figure()  # report a missing matplotlib before the model is loaded
@@ -326,10 +326,10 @@ def plot_curve(
 
 @app.command(help="Show machine and installation; check that a model folder loads.")
 def doctor(model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None) -> None:
-    from vaswani_transformer.doctor import examination, model_lines
+    from vaswani_transformer.doctor import environment_lines, model_lines
 
     of_model = [] if model is None else model_lines(load_translator(model, None, None, download=False), Path(model))
-    for line in chain(examination(), of_model):
+    for line in chain(environment_lines(), of_model):
         typer.echo(line)
 
 

@@ -20,7 +20,7 @@ from vaswani_transformer.exit import exit_cleanly, print_error
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.programs import program, safe_environment
 
-EIGHT = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
+SENTENCE_KINDS = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
 EXPORT_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 # A folder with this file was created by a demo and may be overwritten.
 README = """# Files written by `vaswani-transformer demo`
@@ -35,7 +35,7 @@ Run the same command again to resume an interrupted demo; it writes these files 
 """
 # First lines of that file; version 0.1.0 wrote the second.
 TITLES = (README.partition("\n")[0].encode(), b"# What `vaswani-transformer demo` has written")
-PICTURED = "Tomorrow the old man is buying a red apple."
+EXAMPLE_SENTENCE = "Tomorrow the old man is buying a red apple."
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -54,7 +54,7 @@ def demo(
     # A wider page unless a terminal sets its width. The quick demo has another schedule, and therefore another folder.
     console = Console(width=None if sys.stdout.isatty() else 120)
     folder = folder or Path("demo-quick" if quick else "demo")
-    claim(folder)
+    prepare_folder(folder)
     model = folder / "model"
 
     console.print("[bold]1. The corpus:[/] 20,000 sentences from a grammar; the test sentences are not in training.")
@@ -71,7 +71,7 @@ def demo(
     translate_eight(console, folder, test)
 
     console.print("\n[bold]5. Pictures:[/] the English words that each German word attends to; positional encodings.")
-    run("plot", "attention", "--model", model, "--source", PICTURED, "--output", folder / "attention.png")
+    run("plot", "attention", "--model", model, "--source", EXAMPLE_SENTENCE, "--output", folder / "attention.png")
     run("plot", "positions", "--output", folder / "positions.png")
 
     console.print("\n[bold]6. One ONNX file[/] that contains the search, compared with torch and timed beside it.")
@@ -90,7 +90,7 @@ def write_corpus(folder: Path) -> list[tuple[str, str, str]]:
 
 def translate_eight(console: Console, folder: Path, test: list[tuple[str, str, str]]) -> None:
     """Translate one sentence of each kind, and print a table that shows where references differ."""
-    eight = [next(row for row in test if row[0] == kind) for kind in EIGHT]
+    eight = [next(row for row in test if row[0] == kind) for kind in SENTENCE_KINDS]
     sources, translations = folder / "eight.en", folder / "eight.de"
     sources.write_text("".join(f"{source}\n" for _, source, _ in eight), encoding="utf-8")
     run("translate", "--model", folder / "model", "--input", sources, "--output", translations)
@@ -115,18 +115,20 @@ def export(folder: Path, sentences: list[str]) -> bool:
 
 
 def show_next_commands(console: Console, folder: Path, exported: bool) -> None:
-    pipe = f'echo "{PICTURED}" | '
+    pipe, model = f'echo "{EXAMPLE_SENTENCE}" | ', folder / "model"
     for line in (
-        pipe + typed("translate", "--model", folder / "model", "--n-best", "4"),
-        *([pipe + typed("translate", "--model", folder / "onnx", "--backend", "onnx")] if exported else []),
-        typed("score", "--model", folder / "model", "--source", folder / "eight.en", "--target", folder / "eight.de"),
-        typed("plan", "--config", "paper_base_en_de"),
-        typed("train", "--config", "multi30k_en_de", "--data", "FOLDER"),
+        pipe + command_line("translate", "--model", model, "--n-best", "4"),
+        *([pipe + command_line("translate", "--model", folder / "onnx", "--backend", "onnx")] if exported else []),
+        command_line(
+            "score", "--model", folder / "model", "--source", folder / "eight.en", "--target", folder / "eight.de"
+        ),
+        command_line("plan", "--config", "paper_base_en_de"),
+        command_line("train", "--config", "multi30k_en_de", "--data", "FOLDER"),
     ):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
-def claim(folder: Path) -> None:
+def prepare_folder(folder: Path) -> None:
     """Create the folder or reuse that of an earlier demo. Raises InputError if it holds other files."""
     readme = folder / "README.md"
     ours = readme.is_file() and readme.read_bytes().startswith(TITLES)
@@ -136,7 +138,7 @@ def claim(folder: Path) -> None:
     readme.write_text(README, encoding="utf-8")
 
 
-def typed(*words: str | Path) -> str:
+def command_line(*words: str | Path) -> str:
     """Return a command line, with words quoted for a shell where needed."""
     script = Path(sys.executable).with_name("vaswani-transformer")  # in a .venv that need not be active
     found = shutil.which(script.name) is not None or not script.exists()
@@ -145,7 +147,7 @@ def typed(*words: str | Path) -> str:
 
 def run(*words: str | Path) -> None:
     """Print a command and run it. Raises SystemExit with its exit code if it fails."""
-    print(f"$ {typed(*words)}", flush=True)
+    print(f"$ {command_line(*words)}", flush=True)
     # Ctrl-C also reaches the command, which may still save a checkpoint: wait for it.
     previous = signal.signal(signal.SIGINT, lambda *_: None)
     try:

@@ -23,7 +23,7 @@ def installed(package: str) -> str:
         return f"{package} -"
 
 
-def examination() -> Iterator[str]:
+def environment_lines() -> Iterator[str]:
     """Yield the lines about the machine and the installation."""
     yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
     required = map(installed, ("transformers", "tokenizers", "safetensors", "numpy"))

@@ -19,7 +19,7 @@ from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .model_folder import (
     INDEX,
     WEIGHTS,
-    check_token_ids,
+    check_special_tokens,
     read_config,
     read_generation_config,
     read_json_object,
@@ -88,9 +88,9 @@ def load_model(
         if bars_wanted:
             logging.enable_progress_bar()
     if infinite := [name for name, tensor in model.named_parameters() if not tensor.isfinite().all()]:
-        cast = "" if dtype == "auto" else f" as {dtype}"
+        as_type = "" if dtype == "auto" else f" as {dtype}"
         raise BrokenFileError(
-            f"{weights_or_index(folder)} has NaN or infinite values{cast} in {enumerated(infinite)}; "
+            f"{weights_or_index(folder)} has NaN or infinite values{as_type} in {enumerated(infinite)}; "
             "copy the file again, or use an earlier checkpoint"
         )
     return model.eval().to(device)  # pyright: ignore[reportArgumentType] (wrapped by transformers' decorator)
@@ -108,7 +108,7 @@ def load_config(folder: Path) -> VaswaniTransformerConfig:
         config = VaswaniTransformerConfig.from_dict(fields)
     except Exception as error:  # strict dataclasses raise various types
         raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
-    check_token_ids(path, config.to_dict(), ("decoder_start_token_id", "pad_token_id", "eos_token_id"))
+    check_special_tokens(path, config.to_dict(), ("decoder_start_token_id", "pad_token_id", "eos_token_id"))
     return config
 
 
@@ -195,7 +195,7 @@ def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> N
         raise BrokenFileError(f"{path}: {one_line(str(error))}") from error
 
 
-def check_search(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
+def refuse_unsupported_settings(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
     """Raise InputError naming a setting that generate() follows and the search of Translator and ONNX does not."""
     settings, config, path = model.generation_config, model.config, folder / "generation_config.json"
     for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):

@@ -39,7 +39,7 @@ GENERATION_LIMITS = (
 )
 
 
-def find_folder(folder_or_repo: str | Path, revision: str | None = None, files: Sequence[str] = MODEL_FILES) -> Path:
+def local_folder(folder_or_repo: str | Path, revision: str | None = None, files: Sequence[str] = MODEL_FILES) -> Path:
     """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
 
     files: patterns of the files to download
@@ -133,7 +133,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def check_token_ids(path: Path, config: dict[str, Any], fields: tuple[str, ...]) -> None:
+def check_special_tokens(path: Path, config: dict[str, Any], fields: tuple[str, ...]) -> None:
     """Check that fields of config.json are ids within the vocabulary. Raises BrokenFileError naming the field."""
     for field in fields:
         size = config["vocab_size"]

@@ -17,8 +17,8 @@ from .errors import BrokenFileError, InputError, UnavailableError, one_line, out
 from .model_folder import (
     ONNX,
     PAPER_SEARCH,
-    check_token_ids,
-    find_folder,
+    check_special_tokens,
+    local_folder,
     read_config,
     read_generation_config,
     read_json_object,
@@ -79,7 +79,7 @@ class OnnxTranslator(TextTranslator):
         """
         name = graph_name(precision)
         needed = [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
-        folder = find_folder(folder_or_repo, revision, needed)
+        folder = local_folder(folder_or_repo, revision, needed)
         if (folder / ONNX).is_dir() and not (folder / name).exists():
             folder /= ONNX
         graph = folder / name
@@ -242,7 +242,7 @@ def load_config(path: Path) -> dict[str, Any]:
         is_missing = value is None and field != "vocab_size"
         if not is_missing and (type(value) is not int or not 1 <= value <= 10_000_000):
             raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between 1 and 10000000")
-    check_token_ids(path, config, ("pad_token_id", "eos_token_id"))
+    check_special_tokens(path, config, ("pad_token_id", "eos_token_id"))
     return config
 
 

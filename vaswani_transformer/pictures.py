@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from .attention import AttentionMaps
+from .attention_maps import AttentionMaps
 from .errors import InputError
 from .modeling_vaswani_transformer import sinusoidal_positional_encoding
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, overload
 
 from .errors import InputError
-from .model_folder import find_folder, search_settings_of
+from .model_folder import local_folder, search_settings_of
 from .text_translator import (
     Hypothesis,
     SearchSettings,
@@ -127,15 +127,15 @@ class Translator(TextTranslator):
 
             if dtype is not None:
                 raise InputError(f"dtype is {dtype!r}; an ONNX file has a fixed precision, chosen by precision")
-            on = None if device is None else str(device)
-            return OnnxTranslator.from_pretrained(folder_or_repo, on, threads, precision, revision)
+            device_name = None if device is None else str(device)
+            return OnnxTranslator.from_pretrained(folder_or_repo, device_name, threads, precision, revision)
         if threads is not None or precision is not None:
             raise InputError("threads and precision are for the ONNX backend; for torch: torch.set_num_threads, dtype")
-        from .loading import check_search, load_model, load_tokenizer
+        from .loading import load_model, load_tokenizer, refuse_unsupported_settings
 
-        folder = find_folder(folder_or_repo, revision)
+        folder = local_folder(folder_or_repo, revision)
         model = load_model(folder, device, dtype)
-        check_search(model, folder)
+        refuse_unsupported_settings(model, folder)
         second = folder / TARGET_TOKENIZER
         target = load_tokenizer(second, model.config, target=True) if second.is_dir() else None
         return cls(model, load_tokenizer(folder, model.config), target)

@@ -14,7 +14,7 @@ from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.loading import check_search, load_model, load_tokenizer
+from vaswani_transformer.loading import load_model, load_tokenizer, refuse_unsupported_settings
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
@@ -103,7 +103,7 @@ def export_folder(
 def check_model(model: Model, source: Path, layout: str) -> None:
     """Raises InputError naming a setting of the model that cannot be exported."""
     if layout == "single":
-        check_search(model, source)
+        refuse_unsupported_settings(model, source)
     positions = model.config.max_position_embeddings
     if positions is not None and positions < EXAMPLE_LENGTH:
         raise InputError(

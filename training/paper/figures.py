@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from vaswani_transformer.attention import AttentionMaps, attention_maps
+from vaswani_transformer.attention_maps import AttentionMaps, attention_maps
 from vaswani_transformer.cli import load_translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.pictures import RESOLUTION, drawable

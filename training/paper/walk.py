@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from vaswani_transformer import Translator
-from vaswani_transformer.attention import AttentionMaps, attention_maps
+from vaswani_transformer.attention_maps import AttentionMaps, attention_maps
 from vaswani_transformer.cli import load_translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention, split_heads
