@@ -7,7 +7,7 @@ import numpy as np
 from conftest import padded, random_sentences
 
 from vaswani_transformer.beam_search import beam_search
-from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
 from vaswani_transformer.text_translator import lookahead_of
 
 PAD = 1
@@ -118,13 +118,13 @@ def check_same(ours: Found, theirs: Found, tolerance: float = 1e-5) -> int:
     scores: rounding, which depends on threads and processor, may swap hypotheses that are equally good.
     """
     assert ours.scores is not None
-    exists = ours.scores > NO_HYPOTHESIS
+    exists = ours.scores > VALID_ABOVE
     for rows, flags in zip(ours.tokens, exists, strict=True):
         assert not any(row for row, flag in zip(rows, flags, strict=True) if not flag), "an empty slot is padding"
     if theirs.scores is None:
         assert ours.tokens == theirs.tokens
         return int(exists.sum())
-    assert np.array_equal(exists, theirs.scores > NO_HYPOTHESIS)
+    assert np.array_equal(exists, theirs.scores > VALID_ABOVE)
     np.testing.assert_allclose(ours.scores[exists], theirs.scores[exists], atol=tolerance, rtol=1e-6)
     for sentence, scores in enumerate(theirs.scores):
         distances = np.abs(scores[:, None] - scores) + np.where(np.eye(len(scores)), np.inf, 0)

@@ -72,7 +72,7 @@ def test_attention_of_a_full_pass_equals_torch(lively_model: ModelMaker, switche
     ids, mask = batch["input_ids"], batch["attention_mask"]
     with torch.no_grad():
         memory, _, constants, _ = start(model, ids, mask, OFFSET, 2, alpha, lookahead, min_length)
-        found = CrossAttentions(model)(memory, constants.positions, best[:, None]).numpy()
+        found = CrossAttentions(model)(memory, constants.positional_encoding, best[:, None]).numpy()
     np.testing.assert_allclose(found, expected_of(model, batch, best.numpy()), atol=1e-5)
 
 

@@ -24,14 +24,14 @@ from torch import Tensor
 
 from .cached_decoder import CachedDecoder, memory_keys_and_values
 from .modeling_vaswani_transformer import (
-    NO_HYPOTHESIS,
+    EMPTY_SCORE,
+    VALID_ABOVE,
     VaswaniTransformerForConditionalGeneration,
     gnmt_length_penalty,
     target_vocab_size,
 )
 from .text_translator import lookahead_of
 
-EMPTY = 10 * NO_HYPOTHESIS  # the score of a slot without a hypothesis
 MASKED = torch.finfo(torch.float32).min  # the bias of positions that may not be attended to
 
 
@@ -56,13 +56,15 @@ class BatchConstants(NamedTuple):
 class Constants(NamedTuple):
     """Constants without a batch dimension."""
 
-    positions: Tensor  # (length, d_model), the positional encoding
+    positional_encoding: Tensor  # (length, d_model)
     penalties: Tensor  # (length,), the length penalty by length
     bound_penalties: Tensor  # (length,), by length, the largest penalty that a live hypothesis may still reach
-    suppressed: Tensor  # (V,), EMPTY at tokens that are never chosen, 0 elsewhere
-    finish_above: Tensor  # (length, 2 x beams), by length and rank, the score above which a candidate may end in </s>
+    suppressed: Tensor  # (V,), EMPTY_SCORE at tokens that are never chosen, 0 elsewhere
+    min_finish_score: Tensor  # (length, 2 x beams), by length and rank: a candidate ends in </s> only above this score
     beam_of: Tensor  # (beams x width,), the live hypothesis that each of the best continuations extends
-    ranks: Tensor  # (width,), the ranks of the continuations that are considered per live hypothesis
+    # (width,), considered continuations per live hypothesis; only the length is used: sizes must be tensor dimensions
+    # to be exported.
+    width_marker: Tensor
     stops_when_finished: Tensor  # (), whether a sentence is done as soon as enough hypotheses have finished
 
 
@@ -78,7 +80,7 @@ class SearchState(NamedTuple):
     tokens: Tensor  # (batch, 2 x beams, length), the live and then the finished hypotheses, padded
     last_tokens: Tensor  # (batch, live), of the live hypotheses
     live_scores: Tensor  # (batch, live), log-probabilities, best first
-    finished_scores: Tensor  # (batch, beams), log-probability / length penalty, best first; EMPTY in a free slot
+    finished_scores: Tensor  # (batch, beams), log-probability / length penalty, best first; EMPTY_SCORE in a free slot
     length: Tensor  # (1,)
     done: Tensor  # (batch, 1), whether no later hypothesis can be among the results
 
@@ -123,8 +125,8 @@ def start(
         bias=sees_itself(first).expand(batch, -1, -1),
         tokens=torch.zeros(batch, 2 * beams, 0, dtype=torch.long, device=device),
         last_tokens=torch.full((batch, initial_live), config.decoder_start_token_id, device=device),
-        live_scores=((first != 0) * EMPTY).expand(batch, -1),
-        finished_scores=torch.full((batch, beams), EMPTY, device=device),
+        live_scores=((first != 0) * EMPTY_SCORE).expand(batch, -1),
+        finished_scores=torch.full((batch, beams), EMPTY_SCORE, device=device),
         length=torch.zeros(1, dtype=torch.long, device=device),
         done=torch.zeros(batch, 1, dtype=torch.bool, device=device),
     )
@@ -167,9 +169,9 @@ def search_constants(
     """longest: the most output tokens of any sentence;  beams, alpha, lookahead, min_length as in `start`"""
     config, encoding, device = model.config, model.model.decoder.positional_encoding, alpha.device
     if encoding.learned:
-        positions = encoding.table.weight[encoding.offset :]
+        positional_encoding = encoding.table.weight[encoding.offset :]
     else:
-        positions = encoding(0, longest + 1, device)
+        positional_encoding = encoding(0, longest + 1, device)
     # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses, if tokens
     # that are suppressed do not take up places.
     vocabulary = target_vocab_size(config)
@@ -182,13 +184,13 @@ def search_constants(
     # Greedy search keeps only the better of its two candidates.
     may_finish = ((candidates == 0) | ~is_greedy) & (lengths > min_length)[:, None]
     return Constants(
-        positions=positions,
+        positional_encoding=positional_encoding,
         penalties=gnmt_length_penalty(lengths.float(), alpha),
         bound_penalties=gnmt_length_penalty((lengths + assumed_growth).float(), alpha),
-        suppressed=torch.zeros(vocabulary, device=device).index_fill(0, suppressed, EMPTY),
-        finish_above=torch.where(may_finish, NO_HYPOTHESIS, math.inf),
+        suppressed=torch.zeros(vocabulary, device=device).index_fill(0, suppressed, EMPTY_SCORE),
+        min_finish_score=torch.where(may_finish, VALID_ABOVE, math.inf),
         beam_of=torch.arange(beams * width, device=device) // width,
-        ranks=torch.arange(width, device=device),
+        width_marker=torch.arange(width, device=device),
         stops_when_finished=is_greedy | (lookahead < 0),
     )
 
@@ -204,13 +206,13 @@ def step(
     batch_constants: BatchConstants,
     constants: Constants,
     state: SearchState,
-    last_wanted: Tensor,
+    last_index: Tensor,
 ) -> SearchState:
     """Extend every live hypothesis by one token; tests/brute_force.py spells out the same search.
 
-    last_wanted: (1,), the index of the last finished hypothesis that must be final before a sentence is done
+    last_index: (1,), the index of the last finished hypothesis that must be final before a sentence is done
     """
-    position = constants.positions.index_select(0, state.length)
+    position = constants.positional_encoding.index_select(0, state.length)
     logits, keys, values, _ = decoder(
         state.last_tokens, position, state.keys, state.values, state.bias, memory.keys, memory.values, memory.bias
     )
@@ -218,7 +220,7 @@ def step(
     length = state.length + 1  # of the extended hypotheses, without the start token
     penalty = constants.penalties.index_select(0, length)
 
-    best, best_tokens = logits.log_softmax(dim=-1).topk(constants.ranks.shape[0], dim=-1)  # (batch, live, width)
+    best, best_tokens = logits.log_softmax(dim=-1).topk(constants.width_marker.shape[0], dim=-1)  # (batch, live, width)
     scores = (best + state.live_scores[:, :, None] + constants.suppressed[best_tokens]).flatten(1)
     scores, chosen = scores.topk(2 * beams, dim=-1)  # (batch, candidates)
     backpointers = constants.beam_of[chosen]
@@ -226,11 +228,11 @@ def step(
 
     # Every candidate that ends in </s> is finished; the best of these and of the finished ones so far are kept.
     is_end = tokens == decoder.end
-    finishes = is_end & (scores > constants.finish_above.index_select(0, length))
-    finished_scores = torch.cat((state.finished_scores, torch.where(finishes, scores / penalty, EMPTY)), dim=1)
+    finishes = is_end & (scores > constants.min_finish_score.index_select(0, length))
+    finished_scores = torch.cat((state.finished_scores, torch.where(finishes, scores / penalty, EMPTY_SCORE)), dim=1)
     finished_scores, kept = finished_scores.topk(beams, dim=-1)
     # The best `beams` of the other candidates live on.
-    live_scores, survivors = torch.where(is_end, EMPTY, scores).topk(beams, dim=-1)
+    live_scores, survivors = torch.where(is_end, EMPTY_SCORE, scores).topk(beams, dim=-1)
 
     # For each new hypothesis, the row of `tokens` that it extends and its new token; finished ones get padding.
     picked = torch.cat((survivors + beams, kept), dim=1)  # (batch, 2 x beams)
@@ -240,15 +242,15 @@ def step(
     # Log-probabilities only fall, so a live hypothesis scores best at the largest penalty that it reaches.
     best_live = live_scores[:, :1]
     bound = best_live / torch.minimum(constants.bound_penalties.index_select(0, length), memory.limit_penalties)
-    settled = torch.where(constants.stops_when_finished, NO_HYPOTHESIS, bound)
-    done = state.done | (finished_scores.index_select(1, last_wanted) >= settled)
+    settled = torch.where(constants.stops_when_finished, VALID_ABOVE, bound)
+    done = state.done | (finished_scores.index_select(1, last_index) >= settled)
     return SearchState(
         keys=keys,
         values=values,
         bias=torch.cat((gather(state.bias, backpointers.gather(1, survivors)), batch_constants.new_bias), dim=2),
         tokens=torch.cat((gather(state.tokens, extended), added[:, :, None]), dim=2),
         last_tokens=added[:, :beams],
-        live_scores=torch.where(done, EMPTY, live_scores),  # so that later candidates change nothing
+        live_scores=torch.where(done, EMPTY_SCORE, live_scores),  # so that later candidates change nothing
         finished_scores=finished_scores,
         length=length,
         done=done,
@@ -289,9 +291,9 @@ def beam_search(
     first, and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding
     """
     device, pad = input_ids.device, cast(int, model.config.pad_token_id)
-    wanted = num_beams if num_return_sequences is None else num_return_sequences
+    n_best = num_beams if num_return_sequences is None else num_return_sequences
     scalar = functools.partial(torch.tensor, device=device)
-    last_wanted = scalar([(num_beams if early_stopping is True else wanted) - 1])
+    last_index = scalar([(num_beams if early_stopping is True else n_best) - 1])
     memory, batch_constants, constants, state = start(
         model,
         input_ids,
@@ -307,9 +309,9 @@ def beam_search(
     decoder = CachedDecoder(model)
     rows = torch.arange(input_ids.shape[0], device=device)
     sequences = torch.full((len(rows), num_beams, int(memory.limits.max())), pad, device=device)
-    scores = torch.full((len(rows), num_beams), EMPTY, device=device)
+    scores = torch.full((len(rows), num_beams), EMPTY_SCORE, device=device)
     while len(rows):
-        state = step(decoder, memory, batch_constants, constants, state, last_wanted)
+        state = step(decoder, memory, batch_constants, constants, state, last_index)
         at_limit = state.length >= memory.limits
         leaves = (state.done | at_limit)[:, 0]
         # The one time in a step that the host waits for a GPU.
@@ -325,16 +327,16 @@ def beam_search(
             memory = Memory._make(select(field, unfinished) for field in memory)
             batch_constants = BatchConstants._make(field[: len(rows)] for field in batch_constants)
             state = SearchState._make(field if field is state.length else select(field, unfinished) for field in state)
-    return best_hypotheses(sequences, scores, wanted, pad)
+    return best_hypotheses(sequences, scores, n_best, pad)
 
 
-def best_hypotheses(sequences: Tensor, scores: Tensor, wanted: int, pad: int) -> tuple[Tensor, Tensor]:
-    """Return the `wanted` best hypotheses, as short as they are, and their scores.
+def best_hypotheses(sequences: Tensor, scores: Tensor, n_best: int, pad: int) -> tuple[Tensor, Tensor]:
+    """Return the `n_best` best hypotheses, as short as they are, and their scores.
 
-    A slot without a hypothesis is padding and scores at most NO_HYPOTHESIS.
+    A slot without a hypothesis is padding and scores at most VALID_ABOVE.
     """
-    sequences, scores = sequences[:, :wanted], scores[:, :wanted]
-    sequences = sequences.masked_fill((scores <= NO_HYPOTHESIS)[:, :, None], pad)
+    sequences, scores = sequences[:, :n_best], scores[:, :n_best]
+    sequences = sequences.masked_fill((scores <= VALID_ABOVE)[:, :, None], pad)
     length = int((sequences != pad).sum(dim=2).max())
     return sequences[:, :, :length], scores
 
@@ -345,9 +347,9 @@ def results(state: SearchState, constants: Constants) -> tuple[Tensor, Tensor]:
     If no hypothesis has finished at a sentence's limit, its live hypotheses count.
     """
     live, finished = state.tokens.chunk(2, dim=1)
-    none_finished = state.finished_scores[:, :1] <= NO_HYPOTHESIS
+    none_finished = state.finished_scores[:, :1] <= VALID_ABOVE
     live_scores = torch.where(
-        state.live_scores > NO_HYPOTHESIS, state.live_scores / constants.penalties[state.length], EMPTY
+        state.live_scores > VALID_ABOVE, state.live_scores / constants.penalties[state.length], EMPTY_SCORE
     )
     return (
         torch.where(none_finished[:, :, None], live, finished),

@@ -633,8 +633,8 @@ def label_smoothed_cross_entropy(
 
 # ---- Section 6.1: the search, as `generate()` ----------------------------------------------------------------------
 
-# transformers gives beams without a hypothesis a score of -1e9, which no real hypothesis comes near.
-NO_HYPOTHESIS = -1e8
+VALID_ABOVE = -1e8  # no hypothesis has a score near this
+EMPTY_SCORE = -1e9  # as transformers scores an empty beam
 
 
 class RunningSearch(NamedTuple):
@@ -642,7 +642,7 @@ class RunningSearch(NamedTuple):
 
     limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
     lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
-    returned: int = 1  # hypotheses per sentence
+    n_best: int = 1  # hypotheses returned per sentence
     end_tokens: Tensor | None = None  # None: hypotheses end only at a limit
 
 
@@ -795,9 +795,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
     ):
         search = super()._beam_search  # pyright: ignore[reportAttributeAccessIssue]  # as in `generate`
-        returned, end_tokens = generation_config.num_return_sequences, generation_config._eos_token_tensor
-        # Until `generate` resets it.
-        _running_search.set(_running_search.get()._replace(returned=returned, end_tokens=end_tokens))
+        n_best, end_tokens = generation_config.num_return_sequences, generation_config._eos_token_tensor
+        # `generate` resets it.
+        _running_search.set(_running_search.get()._replace(n_best=n_best, end_tokens=end_tokens))
         return search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
     def _update_finished_beams(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -814,7 +814,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         **state,
     ):
         """Add the continuations of this step that finish to the finished hypotheses."""
-        stops = next_token_hits_stopping_criteria & (topk_log_probs > NO_HYPOTHESIS)
+        stops = next_token_hits_stopping_criteria & (topk_log_probs > VALID_ABOVE)
         end_tokens = _running_search.get().end_tokens
         ends = torch.zeros_like(stops)
         if end_tokens is not None:
@@ -825,7 +825,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         penalty = gnmt_length_penalty(cur_len + 1 - decoder_prompt_len, length_penalty)
         return super()._update_finished_beams(
             topk_running_sequences=topk_running_sequences,
-            topk_log_probs=torch.where(finished, topk_log_probs / penalty, 10 * NO_HYPOTHESIS),
+            topk_log_probs=torch.where(finished, topk_log_probs / penalty, EMPTY_SCORE),
             next_token_hits_stopping_criteria=finished,
             is_sent_finished=is_sent_finished,
             top_num_beam_mask=torch.ones_like(top_num_beam_mask),
@@ -861,8 +861,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             length = min(length + lookahead, max_length - decoder_prompt_len)
             length = length if search.limits is None else search.limits.clamp(max=length)
         bound = running_beam_scores[:, :1] / gnmt_length_penalty(length, length_penalty)
-        last = beam_scores.shape[1] if early_stopping is True else search.returned
-        may_improve = (running_beam_scores[:, :1] > NO_HYPOTHESIS) & (bound > beam_scores[:, last - 1 : last])
+        last_index = (beam_scores.shape[1] if early_stopping is True else search.n_best) - 1
+        may_improve = (running_beam_scores[:, :1] > VALID_ABOVE) & (bound > beam_scores[:, last_index, None])
         return is_early_stop_heuristic_unsatisfied & may_improve
 
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:

@@ -12,7 +12,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.model_folder import search_settings_of
-from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
 from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings
 
 from .running import inputs_of, open_session, padded, random_batch, run
@@ -115,7 +115,7 @@ def compare(
     expected, expected_scores = (tensor.numpy() for tensor in in_torch)
     seconds = middle - begun, time.perf_counter() - middle
     pad = cast(int, model.config.pad_token_id)
-    exists, exists_in_torch = scores > NO_HYPOTHESIS, expected_scores > NO_HYPOTHESIS
+    exists, exists_in_torch = scores > VALID_ABOVE, expected_scores > VALID_ABOVE
     equal = same_tokens(found, expected, pad)
     wrong, tied = [], 0
     if not np.array_equal(exists.any(axis=1), exists_in_torch.any(axis=1)):

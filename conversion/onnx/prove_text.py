@@ -8,7 +8,7 @@ import numpy as np
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.model_folder import search_settings_of
-from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
 
 from .prove import BATCH, EQUALLY_GOOD, raise_if_wrong, score_difference
 from .running import inputs_of, open_session, padded, run
@@ -52,7 +52,7 @@ def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> 
         sequences, scores = run(by_ids, padded(ids, pad), search, wanted=1)
         for text, (ours, our_score), row, score in zip(texts, found, sequences[:, 0], scores[:, 0], strict=True):
             expected = tokenizer.decode(row.tolist(), skip_special_tokens=True)
-            if not text or text.isspace() or score <= NO_HYPOTHESIS:
+            if not text or text.isspace() or score <= VALID_ABOVE:
                 expected, score = "", 0.0
             if ours != expected or score_difference(our_score, score) >= EQUALLY_GOOD:
                 different.append(f"{text[:40]!r} becomes {ours[:40]!r}, with token ids {expected[:40]!r}")

@@ -30,9 +30,8 @@ import torch
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.beam_search import EMPTY
 from vaswani_transformer.model_folder import search_settings_of
-from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS
+from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE
 from vaswani_transformer.text_translator import NO_MAXIMUM, lookahead_of
 
 from .graph_builder import GraphBuilder, tensor_type
@@ -42,7 +41,7 @@ from .traced import SearchGraphs, eager_attention, search_graphs
 # Inputs with defaults. early_stopping: see `lookahead_of`
 SETTINGS = ("num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences", "early_stopping")
 IDS = ("input_ids", "attention_mask")
-NOTHING, EMPTY_SCORE = np.float32(NO_HYPOTHESIS), np.float32(EMPTY)
+THRESHOLD, EMPTY = np.float32(VALID_ABOVE), np.float32(EMPTY_SCORE)
 # The variables of the outer loop beside those of the search.
 ATTENTION_TYPE = tensor_type(TensorProto.FLOAT, 5)
 RESULT_TYPES = {
@@ -66,8 +65,8 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
     initial = initial_values(op, graphs, model.lm_head.weight.shape[0])
     # How many of the best hypotheses are returned and so must be final; 0: all.
     wanted = op.Where(op.Greater("num_return_sequences", 0), "num_return_sequences", "num_beams")
-    last_wanted = op.Unsqueeze(op.Sub(op.Where(op.Less("early_stopping", 0), "num_beams", wanted), 1), [0])
-    final = outer_loop(op, graphs, initial, last_wanted, pad)
+    last_index = op.Unsqueeze(op.Sub(op.Where(op.Less("early_stopping", 0), "num_beams", wanted), 1), [0])
+    final = outer_loop(op, graphs, initial, last_index, pad)
     length = select_best(op, final["sequences"], final["scores"], op.Unsqueeze(wanted, [0]), pad)
     if attention:
         # The best hypotheses may be shorter than others that are returned.
@@ -114,13 +113,13 @@ def initial_values(op: GraphBuilder, graphs: SearchGraphs, vocabulary: int) -> V
     return initial | results
 
 
-def outer_loop(op: GraphBuilder, graphs: SearchGraphs, initial: Values, last_wanted: str, pad: int) -> Values:
+def outer_loop(op: GraphBuilder, graphs: SearchGraphs, initial: Values, last_index: str, pad: int) -> Values:
     """Until no sentence is left: search, store the hypotheses of done sentences, and drop these sentences."""
     body = GraphBuilder("outer.", op)
     now = {name: f"outer.{name}" for name in initial if name not in graphs.constants}
     # Before the steps, so that their common weights are in this loop.
     attention = attention_nodes(body, graphs, initial)
-    state = inner_loop(body, graphs, initial | now, last_wanted)
+    state = inner_loop(body, graphs, initial | now, last_index)
     sequences, scores = collect_hypotheses(body, state, now, initial["penalties"], pad)
     after = drop_done_sentences(body, graphs, now, state) | {"sequences": sequences, "scores": scores}
     any_left = body.Greater(body.Squeeze(body.Shape(after["rows"]), [0]), 0)
@@ -132,12 +131,12 @@ def outer_loop(op: GraphBuilder, graphs: SearchGraphs, initial: Values, last_wan
     return dict(zip(now, final, strict=True))
 
 
-def inner_loop(op: GraphBuilder, graphs: SearchGraphs, now: Values, last_wanted: str) -> Values:
+def inner_loop(op: GraphBuilder, graphs: SearchGraphs, now: Values, last_index: str) -> Values:
     """Take steps until sentences are done; returns the new state."""
     steps = GraphBuilder("inner.", op)
     here = {name: f"inner.{name}" for name in graphs.state}
     known = [now[name] for name in (*graphs.memory, *graphs.batch_constants, *graphs.constants)]
-    inputs = [*known, *here.values(), last_wanted]
+    inputs = [*known, *here.values(), last_index]
     *after, condition = steps.inline(graphs.step, "step.", inputs, [*(f"after.{name}" for name in here), "condition"])
     variables = {here[name]: now[name] for name in here}
     op.nodes += steps.take_loop_invariants(variables)
@@ -152,9 +151,9 @@ def collect_hypotheses(op: GraphBuilder, state: Values, now: Values, penalties: 
     them here. `step` has applied it to the finished ones.
     """
     live, finished = op.Split(state["tokens"], axis=1, num_outputs=2)
-    none_finished = op.LessOrEqual(op.Slice(state["finished_scores"], [0], [1], [1]), NOTHING)
+    none_finished = op.LessOrEqual(op.Slice(state["finished_scores"], [0], [1], [1]), THRESHOLD)
     live_scores = op.Div(state["live_scores"], op.Gather(penalties, state["length"]))
-    live_scores = op.Where(op.Greater(state["live_scores"], NOTHING), live_scores, EMPTY_SCORE)
+    live_scores = op.Where(op.Greater(state["live_scores"], THRESHOLD), live_scores, EMPTY)
     found_scores = op.Where(none_finished, live_scores, state["finished_scores"])
     found = op.Where(op.Unsqueeze(none_finished, [2]), live, finished)
     # By Concat: CUDA has no Pad of int64.
@@ -186,7 +185,7 @@ def select_best(
     A slot without a finished hypothesis is padding.
     """
     scores = op.Slice(scores, [0], wanted, [1], name=f"{prefix}scores")
-    exists = op.Unsqueeze(op.Greater(scores, NOTHING), [2])
+    exists = op.Unsqueeze(op.Greater(scores, THRESHOLD), [2])
     tokens = op.Where(exists, op.Slice(sequences, [0], wanted, [1]), pad)
     is_token = op.Cast(op.Not(op.Equal(tokens, pad)), to=TensorProto.INT64)
     longest = op.ReduceMax(op.ReduceSum(is_token, [2], keepdims=0), keepdims=0)
@@ -200,7 +199,7 @@ def attention_nodes(op: GraphBuilder, graphs: SearchGraphs, initial: Values) -> 
     if graphs.cross_attentions is None:
         return []
     # The memory of all sentences, as it was before the first one left.
-    inputs = [*(initial[name] for name in graphs.memory), initial["positions"], "best.sequences"]
+    inputs = [*(initial[name] for name in graphs.memory), initial["positional_encoding"], "best.sequences"]
     rename(graphs.cross_attentions, "attention.", inputs, ["best.cross_attentions"])
     return op.store_tensors(graphs.cross_attentions)
 

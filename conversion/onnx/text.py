@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.modeling_vaswani_transformer import NO_HYPOTHESIS, target_vocab_size
+from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .byte_level_bpe import ByteLevelBPE
@@ -48,7 +48,7 @@ def with_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelP
     sequences, scores = (after.Gather(name, 0, axis=1) for name in ("sequences", "search.scores"))
     texts = texts_of(after, sequences, bpe, model.config.vocab_size)
     # As in the Translator, an empty text has an empty translation, and so has one whose search found nothing.
-    found = after.And(after.Greater(scores, np.float32(NO_HYPOTHESIS)), after.Not(only_space))
+    found = after.And(after.Greater(scores, np.float32(VALID_ABOVE)), after.Not(only_space))
     after.Where(found, texts, b"", name="translations")
     after.Where(found, scores, np.float32(0), name="scores")
     settings = [value for value in inner.input if value.name in SETTINGS and value.name != WANTED]

@@ -41,7 +41,7 @@ VARYING_AXES = {
     "keys": (0, 2),
     "values": (0, 2),
     "bias": (0, 1, 2),
-    "positions": (0,),
+    "positional_encoding": (0,),
     "suppressed": (),
 }
 Part = Memory | BatchConstants | Constants | SearchState
@@ -52,7 +52,7 @@ class SearchGraphs(NamedTuple):
     """The exported functions, and the names of the tensors that they exchange, see beam_search.py."""
 
     start: GraphProto  # its outputs are memory, batch_constants, constants and state
-    step: GraphProto  # inputs: these and last_wanted; outputs: the new state and whether to take another step
+    step: GraphProto  # inputs: these and last_index; outputs: the new state and whether to take another step
     cross_attentions: GraphProto | None  # its inputs are the memory, the positions and the sequences
     types: dict[str, TypeProto]  # of the following tensors; sizes change from step to step
     memory: list[str]
@@ -87,9 +87,9 @@ class Step(nn.Module):
         batch_constants: BatchConstants,
         constants: Constants,
         state: SearchState,
-        last_wanted: Tensor,
+        last_index: Tensor,
     ):
-        after = step(self.decoder, memory, batch_constants, constants, state, last_wanted)
+        after = step(self.decoder, memory, batch_constants, constants, state, last_index)
         # As in `beam_search`: sentences leave when an eighth of the batch is done or one is at its limit.
         an_eighth = (batch_constants.padding.shape[0] + 7) // 8
         return after, (after.done.long().sum() < an_eighth) & (after.length < memory.limits.min())[0]
@@ -124,9 +124,9 @@ def source_length_offset(model: Model) -> int:
 def search_graphs(model: Model, attention: bool) -> SearchGraphs:
     """Export `start`, `step` and, for attention, `CrossAttentions`."""
     ids = torch.full((BATCH, EXAMPLE_LENGTH), 2)
-    mask, last_wanted = torch.ones_like(ids), torch.tensor([2])
+    mask, last_index = torch.ones_like(ids), torch.tensor([2])
     settings = [torch.tensor(number) for number in (0.6, LOOKAHEAD, 0, NO_MAXIMUM)]
-    parts = example_search(model, ids, mask, settings, last_wanted)
+    parts = example_search(model, ids, mask, settings, last_index)
     # Views of other tensors confuse the exporter.
     examples: list[Any] = [each_tensor(part, lambda _, tensor: tensor.clone().contiguous()) for part in parts]
     axes: list[Any] = [each_tensor(part, varying_axes) for part in parts]
@@ -135,14 +135,14 @@ def search_graphs(model: Model, attention: bool) -> SearchGraphs:
         (ids, mask, torch.arange(BEAMS), torch.arange(LIVE), settings),
         (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, {0: Dim.AUTO}, {0: Dim.AUTO}, [{} for _ in settings]),
     )
-    step_graph = exported_graph(Step(model), (*examples, last_wanted), (*axes, {}))
+    step_graph = exported_graph(Step(model), (*examples, last_index), (*axes, {}))
     attention_graph = None
     if attention:
         memory, _, constants, _ = examples
         attention_graph = exported_graph(
             CrossAttentions(model),
-            (memory, constants.positions, torch.full((BATCH, 1, LENGTH), 2)),
-            (axes[0], axes[2].positions, {0: Dim.AUTO, 2: Dim.AUTO}),
+            (memory, constants.positional_encoding, torch.full((BATCH, 1, LENGTH), 2)),
+            (axes[0], axes[2].positional_encoding, {0: Dim.AUTO, 2: Dim.AUTO}),
         )
     names = [names_of(part) for part in parts]
     kinds = [value.type.tensor_type for value in step_graph.input[:-1]]
@@ -152,7 +152,7 @@ def search_graphs(model: Model, attention: bool) -> SearchGraphs:
 
 
 def example_search(
-    model: Model, ids: Tensor, mask: Tensor, settings: list[Tensor], last_wanted: Tensor
+    model: Model, ids: Tensor, mask: Tensor, settings: list[Tensor], last_index: Tensor
 ) -> tuple[Memory, BatchConstants, Constants, SearchState]:
     """Return the inputs of `step` after a few steps."""
     alpha, lookahead, min_length, _ = settings
@@ -162,7 +162,7 @@ def example_search(
     )
     decoder = CachedDecoder(model)
     for _ in range(LENGTH):
-        state = step(decoder, memory, batch_constants, constants, state, last_wanted)
+        state = step(decoder, memory, batch_constants, constants, state, last_index)
     # As in the first step, fewer live hypotheses than beams.
     slots = state.keys[0].shape[2]
     state = state._replace(
