@@ -95,7 +95,9 @@ def test_the_demo_exports_checks_and_times_the_model(newcomer):
     (line,) = (line for line in stdout.splitlines() if line.startswith("  echo") and "--backend onnx" in line)
     on_onnx = shell(line.strip(), newcomer)
     assert on_onnx.returncode == 0, on_onnx.stderr
-    (expected,) = Translator.from_pretrained(newcomer / "demo" / "model", device="cpu").translate([demo.EXAMPLE_SENTENCE])
+    (expected,) = Translator.from_pretrained(newcomer / "demo" / "model", device="cpu").translate(
+        [demo.EXAMPLE_SENTENCE]
+    )
     assert expected and on_onnx.stdout == f"{expected}\n"
 
 

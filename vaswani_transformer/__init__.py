@@ -69,6 +69,6 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 if Path(sys.argv[0]).stem != "vaswani-transformer" and ("-m", __name__) not in pairwise(sys.orig_argv):
     try:
         register()
-    except ModuleNotFoundError as error:  # ONNX deployments need neither
+    except ModuleNotFoundError as error:  # the ONNX backend needs neither torch nor transformers
         if (error.name or "").partition(".")[0] not in ("torch", "transformers"):
             raise

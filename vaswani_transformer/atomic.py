@@ -1,6 +1,6 @@
 """Write files and folders so that they appear under their names only when they are complete and on disk.
 
-Until then they are called `.NAME.PID.tmp`, in the same folder. An error, an interrupt or SIGTERM removes them; the
+Until then they are named `.NAME.PID.tmp`, in the same folder. An error, an interrupt or SIGTERM removes them; the
 leftovers of a killed process are removed by the next process that writes the same name.
 """
 
@@ -78,16 +78,16 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 def disk_error(error: BaseException, temporary: Path) -> int | None:
     """Return the errno if writing `temporary` failed or the disk is full, else None."""
-    if hasattr(error, "exit_code"):  # one of our errors, which already has its message
+    if hasattr(error, "exit_code"):  # a class of errors.py, which has its own message
         return None
     while not isinstance(error, OSError) and isinstance(error.__context__, Exception):
         error = error.__context__  # torch.save raises a RuntimeError on top of the OSError
     if isinstance(error, OSError):
-        names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]  # of a copy, two
+        names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]  # a copy has two
         if any(Path(os.fsdecode(name)).is_relative_to(temporary) for name in names):
             return error.errno
         return error.errno if not names and error.errno in FULL_DISK else None
-    number = re.search(r"\(os error (\d+)\)\W*$", str(error))  # of safetensors and tokenizers, written in Rust
+    number = re.search(r"\(os error (\d+)\)\W*$", str(error))  # from safetensors and tokenizers, written in Rust
     return int(number[1]) if number and int(number[1]) in FULL_DISK else None
 
 
@@ -123,7 +123,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file's bytes, or a folder's entries, to disk, so that a power cut cannot lose them."""
+    """Flush a file's content, or a folder's entries, to disk, so that a power failure cannot lose them."""
     if os.name == "nt" and path.is_dir():  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -13,7 +13,7 @@ from .modeling_vaswani_transformer import VaswaniTransformerForConditionalGenera
 
 LONGEST_SENTENCE = 120  # tokens; the labels of a larger heat map are illegible
 
-# ByteLevel tokens write each byte as one letter, by GPT-2's table.
+# Byte-level tokens write each byte as one letter of GPT-2's table.
 BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
@@ -93,7 +93,7 @@ def check_length(kind: str, tokens: int) -> None:
 
 
 def token_labels(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
-    """Return a readable label for each token: its text with `▁` for a space, and `ü 1/2` for a part of a character."""
+    """Return a readable label for each token: its text with `▁` for a space; `ü 1/2` is part of a character."""
     tokens = cast(list[str], tokenizer.convert_ids_to_tokens(ids))
     special = set(tokenizer.all_special_ids)
     labels: list[str] = []
@@ -107,7 +107,7 @@ def token_labels(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str
 
 
 def byte_level_labels(tokens: list[str]) -> list[str]:
-    """Return labels for the fewest first tokens whose bytes are complete UTF-8 characters, or `�` for the first."""
+    """Label the fewest leading tokens whose bytes form complete UTF-8 characters, or the first token with `�`."""
     for count in range(1, len(tokens) + 1):
         letters = "".join(tokens[:count])
         text = bytes(BYTE_OF_LETTER[letter] for letter in letters if letter in BYTE_OF_LETTER).decode(errors="replace")

@@ -1,18 +1,18 @@
 """The beam search of Section 6.1 as a function of tensors: the same translations as `generate()`, faster.
 
-Five measures make it fast:
+Five optimisations:
 
-* All hypotheses of a sentence share one cache that is only appended to. A bias per hypothesis hides the slots that
-  are not its own past, so no key is ever moved.
-* The memory's keys and values are stored once per sentence, with the live hypotheses as its queries.
-* The first step has one live hypothesis, the empty one, and not `beams` copies of it.
-* Finished sentences leave the batch.
-* The constants of a search are computed before its first step.
+* The hypotheses of a sentence share one append-only cache. An attention bias masks the slots of other hypotheses, so
+  reordering beams copies no keys.
+* Cross-attention keys and values are stored once per sentence; its live hypotheses form the query dimension.
+* The first step has a single, empty hypothesis instead of `beams` copies of it.
+* Done sentences are removed from the batch.
+* Constants are computed before the first step.
 
 A hypothesis is *finished* when it has ended in </s>. A sentence is *done* when no later hypothesis can be among its
-results; it *leaves* the batch, together with others, when it is done or at its limit.
+results. Sentences that are done or at their limit are removed from the batch in groups.
 
-`start` and `step` contain no data-dependent Python, so they can be exported; `beam_search` drives them.
+`start` and `step` have no data-dependent control flow, so torch.export can trace them; `beam_search` runs the loop.
 """
 
 import functools
@@ -48,7 +48,7 @@ class Memory(NamedTuple):
 class BatchConstants(NamedTuple):
     """Constants expanded to the batch dimension."""
 
-    new_bias: Tensor  # (batch, beams, beams), the bias of the slots that a step adds: each hypothesis sees its own
+    new_bias: Tensor  # (batch, beams, beams), the bias of the slots that a step adds, one per hypothesis
     finished_rows: Tensor  # (batch, beams), the rows of `SearchState.tokens` with the finished hypotheses
     padding: Tensor  # (batch, beams), the padding token
 
@@ -76,7 +76,7 @@ class SearchState(NamedTuple):
 
     keys: list[Tensor]  # per layer, (batch, heads, slots, d_k), a slot for each live hypothesis of each step
     values: list[Tensor]  # per layer, (batch, heads, slots, d_v)
-    bias: Tensor  # (batch, live, slots + live), for the next step's slots too: 0 at a hypothesis's own past
+    bias: Tensor  # (batch, live, slots + live), 0 at a hypothesis's own past; includes the slots of the next step
     tokens: Tensor  # (batch, 2 x beams, length), the live and then the finished hypotheses, padded
     last_tokens: Tensor  # (batch, live), of the live hypotheses
     live_scores: Tensor  # (batch, live), log-probabilities, best first
@@ -104,7 +104,7 @@ def start(
     alpha: (), the exponent of the length penalty
     lookahead: (), see `lookahead_of`
     min_length: (), tokens before </s>;  max_length: (), the limit of every sentence
-    initial_live: live hypotheses of the first step, of which only the first counts, see `initial_hypotheses`
+    initial_live: live hypotheses of the first step; all but the first are empty slots, see `initial_hypotheses`
     """
     config = model.config
     batch, device = input_ids.shape[0], input_ids.device
@@ -112,7 +112,7 @@ def start(
     constants = search_constants(model, input_ids.shape[1] + offset, beams, alpha, lookahead, min_length)
     slots, first = torch.arange(beams, device=device), torch.arange(initial_live, device=device)
     batch_constants = BatchConstants(
-        new_bias=sees_itself(slots).expand(batch, -1, -1),
+        new_bias=self_only_bias(slots).expand(batch, -1, -1),
         finished_rows=(slots + beams).expand(batch, -1),
         padding=torch.full((batch, beams), cast(int, config.pad_token_id), device=device),
     )
@@ -122,7 +122,7 @@ def start(
     state = SearchState(
         keys=[states.new_zeros(batch, heads, 0, layer.self_attn.d_k) for layer in layers],
         values=[states.new_zeros(batch, heads, 0, layer.self_attn.d_v) for layer in layers],
-        bias=sees_itself(first).expand(batch, -1, -1),
+        bias=self_only_bias(first).expand(batch, -1, -1),
         tokens=torch.zeros(batch, 2 * beams, 0, dtype=torch.long, device=device),
         last_tokens=torch.full((batch, initial_live), config.decoder_start_token_id, device=device),
         live_scores=((first != 0) * EMPTY_SCORE).expand(batch, -1),
@@ -166,14 +166,17 @@ def search_constants(
     lookahead: Tensor,
     min_length: Tensor,
 ) -> Constants:
-    """longest: the most output tokens of any sentence;  beams, alpha, lookahead, min_length as in `start`"""
+    """Compute the constants of a search.
+
+    longest: the most output tokens of any sentence;  beams, alpha, lookahead, min_length: as in `start`
+    """
     config, encoding, device = model.config, model.model.decoder.positional_encoding, alpha.device
     if encoding.learned:
         positional_encoding = encoding.table.weight[encoding.offset :]
     else:
         positional_encoding = encoding(0, longest + 1, device)
-    # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses, if tokens
-    # that are suppressed do not take up places.
+    # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses; suppressed
+    # tokens may take as many places more.
     vocabulary = target_vocab_size(config)
     never_chosen = sorted(set(model.generation_config.suppress_tokens or ()))
     suppressed = torch.tensor(never_chosen, dtype=torch.long, device=device)
@@ -196,7 +199,7 @@ def search_constants(
 
 
 def initial_hypotheses(beams: int, vocabulary: int) -> int:
-    """Return how many live hypotheses together have 2 x beams continuations: one unless the vocabulary is tiny."""
+    """Return how many live hypotheses have 2 x beams continuations together: 1 unless the vocabulary is tiny."""
     return math.ceil(2 * beams / vocabulary)
 
 
@@ -226,20 +229,20 @@ def step(
     backpointers = constants.beam_of[chosen]
     tokens = best_tokens.flatten(1).gather(1, chosen)
 
-    # Every candidate that ends in </s> is finished; the best of these and of the finished ones so far are kept.
+    # Every candidate that ends in </s> is finished. Keep the best of these and of the earlier finished hypotheses.
     is_end = tokens == decoder.end
     finishes = is_end & (scores > constants.min_finish_score.index_select(0, length))
     finished_scores = torch.cat((state.finished_scores, torch.where(finishes, scores / penalty, EMPTY_SCORE)), dim=1)
     finished_scores, kept = finished_scores.topk(beams, dim=-1)
-    # The best `beams` of the other candidates live on.
+    # The best `beams` other candidates stay live.
     live_scores, survivors = torch.where(is_end, EMPTY_SCORE, scores).topk(beams, dim=-1)
 
-    # For each new hypothesis, the row of `tokens` that it extends and its new token; finished ones get padding.
+    # For each new hypothesis, the row of `tokens` that it extends, and its new token: padding if it finished earlier.
     picked = torch.cat((survivors + beams, kept), dim=1)  # (batch, 2 x beams)
     extended = torch.cat((batch_constants.finished_rows, backpointers), dim=1).gather(1, picked)
     added = torch.cat((batch_constants.padding, tokens), dim=1).gather(1, picked)
 
-    # Log-probabilities only fall, so a live hypothesis scores best at the largest penalty that it reaches.
+    # Log-probabilities only fall, so the best possible score of a live hypothesis has the largest penalty it can reach.
     best_live = live_scores[:, :1]
     bound = best_live / torch.minimum(constants.bound_penalties.index_select(0, length), memory.limit_penalties)
     settled = torch.where(constants.stops_when_finished, VALID_ABOVE, bound)
@@ -250,20 +253,20 @@ def step(
         bias=torch.cat((gather(state.bias, backpointers.gather(1, survivors)), batch_constants.new_bias), dim=2),
         tokens=torch.cat((gather(state.tokens, extended), added[:, :, None]), dim=2),
         last_tokens=added[:, :beams],
-        live_scores=torch.where(done, EMPTY_SCORE, live_scores),  # so that later candidates change nothing
+        live_scores=torch.where(done, EMPTY_SCORE, live_scores),  # a done sentence gets no further candidates
         finished_scores=finished_scores,
         length=length,
         done=done,
     )
 
 
-def sees_itself(slots: Tensor) -> Tensor:
-    """(n,) -> (n, n), the bias with which each slot attends to itself alone."""
+def self_only_bias(slots: Tensor) -> Tensor:
+    """Return the bias (n, n) that lets each of n slots attend only to itself."""
     return (slots[:, None] != slots).float() * MASKED
 
 
 def gather(rows: Tensor, indices: Tensor) -> Tensor:
-    """rows: (batch, n, length), indices: (batch, m) -> (batch, m, length)"""
+    """Select rows (batch, n, length) by indices (batch, m); returns (batch, m, length)."""
     return rows.gather(1, indices[:, :, None].expand(-1, -1, rows.shape[2]))
 
 
@@ -280,15 +283,15 @@ def beam_search(
     num_return_sequences: int | None = None,
     early_stopping: bool | int | str = "never",
 ) -> tuple[Tensor, Tensor]:
-    """Translate a batch, `generate(**batch)` token for token.
+    """Translate a batch; returns the same tokens as `generate(**batch)`.
 
     input_ids, attention_mask: (batch, source), padded on the right
     max_source_length_offset, max_length: a sentence's limit is its source tokens plus the offset, at most max_length
     min_length: tokens before </s> (transformers' `min_new_tokens`)
-    num_return_sequences: how many of the best hypotheses to return, None for num_beams; with fewer, it may stop earlier
+    num_return_sequences: hypotheses to return, None for num_beams; a smaller number may end the search earlier
     early_stopping: when a sentence is done, see `lookahead_of`
-    returns sequences (batch, num_return_sequences, length), without the start token, ending in </s> and padded, best
-    first, and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding
+    returns sequences (batch, num_return_sequences, length), best first, without the start token, ending in </s> and
+    padded, and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding
     """
     device, pad = input_ids.device, cast(int, model.config.pad_token_id)
     n_best = num_beams if num_return_sequences is None else num_return_sequences
@@ -314,11 +317,11 @@ def beam_search(
         state = step(decoder, memory, batch_constants, constants, state, last_index)
         at_limit = state.length >= memory.limits
         leaves = (state.done | at_limit)[:, 0]
-        # The one time in a step that the host waits for a GPU.
+        # The only GPU-to-host synchronisation in a step.
         leaving, limited = torch.stack((leaves.sum(), at_limit.sum())).tolist()
-        # Dropping sentences copies the remaining ones: wait until an eighth of the batch is done.
+        # Removing sentences copies the remaining ones: wait until an eighth of the batch is done.
         if leaving * 8 >= len(rows) or limited:
-            # Indices and not masks: with a mask, a GPU synchronises at every field to count the rows.
+            # Indices instead of a mask, whose rows the host would have to count for every field.
             unfinished, finished = leaves.int().argsort(stable=True).split([len(rows) - leaving, leaving])
             found, found_scores = results(state, constants)
             sequences[rows[finished], :, : found.shape[2]] = found[finished]
@@ -331,7 +334,7 @@ def beam_search(
 
 
 def best_hypotheses(sequences: Tensor, scores: Tensor, n_best: int, pad: int) -> tuple[Tensor, Tensor]:
-    """Return the `n_best` best hypotheses, as short as they are, and their scores.
+    """Return the `n_best` best hypotheses, trimmed to the longest, and their scores.
 
     A slot without a hypothesis is padding and scores at most VALID_ABOVE.
     """
@@ -344,7 +347,7 @@ def best_hypotheses(sequences: Tensor, scores: Tensor, n_best: int, pad: int) ->
 def results(state: SearchState, constants: Constants) -> tuple[Tensor, Tensor]:
     """Return the finished hypotheses (batch, beams, length) and their scores (batch, beams).
 
-    If no hypothesis has finished at a sentence's limit, its live hypotheses count.
+    If a sentence has no finished hypothesis at its limit, its live hypotheses are returned.
     """
     live, finished = state.tokens.chunk(2, dim=1)
     none_finished = state.finished_scores[:, :1] <= VALID_ABOVE

@@ -1,8 +1,8 @@
 """The decoder as a function of tensors: one step of a search, with the cache as an argument and a result.
 
 The model's own decoder keeps its cache in a transformers object. Here the cache is a list of tensors, so the step
-can be exported, and the queries, keys and values of a layer come from one matrix product. `beam_search.py` calls it
-with a token for each live hypothesis, and the exported graphs also with all tokens of one translation.
+can be exported, and one matrix product computes the queries, keys and values of a layer. `beam_search.py` calls it
+with one token per live hypothesis; the exported graphs also call it with all tokens of one translation.
 """
 
 import math
@@ -96,8 +96,9 @@ def memory_keys_and_values(decoder: Any, memory: Tensor) -> tuple[list[Tensor], 
 def attend(
     attention: MultiHeadAttention, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """query: (batch, heads, target, d_k);  keys, values: (batch, heads, source, d_k or d_v)
+    """Compute attention over cached keys and values.
 
+    query: (batch, heads, target, d_k);  keys, values: (batch, heads, source, d_k or d_v)
     returns (batch, target, d_model) and the weights (batch, heads, target, source)
     """
     output, weights = scaled_dot_product_attention(query, keys, values, mask, scaling=attention.scaling)
@@ -105,7 +106,7 @@ def attend(
 
 
 def split_projection(states: Tensor, attention: MultiHeadAttention) -> tuple[Tensor, ...]:
-    """(batch, target, all queries, keys and values) -> query, key, value, (batch, heads, target, d_k or d_v)"""
+    """Split (batch, target, heads * (2 * d_k + d_v)) into query, key and value, (batch, heads, target, d_k or d_v)."""
     d_k, d_v = attention.d_k, attention.d_v
     if d_k == d_v:
         return split_heads(states, d_k).chunk(3, dim=1)
@@ -117,7 +118,7 @@ def split_projection(states: Tensor, attention: MultiHeadAttention) -> tuple[Ten
 def fused(*layers: nn.Module) -> nn.Module:
     """Return one layer that computes the concatenated outputs of the given layers."""
     if not all(type(layer) is nn.Linear and layer.weight.device.type != "meta" for layer in layers):
-        return SideBySide(layers)  # Adapters and quantised or offloaded layers do more than multiply by `weight`.
+        return SideBySide(layers)  # adapters and quantised or offloaded layers do more than multiply by `weight`
     linears = cast(tuple[nn.Linear, ...], layers)
     first, weight = linears[0], torch.cat([linear.weight.detach() for linear in linears])
     with torch.device("meta"):  # allocate nothing: the weights are replaced below
@@ -129,5 +130,7 @@ def fused(*layers: nn.Module) -> nn.Module:
 
 
 class SideBySide(nn.ModuleList):
+    """Layers whose outputs are concatenated."""
+
     def forward(self, states: Tensor) -> Tensor:
         return torch.cat([layer(states) for layer in self], dim=-1)

@@ -159,7 +159,9 @@ def translate(
     early_stopping: Annotated[
         str | None, typer.Option(help="never, true, false or a number of tokens; default: the model's.")
     ] = None,
-    n_best: Annotated[int, typer.Option(help="Translations per line, as line number, score, text (tabs).")] = 1,
+    n_best: Annotated[
+        int, typer.Option(help="Print the N best translations per line: line number, score, text (tab-separated).")
+    ] = 1,
     scores: Annotated[
         bool, typer.Option("--scores", help="Print the score and a tab before each translation.")
     ] = False,
@@ -183,7 +185,7 @@ def translate(
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
     precision: Annotated[
         Literal["fp16", "int8", "int8-weights"] | None,
-        typer.Option(help="Of the ONNX file: int8 for model_int8.onnx; default: model.onnx."),
+        typer.Option(help="Precision of the ONNX file; int8 reads model_int8.onnx. Default: model.onnx."),
     ] = None,
     download: Download = False,
 ) -> None:
@@ -192,7 +194,7 @@ def translate(
     chunks = arriving_lines(chunk_lines) if input == "-" else in_chunks(read_lines(existing_file(input)), chunk_lines)
     rule = None if early_stopping is None else stopping_rule(early_stopping)
     if progress is None:
-        progress = has_room_for_progress(input, output)
+        progress = shows_progress_by_default(input, output)
     with open_output(output) as out:
         translator = load_translator(model, device, dtype, download, backend, threads, precision)
         done = 0
@@ -220,13 +222,13 @@ def stopping_rule(text: str) -> bool | int | str:
     return {"true": True, "false": False}.get(text, int(text) if text.isdecimal() else text)
 
 
-def has_room_for_progress(input: str, output: str) -> bool:
-    """Return whether stderr is a terminal on which no line is typed or printed meanwhile."""
+def shows_progress_by_default(input: str, output: str) -> bool:
+    """Return whether stderr is a terminal that neither input nor output shares."""
     return input != "-" and sys.stderr.isatty() and not (output == "-" and sys.stdout.isatty())
 
 
 def output_lines(translation: Any, number: int | None) -> Iterator[bytes]:
-    """Return the output for one input line: a text, or hypotheses with their scores and, if given, the line number."""
+    """Yield the output for one input line: a text, or hypotheses with their scores and, if given, the line number."""
     if isinstance(translation, str):
         yield f"{without_line_breaks(translation)}\n".encode()
         return
@@ -257,7 +259,7 @@ def score(
     if len(sources) != len(targets):
         raise InputError(f"{source} has {len(sources)} lines, {target} has {len(targets)}; they must be parallel")
     if progress is None:
-        progress = has_room_for_progress(target, output)
+        progress = shows_progress_by_default(target, output)
     with open_output(output) as out:
         translator = load_translator(model, device, dtype, download)
         from vaswani_transformer.attention_maps import token_labels
@@ -277,10 +279,22 @@ def score(
 add_program(app, "average", "Average the weights of checkpoints (section 6.1).", "average")
 add_program(app, "plan", "Estimate FLOPs, memory and time of a recipe.", "plan")
 add_program(app, "paper", "Reproduce the paper's tables, figures and claims.", "paper.__main__")
-add_program(app, "convert", "Convert from another toolkit; with --to, to one.", "__main__", package="conversion")
-add_program(export_app, "onnx", "Write one ONNX file, with its search.", "onnx.__main__", package="conversion")
+add_program(
+    app,
+    "convert",
+    "Convert a checkpoint from another toolkit; with --to, to another toolkit.",
+    "__main__",
+    package="conversion",
+)
+add_program(
+    export_app,
+    "onnx",
+    "Export a model, including beam search, to one ONNX file.",
+    "onnx.__main__",
+    package="conversion",
+)
 add_program(app, "push", "Upload a model with its card to the Hub.", "__main__", package="hub", subcommand="push")
-add_program(app, "space", "Write a Space for a model of the Hub.", "__main__", package="hub", subcommand="space")
+add_program(app, "space", "Write a Space for a model on the Hub.", "__main__", package="hub", subcommand="space")
 
 
 @plot_app.command("attention", help="Draw attention weights of a sentence and its translation as heat maps.")
@@ -290,8 +304,8 @@ def plot_attention(
     output: Picture,
     target: Annotated[str | None, typer.Option(help="Its translation; default: the model's.")] = None,
     kind: Annotated[Literal["cross", "encoder", "decoder"], typer.Option(help="The attention to draw.")] = "cross",
-    layer: Annotated[int | None, typer.Option(help="Counted from 1; 0 for all; default: the last.")] = None,
-    head: Annotated[int | None, typer.Option(help="Counted from 1; 0 for their mean; default: all.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer, from 1; 0: all layers; default: the last.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head, from 1; 0: mean of all heads; default: all heads.")] = None,
     download: Download = False,
 ) -> None:
     from vaswani_transformer.attention_maps import attention_maps
@@ -324,7 +338,7 @@ def plot_curve(
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 
 
-@app.command(help="Show machine and installation; check that a model folder loads.")
+@app.command(help="Describe machine and installation; check that a model folder loads.")
 def doctor(model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None) -> None:
     from vaswani_transformer.doctor import environment_lines, model_lines
 

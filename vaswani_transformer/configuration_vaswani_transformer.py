@@ -1,7 +1,7 @@
 """Configuration of the Transformer of "Attention Is All You Need" (arXiv 1706.03762v7).
 
-The defaults are the paper's base model. Field names follow MarianConfig. The comment on a switch that the paper does
-not have names the toolkit that needs it.
+The defaults are the paper's base model. Field names follow MarianConfig. The comment on an option that is not in the
+paper names the toolkit that needs it.
 """
 
 import copy
@@ -38,8 +38,8 @@ CUSTOM_PIPELINES = {
     }
 }
 
-# Table 3, "variations on the Transformer architecture": the differences of each row from the base model. The rows on
-# label smoothing (D-ls...) change only the training: `label_smoothing` in a recipe.
+# Table 3, "variations on the Transformer architecture": the differences of each row from the base model. The rows for
+# label smoothing (D-ls...) change only training: `label_smoothing` in a recipe.
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
     "A-h1": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
@@ -76,7 +76,7 @@ PRESETS["big-en-fr"] = PRESETS["big"] | {"vocab_size": 32000, "dropout": 0.1}
 PRESETS["parsing-wsj"] = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1024, "vocab_size": 16000}
 PRESETS["parsing-semi-supervised"] = PRESETS["parsing-wsj"] | {"vocab_size": 32000}
 
-# Far above every published model: a larger value is a typing error, reported before memory is allocated.
+# Upper bounds that catch typing errors before memory is allocated.
 _LARGEST = (
     dict.fromkeys(("vocab_size", "decoder_vocab_size", "max_position_embeddings"), 10_000_000)
     | dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 1_000_000)
@@ -188,7 +188,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         saved = copy.copy(self)
         saved.auto_map, saved.custom_pipelines = dict(AUTO_MAP), CUSTOM_PIPELINES
         # transformers then copies this file and its relative imports.
-        saved._auto_class = "AutoConfig"  # pyright: ignore[reportAttributeAccessIssue]  # of this object alone
+        saved._auto_class = "AutoConfig"  # pyright: ignore[reportAttributeAccessIssue]  # only on the copy
         super(VaswaniTransformerConfig, saved).save_pretrained(save_directory, push_to_hub, **kwargs)
 
     def _require(self, holds: bool, field: str, rule: str):

@@ -26,7 +26,7 @@ EXPORT_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 README = """# Files written by `vaswani-transformer demo`
 
 * `model/`: the trained model, an ordinary transformers model folder, and its training run
-* `corpus/`: the embedded corpus as text
+* `corpus/`: the bundled corpus as text
 * `eight.en`, `eight.de`: eight sentences of the test set, and their translations
 * `attention.png`, `positions.png`: pictures of attention weights and of the positional encoding
 * `onnx/`: the model and its search as one ONNX file; `timed.en`: the sentences used to time it
@@ -44,20 +44,23 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def demo(
     folder: Annotated[Path | None, typer.Argument(help="Output folder; default: demo, or demo-quick.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="All steps in a minute, with far too little training.")
+        bool, typer.Option("--quick", help="Run all steps in a minute, with too little training.")
     ] = False,
 ) -> None:
-    """Train a small English-German model on the embedded corpus, evaluate it, translate, draw and export it.
+    """Train a small English-German model on the bundled corpus, evaluate it, translate, draw and export it.
 
     About three minutes of training on two CPU cores. Run the same command again to resume after Ctrl-C.
     """
-    # A wider page unless a terminal sets its width. The quick demo has another schedule, and therefore another folder.
     console = Console(width=None if sys.stdout.isatty() else 120)
+    # The quick demo trains with another schedule, so it needs its own folder.
     folder = folder or Path("demo-quick" if quick else "demo")
     prepare_folder(folder)
     model = folder / "model"
 
-    console.print("[bold]1. The corpus:[/] 20,000 sentences from a grammar; the test sentences are not in training.")
+    console.print(
+        "[bold]1. The corpus:[/] 20,000 sentences generated from a grammar; "
+        "the test sentences are not in the training set."
+    )
     test = write_corpus(folder)
 
     console.print("\n[bold]2. Tokenizer and model,[/] trained with the recipe `demo`: 2 + 2 layers, d_model 128.")
@@ -82,7 +85,7 @@ def demo(
 
 
 def write_corpus(folder: Path) -> list[tuple[str, str, str]]:
-    """Write the embedded corpus as text; return the test set as (kind, English, German)."""
+    """Write the bundled corpus as text; return the test set as (kind, English, German)."""
     corpus = folder / "corpus"
     program("demo_corpus.__main__").write_parallel_text(corpus)
     return list(zip(*(read_lines(corpus / f"test.{column}") for column in ("kinds", "en", "de")), strict=True))
@@ -131,8 +134,8 @@ def show_next_commands(console: Console, folder: Path, exported: bool) -> None:
 def prepare_folder(folder: Path) -> None:
     """Create the folder or reuse that of an earlier demo. Raises InputError if it holds other files."""
     readme = folder / "README.md"
-    ours = readme.is_file() and readme.read_bytes().startswith(TITLES)
-    if folder.is_dir() and any(folder.iterdir()) and not ours:
+    is_demo = readme.is_file() and readme.read_bytes().startswith(TITLES)
+    if folder.is_dir() and any(folder.iterdir()) and not is_demo:
         raise InputError(f"{folder} is not empty and was not created by `demo`; choose a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     readme.write_text(README, encoding="utf-8")
@@ -140,7 +143,7 @@ def prepare_folder(folder: Path) -> None:
 
 def command_line(*words: str | Path) -> str:
     """Return a command line, with words quoted for a shell where needed."""
-    script = Path(sys.executable).with_name("vaswani-transformer")  # in a .venv that need not be active
+    script = Path(sys.executable).with_name("vaswani-transformer")  # the virtual environment may not be active
     found = shutil.which(script.name) is not None or not script.exists()
     return shlex.join([script.name if found else os.path.relpath(script), *map(str, words)])
 

@@ -94,7 +94,7 @@ def remove_debug(arguments: list[str]) -> bool:
 
 def prepare_streams() -> None:
     """Make stderr and stdout usable if stderr is closed, or a terminal cannot show a character."""
-    if sys.stderr is None:  # closed (2>&-): else the next file opened gets descriptor 2, and the errors
+    if sys.stderr is None:  # closed (2>&-): otherwise the next opened file gets descriptor 2 and the errors
         discard_output(2)
         sys.stderr = open(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
@@ -120,7 +120,7 @@ def is_first_error(error: BaseException) -> bool:
 
 
 def exit_on_signals() -> list[int]:
-    """Make SIGTERM and SIGHUP raise SystemExit (SIGINT raises KeyboardInterrupt): temporary files are then removed.
+    """Make SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt: temporary files are then removed.
 
     Returns the signals whose handler was set. A signal that the parent ignores (nohup) stays ignored.
     """

@@ -82,7 +82,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
 def open_stdin() -> io.BufferedReader:
     """Open stdin for reading bytes. Raises InputError."""
     try:
-        os.set_blocking(0, True)  # the parent's may be non-blocking, in which Python mistakes a pause for the end
+        os.set_blocking(0, True)  # an inherited stdin may be non-blocking; Python then takes a pause for end of file
         return io.BufferedReader(io.FileIO(0, closefd=False), 1 << 16)
     except OSError as error:
         raise InputError(f"stdin cannot be read ({error.strerror}); give a file") from None
@@ -91,7 +91,7 @@ def open_stdin() -> io.BufferedReader:
 def arriving_lines(most: int) -> Iterator[list[str]]:
     """Yield the lines of stdin in lists of at most `most`: long lists from a file, single lines from a terminal.
 
-    A list ends when nothing arrives for 20 ms, so that a user need not wait for the translation of a line.
+    A list ends when nothing arrives for 20 ms, so that a typed line is translated at once.
     """
     lines: list[str] = []
     numbers, rest = count(1), b""
@@ -122,7 +122,7 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
         if sys.stdout is None:
             raise InputError("stdout is closed; give --output FILE")
         stream = sys.stdout.buffer
-        if isinstance(stream, io.RawIOBase):  # PYTHONUNBUFFERED: its write() may write only a part
+        if isinstance(stream, io.RawIOBase):  # with PYTHONUNBUFFERED; its write() may write only a part
             os.set_blocking(stream.fileno(), True)
             with open(stream.fileno(), "wb", closefd=False) as stream:
                 yield stream

@@ -82,7 +82,7 @@ def load_model(
         model = VaswaniTransformerForConditionalGeneration.from_pretrained(
             folder, config=config, dtype=dtype, local_files_only=True, use_safetensors=True
         )
-    except (ValueError, KeyError) as error:  # such as a dtype that is no floating point
+    except (ValueError, KeyError) as error:  # e.g. a dtype that is not floating-point
         raise BrokenFileError(f"{folder / 'config.json'}: {one_line(str(error))}") from error
     finally:
         if bars_wanted:
@@ -119,7 +119,7 @@ def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
     try:
         with torch.device("meta"):
             model = VaswaniTransformerForConditionalGeneration(config)
-    except (ValueError, KeyError) as error:  # names of functions in config.json, such as the attention's
+    except (ValueError, KeyError) as error:  # unknown names in config.json, e.g. of an attention implementation
         raise BrokenFileError(f"{folder / 'config.json'}: {one_line(str(error))}") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = model.all_tied_weights_keys  # one copy of a tied matrix is enough
@@ -127,7 +127,7 @@ def check_weights(folder: Path, config: VaswaniTransformerConfig) -> None:
     if missing := [name for name in expected if tied.get(name, name) not in present]:
         raise BrokenFileError(f"{where} lacks {enumerated(missing)}, which config.json requires")
     if unknown := [name for name in found if name not in expected]:
-        raise BrokenFileError(f"{where} has {enumerated(unknown)}, which config.json does not mention")
+        raise BrokenFileError(f"{where} has {enumerated(unknown)}, which the architecture in config.json does not have")
     for name, shape in found.items():
         if shape != expected[name]:
             raise BrokenFileError(f"{where} has {name} {shape} where config.json gives {expected[name]}")
@@ -196,14 +196,14 @@ def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> N
 
 
 def refuse_unsupported_settings(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
-    """Raise InputError naming a setting that generate() follows and the search of Translator and ONNX does not."""
+    """Raise InputError naming a setting that generate() supports and the search of Translator and ONNX does not."""
     settings, config, path = model.generation_config, model.config, folder / "generation_config.json"
     for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
         value, known = getattr(settings, field), getattr(config, field)
         if value is not None and value not in (known, [known]):
             raise InputError(
-                f"{path}: {field} is {value}, but {known} in config.json: generate() uses the first, the search of "
-                "Translator and ONNX the second; make them equal"
+                f"{path}: {field} is {value}, but {known} in config.json: generate() reads the first value, Translator "
+                "and ONNX the second; set both to the same value"
             )
     for field, neutral in UNSUPPORTED_SETTINGS.items():
         value = getattr(settings, field, None)
@@ -219,7 +219,7 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder. With a config, check that its ids fit the model's vocabulary.
 
-    target: the folder is that of the decoder's tokenizer, so compare with decoder_vocab_size
+    target: whether the folder holds the decoder's tokenizer, whose ids are compared with decoder_vocab_size
     Raises BrokenFileError naming tokenizer.json or tokenizer_config.json.
     """
     folder = Path(folder)
@@ -231,7 +231,7 @@ def load_tokenizer(
     size_field = "decoder_vocab_size" if target else "vocab_size"
     read_tokenizer(folder, getattr(config, size_field, None), size_field)
     try:
-        # Not AutoTokenizer, which may run code that the folder names; a plain tokenizer.json needs none.
+        # Not AutoTokenizer, which may run code from the folder; a plain tokenizer.json needs none.
         loaded = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers does not document which
         raise BrokenFileError(f"{settings_path}: {type(error).__name__}: {one_line(str(error))}") from error
@@ -258,7 +258,7 @@ def as_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 
 
 def as_device(device: str | torch.device | None) -> torch.device:
-    """Return a torch device; for None CUDA, Apple's GPU or the CPU, in order. Raises InputError or UnavailableError."""
+    """Return a torch device; for None, CUDA, Apple's GPU or the CPU. Raises InputError or UnavailableError."""
     if device is None:
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -273,7 +273,7 @@ def as_device(device: str | torch.device | None) -> torch.device:
 
 
 def enumerated(names: Iterable[str], shown: int = 4) -> str:
-    """Format the first names of a list, and how many more there are."""
+    """Join the first names of a list, and say how many more there are."""
     names = list(names)
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + rest

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
 
 MODEL_TYPE = "vaswani_transformer"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# What a Translator reads, as patterns.
+# Glob patterns of the files that Translator reads.
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, "*tokenizer*.json")
 # The code in every saved and published model, so that it loads without this package: transformers copies the files that
 # relative imports in configuration_vaswani_transformer.py name.
@@ -42,7 +42,7 @@ GENERATION_LIMITS = (
 def local_folder(folder_or_repo: str | Path, revision: str | None = None, files: Sequence[str] = MODEL_FILES) -> Path:
     """Return a model folder: the given one, or the local copy of the Hub repository `owner/name`, downloaded if needed.
 
-    files: patterns of the files to download
+    files: glob patterns of the files to download
     Raises InputError if neither exists, UnavailableError if the Hub cannot be reached.
     """
     folder = Path(folder_or_repo)
@@ -91,16 +91,16 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
 def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
     """Compare the files with manifest.json, and return whether there is one.
 
-    It reads the weights once more, at about 1.5 GB/s: 0.2 s for the 260 MB of the base model.
-    optimizer: check the optimizer's state, too, which only training reads
-    Raises BrokenFileError that names the first file that is missing, truncated or altered.
+    This reads the weights a second time, at about 1.5 GB/s: 0.2 s for the 260 MB of the base model.
+    optimizer: also check the optimizer's state, which only training reads
+    Raises BrokenFileError naming the first file that is missing, truncated or altered.
     """
     if not (folder / MANIFEST).exists():
         return False
     manifest = read_json_object(folder / MANIFEST)
     try:
         if "files" not in manifest:
-            return False  # another program's
+            return False  # another program's file
         entries = [(str(entry["name"]), entry["size"], entry["sha256"]) for entry in manifest["files"]]
     except (TypeError, KeyError) as error:
         raise BrokenFileError(f"{folder / MANIFEST} is not a manifest") from error
@@ -109,9 +109,9 @@ def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
         if name == OPTIMIZER and not optimizer:
             continue
         if not path.is_file():
-            raise BrokenFileError(f"{path} is missing, but {MANIFEST} names it")
+            raise BrokenFileError(f"{path} is missing, but {MANIFEST} lists it")
         if path.stat().st_size != size:
-            raise BrokenFileError(f"{path} has {path.stat().st_size} bytes, must have {size} ({MANIFEST})")
+            raise BrokenFileError(f"{path} has {path.stat().st_size} bytes; {MANIFEST} lists {size}; copy it again")
         if file_sha256(path) != sha256:
             raise BrokenFileError(
                 f"{path} has been altered (its sha256 differs from {MANIFEST}); copy it again, or remove {MANIFEST} "

@@ -3,10 +3,11 @@
 Positional encoding (3.5), attention (3.2), feed-forward network (3.3), layers and stacks with their embeddings (3.1,
 3.4), label smoothing (5.4), and the beam search of Section 6.1 as `generate()`. Differences from the paper:
 
-* Configuration switches that the paper does not have are off by default; each names the toolkit that needs it.
+* Options that are not in the paper are off by default; the comment on each names the toolkit that needs it.
 * Sinusoids are computed on the fly in float32: there is no table and no maximum length.
 * Decoding caches the keys and values of earlier steps, as every implementation since tensor2tensor does.
-* `<pad>` and the start token are never generated. The start token is `<s>`; tensor2tensor starts with a zero vector.
+* `suppress_tokens` in the generation config forbids `<pad>` and the start token.
+* The start token is `<s>`; tensor2tensor starts with a zero vector.
 
 This file is published with every model and imports only torch and transformers.
 """
@@ -320,7 +321,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """Save the model. Checksums in the folder, of the weights that are replaced, are removed."""
+        """Save the model, and remove checksums in the folder, which are those of the replaced weights."""
         manifest = Path(save_directory, "manifest.json")
         if manifest.is_file() and b'"sha256"' in manifest.read_bytes():
             manifest.unlink()
@@ -513,8 +514,8 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
-                "the decoder has no input: give `decoder_input_ids`, beginning with `decoder_start_token_id`; "
-                "a model with a search also takes `labels`, or translates by generate()"
+                "the decoder has no input: give `decoder_input_ids`, beginning with `decoder_start_token_id`; or "
+                "pass `labels` to VaswaniTransformerForConditionalGeneration, or call generate() to translate"
             )
         if decoder_input_ids is not None and can_read_values(decoder_input_ids):
             check_token_ids("decoder_input_ids", decoder_input_ids, target_vocab_size(self.config))
@@ -556,7 +557,7 @@ def target_vocab_size(config: VaswaniTransformerConfig) -> int:
 
 
 def can_read_values(tensor: Tensor) -> bool:
-    """Return whether Python may branch on the values: not while tracing, nor on a GPU, where it would wait."""
+    """Return whether reading values is cheap: not while tracing, and not on a GPU, which would synchronise."""
     return tensor.is_cpu and not is_tracing(tensor)
 
 
@@ -678,11 +679,12 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
 
     * The score of a hypothesis is log P(Y | X) / ((5 + |Y|) / 6)^alpha, where alpha is `length_penalty`.
       transformers divides by |Y|^alpha.
-    * Each of the 2 x beam best continuations of a step that is </s> finishes. transformers considers the best `beam`.
+    * A continuation by </s> finishes a hypothesis if it is among the 2 x beam best of the step; in transformers, only
+      among the `beam` best.
     * Each sentence has its own limit, |source| + `max_source_length_offset` (50) tokens, unless `max_length` or
-      `max_new_tokens` is given. Live hypotheses at the limit count only if none has finished.
-    * A sentence is done when no live hypothesis can still beat the worst that is returned. transformers waits until the
-      worst of `beam` finished ones is safe.
+      `max_new_tokens` is given. Live hypotheses at the limit are returned only if none has finished.
+    * A sentence is done when no live hypothesis can still enter the n-best list; in transformers, when none can enter
+      the `beam` best.
 
     The overridden private methods take keyword arguments, which tests/test_transformers_hooks.py checks. The type
     checker compares them with transformers' positional signatures.
@@ -710,7 +712,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
 
         A translation has at most as many tokens as its source plus `max_source_length_offset`, unless the call gives
         `max_length` or `max_new_tokens`. If these are too short, beam search prefers translations that end before the
-        limit, even empty ones, and greedy search returns a beginning.
+        limit, even empty ones, and greedy search returns a truncated translation.
         early_stopping: may also be a number k: as "never", but assuming that no live hypothesis grows by more than k
             tokens. Saved as `stopping_lookahead` in generation_config.json, since transformers refuses numbers there.
         Raises `ValueError` for invalid settings, naming the row for invalid sources.
@@ -734,7 +736,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         offset = setting("max_source_length_offset")
         kwargs.pop("max_source_length_offset", None)
         limits = None
-        # Only the call may replace the limit: Seq2SeqTrainer sets max_length 20 in the model's generation config.
+        # Only the call can replace the limit: Seq2SeqTrainer sets max_length 20 in the model's generation config.
         if offset is not None and requested("max_length") is None and requested("max_new_tokens") is None:
             prompt_length = self._prompt_length(kwargs.get("decoder_input_ids"))
             limits = mask.sum(dim=1) + offset
@@ -757,7 +759,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             _running_search.reset(running)
 
     def _pop_lookahead(self, kwargs: dict, default: int | None) -> int | None:
-        """Return a number given as `early_stopping`, which becomes "never"; the default if the call gives neither."""
+        """Return the lookahead of this call; a number given as `early_stopping` is replaced by "never" in `kwargs`."""
         kwargs.pop("stopping_lookahead", None)
         given = kwargs.get("early_stopping")
         if given is None:
@@ -848,7 +850,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         early_stopping: bool | str,
         **state,
     ) -> Tensor:
-        """Return (batch, 1): whether a live hypothesis may still become one of those that are returned.
+        """Return (batch, 1): whether a live hypothesis can still enter the n-best list.
 
         Log-probabilities only fall, so a hypothesis scores best at the largest length penalty that it can reach. With
         "never" (the default) and alpha > 0, that is the penalty at its limit, or `lookahead` tokens from now; otherwise

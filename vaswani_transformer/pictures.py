@@ -39,7 +39,7 @@ def attention_figure(
     layers, heads = weights.shape[:2]
     layer = layers if layer is None else layer
     check_choice("layer", layer, layers, "all layers")
-    check_choice("head", head, heads, "their mean")
+    check_choice("head", head, heads, "mean of all heads")
     if head == 0:
         columns = {"mean of the heads": weights.mean(dim=1)}  # title: (layers, query, key)
     else:

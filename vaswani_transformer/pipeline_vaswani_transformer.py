@@ -54,7 +54,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """target_tokenizer: tokenizer of the decoder, if the languages have separate vocabularies
 
         By default it is loaded from the model's folder or repository. transformers does not always report the requested
-        revision; the main branch is used then.
+        revision; in that case, the main branch is used.
         """
         super().__init__(*args, **kwargs)
         config = self.model.config
@@ -213,7 +213,9 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """Return text, score (0 if unknown) and tokens of each translation of a part, best first."""
         lengths = self._lengths(part["sequences"][0]).tolist()
         hypotheses = []
-        for rank in [rank for rank, length in enumerate(lengths) if length] or [0]:  # the others never finished
+        for rank in [rank for rank, length in enumerate(lengths) if length] or [
+            0
+        ]:  # skip hypotheses that never finished
             tokens = part["sequences"][0, rank, : lengths[rank]].tolist()
             text = str(self.target_tokenizer.decode(tokens, **decoding))
             score = float(part["scores"][0, rank]) if "scores" in part else 0.0

@@ -18,7 +18,7 @@ SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
 CHARACTERS_PER_TOKEN = (6, 32)
 
 # A possible end of a sentence: a line break, or punctuation with the quotes and brackets that close after it and white
-# space. Chinese and Japanese put no space there. The lookbehinds keep long runs of one character linear.
+# space. Chinese and Japanese have no space there. The lookbehinds keep long runs of one character linear.
 BOUNDARY = re.compile(
     r"""(?<!\s)(?P<lines>\s*[\r\n\u2028\u2029]\s*)
     |(?<![.!?…])(?P<mark>[.!?…]+)(?P<closing>[\"'”’»)\]“‘«]*)(?P<space>\s+)
@@ -151,7 +151,7 @@ def cut_to_limit(text: str, start: int, stop: int, limit: int, encode: Encode) -
             yield ids, start, stop
             return
         if text[start].isspace():  # skip white space longer than a part, which would have no word
-            start = SPACE.match(text, start).end()  # pyright: ignore[reportOptionalMemberAccess]  # it does
+            start = SPACE.match(text, start).end()  # pyright: ignore[reportOptionalMemberAccess]
             continue
         # Where the first token beyond the limit begins; </s>, the last token, takes no characters.
         reach = max(1, starts[limit - 1]) if len(ids) > limit else seen

@@ -20,7 +20,7 @@ from vaswani_transformer.lines import check_unicode
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 
-# Longer texts are split for training: each merge would have to scan a word of a million letters.
+# Longer texts are split for training; otherwise each merge would scan words of up to a million letters.
 LONGEST_TRAINING_TEXT = 10_000
 
 
@@ -62,8 +62,8 @@ def train_tokenizer(
     learned = tokenizer.get_vocab_size()
     if learned < vocab_size:
         raise InputError(
-            f"vocab_size {vocab_size} is larger than the texts give merges for (pairs that occur at least "
-            f"{min_frequency} times); give more text or at most {learned}"
+            f"vocab_size {vocab_size} is larger than the texts support (merges need pairs that occur at least "
+            f"{min_frequency} times); give more text or a size of at most {learned}"
         )
     end_of_sentence = SPECIAL_TOKENS["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(

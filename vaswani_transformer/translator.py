@@ -114,10 +114,13 @@ class Translator(TextTranslator):
     ) -> Translator | OnnxTranslator:
         """Load a Translator from a model folder, or from the repository `owner/name` of the Hub.
 
-        device: None for a GPU if there is one.  dtype: None for the saved one.
+        device: None for a GPU if there is one.
+        dtype: None for the saved one.
+        revision: branch, tag or commit of the repository.
         backend: "torch", or "onnx" for a folder or repository with model.onnx or onnx/model.onnx, which needs neither
-            torch nor transformers.  threads: for the ONNX backend on the CPU; None for as many as there are cores.
-            precision: of the ONNX backend, "fp16", "int8" or "int8-weights" for model_int8.onnx and so on.
+            torch nor transformers.
+        threads: of the ONNX backend, for each operator on the CPU; None for as many as there are cores.
+        precision: of the ONNX backend, "int8" for model_int8.onnx, and so on; None for model.onnx.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         if backend not in BACKENDS:
