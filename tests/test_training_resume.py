@@ -139,6 +139,18 @@ def test_changes_of_recipe_text_tokenizer_and_processes_are_refused(start, text,
     start(ranks=2, allow_changed=True, max_steps=6).ends(0, "resuming a changed run: processes was 1, is 2")
 
 
+def test_a_run_begun_before_a_key_existed_resumes(start, tmp_path, uninterrupted):
+    start(fault=("term", 4 * 4 + 2)).ends(143)
+    record = tmp_path / "run/run.json"
+    run = json.loads(record.read_text())
+    del run["identity"]["label_smoothing_spread"]
+    run["identity"]["removed_since"] = 1
+    record.write_text(json.dumps(run))
+    start(label_smoothing_spread="all").ends(2, "label_smoothing_spread was others, is all")
+    start().ends(0, "resuming from step-4")
+    assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
+
+
 @pytest.mark.slow
 def test_a_compiled_run_resumes_to_the_same_bits(start, tmp_path, uninterrupted):
     whole = uninterrupted(1, COMPILED)[0]

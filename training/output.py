@@ -63,11 +63,14 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
         before = {} if recipe.overwrite else read_json_object(record, "identity").get("identity")
         if before is None:  # other programs write a run.json, too: their folders are not overwritten
             raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
-        if recipe.overwrite or (before != recipe.identity() and not begun):
+        now = recipe.identity()
+        # The run may be older than a key, or have one that has been removed since.
+        before = {key: before.get(key, Recipe.model_fields[key].get_default()) for key in now}
+        if recipe.overwrite or (before != now and not begun):
             _check_before_removal(recipe, output)
             remove_run(output)
         else:
-            refuse_changes(before, recipe.identity(), recipe, reporter)
+            refuse_changes(before, now, recipe, reporter)
     elif others:
         raise InputError(
             f"output_dir {output} is not empty ({', '.join(others[:3])}) and holds no training run; choose another"

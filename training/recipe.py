@@ -58,7 +58,12 @@ MAY_CHANGE = {
 
 
 class Recipe(BaseModel):
-    """The defaults are section 5 of the paper for the base model. An option `--key value` overrides the file."""
+    """The defaults are section 5 of the paper for the base model. An option `--key value` overrides the file.
+
+    To add a key: a `Field` under the right `# ---` comment (documentation and --help follow); list it in MAY_CHANGE if a
+    resumed run may change it. Its default must keep the old behaviour: a run that was begun without the key resumes
+    with it.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
