@@ -41,12 +41,30 @@ def test_a_nan_loss_is_never_the_best():
         assert (progress.best_loss, progress.validations_since_best) == (best, since)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_takes_precedence_over_a_limit(number):
-    before = signal.getsignal(number)
+@pytest.fixture
+def set_handler():
+    """signal.signal, undone at the end."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    yield signal.signal
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_takes_precedence_over_a_limit(set_handler, number):
+    set_handler(number, signal.SIG_DFL)
     signals = Signals()
     with signals.caught():
         signal.raise_signal(number)
-    assert signals.received == number and signals.received.is_signal
-    assert max(StopReason.LIMIT, signals.received) == number and not StopReason.LIMIT.is_signal
-    assert signal.getsignal(number) == before
+    assert signals.received.is_signal and signals.received.exit_code == 128 + number
+    assert max(StopReason.LIMIT, signals.received) == signals.received and not StopReason.LIMIT.is_signal
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_an_ignored_signal_stays_ignored(set_handler):
+    """As by nohup."""
+    set_handler(signal.SIGHUP, signal.SIG_IGN)
+    signals = Signals()
+    with signals.caught():
+        signal.raise_signal(signal.SIGHUP)
+    assert not signals.received

@@ -34,7 +34,7 @@ def test_fifty_kills_end_with_the_same_bits(start, tmp_path, uninterrupted, seed
     kill_and_resume(start, tmp_path, *uninterrupted(1), kills=5, seed=100 + seed, processes=1)
 
 
-@pytest.mark.parametrize(("fault", "code"), [("term", 143), ("int", 130)])
+@pytest.mark.parametrize(("fault", "code"), [("term", 143), ("int", 130), ("hup", 129)])
 def test_a_signal_saves_and_the_same_command_resumes(start, tmp_path, uninterrupted, fault, code):
     said = start(fault=(fault, 4 * 7 + 2)).ends(code)  # In the middle of the accumulation of step 8.
     assert (tmp_path / "run/checkpoints/latest").read_text() == "step-7\n"

@@ -154,6 +154,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     # before the n-th backward pass
     "term": lambda n: _signal_at_backward(n, signal.SIGTERM),
     "int": lambda n: _signal_at_backward(n, signal.SIGINT),
+    "hup": lambda n: _signal_at_backward(n, signal.SIGHUP),
     "term twice": lambda n: _signal_at_backward(n, signal.SIGTERM, signal.SIGTERM),
     "nan": lambda n: _at_backward(n, lambda loss: loss * float("nan")),
     # no file may grow beyond n bytes

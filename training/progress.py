@@ -3,7 +3,7 @@
 import math
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -58,20 +58,26 @@ class Progress:
 
 
 class StopReason(IntEnum):
-    """Why a run stops. When processes disagree, the largest value counts."""
+    """Why a run stops, by priority: when processes disagree, the largest value counts."""
 
     NONE = 0
     LIMIT = 1
-    SIGINT = signal.SIGINT
-    SIGTERM = signal.SIGTERM
+    SIGHUP = 2  # a lost terminal
+    SIGINT = 3
+    SIGTERM = 4
 
     @property
     def is_signal(self) -> bool:
         return self > StopReason.LIMIT
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code that shells report for a signal."""
+        return 128 + signal.Signals[self.name]
+
 
 class Signals:
-    """Turn the first SIGTERM or SIGINT into a request to save and stop; a second one ends the process at once.
+    """Turn the first SIGTERM, SIGINT or SIGHUP into a request to save and stop; a second one ends the process at once.
 
     A single process drops the step that it is in; several processes finish theirs, so that they agree on the last step.
     """
@@ -79,23 +85,26 @@ class Signals:
     received = StopReason.NONE
 
     def caught(self) -> AbstractContextManager[None]:
-        return _handlers({signal.SIGTERM: self._handle, signal.SIGINT: self._handle})
+        return _handlers(self._handle)
 
     def _handle(self, number: int, frame: object) -> None:
+        reason = StopReason[signal.Signals(number).name]
         if self.received:
-            os._exit(128 + number)
-        self.received = StopReason(number)
+            os._exit(reason.exit_code)
+        self.received = reason
 
 
 def default_signal_handlers() -> AbstractContextManager[None]:
     """Let signals end the process: an exception from a Python handler is lost inside the tokenizers library."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    return _handlers({n: signal.SIG_DFL for n in numbers if signal.getsignal(n) is not signal.SIG_IGN})  # nohup
+    return _handlers(signal.SIG_DFL)
 
 
 @contextmanager
-def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+def _handlers(handler: Any) -> Iterator[None]:
+    """Set the handler of all signals that stop a run, except those that the parent ignores (nohup)."""
+    numbers = [signal.Signals[reason.name] for reason in StopReason if reason.is_signal]
+    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ class Reporter:
 
     def say(self, message: str) -> None:
         if self.is_main_process and self.bar is not None:
-            self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+            with suppress(OSError):  # a lost terminal
+                self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
         elif self.is_main_process:
             print_error(message)
 
@@ -105,5 +107,6 @@ class Reporter:
 
     def stop(self) -> None:
         if self.bar is not None:
-            self.bar.stop()
+            with suppress(OSError):  # a lost terminal
+                self.bar.stop()
             self.bar = None

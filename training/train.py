@@ -57,9 +57,9 @@ def train(recipe: Recipe) -> None:
         stack.callback(release_model, prepared)
         run = Run(prepared, output, signals, began)
         stack.callback(run.stepper.input.close)
-        run.train()
-    if signals.received:
-        raise SystemExit(128 + signals.received)  # as shells report a signal
+        reason = run.train()
+    if reason.is_signal:
+        raise SystemExit(reason.exit_code)
 
 
 def release_model(prepared: Prepared) -> None:
@@ -85,7 +85,8 @@ class Run:
         self.stepper = Stepper(prepared, self.progress, self.window, signals)
         self.began = began - self.progress.wall_seconds
 
-    def train(self) -> None:
+    def train(self) -> StopReason:
+        """Train until a limit, and write the model, or until a signal. Return which of them ended the run."""
         prepared, reporter = self.prepared, self.prepared.reporter
         introduce(prepared)
         if prepared.recipe.trackers:
@@ -97,12 +98,12 @@ class Run:
         self.window.start()
         reason = self._loop()
         if reason.is_signal:
-            self.signals.received = reason
             step = self.progress.step
             saved = f"saved step {step}" if step else "before the first step"
             reporter.say(f"{reason.name}: {saved}; run the same command again to resume")
         else:
             finish(prepared, self.output, self.progress)
+        return reason
 
     def _loop(self) -> StopReason:
         """Train until there is a reason to stop and the last checkpoint is on disk."""
