@@ -60,15 +60,18 @@ MAY_CHANGE = {
 class Recipe(BaseModel):
     """The defaults are section 5 of the paper for the base model. An option `--key value` overrides the file.
 
-    To add a key: a `Field` under the right `# ---` comment (documentation and --help follow); list it in MAY_CHANGE if a
-    resumed run may change it. Its default must keep the old behaviour: a run that was begun without the key resumes
-    with it.
+    To add a key: a `Field` under the right `# ---` comment (documentation and --help follow); list it in MAY_CHANGE if
+    a resumed run may change it. Its default must keep the old behaviour, because runs begun before resume with it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     # --- model (section 3) ---
-    preset: Text = Field("base", description="Preset of VaswaniTransformerConfig: base or big.")
+    preset: Text = Field(
+        "base",
+        description="Preset of VaswaniTransformerConfig: base, big, base-en-fr, big-en-fr, parsing-wsj, "
+        "parsing-semi-supervised, or a row of Table 3 such as C-N2.",
+    )
     model: dict[str, Any] = Field({}, description="Config fields that differ from the preset.")
     initial_weights: Text | None = Field(None, description="Model folder to start from (fine-tuning).")
 
@@ -159,13 +162,22 @@ class Recipe(BaseModel):
     trackers: Texts = Field([], description="Accelerate's trackers, such as tensorboard.")
 
     # --- machine ("auto" chooses for it) ---
-    processes: int | None = Field(None, ge=1, description="Number of processes; refuse to run with another.")
+    processes: int | None = Field(
+        None,
+        ge=1,
+        description="Number of processes. `vaswani-transformer train` starts this many (null: one per GPU); under "
+        "`accelerate launch` it must match.",
+    )
     mixed_precision: Precision | None = Field(
         None,
         description="Precision of products; null: what `accelerate launch` says; else bf16 on a GPU that has it.",
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field("auto", description="Attention kernel.")
-    matmul_precision: Literal["auto", "highest", "medium"] = Field("auto", description="float32 products on a CPU.")
+    matmul_precision: Literal["auto", "highest", "high", "medium"] = Field(
+        "auto",
+        description="torch.set_float32_matmul_precision; auto: high (TF32) on a GPU, medium (oneDNN) on a CPU if it is "
+        "as accurate as float32.",
+    )
     compile: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_yaml_text)] = Field(
         "auto", description="Compile the model with torch's inductor; auto: on a single GPU, from 20,000 steps on."
     )
