@@ -11,8 +11,9 @@ from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
 from training_runs import COMPILED, SMALL, STEPS, assert_same_losses, records_of, weights
 
 from training.batches import plan_batches
-from training.prepare import make_accelerator, total_steps
+from training.prepare import make_accelerator, read_text, total_steps
 from training.recipe import load_recipe
+from training.report import Reporter
 from training.scores import corpus_bleu
 from training.validation import validation_bleu
 from vaswani_transformer import Translator
@@ -136,13 +137,18 @@ def test_fine_tuning_starts_from_the_given_weights(start, tmp_path, uninterrupte
 
 
 @pytest.mark.parametrize("end", ["\n", " \r\n"])
-def test_validation_bleu_ignores_line_ends(tmp_path, end):
+def test_validation_bleu_ignores_line_ends_and_reads_the_text_once(tmp_path, end):
     for language, lines in (("en", ENGLISH), ("de", GERMAN)):
         for name in ("train", "val"):
             (tmp_path / f"{name}.{language}").write_bytes("".join(line + end for line in lines).encode())
     translator = Translator(trained_model(), trained_tokenizer())
     expected = corpus_bleu(translator.translate(ENGLISH), GERMAN, False)
-    assert validation_bleu(load_recipe(None, {"data": str(tmp_path)}), translator) == pytest.approx(expected)
+    keys = {"data": str(tmp_path), "bleu_every": "1000", "vocab_size": "300", "max_length": "100"}
+    text = read_text(load_recipe(None, keys), tmp_path, Reporter(False))
+    for path in tmp_path.glob("val.*"):
+        path.unlink()
+    assert text.validation_sentences is not None
+    assert validation_bleu(translator, text.validation_sentences, False) == pytest.approx(expected)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Find the text that a recipe names: files, a dataset, or the demo's embedded corpus."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -13,6 +13,7 @@ from . import demo_corpus
 from .recipe import EMBEDDED, FORMATS, Recipe
 from .text_files import CHUNK, Chunk, read_jsonl, read_tsv, read_two_files, tsv_columns
 
+Sentences = tuple[list[str], list[str]]  # sources and targets
 HELD_OUT_EVERY, HELD_OUT_MOST = 50, 2000  # pairs, if there is no validation text
 
 
@@ -210,6 +211,15 @@ def files_sha256(*paths: Path) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def sentences_of(texts: Iterable[ParallelText]) -> Sentences:
+    """Return the sources and the targets of parallel texts; "" for a line that could not be read."""
+    sources, targets = [], []
+    for chunk in (chunk for text in texts for chunk in text.chunks()):
+        sources += [(line or "").strip() for line in chunk.sources]
+        targets += [(line or "").strip() for line in chunk.targets]
+    return sources, targets
 
 
 def text_lines(texts: list[ParallelText]) -> Iterator[str]:

@@ -31,7 +31,14 @@ from .batches import Order, Plan, plan_batches
 from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
 from .loss import TrainingLoss
 from .model import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config, sizes_and_ids
-from .parallel_text import HELD_OUT_EVERY, HELD_OUT_MOST, parallel_texts, train_and_validation_texts
+from .parallel_text import (
+    HELD_OUT_EVERY,
+    HELD_OUT_MOST,
+    Sentences,
+    parallel_texts,
+    sentences_of,
+    train_and_validation_texts,
+)
 from .recipe import Recipe
 from .report import Reporter
 from .schedule import learning_rate
@@ -48,6 +55,7 @@ class TokenisedText(NamedTuple):
     target_tokenizer: Any  # None if the languages share one
     corpus: Corpus
     validation: Corpus | None
+    validation_sentences: Sentences | None  # sources and references, if BLEU is measured during training
 
     def sha256s(self) -> dict[str, Any]:
         """Return hashes of the training text and the tokenizers, by name."""
@@ -69,6 +77,7 @@ class Prepared:
     target_tokenizer: Any  # None if the languages share a tokenizer
     corpus: Corpus
     validation: Corpus | None
+    validation_sentences: Sentences | None
     plan: Plan
     order: Order
     total_steps: int
@@ -210,7 +219,8 @@ def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> TokenisedText
     for name, other in (("validation", validation), ("test", in_test)):
         if other is not None and (common := overlap(corpus, other)):
             reporter.say(f"warning: {common} of {len(other)} {name} pairs are also in the training text")
-    return TokenisedText(tokenizer, target_tokenizer, corpus, validation)
+    sentences = None if recipe.bleu_every is None else sentences_of(validation_texts)
+    return TokenisedText(tokenizer, target_tokenizer, corpus, validation, sentences)
 
 
 def distribute(

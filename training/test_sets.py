@@ -1,7 +1,6 @@
 """The test sets of a recipe, or of text files."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from vaswani_transformer.lines import read_lines
 from vaswani_transformer.model_folder import read_json_object
 
 from . import demo_corpus
-from .parallel_text import ParallelText, parallel_texts
+from .parallel_text import parallel_texts, sentences_of
 from .recipe import EMBEDDED, Recipe, load_recipe
 
 # Keys of a recipe that locate its text.
@@ -50,15 +49,6 @@ def recipe_test_set(model: Path, config: str | None, data: str | None, test: str
     if data is not None:
         flags |= {"data": data, "dataset": "null", "streaming": "false"}
     return test_set(recipe_of_run(model, config, flags))
-
-
-def sentences_of(texts: Iterable[ParallelText]) -> tuple[list[str], list[str]]:
-    """Return the sources and the targets of parallel texts; "" for a line that could not be read."""
-    sources, targets = [], []
-    for chunk in (chunk for text in texts for chunk in text.chunks()):
-        sources += [(line or "").strip() for line in chunk.sources]
-        targets += [(line or "").strip() for line in chunk.targets]
-    return sources, targets
 
 
 def files_test_set(source: Path, reference: Path, kinds: Path | None) -> TestSet:

@@ -13,10 +13,9 @@ from . import fsdp, tensors
 from .batches import plan_batches
 from .corpus import Corpus
 from .input_pipeline import on_device, own_micro_batches
-from .parallel_text import train_and_validation_texts
+from .parallel_text import Sentences
 from .prepare import Prepared, wait_for_all
 from .progress import Progress
-from .recipe import Recipe
 
 
 @torch.no_grad()
@@ -38,9 +37,9 @@ def validate(prepared: Prepared, progress: Progress, last: bool) -> None:
     if recipe.bleu_every is not None and (last or progress.step % recipe.bleu_every == 0):
         model = unsharded_model(prepared)
         if accelerator.is_main_process:
-            record["validation_bleu"] = validation_bleu(
-                recipe, Translator(model, prepared.tokenizer, prepared.target_tokenizer)
-            )
+            translator = Translator(model, prepared.tokenizer, prepared.target_tokenizer)
+            assert prepared.validation_sentences is not None
+            record["validation_bleu"] = validation_bleu(translator, prepared.validation_sentences, recipe.lowercase)
             news += f", BLEU {record['validation_bleu']:.1f}"
         wait_for_all(prepared.cpu_group)
     reporter.write(record)
@@ -76,10 +75,9 @@ def unsharded_model(prepared: Prepared) -> VaswaniTransformerForConditionalGener
     return model.to(prepared.accelerator.device).eval()
 
 
-def validation_bleu(recipe: Recipe, translator: Translator) -> float:
-    """Return sacreBLEU on the recipe's validation text, beam 4."""
+def validation_bleu(translator: Translator, sentences: Sentences, lowercase: bool) -> float:
+    """Return sacreBLEU on the validation text, with the model's search (beam 4)."""
     from .scores import corpus_bleu  # sacrebleu is needed here only
-    from .test_sets import sentences_of
 
-    sources, references = sentences_of(train_and_validation_texts(recipe)[1])
-    return corpus_bleu(translator.translate(sources, split_sentences=False), references, recipe.lowercase)
+    sources, references = sentences
+    return corpus_bleu(translator.translate(sources, split_sentences=False), references, lowercase)
