@@ -103,8 +103,7 @@ class Checkpointer:
             return Progress()
         progress = self._restore_state(folder)
         tensors.restore_model(prepared.model, folder)
-        stepped = progress.step > progress.skipped_steps
-        tensors.restore_optimizer(prepared.model, prepared.optimizer.optimizer, folder, stepped)
+        tensors.restore_optimizer(prepared.model, prepared.optimizer.optimizer, folder)
         self.mark_best(progress)  # the run may have been killed before it updated the pointer
         prepared.reporter.say(f"resuming from {folder.name}")
         return progress

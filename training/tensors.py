@@ -62,26 +62,24 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 def restore_model(model: torch.nn.Module, folder: Path) -> None:
     """Load a folder's weights into the model. Raises BrokenFileError unless names and shapes are the same."""
     parameters = dict(model.named_parameters())  # tied ones once, as in the file
-    tensors = _load_exactly(folder / WEIGHTS, {name: parameter.shape for name, parameter in parameters.items()})
+    tensors = load_tensors(folder / WEIGHTS)
+    _check_fit(folder / WEIGHTS, tensors, {name: parameter.shape for name, parameter in parameters.items()})
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(fsdp.sharded_like(tensors[name], parameter))
 
 
-def restore_optimizer(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, stepped: bool = True
-) -> None:
-    """Load a checkpoint's moments and step counts into the optimizer.
-
-    stepped: False if Adam had not taken a step (with fp16, the first gradients may all be infinite)
-    """
+def restore_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Load a checkpoint's moments and step counts into the optimizer."""
     path = folder / OPTIMIZER
-    if not stepped and not load_tensors(path):
+    tensors = load_tensors(path)
+    if not tensors:  # Adam had not taken a step: with fp16, the first gradients may all be infinite
         return
     parameters = dict(model.named_parameters())
     keys = ("step", "exp_avg", "exp_avg_sq")
-    tensors = _load_exactly(
+    _check_fit(
         path,
+        tensors,
         {f"{key}/{name}": torch.Size() if key == "step" else p.shape for key in keys for name, p in parameters.items()},
     )
     for name, parameter in parameters.items():
@@ -89,9 +87,8 @@ def restore_optimizer(
         optimizer.state[parameter] = {key: fsdp.sharded_like(tensors[f"{key}/{name}"], parameter) for key in keys}
 
 
-def _load_exactly(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
-    """Load a safetensors file. Raises BrokenFileError unless it has these tensors, and no others."""
-    tensors = load_tensors(path)
+def _check_fit(path: Path, tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> None:
+    """Raise BrokenFileError unless the tensors of a file have these names and shapes."""
     missing, extra = sorted(shapes.keys() - tensors), sorted(tensors.keys() - shapes)
     if missing or extra:
         parts = [f"{verb} {', '.join(names[:5])}" for verb, names in (("lacks", missing), ("has", extra)) if names]
@@ -99,4 +96,3 @@ def _load_exactly(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, tor
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise BrokenFileError(f"{path}: {name} has shape {tuple(tensors[name].shape)}, must be {tuple(shape)}")
-    return tensors
