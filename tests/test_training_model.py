@@ -220,11 +220,9 @@ def test_the_seed_determines_weights_and_order(folder):
     assert once != losses_of(folder, "other", seed=2, initial_weights=str(folder / "once"), **keys)
 
 
-def test_a_new_run_does_not_remove_its_training_text(folder):
-    corpus = folder / "run" / "corpus"
-    shutil.copytree(folder, corpus, ignore=shutil.ignore_patterns("run"))
-    before = sorted(corpus.iterdir())
+def test_a_new_run_does_not_remove_its_initial_weights(folder):
+    saved_model(folder / "run")
     (folder / "run" / "run.json").write_text("{}")
-    with pytest.raises(InputError, match=r"data .* is inside .*corpus, which a new run removes"):
-        train(recipe_of(folder, data=str(corpus), overwrite=True))
-    assert sorted(corpus.iterdir()) == before
+    with pytest.raises(InputError, match=r"initial_weights .* is inside .*run, which a new run removes"):
+        train(recipe_of(folder, initial_weights=str(folder / "run"), overwrite=True))
+    assert (folder / "run" / "model.safetensors").is_file()

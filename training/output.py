@@ -89,12 +89,10 @@ def remove_unfinished(folder: Path) -> None:
 
 def _check_before_removal(recipe: Recipe, output: Path) -> None:
     """Raise InputError for problems of the new run before the old run is removed."""
-    removed = [("initial_weights", output), ("tokenizer", output), *(("data", output / name) for name in FOLDERS)]
-    for key, folder in removed:
-        value = getattr(recipe, key)
-        if value is not None and Path(value).resolve().is_relative_to(folder.resolve()):
+    for key, value in (("initial_weights", recipe.initial_weights), ("tokenizer", recipe.tokenizer)):
+        if value is not None and Path(value).resolve().is_relative_to(output.resolve()):
             raise InputError(
-                f"{key} {value} is inside {folder}, which a new run removes; move it, or choose another output_dir"
+                f"{key} {value} is inside {output}, which a new run removes; move it, or choose another output_dir"
             )
     train_and_validation_texts(recipe)
     model_config(recipe, recipe.vocab_size if recipe.initial_weights is None else 0)
