@@ -24,7 +24,6 @@ def evaluate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     source: Annotated[Path | None, typer.Option(help="Source sentences, one a line.")] = None,
     reference: Annotated[Path | None, typer.Option(help="Their translations, one a line.")] = None,
-    kinds: Annotated[Path | None, typer.Option(help="The kind of each sentence, one a line.")] = None,
     config: Annotated[
         str | None, typer.Option(help="The recipe whose test set to use; default: that of the model's run.")
     ] = None,
@@ -51,9 +50,9 @@ def evaluate(
     from .test_sets import files_test_set, recipe_test_set
 
     if source is not None and reference is not None:
-        chosen = files_test_set(source, reference, kinds)
-    elif (source, reference, kinds) != (None, None, None):
-        raise InputError("--source and --reference come together, and --kinds requires them")
+        chosen = files_test_set(source, reference)
+    elif (source, reference) != (None, None):
+        raise InputError("--source and --reference come together")
     else:
         chosen = recipe_test_set(model, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):

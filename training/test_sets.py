@@ -51,23 +51,15 @@ def recipe_test_set(model: Path, config: str | None, data: str | None, test: str
     return test_set(recipe_of_run(model, config, flags))
 
 
-def files_test_set(source: Path, reference: Path, kinds: Path | None) -> TestSet:
+def files_test_set(source: Path, reference: Path) -> TestSet:
     """Return a test set of text files, line by line."""
-    paths = [path for path in (source, reference, kinds) if path is not None]
-    lines = {path: [line.strip() for line in read_lines(path)] for path in paths}
-    for path, content in lines.items():
-        if len(content) != len(lines[source]):
-            raise InputError(f"{source} has {len(lines[source])} lines, {path} has {len(content)}")
-    if not lines[source]:
+    sources, references = ([line.strip() for line in read_lines(path)] for path in (source, reference))
+    if len(sources) != len(references):
+        raise InputError(f"{source} has {len(sources)} lines, {reference} has {len(references)}")
+    if not sources:
         raise InputError(f"{source} is empty")
-    return TestSet(
-        source.stem,
-        source.parent.name,
-        lines[source],
-        lines[reference],
-        lines[kinds] if kinds else None,
-        language=reference.name.removesuffix(".gz").rpartition(".")[2],  # test.de
-    )
+    language = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
+    return TestSet(source.stem, source.parent.name, sources, references, language=language)
 
 
 def recipe_of_run(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
