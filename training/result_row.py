@@ -60,8 +60,6 @@ def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any
             before = file.read()
             if before and next(csv.reader(before.splitlines())) != list(columns):
                 raise InputError(f"--record {path}: its columns are not {','.join(columns)}; choose a new file")
-            if before and not before.endswith("\n"):
-                file.write("\r\n")  # the last row lacks its line end (an editor, a full disk)
             writer = csv.DictWriter(file, columns)
             if not before:
                 writer.writeheader()
@@ -76,14 +74,14 @@ def parameters(model: Path) -> int:
 
 
 def commit() -> str:
-    """Return the git revision of the clone that contains this file, + if it has changes, or the package's version."""
-    here = Path(__file__).resolve()
-    try:  # a package installed inside a clone of another project is not tracked there
-        for words in (["ls-files", "--error-unmatch", here.name], ["describe", "--always", "--dirty=+", "--exclude=*"]):
-            git = subprocess.run(["git", "-C", here.parent, *words], capture_output=True, text=True, check=True)
+    """Return the git revision of the clone, with + if it has changes; of an installed package, the version."""
+    if __package__ != "training":  # it may be installed inside a clone of another project
+        return __version__
+    command = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (FileNotFoundError, subprocess.CalledProcessError):
         return __version__
-    return git.stdout.strip()
 
 
 def hardware() -> str:
