@@ -3,7 +3,6 @@
 Which pairs a step has is a function of seed and step alone (batches.py), so building them ahead changes no result.
 """
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,21 +66,18 @@ def own_micro_batches(prepared: Prepared, corpus: Corpus, batches: list[np.ndarr
 
 
 class InputPipeline:
-    """Builds the batches of one step ahead. `waited`: seconds that steps have waited for their batches."""
+    """Builds the batches of one step ahead."""
 
     def __init__(self, prepared: Prepared):
         self.prepared = prepared
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="input")
         self.ahead: tuple[int, Future[StepBatches]] | None = None
-        self.waited = 0.0
 
     def take(self, step: int) -> StepBatches:
         """Return the batches of a step (from 0), and begin to build those of the next one."""
-        started = time.perf_counter()
         if self.ahead is None or self.ahead[0] != step:
             self.ahead = step, self.thread.submit(self.build, step)
         batches = self.ahead[1].result()
-        self.waited += time.perf_counter() - started
         self.ahead = None
         if step + 1 < self.prepared.total_steps:
             self.ahead = step + 1, self.thread.submit(self.build, step + 1)
