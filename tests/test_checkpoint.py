@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from training import checkpoint_folders, tensors
 from training.average import average_weights, write_model
 from training.average import main as average
-from training.json_files import write_json
 from training.output import remove_unfinished
 from vaswani_transformer import atomic
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
+from vaswani_transformer.model_folder import write_json
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 

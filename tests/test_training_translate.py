@@ -9,10 +9,10 @@ import pytest
 from saved_model import ENGLISH, GERMAN, saved_model
 from training_child import TrainingProcess
 
-from training.parallel_text import files_sha256
 from training.translate import _files_of
 from training.translate import main as translate
 from vaswani_transformer import Translator
+from vaswani_transformer.model_folder import files_sha256
 
 LINES = 47
 SHARD = 5

@@ -1,15 +1,13 @@
 """Average the weights of the last checkpoints into the final model (section 6.1)."""
 
-import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from safetensors import SafetensorError, safe_open
 
-from vaswani_transformer.atomic import atomic_folder, remove, sync, temporary_path
+from vaswani_transformer.atomic import atomic_folder, move_files, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.model_folder import MANIFEST, WEIGHTS, read_json_object, verify_manifest
@@ -84,14 +82,6 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
         write_model(folders, temporary)
         remove(output / MANIFEST)  # that of the files that are replaced now
         move_files([WEIGHTS, *reversed(other_files(temporary))], temporary, output)
-
-
-def move_files(names: Iterable[str], source: Path, target: Path) -> None:
-    """Move files from one folder to another, in this order; each appears when it is on disk."""
-    for name in names:
-        (target / name).parent.mkdir(exist_ok=True)
-        sync(source / name)
-        os.replace(source / name, target / name)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

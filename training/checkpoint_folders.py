@@ -20,9 +20,7 @@ from safetensors import SafetensorError
 
 from vaswani_transformer.atomic import atomic_file, atomic_folder
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
-from vaswani_transformer.model_folder import MANIFEST, file_sha256, verify_manifest
-
-from .json_files import write_json
+from vaswani_transformer.model_folder import MANIFEST, file_sha256, verify_manifest, write_json
 
 STATE = "trainer_state.json"
 

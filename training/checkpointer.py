@@ -10,11 +10,10 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.model_folder import read_json_object, write_json
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from . import checkpoint_folders, tensors
-from .json_files import write_json
 from .output import differences, refuse_changes
 from .prepare import Prepared
 from .progress import Progress

@@ -21,10 +21,9 @@ import numpy as np
 
 from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
 
-from .json_files import write_json
-from .parallel_text import ParallelText, files_sha256
+from .parallel_text import ParallelText
 from .recipe import Recipe
 from .text_files import Chunk
 

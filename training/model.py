@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.atomic import temporary_path
+from vaswani_transformer.atomic import move_files, temporary_path
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.loading import check_generation_config, load_config, load_tokenizer
 from vaswani_transformer.model_folder import local_folder, verify_manifest
@@ -20,7 +20,6 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
 from . import machine
-from .average import move_files
 from .dropout import use_byte_dropout
 from .parallel_text import ParallelText, text_lines
 from .recipe import Recipe, nearest

@@ -1,6 +1,5 @@
 """Find the text that a recipe names: files, a dataset, or the demo's embedded corpus."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vaswani_transformer.errors import InputError, UnavailableError
+from vaswani_transformer.model_folder import files_sha256
 
 from . import demo_corpus
 from .recipe import EMBEDDED, FORMATS, Recipe
@@ -202,15 +202,6 @@ def _existing(recipe: Recipe, name: str) -> Path:
 def _files_named(recipe: Recipe, name: str) -> list[Path]:
     folder = Path(recipe.data or "")
     return [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-
-
-def files_sha256(*paths: Path) -> str:
-    """Return a hash over the hashes of the files, in this order."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def sentences_of(texts: Iterable[ParallelText]) -> Sentences:

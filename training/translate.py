@@ -22,14 +22,12 @@ from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import existing_file, open_output, read_lines, without_line_breaks
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.model_folder import files_sha256, read_json_object, write_json
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
 from . import machine
-from .json_files import write_json
 from .output import differences, lock_run, remove_unfinished
-from .parallel_text import files_sha256
 from .report import Reporter
 
 ABOUT = "about.json"

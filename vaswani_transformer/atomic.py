@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -120,6 +120,14 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
         path.unlink(missing_ok=True)
+
+
+def move_files(names: Iterable[str], source: Path, target: Path) -> None:
+    """Move files from one folder to another, in this order; each appears when it is on disk."""
+    for name in names:
+        (target / name).parent.mkdir(exist_ok=True)
+        sync(source / name)
+        os.replace(source / name, target / name)
 
 
 def sync(path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .atomic import atomic_file
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .text_translator import LENGTH_PENALTIES, LOOKAHEAD, MAX_BEAMS, NO_MAXIMUM, SearchSettings
 
@@ -88,6 +89,12 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
     return content
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON; the file replaces an older one only when it is complete and on disk."""
+    with atomic_file(path) as file:
+        file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
 def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
     """Compare the files with manifest.json, and return whether there is one.
 
@@ -123,6 +130,11 @@ def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_sha256(*paths: Path) -> str:
+    """Return a hash over the hashes of the files, in this order."""
+    return hashlib.sha256(b"".join(bytes.fromhex(file_sha256(path)) for path in paths)).hexdigest()
 
 
 def read_config(path: Path) -> dict[str, Any]:

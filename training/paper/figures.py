@@ -19,9 +19,9 @@ from torch import Tensor
 from vaswani_transformer.attention_maps import AttentionMaps, attention_maps
 from vaswani_transformer.cli import load_translator
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import write_json
 from vaswani_transformer.pictures import RESOLUTION, drawable
 
-from ..json_files import write_json
 from .architecture import figure1, figure2
 from .plots import save
 from .results import command_line, origin

@@ -10,11 +10,10 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.model_folder import read_json_object, write_json
 from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
 
 from ..input_pipeline import InputPipeline, on_device
-from ..json_files import write_json
 from ..prepare import Prepared, make_accelerator, prepare
 from ..recipe import Recipe
 from ..report import Reporter

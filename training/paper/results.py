@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vaswani_transformer.atomic import atomic_file
+from vaswani_transformer.model_folder import write_json
 
-from ..json_files import write_json
 from ..result_row import commit, hardware
 
 PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text(encoding="utf-8"))

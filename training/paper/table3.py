@@ -17,10 +17,9 @@ from sacrebleu.metrics.bleu import BLEU
 
 from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.model_folder import read_json_object, write_json
 
 from ..checkpoint_folders import STATE, checkpoints
-from ..json_files import write_json
 from ..model import model_config
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters

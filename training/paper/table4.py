@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.model_folder import read_json_object, write_json
 
-from ..json_files import write_json
 from ..recipe import load_recipe
 from .results import PAPER, command_line, duration, markdown, with_interval, write_table
 

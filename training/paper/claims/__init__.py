@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.model_folder import write_json
 
-from ...json_files import write_json
 from ..plots import save
 from ..results import origin
 from . import attention, positions, search, small_data, speed, training
