@@ -268,23 +268,24 @@ def test_a_part_is_held_out_without_validation_text(tmp_path):
     write_both(tmp_path, [f"{number} en" for number in numbers], [f"{number} de" for number in numbers])
     recipe = load_recipe(None, {"data": str(tmp_path)})
     parts = train_and_validation_texts(recipe)
-    assert parts[2]
+    assert parts.held_out
     train, held_out = (
         [
             (number, pair)
             for chunk in text.chunks()
             for number, pair in enumerate(zip(chunk.sources, chunk.targets, strict=True), chunk.first_line)
         ]
-        for (text,) in parts[:2]
+        for (text,) in (parts.train, parts.validation)
     )
     assert [number for number, _ in held_out] == [50, 100]
     assert sorted(train + held_out) == [(number, (f"{number} en", f"{number} de")) for number in numbers]
-    assert len({text.fingerprint() for text in (*parts[0], *parts[1], *parallel_texts(recipe, ["train"]))}) == 3
+    texts = (*parts.train, *parts.validation, *parallel_texts(recipe, ["train"]))
+    assert len({text.fingerprint() for text in texts}) == 3
     (tmp_path / "val.en").write_text("a\n")
     with pytest.raises(InputError, match="val.de: no such file"):
         train_and_validation_texts(recipe)
     (tmp_path / "val.de").write_text("a\n")
-    assert train_and_validation_texts(recipe)[2] is False
+    assert not train_and_validation_texts(recipe).held_out
 
 
 def test_overlap_counts_shared_test_pairs(tmp_path, load):

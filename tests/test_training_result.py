@@ -11,10 +11,12 @@ from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
 from training_runs import COMPILED, SMALL, STEPS, assert_same_losses, records_of, weights
 
 from training.batches import plan_batches
-from training.prepare import make_accelerator, read_text, total_steps
+from training.processes import make_accelerator
 from training.recipe import load_recipe
 from training.report import Reporter
+from training.schedule import total_steps
 from training.scores import corpus_bleu
+from training.tokenised_text import read_text
 from training.validation import validation_bleu
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
@@ -166,6 +168,6 @@ def test_a_compiled_run_has_the_same_losses(start, tmp_path):
 
 
 def test_a_missing_tracker_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.prepare.get_available_trackers", lambda: [])
+    monkeypatch.setattr("training.processes.get_available_trackers", lambda: [])
     with pytest.raises(UnavailableError, match="tensorboard is not installed"):
         make_accelerator(load_recipe("demo", {"trackers": "[tensorboard]"}), tmp_path)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from vaswani_transformer.atomic import atomic_file, atomic_folder
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
-from vaswani_transformer.model_folder import MANIFEST, file_sha256, verify_manifest, write_json
+from vaswani_transformer.model_folder import MANIFEST, file_sha256, read_json_object, verify_manifest, write_json
 
 STATE = "trainer_state.json"
 
@@ -89,6 +89,12 @@ def regular(root: Path, every: int, last: int | None = None) -> list[Path]:
 
 def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
+
+
+def progress_of(run: Path) -> dict[str, Any]:
+    """Return the progress that the newest checkpoint in a run's folder records, or {} if there is none."""
+    folders = checkpoints(run / "checkpoints")
+    return read_json_object(folders[0] / STATE, "progress").get("progress", {}) if folders else {}
 
 
 def newest_intact(root: Path, say: Callable[[str], None]) -> Path | None:

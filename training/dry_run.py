@@ -24,12 +24,8 @@ from .model import (
     sizes_and_ids,
 )
 from .parallel_text import train_and_validation_texts
-from .prepare import total_steps
 from .recipe import Recipe
-
-
-def this_device() -> torch.device:
-    return torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+from .schedule import total_steps
 
 
 def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:
@@ -37,7 +33,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
 
     Measured on micro-batches of the recipe's size with sentences of 25 random tokens.
     """
-    device = this_device()
+    device = machine.this_device()
     model, _ = make_model(recipe, config, device, mean_length=25)
     cast(torch.nn.Module, model).to(device)
     module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
@@ -46,9 +42,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     vocabulary = min(config.vocab_size, target_vocab_size(config))
     ids = torch.randint(4, vocabulary, (rows, 25), device=device)
     positions = torch.arange(rows * 25, device=device)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
-        machine.choose_precision(recipe.mixed_precision, {}) or "no"
-    )
+    dtype = machine.autocast_dtype(machine.choose_precision(recipe.mixed_precision, {}))
 
     def step() -> None:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
@@ -67,13 +61,13 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
     corpus, sizes = None, (recipe.vocab_size, None, None)
     if recipe.dataset is None or Path(recipe.dataset).is_dir():
         with tempfile.TemporaryDirectory() as name:
-            folder, texts = Path(name), train_and_validation_texts(recipe)[0]
+            folder, texts = Path(name), train_and_validation_texts(recipe).train
             tokenizer = load_or_train_tokenizer(recipe, folder, texts, lambda _: None)
             target_tokenizer = load_target_tokenizer(recipe, folder)
             corpus = load_corpus(texts, tokenizer, recipe, folder, lambda _: None, target_tokenizer)
             sizes = sizes_and_ids(tokenizer, target_tokenizer)
     config = model_config(recipe, *sizes)
-    device = this_device()
+    device = machine.this_device()
     micro_batches = machine.choose_micro_batches(recipe, config, device, 1, {})
     recipe = recipe.model_copy(update={"micro_batches": micro_batches})
     pairs = steps_per_epoch = padding = None

@@ -6,8 +6,11 @@ hold unsharded tensors, so that a run can be resumed with or without FSDP.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
+from accelerate import Accelerator
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -61,10 +64,13 @@ def local_parameters(module: torch.nn.Module) -> int:
     return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in module.parameters())
 
 
-def synchronise_gradients(module: torch.nn.Module, wanted: bool) -> None:
-    """Choose whether the next backward pass reduces gradients over processes or accumulates them locally."""
+@contextmanager
+def accumulate(accelerator: Accelerator, module: torch.nn.Module, last: bool) -> Iterator[None]:
+    """Accumulate the gradients of a backward pass locally; the last one of a step reduces them over processes."""
     if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(wanted)
+        module.set_requires_gradient_sync(last)
+    with nullcontext() if last else accelerator.no_sync(module):
+        yield
 
 
 def reshard(module: torch.nn.Module) -> None:

@@ -63,6 +63,16 @@ def choose_matmul_precision(wanted: str, device: torch.device) -> str:
     return chosen
 
 
+def this_device() -> torch.device:
+    """Return the GPU or another accelerator, or the CPU if there is none."""
+    return torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+
+
+def autocast_dtype(precision: str | None) -> torch.dtype | None:
+    """Return the type of autocast for a mixed precision, or None for float32."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision or "no")
+
+
 def choose_precision(wanted: str | None, earlier: Mapping[str, Any]) -> str | None:
     """Return the recipe's precision, or None to keep that of `accelerate launch`, or bf16 on a GPU that has it."""
     by_user = "ACCELERATE_MIXED_PRECISION" in os.environ and LAUNCHED not in os.environ

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .cost import product_rate, share_of_peak, training_flops
+from .machine import autocast_dtype
 from .prepare import Prepared
 from .progress import Progress
 
@@ -36,8 +37,7 @@ class Meter:
         self.flop_per_target_token = training_flops(prepared.config, 0, 1, *lengths)
 
     def measure_peak(self) -> float:
-        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        dtype = dtypes.get(self.accelerator.mixed_precision, torch.float32)
+        dtype = autocast_dtype(self.accelerator.mixed_precision) or torch.float32
         return product_rate(self.accelerator.device, dtype, 0.05) * self.accelerator.num_processes
 
     def read(self, window: Window, progress: Progress) -> dict[str, Any]:

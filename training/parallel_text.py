@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.model_folder import files_sha256
@@ -39,18 +39,26 @@ def parallel_texts(recipe: Recipe, names: list[str]) -> list[ParallelText]:
     return [find(recipe, name) for name in names]
 
 
-def train_and_validation_texts(recipe: Recipe) -> tuple[list[ParallelText], list[ParallelText], bool]:
-    """Return the texts to train on and to validate with, and whether the latter are a part of the former.
+class Texts(NamedTuple):
+    """The texts of a run."""
 
-    They are if the recipe has the default name for them and neither language has such a file.
+    train: list[ParallelText]
+    validation: list[ParallelText]
+    held_out: bool  # whether the validation texts are a part of the training texts
+
+
+def train_and_validation_texts(recipe: Recipe) -> Texts:
+    """Return the texts to train on and to validate with.
+
+    If the default validation text does not exist in either language, a part of the training text is held out.
     """
     texts = parallel_texts(recipe, recipe.train)
     files = recipe.dataset is None and recipe.data != EMBEDDED
     if files and recipe.validation == Recipe.model_fields["validation"].default:
         names = [f"{name}.{language}" for name in recipe.validation for language in recipe.languages]
         if not any(_files_named(recipe, name) for name in names):
-            return [_part(text, False) for text in texts], [_part(text, True) for text in texts], True
-    return texts, parallel_texts(recipe, recipe.validation), False
+            return Texts([_part(text, False) for text in texts], [_part(text, True) for text in texts], held_out=True)
+    return Texts(texts, parallel_texts(recipe, recipe.validation), held_out=False)
 
 
 def _part(text: ParallelText, held_out: bool) -> ParallelText:

@@ -1,68 +1,28 @@
 """From a recipe to everything that the training loop works with: text, batches, model, optimizer."""
 
-import math
-import sys
 from dataclasses import dataclass
-from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import (
-    DistributedDataParallelKwargs,
-    DynamoBackend,
-    InitProcessGroupKwargs,
-    LoggerType,
-    TorchDynamoPlugin,
-    broadcast_object_list,
-)
+from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from torch import distributed
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.model_folder import read_json_object
 
-from . import checkpoint_folders, fsdp, machine
+from . import fsdp, machine
 from .batches import Order, Plan, plan_batches
-from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
+from .corpus import Corpus
 from .loss import TrainingLoss
-from .model import load_or_train_tokenizer, load_target_tokenizer, make_model, model_config, sizes_and_ids
-from .parallel_text import (
-    HELD_OUT_EVERY,
-    HELD_OUT_MOST,
-    Sentences,
-    parallel_texts,
-    sentences_of,
-    train_and_validation_texts,
-)
+from .model import make_model, model_config, sizes_and_ids
+from .parallel_text import Sentences
+from .processes import describe_environment, earlier_choices, new_cpu_group, wait_for_all
 from .recipe import Recipe
 from .report import Reporter
-from .schedule import learning_rate
-
-# The first ends a run in which a process hangs in a step. The second is for waits while the main process reads the text
-# or measures BLEU.
-COLLECTIVE_TIMEOUT, PATIENCE = timedelta(minutes=30), timedelta(hours=12)
-
-
-class TokenisedText(NamedTuple):
-    """The text of a recipe, tokenised."""
-
-    tokenizer: Any
-    target_tokenizer: Any  # None if the languages share one
-    corpus: Corpus
-    validation: Corpus | None
-    validation_sentences: Sentences | None  # sources and references, if BLEU is measured during training
-
-    def sha256s(self) -> dict[str, Any]:
-        """Return hashes of the training text and the tokenizers, by name."""
-        hashes = {"corpus sha256": self.corpus.sha256, "tokenizer sha256": tokenizer_sha256(self.tokenizer)}
-        if self.target_tokenizer is not None:
-            hashes["target tokenizer sha256"] = tokenizer_sha256(self.target_tokenizer)
-        return hashes
+from .schedule import learning_rate, total_steps
+from .tokenised_text import read_text
 
 
 @dataclass
@@ -103,9 +63,7 @@ def prepare(
     device, processes = accelerator.device, accelerator.num_processes
     shard_weights = shard_weights and processes > 1
     machine.refuse_compiler(recipe, device, shard_weights)
-    cpu_group = None
-    if processes > 1:
-        cpu_group = cast(distributed.ProcessGroup, distributed.new_group(timeout=PATIENCE, backend="gloo"))
+    cpu_group = new_cpu_group(processes)
     # The main process fills the cache, and the others read it.
     text = read_text(recipe, output, reporter) if accelerator.is_main_process else None
     wait_for_all(cpu_group)
@@ -139,90 +97,6 @@ def prepare(
     )  # fmt: skip
 
 
-def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
-    for name in recipe.trackers:  # Accelerate skips trackers whose packages are missing without a warning
-        if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
-            raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
-    try:
-        return Accelerator(
-            # Explicit, or Accelerate starts several processes without a GPU as independent runs.
-            cpu=not torch.accelerator.is_available(),
-            mixed_precision=machine.choose_precision(recipe.mixed_precision, earlier_choices(recipe, output)),
-            log_with=[LoggerType(name) for name in recipe.trackers] or None,
-            project_dir=output,
-            kwargs_handlers=[
-                InitProcessGroupKwargs(timeout=COLLECTIVE_TIMEOUT),
-                DistributedDataParallelKwargs(gradient_as_bucket_view=True),
-            ],
-        )
-    except ValueError as error:
-        raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
-
-
-def earlier_choices(recipe: Recipe, output: Path) -> dict[str, Any]:
-    """Return the choices recorded in the newest checkpoint (precision, ...), or {} for a new run."""
-    for folder in [] if recipe.overwrite else checkpoint_folders.checkpoints(output / "checkpoints"):
-        try:
-            state = read_json_object(folder / checkpoint_folders.STATE, "environment", "identity")
-            return state["environment"] | state["identity"]
-        except (BrokenFileError, KeyError, TypeError):
-            continue  # a damaged checkpoint is reported when the run is resumed
-    return {}
-
-
-def wait_for_all(group: distributed.ProcessGroup | None) -> None:
-    """Wait for the other processes of a `cpu_group`, for hours if need be."""
-    if group is not None:
-        distributed.barrier(group)
-
-
-def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:
-    """Return what decides the last bits of the weights, besides the recipe: hardware, libraries, what was chosen."""
-    environment: dict[str, Any] = {
-        "python": sys.version.split()[0],
-        **{name: version(name) for name in ("torch", "numpy", "transformers", "tokenizers")},
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if accelerator.device.type == "cuda" else accelerator.device.type,
-        "mixed_precision": str(accelerator.mixed_precision),
-    }
-    compiler: Any = accelerator.state.dynamo_plugin
-    if compiler.backend != DynamoBackend.NO:
-        environment["compiler"] = compiler.backend.value.lower()
-    if torch.are_deterministic_algorithms_enabled():
-        environment["algorithms"] = "deterministic"
-    if shard_weights:
-        environment["weights"] = "split by FSDP"
-    return environment
-
-
-def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> TokenisedText:
-    """Read, tokenise and cache the text; warn about pairs of the validation and test texts that are trained on."""
-    texts, validation_texts, held_out = train_and_validation_texts(recipe)
-    if held_out:
-        reporter.say(
-            f"no validation text {' + '.join(recipe.validation)}: every {HELD_OUT_EVERY}th training pair is held out, "
-            f"at most {HELD_OUT_MOST:,} (--validation NAME names a text, --validation '[]' does without)"
-        )
-    try:
-        test = parallel_texts(recipe, recipe.test)
-    except InputError as error:  # a shipped recipe with the user's own text: training needs no test set
-        reporter.say(f"warning: {error}; training continues without looking for test pairs in the training text")
-        test = []
-    tokenizer = load_or_train_tokenizer(recipe, output, texts, reporter.say)
-    target_tokenizer = load_target_tokenizer(recipe, output)
-    cache = Path(recipe.cache) if recipe.cache else output / "corpus"
-    corpus, validation, in_test = (
-        load_corpus(each, tokenizer, recipe, cache, reporter.say, target_tokenizer) if each else None
-        for each in (texts, validation_texts, test)
-    )
-    assert corpus is not None
-    for name, other in (("validation", validation), ("test", in_test)):
-        if other is not None and (common := overlap(corpus, other)):
-            reporter.say(f"warning: {common} of {len(other)} {name} pairs are also in the training text")
-    sentences = None if recipe.bleu_every is None else sentences_of(validation_texts)
-    return TokenisedText(tokenizer, target_tokenizer, corpus, validation, sentences)
-
-
 def distribute(
     recipe: Recipe, accelerator: Accelerator, model: VaswaniTransformerForConditionalGeneration, shard_weights: bool
 ) -> tuple[torch.nn.Module, AcceleratedOptimizer]:
@@ -241,11 +115,3 @@ def distribute(
     # evaluation_mode: Accelerate leaves out DDP but keeps the autocast of mixed precision.
     wrapped = accelerator.prepare_model(module, not shard_weights, evaluation_mode=shard_weights)
     return wrapped, cast(AcceleratedOptimizer, accelerator.prepare_optimizer(optimizer))
-
-
-def total_steps(recipe: Recipe, plan: Plan) -> int:
-    """Return the steps of the run: the smaller of max_steps and max_epochs."""
-    limits = [recipe.max_steps]
-    if recipe.max_epochs is not None:
-        limits.append(max(1, math.ceil(recipe.max_epochs * plan.steps_per_epoch)))
-    return min(limit for limit in limits if limit is not None)

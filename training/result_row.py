@@ -16,7 +16,7 @@ from vaswani_transformer import __version__
 from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.model_folder import read_json_object
 
-from .checkpoint_folders import STATE, checkpoints
+from .checkpoint_folders import progress_of
 from .test_sets import TestSet
 
 # The columns of training/results/*.csv, in their order.
@@ -30,8 +30,7 @@ COLUMNS = (
 def append_row(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam: int, alpha: float) -> None:
     """Append a row to a results file; see training/results/README.md for the columns."""
     run = read_json_object(model / "run.json") if (model / "run.json").is_file() else {}
-    folders = checkpoints(model / "checkpoints")
-    progress = read_json_object(folders[0] / STATE, "progress").get("progress", {}) if folders else {}
+    progress = progress_of(model)
     values: dict[str, Any] = {
         **result,
         "date": date.today().isoformat(),

@@ -1,6 +1,17 @@
-"""The learning rate as a function of the step (section 5.3)."""
+"""The number of steps of a run, and the learning rate as a function of the step (section 5.3)."""
 
+import math
+
+from .batches import Plan
 from .recipe import Recipe
+
+
+def total_steps(recipe: Recipe, plan: Plan) -> int:
+    """Return the number of steps of the run: the smaller of max_steps and max_epochs."""
+    limits = [recipe.max_steps]
+    if recipe.max_epochs is not None:
+        limits.append(max(1, math.ceil(recipe.max_epochs * plan.steps_per_epoch)))
+    return min(limit for limit in limits if limit is not None)
 
 
 def paper_learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:

@@ -2,7 +2,6 @@
 
 import math
 import time
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -74,9 +73,7 @@ class Stepper:
             # Randomness depends on the position alone: there is no generator state to save, and it is the same for any
             # number of processes as long as no micro-batch is divided between them.
             machine.seed_everything(prepared.recipe.seed, self.progress.step, each.number)
-            last = each is batches.micro_batches[-1]
-            fsdp.synchronise_gradients(prepared.module, last)
-            with nullcontext() if last else accelerator.no_sync(prepared.module):
+            with fsdp.accumulate(accelerator, prepared.module, last=each is batches.micro_batches[-1]):
                 loss, negative_log_likelihood = prepared.module(*on_device(each.batch, self.device))
                 loss, negative_log_likelihood = loss * each.weight, negative_log_likelihood * each.weight
                 # DDP averages over processes; a sum is needed here.

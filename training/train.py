@@ -20,7 +20,8 @@ from .checkpointer import Checkpointer
 from .metrics import Meter, Window
 from .model import check_model_fields
 from .output import claim_output, lock_run
-from .prepare import Prepared, make_accelerator, prepare
+from .prepare import Prepared, prepare
+from .processes import make_accelerator
 from .progress import Progress, Signals, StopReason, agree, default_signal_handlers, limit_reached
 from .recipe import ADVICE, Recipe
 from .report import Reporter

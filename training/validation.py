@@ -14,7 +14,8 @@ from .batches import plan_batches
 from .corpus import Corpus
 from .input_pipeline import on_device, own_micro_batches
 from .parallel_text import Sentences
-from .prepare import Prepared, wait_for_all
+from .prepare import Prepared
+from .processes import wait_for_all
 from .progress import Progress
 
 

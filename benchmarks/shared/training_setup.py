@@ -50,7 +50,8 @@ def tokenised(recipe: Any, folder: Path) -> tuple[Any, Any]:
 def stepper_of(recipe: Any, output: Path) -> Any:
     """Prepare a training run up to its first step; return its Stepper."""
     from training.metrics import Window
-    from training.prepare import make_accelerator, prepare
+    from training.prepare import prepare
+    from training.processes import make_accelerator
     from training.progress import Progress, Signals
     from training.report import Reporter
     from training.step import Stepper

@@ -14,7 +14,8 @@ from vaswani_transformer.model_folder import read_json_object, write_json
 from vaswani_transformer.modeling_vaswani_transformer import label_smoothed_cross_entropy
 
 from ..input_pipeline import InputPipeline, on_device
-from ..prepare import Prepared, make_accelerator, prepare
+from ..prepare import Prepared, prepare
+from ..processes import make_accelerator
 from ..recipe import Recipe
 from ..report import Reporter
 

@@ -13,10 +13,9 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.exit import print_error
 from vaswani_transformer.lines import existing_file, read_lines
-from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.tokenization import train_tokenizer
 
-from ..checkpoint_folders import STATE, checkpoints
+from ..checkpoint_folders import progress_of
 from ..recipe import Recipe
 from ..result_row import parameters
 from ..train import train
@@ -91,8 +90,7 @@ def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], com
     else:
         train(recipe)
         size, well_formed = parameters(model), share_well_formed(model, gold["test"])
-        state = read_json_object(checkpoints(model / "checkpoints")[0] / STATE, "progress")
-        cpu_seconds = state["progress"]["cpu_seconds"]
+        cpu_seconds = progress_of(model)["cpu_seconds"]
         parsed = {part: [tree.tokens for tree in parse(model, texts)] for part, texts in sentences.items()}
     return {
         "seed": recipe.seed,

@@ -19,7 +19,7 @@ from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object, write_json
 
-from ..checkpoint_folders import STATE, checkpoints
+from ..checkpoint_folders import progress_of
 from ..model import model_config
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
@@ -124,7 +124,7 @@ def train_row(folder: Path, row: str, seed: int, options: Mapping[str, str | Non
     model = folder / f"{row}-seed{seed}"
     recipe = load_recipe(RECIPE, {**keys, "output_dir": str(model)})
     train(recipe)
-    progress = read_json_object(checkpoints(model / "checkpoints")[0] / STATE, "progress")["progress"]
+    progress = progress_of(model)
     row_file = {
         "row": row,
         "seed": seed,
