@@ -35,11 +35,11 @@ def test_epochs_cover_every_pair_within_the_budget(pairs, budget, group, epoch):
     assert len(batches) == plan.steps_per_epoch * group
     for batch in batches:
         assert (source[batch].max() + target[batch].max()) * len(batch) <= budget
-    once = batches[: plan.micro_batches]
+    once = batches[: plan.micro_batches_per_epoch]
     assert sorted(np.concatenate(once).tolist()) == list(range(len(pairs)))
     # The last step is filled with the first batches of the epoch.
     for extra, batch in zip(
-        batches[plan.micro_batches :], np.resize(np.arange(plan.micro_batches), group), strict=False
+        batches[plan.micro_batches_per_epoch :], np.resize(np.arange(plan.micro_batches_per_epoch), group), strict=False
     ):
         np.testing.assert_array_equal(extra, batches[batch])
 
@@ -71,7 +71,7 @@ def test_epochs_and_seeds_change_order_and_batches():
     first = companies(1, 0)
     for other in (companies(1, 1), companies(2, 0)):
         assert len(set(first) & set(other)) < 0.3 * len(first)
-    orders = [Epoch(plan, seed, epoch).micro_batches.tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    orders = [Epoch(plan, seed, epoch).order.tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert orders[0] not in orders[1:]
     # The lengths of consecutive steps are uncorrelated.
     longest = [max(source[list(batch)].max(), target[list(batch)].max()) for batch in first]

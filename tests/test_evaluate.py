@@ -9,10 +9,10 @@ import sacrebleu
 from saved_model import ENGLISH, saved_model
 
 from training.evaluate import main
+from training.evaluation_text import text_of_recipe
 from training.recipe import load_recipe
 from training.result_row import COLUMNS, commit
-from training.scores import corpus_bleu, moses_tokenised, scores, show, split_compounds
-from training.test_sets import test_set as set_of_recipe
+from training.scores import corpus_bleu, format_scores, moses_tokenised, scores, split_compounds
 from vaswani_transformer import Translator, __version__
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -51,7 +51,7 @@ def test_other_scores_do_not_need_sacremoses(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     result = scores(TRANSLATIONS, REFERENCES)
     assert result["bleu_tokenised"] is None and result["bleu"] > 0
-    assert "pip install sacremoses" in show(result)
+    assert "pip install sacremoses" in format_scores(result)
 
 
 def test_compounds_are_split_like_get_ende_bleu_sh():
@@ -73,7 +73,7 @@ def test_perfect_translations_score_100_for_each_kind():
 
 
 def test_the_demo_test_set_has_kinds():
-    chosen = set_of_recipe(load_recipe("demo"))
+    chosen = text_of_recipe(load_recipe("demo"))
     assert chosen.kinds is not None and len(chosen.kinds) == len(chosen.sources) == len(chosen.references) > 500
 
 

@@ -10,7 +10,7 @@ from accelerate.utils import DynamoBackend
 from training import machine
 from training.cost import training_memory
 from training.loss import TrainingLoss
-from training.machine import choose_compiler, choose_micro_batches, choose_precision, refuse_compiler
+from training.machine import check_compiler, choose_compiler, choose_micro_batches, choose_precision
 from training.recipe import Recipe, load_recipe
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import UnavailableError
@@ -64,20 +64,20 @@ def test_only_gpus_change_the_number_of_micro_batches(gpu):
 
 def test_a_resumed_run_keeps_what_was_chosen_for_it(gpu, monkeypatch):
     gpu()
-    earlier = {"mixed_precision": "no", "corpus sha256": "..."}
-    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, earlier) == 8
-    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, earlier | {"micro_batches": 2}) == 2
-    assert choose_compiler(recipe_of(), CUDA, 100_000, 1, earlier) == DynamoBackend.NO
-    assert choose_compiler(recipe_of(), CUDA, 100, 1, earlier | {"compiler": "inductor"}) == DynamoBackend.INDUCTOR
-    assert choose_precision(None, earlier) == "no"
+    saved = {"mixed_precision": "no", "corpus sha256": "..."}
+    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, saved) == 8
+    assert choose_micro_batches(recipe_of(), BIG, CUDA, 1, saved | {"micro_batches": 2}) == 2
+    assert choose_compiler(recipe_of(), CUDA, 100_000, 1, saved) == DynamoBackend.NO
+    assert choose_compiler(recipe_of(), CUDA, 100, 1, saved | {"compiler": "inductor"}) == DynamoBackend.INDUCTOR
+    assert choose_precision(None, saved) == "no"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # several processes, started by this package
     monkeypatch.setenv(LAUNCHED, "1")
-    assert choose_precision(None, earlier) == "no" and choose_precision(None, {}) == "bf16"
+    assert choose_precision(None, saved) == "no" and choose_precision(None, {}) == "bf16"
 
 
 def test_runs_begun_with_eight_micro_batches_resume():
-    assert recipe_of().identity() == recipe_of(micro_batches="8").identity()
-    assert "compile" not in recipe_of().identity()
+    assert recipe_of().fixed_keys() == recipe_of(micro_batches="8").fixed_keys()
+    assert "compile" not in recipe_of().fixed_keys()
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -151,8 +151,8 @@ def test_long_runs_on_one_gpu_are_compiled(gpu, monkeypatch, keys, device, steps
 def test_a_compiler_that_cannot_work_is_refused(gpu):
     gpu(can_compile=False)
     with pytest.raises(UnavailableError, match="compile yes needs Triton, a C compiler .* use --compile no"):
-        refuse_compiler(recipe_of(compile="yes"), CUDA, False)
+        check_compiler(recipe_of(compile="yes"), CUDA, False)
     with pytest.raises(UnavailableError, match="compile yes is not supported with FSDP; use --compile no"):
-        refuse_compiler(recipe_of(compile="yes"), CPU, True)
-    refuse_compiler(recipe_of(compile="yes"), CPU, False)
-    refuse_compiler(recipe_of(), CUDA, True)
+        check_compiler(recipe_of(compile="yes"), CPU, True)
+    check_compiler(recipe_of(compile="yes"), CPU, False)
+    check_compiler(recipe_of(), CUDA, True)

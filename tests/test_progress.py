@@ -28,10 +28,10 @@ def test_the_first_limit_ends_the_run(options, progress, reached):
 def test_only_consecutive_bad_gradients_end_the_run():
     progress = Progress()
     for finite in (False, True, False, True, False):
-        progress.count_gradient(1, finite, limit=2)
+        progress.record_gradient(1, finite, limit=2)
     assert progress.skipped_steps == 3
     with pytest.raises(InputError, match="2 steps in a row"):
-        progress.count_gradient(4, False, limit=2)
+        progress.record_gradient(4, False, limit=2)
 
 
 def test_a_nan_loss_is_never_the_best():
@@ -54,7 +54,7 @@ def set_handler():
 def test_a_signal_takes_precedence_over_a_limit(set_handler, number):
     set_handler(number, signal.SIG_DFL)
     signals = Signals()
-    with signals.caught():
+    with signals.handle():
         signal.raise_signal(number)
     assert signals.received.is_signal and signals.received.exit_code == 128 + number
     assert max(StopReason.LIMIT, signals.received) == signals.received and not StopReason.LIMIT.is_signal
@@ -65,6 +65,6 @@ def test_an_ignored_signal_stays_ignored(set_handler):
     """As by nohup."""
     set_handler(signal.SIGHUP, signal.SIG_IGN)
     signals = Signals()
-    with signals.caught():
+    with signals.handle():
         signal.raise_signal(signal.SIGHUP)
     assert not signals.received

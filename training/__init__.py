@@ -6,7 +6,7 @@
     -> train.py      the loop: steps (step.py, input_pipeline.py, loss.py, schedule.py), validation (validation.py) and
                      checkpoints (checkpointer.py, checkpoint_folders.py, tensors.py) until progress.py ends the run;
                      output.py guards its folder, report.py and metrics.py write its log, average.py its model
-    -> evaluate.py   BLEU (test_sets.py, scores.py), also as a row of results (result_row.py)
+    -> evaluate.py   BLEU (evaluation_text.py, scores.py), also as a row of results (result_row.py)
 
 Further commands: plan.py (dry_run.py, cost.py), translate.py, interpolate.py, and paper/.
 """

@@ -30,12 +30,12 @@ class Plan:
     micro_batches_per_step: int
 
     @property
-    def micro_batches(self) -> int:
+    def micro_batches_per_epoch(self) -> int:
         return len(self.starts) - 1
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.micro_batches // self.micro_batches_per_step)
+        return -(-self.micro_batches_per_epoch // self.micro_batches_per_step)
 
     def padding(self) -> float:
         """Return the share of positions, source and target, that are padding."""
@@ -93,22 +93,22 @@ class Epoch:
     def __init__(self, plan: Plan, seed: int, epoch: int):
         self.plan = plan
         ordered = plan.order
-        same_length = _runs(plan.source_lengths[ordered], plan.target_lengths[ordered])
+        same_length = _length_groups(plan.source_lengths[ordered], plan.target_lengths[ordered])
         noise = random_words(seed, 2 * epoch, len(ordered))
         # Sort by (lengths, noise): the run's number above 40 bits of noise in one word.
         self.pairs = ordered[np.argsort((same_length.astype(np.uint64) << np.uint64(40)) | (noise >> np.uint64(24)))]
-        shuffled = np.argsort(random_words(seed, 2 * epoch + 1, plan.micro_batches), kind="stable")
+        shuffled = np.argsort(random_words(seed, 2 * epoch + 1, plan.micro_batches_per_epoch), kind="stable")
         # The last step is filled up from the front, so that all steps have the same size and no pair is left out.
-        self.micro_batches = np.resize(shuffled, plan.steps_per_epoch * plan.micro_batches_per_step)
+        self.order = np.resize(shuffled, plan.steps_per_epoch * plan.micro_batches_per_step)
 
     def step(self, index: int) -> list[np.ndarray]:
         """Return the micro-batches of one step of the epoch, each an array of pairs (indices into the corpus)."""
         size = self.plan.micro_batches_per_step
         starts = self.plan.starts
-        return [self.pairs[starts[b] : starts[b + 1]] for b in self.micro_batches[index * size : (index + 1) * size]]
+        return [self.pairs[starts[b] : starts[b + 1]] for b in self.order[index * size : (index + 1) * size]]
 
 
-def _runs(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+def _length_groups(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Number the runs of equal (source, target) lengths, and return each pair's: 0 0 0 1 1 2 ..."""
     changes = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
     return np.concatenate(([0], np.cumsum(changes)))

@@ -71,9 +71,9 @@ def prune(root: Path, keep: int, every: int) -> None:
     kept = {folder.name for folder in regular(root, every)[:keep]} | {_read_pointer(root / "best")}
     for folder in checkpoints(root)[1:]:
         if folder.name not in kept:
-            doomed = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # never half removed under its final name
-            os.replace(folder, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")  # never half removed under its final name
+            os.replace(folder, temporary)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def checkpoints(root: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from vaswani_transformer.model_folder import read_json_object, write_json
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from . import checkpoint_folders, tensors
-from .output import differences, refuse_changes
+from .output import check_unchanged, differences
 from .prepare import Prepared
 from .progress import Progress
 
@@ -33,11 +33,11 @@ class Checkpointer:
         parameters = dict(prepared.model.named_parameters())
         moments = tensors.optimizer_tensors(prepared.model, prepared.optimizer.optimizer)
         if not prepared.accelerator.is_main_process:
-            tensors.copies(parameters | moments, keep=False)
+            tensors.cpu_copies(parameters | moments, keep=False)
             return
         started = time.perf_counter()
         self.finish_writing()  # one at a time: there may be no memory for a second copy
-        weights, moments = tensors.copies(parameters), tensors.copies(moments)
+        weights, moments = tensors.cpu_copies(parameters), tensors.cpu_copies(moments)
         if (name := tensors.not_finite(weights | moments)) is not None:
             raise InputError(
                 f"step {progress.step}: {name} contains NaN or infinity, so it is not saved; try a lower learning rate "
@@ -47,7 +47,7 @@ class Checkpointer:
         state = {
             "progress": dataclasses.asdict(progress),
             "gradient_scaler": scaler.state_dict() if scaler else None,
-            "identity": prepared.identity,
+            "identity": prepared.fingerprint,
             "environment": prepared.environment,
         }
         self.writing = self.thread.submit(self._write, weights, moments, state)
@@ -116,7 +116,7 @@ class Checkpointer:
             identity, environment, scaler = state["identity"], state["environment"], state["gradient_scaler"]
         except (KeyError, TypeError) as error:
             raise BrokenFileError(f"{path} lacks {error}; the run cannot be resumed exactly") from error
-        refuse_changes(identity, prepared.identity, prepared.recipe, prepared.reporter)
+        check_unchanged(identity, prepared.fingerprint, prepared.recipe, prepared.reporter)
         for change in differences(environment, prepared.environment):
             prepared.reporter.say(
                 f"warning: {change}: the last bits of the weights may differ from an uninterrupted run"

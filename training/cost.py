@@ -65,7 +65,7 @@ def training_memory(config: VaswaniTransformerConfig, tokens: int, device: str) 
     return 16 * parameters + 4 * (tokens * per_position // 2 + 3 * chunk_rows(vocabulary, device) * vocabulary)
 
 
-def product_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+def matmul_flop_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
     """Measure the FLOP/s of large matrix products, 100 % of MFU: the fastest product within these seconds."""
     size = 1024 if device.type == "cpu" else 8192
     generator = torch.Generator(device).manual_seed(0)  # does not disturb the training's generator
@@ -73,7 +73,7 @@ def product_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> fl
     return 2 * size**3 / min(seconds_of_calls(lambda: left @ right, device, seconds))
 
 
-def share_of_peak(rate: float, peak: float) -> float | None:
+def mfu(rate: float, peak: float) -> float | None:
     """Return rate / peak; None above 1: other work slowed this machine while the peak was measured."""
     return rate / peak if rate <= peak else None
 

@@ -13,7 +13,7 @@ from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from . import machine
 from .batches import plan_batches
 from .corpus import load_corpus
-from .cost import count_parameters, product_rate, seconds_of_calls, share_of_peak, training_flops, training_memory
+from .cost import count_parameters, matmul_flop_rate, mfu, seconds_of_calls, training_flops, training_memory
 from .loss import TrainingLoss
 from .model import (
     check_model_fields,
@@ -52,7 +52,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
         optimizer.zero_grad(set_to_none=True)
 
     took = fmean(seconds_of_calls(step, device, seconds))
-    return 2 * rows * 25 / took, product_rate(device, dtype or torch.float32, min(seconds / 4, 2))
+    return 2 * rows * 25 / took, matmul_flop_rate(device, dtype or torch.float32, min(seconds / 4, 2))
 
 
 def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
@@ -99,31 +99,31 @@ def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
             "tokens_per_second": speed,
             "flop_per_second": rate,
             "matmul_flop_per_second": peak,
-            "mfu": share_of_peak(rate, peak),
+            "mfu": mfu(rate, peak),
             "hours": steps * tokens / speed / 3600 if steps else None,
         }
     return result
 
 
-def format_estimate(plan: dict[str, Any]) -> str:
-    """Format the plan as text."""
+def format_estimate(estimate: dict[str, Any]) -> str:
+    """Format the estimate as text."""
     rows = {
-        "parameters": f"{plan['parameters']:,} (vocabulary {plan['vocabulary']:,})",
+        "parameters": f"{estimate['parameters']:,} (vocabulary {estimate['vocabulary']:,})",
         "corpus": "on the Hub, not fetched: steps per epoch unknown",
-        "FLOP per step": f"{plan['flop_per_step']:.3g}",
+        "FLOP per step": f"{estimate['flop_per_step']:.3g}",
     }
-    if plan["pairs"] is not None:
-        rows["corpus"] = (
-            f"{plan['pairs']:,} pairs, {plan['steps_per_epoch']:,} steps per epoch, {plan['padding']:.1%} padding"
-        )
-    if plan["steps"]:
-        rows["steps"] = f"{plan['steps']:,}, {plan['flop']:.3g} FLOP in all"
-    rows["memory"] = f"about {plan['memory_bytes'] / 2**30:.1f} GiB per process"
-    if "tokens_per_second" in plan:
-        speed, rate = plan["tokens_per_second"], plan["flop_per_second"] / 1e9
+    if estimate["pairs"] is not None:
+        rows["corpus"] = f"{estimate['pairs']:,} pairs, {estimate['steps_per_epoch']:,} steps per epoch"
+        rows["corpus"] += f", {estimate['padding']:.1%} padding"
+    if estimate["steps"]:
+        rows["steps"] = f"{estimate['steps']:,}, {estimate['flop']:.3g} FLOP in all"
+    rows["memory"] = f"about {estimate['memory_bytes'] / 2**30:.1f} GiB per process"
+    if "tokens_per_second" in estimate:
+        speed, rate = estimate["tokens_per_second"], estimate["flop_per_second"] / 1e9
         rows["speed"] = f"{speed:,.0f} source + target tokens/s, {rate:,.0f} GFLOP/s"
-        if plan["mfu"]:
-            rows["speed"] += f", {plan['mfu']:.0%} of the matrix products' {plan['matmul_flop_per_second'] / 1e9:,.0f}"
-        if plan["hours"] is not None:
-            rows["this recipe"] = f"{plan['hours']:,.2f} hours on this machine, one process"
+        if estimate["mfu"]:
+            peak = estimate["matmul_flop_per_second"] / 1e9
+            rows["speed"] += f", {estimate['mfu']:.0%} of the matrix products' {peak:,.0f}"
+        if estimate["hours"] is not None:
+            rows["this recipe"] = f"{estimate['hours']:,.2f} hours on this machine, one process"
     return "\n".join(f"{name:<18}{value}" for name, value in rows.items())

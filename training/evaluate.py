@@ -1,6 +1,7 @@
 """Score a model's translations (section 6.1): BLEU in five variants, chrF, exact matches.
 
-test_sets.py -> the translator -> scores.py -> result_row.py, imported where they are used, so that --help is fast.
+evaluation_text.py -> the translator -> scores.py -> result_row.py. They are imported where they are used, so that
+--help is fast.
 """
 
 import json
@@ -45,16 +46,16 @@ def evaluate(
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
     from vaswani_transformer.translator import Translator
 
+    from .evaluation_text import text_of_files, text_of_run
     from .result_row import append_row
-    from .scores import scores, show
-    from .test_sets import files_test_set, recipe_test_set
+    from .scores import format_scores, scores
 
     if source is not None and reference is not None:
-        chosen = files_test_set(source, reference)
+        chosen = text_of_files(source, reference)
     elif (source, reference) != (None, None):
         raise InputError("--source and --reference come together")
     else:
-        chosen = recipe_test_set(model, config, data, test)
+        chosen = text_of_run(model, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in a folder that is there")
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
@@ -73,7 +74,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps({"test": chosen.name, "beam": beam, "alpha": alpha, **result}, indent=1))
     else:
-        typer.echo(f"{chosen.name}, beam {beam}, length penalty {alpha}\n{show(result)}")
+        typer.echo(f"{chosen.name}, beam {beam}, length penalty {alpha}\n{format_scores(result)}")
     if hypotheses is not None:
         with open_output(hypotheses) as out:
             out.write("".join(f"{without_line_breaks(line)}\n" for line in translations).encode())

@@ -37,7 +37,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         target_mass, other_mass = smoothing_weights(epsilon, len(weight), spread)
         # The target distribution q is other_mass everywhere, plus this at the target.
         peak = target_mass - other_mass
-        narrow_weight = weight.to(dtype)
+        cast_weight = weight.to(dtype)
         # The part of other_mass is the same for every token: it needs sums over the vocabulary only.
         weight_sum = weight.sum(0, dtype=torch.float32)  # (d_model,)
         bias_sum = 0.0 if bias is None else bias.sum()
@@ -48,11 +48,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight if needs_gradient else weight[:0], dtype=torch.float32)
         bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         # One buffer for all chunks: the page faults of fresh memory cost up to a seventh of the product (V = 37,000).
-        narrow_logits = hidden.new_empty(min(rows, len(hidden)), len(weight), dtype=dtype)
+        cast_logits = hidden.new_empty(min(rows, len(hidden)), len(weight), dtype=dtype)
         for start in range(0, len(hidden), rows):
             part = hidden[start : start + rows].to(dtype)  # (rows, d_model)
             target = labels[start : start + rows, None]  # (rows, 1)
-            logits = torch.mm(part, narrow_weight.T, out=narrow_logits[: len(part)]).float()  # (rows, vocabulary)
+            logits = torch.mm(part, cast_weight.T, out=cast_logits[: len(part)]).float()  # (rows, vocabulary)
             if bias is not None:
                 logits += bias
             target_logit = logits.gather(1, target)
@@ -72,15 +72,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # The gradient of a row's logits is p - q. Here it is multiplied by the normaliser, which is divided out of
             # the smaller factors below, and without other_mass.
             exponential.scatter_add_(1, target, -peak * normaliser)
-            narrow = exponential.to(dtype)
-            hidden_gradient[start : start + rows] = (narrow @ narrow_weight) / normaliser - other_mass * weight_sum
+            cast_exponential = exponential.to(dtype)
+            hidden_gradient[start : start + rows] = (
+                cast_exponential @ cast_weight
+            ) / normaliser - other_mass * weight_sum
             if bias_gradient is not None:
                 bias_gradient += (exponential.T @ (1 / normaliser))[:, 0] - other_mass * len(part)
             part = (part / normaliser).to(dtype)
             if dtype == torch.float32:
-                weight_gradient.addmm_(narrow.T, part)
+                weight_gradient.addmm_(cast_exponential.T, part)
             else:
-                weight_gradient += narrow.T @ part
+                weight_gradient += cast_exponential.T @ part
         if needs_gradient:
             weight_gradient -= other_mass * hidden.to(dtype).sum(0, dtype=torch.float32)
             ctx.save_for_backward(hidden_gradient, weight_gradient, bias_gradient)

@@ -1,6 +1,6 @@
 """Settings that depend on the machine: what makes a step fast there, and what cannot run there.
 
-`earlier`: the choices that the newest checkpoint of the run records, or {} for a new run.
+`saved`: the choices that the newest checkpoint of the run records, or {} for a new run.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ WORTH_COMPILING = 20_000  # steps; compiling the base model takes one to three m
 SHORT_SENTENCE = 60
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Make the C library keep freed memory instead of returning every large tensor to the system.
 
     With glibc's defaults, the page faults of a new activation of a few MB cost more than the product that fills it.
@@ -43,7 +43,7 @@ def keep_memory() -> None:
         mallopt(mmap_threshold, 1 << 30)
 
 
-def choose_matmul_precision(wanted: str, device: torch.device) -> str:
+def set_matmul_precision(wanted: str, device: torch.device) -> str:
     """Set and return torch's float32 matmul precision.
 
     "medium" uses oneDNN, which is twice as fast as MKL on AMD. On CPUs with AMX it may use bfloat16 arithmetic, so
@@ -73,13 +73,13 @@ def autocast_dtype(precision: str | None) -> torch.dtype | None:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision or "no")
 
 
-def choose_precision(wanted: str | None, earlier: Mapping[str, Any]) -> str | None:
+def choose_precision(wanted: str | None, saved: Mapping[str, Any]) -> str | None:
     """Return the recipe's precision, or None to keep that of `accelerate launch`, or bf16 on a GPU that has it."""
     by_user = "ACCELERATE_MIXED_PRECISION" in os.environ and LAUNCHED not in os.environ
     if wanted is not None or by_user or is_initialized():
         return wanted
     new = "bf16" if gpu_has_bfloat16() else None
-    return earlier.get("mixed_precision", new)
+    return saved.get("mixed_precision", new)
 
 
 def gpu_has_bfloat16() -> bool:
@@ -87,21 +87,24 @@ def gpu_has_bfloat16() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:
-    """Return the transformers attention implementation to train with.
+def disable_cudnn_attention() -> None:
+    """Disable cuDNN's attention kernel, which torch 2.11 prefers on an H100.
 
-    cuDNN's kernel, which torch 2.11 prefers on H100, is disabled: it builds a plan for every new shape, and nearly all
-    batches have a new shape (modelscope/FunASR#3704 measured 1 s for each).
+    It builds a plan for every new shape, and nearly all batches have a new shape (modelscope/FunASR#3704 measured 1 s
+    for each).
     """
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def choose_attention(wanted: str, device: torch.device, mean_length: float) -> str:
+    """Return the transformers attention implementation to train with."""
     if wanted != "auto":
         return wanted
     return "eager" if device.type == "cpu" and mean_length < SHORT_SENTENCE else "sdpa"
 
 
 def choose_micro_batches(
-    recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, processes: int, earlier: Mapping[str, Any]
+    recipe: Recipe, config: VaswaniTransformerConfig, device: torch.device, processes: int, saved: Mapping[str, Any]
 ) -> int:
     """Return the number of micro-batches of a step.
 
@@ -110,18 +113,18 @@ def choose_micro_batches(
     A resumed run keeps its number, which decides the sentences of a step.
     """
     if recipe.micro_batches != "auto" or device.type != "cuda":
-        return recipe.most_micro_batches
-    if earlier:
-        return earlier.get("micro_batches", recipe.most_micro_batches)
+        return recipe.max_micro_batches
+    if saved:
+        return saved.get("micro_batches", recipe.max_micro_batches)
     memory = USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
-    for number in range(processes, recipe.most_micro_batches, processes):
+    for number in range(processes, recipe.max_micro_batches, processes):
         if training_memory(config, recipe.tokens_per_step // number, device.type) <= memory:
             return number
-    return recipe.most_micro_batches
+    return recipe.max_micro_batches
 
 
 def choose_compiler(
-    recipe: Recipe, device: torch.device, steps: int, processes: int, earlier: Mapping[str, Any]
+    recipe: Recipe, device: torch.device, steps: int, processes: int, saved: Mapping[str, Any]
 ) -> DynamoBackend | None:
     """Return the compiler of the model, or None to keep that of `accelerate launch`.
 
@@ -135,11 +138,11 @@ def choose_compiler(
     if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
         return None
     new = device.type == "cuda" and processes == 1 and steps >= WORTH_COMPILING and not recipe.deterministic
-    wanted = earlier.get("compiler") == "inductor" if earlier else new
+    wanted = saved.get("compiler") == "inductor" if saved else new
     return DynamoBackend.INDUCTOR if wanted and can_compile() else DynamoBackend.NO
 
 
-def refuse_compiler(recipe: Recipe, device: torch.device, shard_weights: bool) -> None:
+def check_compiler(recipe: Recipe, device: torch.device, shard_weights: bool) -> None:
     """Raise UnavailableError if the recipe asks for a compiler that cannot work here, or for one with FSDP."""
     if recipe.compile == "yes" and shard_weights:
         raise UnavailableError("compile yes is not supported with FSDP; use --compile no")
@@ -155,7 +158,7 @@ def can_compile() -> bool:
     return has_triton() and compiler is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
-def seed_everything(*numbers: int) -> None:
+def seed_torch(*numbers: int) -> None:
     """Seed torch from a hash of these numbers, so that there is no generator state to save or lose."""
     digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=8).digest()
     seed = int.from_bytes(digest, "big") >> 1
@@ -176,7 +179,7 @@ def use_deterministic_algorithms() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def refuse_too_few_processes(wanted: int | None, running: int) -> None:
+def check_process_count(wanted: int | None, running: int) -> None:
     """Raise UnavailableError if fewer processes run than the recipe or the launcher asked for.
 
     On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts a single process without a warning; it

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .cost import product_rate, share_of_peak, training_flops
+from .cost import matmul_flop_rate, mfu, training_flops
 from .machine import autocast_dtype
 from .prepare import Prepared
 from .progress import Progress
@@ -38,7 +38,7 @@ class Meter:
 
     def measure_peak(self) -> float:
         dtype = autocast_dtype(self.accelerator.mixed_precision) or torch.float32
-        return product_rate(self.accelerator.device, dtype, 0.05) * self.accelerator.num_processes
+        return matmul_flop_rate(self.accelerator.device, dtype, 0.05) * self.accelerator.num_processes
 
     def read(self, window: Window, progress: Progress) -> dict[str, Any]:
         """Return losses per token and speeds; all processes must call this together."""
@@ -53,7 +53,7 @@ class Meter:
             "perplexity": math.exp(min(negative_log_likelihood, 700)),
             "tokens": progress.tokens,
             "tokens_per_second": (window.source_tokens + window.target_tokens) / seconds,
-            "mfu": share_of_peak(flop / seconds, self.peak_flop_per_second),
+            "mfu": mfu(flop / seconds, self.peak_flop_per_second),
             "seconds": progress.seconds,
             "cpu_seconds": progress.cpu_seconds,
             "skipped_steps": progress.skipped_steps,

@@ -170,11 +170,13 @@ def make_model(
     Returns the model, and what was chosen to make it fast on this device.
     """
     if device.type == "cpu":
-        machine.keep_memory()
-    precision = machine.choose_matmul_precision(recipe.matmul_precision, device)
+        machine.keep_freed_memory()
+    if device.type == "cuda":
+        machine.disable_cudnn_attention()
+    precision = machine.set_matmul_precision(recipe.matmul_precision, device)
     attention = machine.choose_attention(recipe.attention, device, mean_length)
     config._attn_implementation = attention
-    machine.seed_everything(recipe.seed)
+    machine.seed_torch(recipe.seed)
     try:
         model = VaswaniTransformerForConditionalGeneration(config)
     except ImportError as error:

@@ -62,20 +62,20 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
         before = {} if recipe.overwrite else read_json_object(record, "identity").get("identity")
         if before is None:  # other programs write a run.json, too: their folders are not overwritten
             raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
-        now = recipe.identity()
+        now = recipe.fixed_keys()
         # The run may be older than a key, or have one that has been removed since.
         before = {key: before.get(key, Recipe.model_fields[key].get_default()) for key in now}
         if recipe.overwrite or (before != now and not begun):
             _check_before_removal(recipe, output)
             remove_run(output)
         else:
-            refuse_changes(before, now, recipe, reporter)
+            check_unchanged(before, now, recipe, reporter)
     elif others:
         raise InputError(
             f"output_dir {output} is not empty ({', '.join(others[:3])}) and holds no training run; choose another"
         )
     command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
-    write_json(record, {"command": command, "identity": recipe.identity(), "recipe": recipe.model_dump()})
+    write_json(record, {"command": command, "identity": recipe.fixed_keys(), "recipe": recipe.model_dump()})
     for folder in (output, output / "checkpoints", output / "corpus"):
         remove_unfinished(folder)
 
@@ -105,7 +105,7 @@ def remove_run(output: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def refuse_changes(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:
+def check_unchanged(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:
     """Raise InputError that lists the differences, unless the recipe allows them."""
     changes = "; ".join(differences(before, now))
     if changes and not recipe.allow_changed:

@@ -18,7 +18,7 @@ from .corpus import Corpus
 from .loss import TrainingLoss
 from .model import make_model, model_config, sizes_and_ids
 from .parallel_text import Sentences
-from .processes import describe_environment, earlier_choices, new_cpu_group, wait_for_all
+from .processes import describe_environment, new_cpu_group, saved_choices, wait_for_all
 from .recipe import Recipe
 from .report import Reporter
 from .schedule import learning_rate, total_steps
@@ -45,13 +45,13 @@ class Prepared:
     module: torch.nn.Module  # the model with its loss, inside DDP or FSDP
     optimizer: AcceleratedOptimizer
     environment: dict[str, Any]  # decides the last bits of the weights
-    identity: dict[str, Any]  # must be the same when the run is resumed
+    fingerprint: dict[str, Any]  # must be the same when the run is resumed
 
     @property
     def config(self) -> Any:
         return self.model.config
 
-    def learning_rate(self, step: int) -> float:
+    def learning_rate_at(self, step: int) -> float:
         """Return the rate of a step, counted from 1."""
         return learning_rate(self.recipe, self.config.d_model, step, self.total_steps)
 
@@ -62,21 +62,21 @@ def prepare(
     """Read the text and build the model. shard_weights: use FSDP instead of DDP if there are several processes."""
     device, processes = accelerator.device, accelerator.num_processes
     shard_weights = shard_weights and processes > 1
-    machine.refuse_compiler(recipe, device, shard_weights)
+    machine.check_compiler(recipe, device, shard_weights)
     cpu_group = new_cpu_group(processes)
     # The main process fills the cache, and the others read it.
     text = read_text(recipe, output, reporter) if accelerator.is_main_process else None
     wait_for_all(cpu_group)
     text = text or read_text(recipe, output, reporter)
     wait_for_all(cpu_group)
-    corpus, identity = text.corpus, {**text.sha256s(), "processes": processes}
+    corpus, fingerprint = text.corpus, {**text.sha256s(), "processes": processes}
 
     config = model_config(recipe, *sizes_and_ids(text.tokenizer, text.target_tokenizer))
-    earlier = earlier_choices(recipe, output)
+    saved = saved_choices(recipe, output)
     # The main process chooses: GPUs may differ in memory.
-    (micro_batches,) = broadcast_object_list([machine.choose_micro_batches(recipe, config, device, processes, earlier)])
-    if micro_batches != recipe.most_micro_batches:
-        identity["micro_batches"] = micro_batches
+    (micro_batches,) = broadcast_object_list([machine.choose_micro_batches(recipe, config, device, processes, saved)])
+    if micro_batches != recipe.max_micro_batches:
+        fingerprint["micro_batches"] = micro_batches
     recipe = recipe.model_copy(update={"micro_batches": micro_batches})
     plan = plan_batches(corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_micro_batch, micro_batches)
     steps = total_steps(recipe, plan)
@@ -87,13 +87,13 @@ def prepare(
     before_tuning = getattr(settings, "max_source_length", None) or 0
     settings.max_source_length = max(before_tuning, int(corpus.source_lengths.max()))
     # Set for every run, because a process may train several models. dynamic: compile once for all sentence lengths.
-    compiler: Any = machine.choose_compiler(recipe, device, steps, processes, earlier)
+    compiler: Any = machine.choose_compiler(recipe, device, steps, processes, saved)
     accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)
     module, optimizer = distribute(recipe, accelerator, model, shard_weights)
     return Prepared(
         recipe=recipe, accelerator=accelerator, cpu_group=cpu_group, reporter=reporter, **text._asdict(),
         plan=plan, order=Order(plan, recipe.seed), total_steps=steps, model=model, module=module, optimizer=optimizer,
-        environment=describe_environment(accelerator, shard_weights) | choices, identity=identity,
+        environment=describe_environment(accelerator, shard_weights) | choices, fingerprint=fingerprint,
     )  # fmt: skip
 
 

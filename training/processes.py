@@ -30,7 +30,7 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
         return Accelerator(
             # Explicit, or Accelerate starts several processes without a GPU as independent runs.
             cpu=not torch.accelerator.is_available(),
-            mixed_precision=machine.choose_precision(recipe.mixed_precision, earlier_choices(recipe, output)),
+            mixed_precision=machine.choose_precision(recipe.mixed_precision, saved_choices(recipe, output)),
             log_with=[LoggerType(name) for name in recipe.trackers] or None,
             project_dir=output,
             kwargs_handlers=[
@@ -42,7 +42,7 @@ def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
         raise InputError(f"mixed_precision or trackers: {' '.join(str(error).split())}") from error
 
 
-def earlier_choices(recipe: Recipe, output: Path) -> dict[str, Any]:
+def saved_choices(recipe: Recipe, output: Path) -> dict[str, Any]:
     """Return the choices recorded in the newest checkpoint (precision, ...), or {} for a new run."""
     for folder in [] if recipe.overwrite else checkpoint_folders.checkpoints(output / "checkpoints"):
         try:

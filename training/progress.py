@@ -33,7 +33,7 @@ class Progress:
     validated_step: int = 0
     validations_since_best: int = 0
 
-    def count_gradient(self, step: int, finite: bool, limit: int) -> None:
+    def record_gradient(self, step: int, finite: bool, limit: int) -> None:
         """Count a step whose gradient is not finite. Raises InputError after `limit` such steps in a row.
 
         step: counted from 1
@@ -84,7 +84,7 @@ class Signals:
 
     received = StopReason.NONE
 
-    def caught(self) -> AbstractContextManager[None]:
+    def handle(self) -> AbstractContextManager[None]:
         return _handlers(self._handle)
 
     def _handle(self, number: int, frame: object) -> None:
@@ -124,7 +124,7 @@ def limit_reached(recipe: Recipe, total_steps: int, progress: Progress) -> bool:
     return any(limit is not None and value >= limit for value, limit in limits)
 
 
-def agree(reason: StopReason, group: distributed.ProcessGroup | None) -> StopReason:
+def agree_on_stop(reason: StopReason, group: distributed.ProcessGroup | None) -> StopReason:
     """Return the reason that counts for all processes.
 
     group: for CPU tensors, so that no step waits for the GPU; None for a single process

@@ -213,7 +213,7 @@ class Recipe(BaseModel):
         if 2 * self.max_length > per_batch:
             raise ValueError(
                 f"a pair of two sentences of max_length {self.max_length} does not fit into a micro-batch of "
-                f"{per_batch} tokens (tokens_per_step {self.tokens_per_step} / micro_batches {self.most_micro_batches})"
+                f"{per_batch} tokens (tokens_per_step {self.tokens_per_step} / micro_batches {self.max_micro_batches})"
             )
         for key in ("patience", "bleu_every"):
             if not self.validation and getattr(self, key) is not None:
@@ -235,19 +235,19 @@ class Recipe(BaseModel):
         return self.validate_every or self.save_every
 
     @property
-    def most_micro_batches(self) -> int:
+    def max_micro_batches(self) -> int:
         """`micro_batches`, or the most that "auto" chooses."""
         return MICRO_BATCHES if self.micro_batches == "auto" else self.micro_batches
 
     @property
     def tokens_per_micro_batch(self) -> int:
-        return self.tokens_per_step // self.most_micro_batches
+        return self.tokens_per_step // self.max_micro_batches
 
-    def identity(self) -> dict[str, Any]:
+    def fixed_keys(self) -> dict[str, Any]:
         """Return the keys that must stay the same when a run is resumed."""
         length = set() if self.decay_share else {"max_steps", "max_epochs"}
         # Runs begun before there was "auto" have the number.
-        return self.model_dump(exclude=MAY_CHANGE | length) | {"micro_batches": self.most_micro_batches}
+        return self.model_dump(exclude=MAY_CHANGE | length) | {"micro_batches": self.max_micro_batches}
 
 
 def load_recipe(name: str | None, options: Mapping[str, str | None] | None = None) -> Recipe:

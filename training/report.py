@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 
 from vaswani_transformer.errors import UnavailableError
 from vaswani_transformer.exit import print_error
@@ -24,7 +25,7 @@ class Reporter:
         """keep_going: report a metrics.jsonl that cannot be written instead of raising"""
         self.is_main_process, self.keep_going = is_main_process, keep_going
         self.console = Console(stderr=True)
-        self.bar: Progress | None = None
+        self.bar: ProgressBar | None = None
         self.metrics: Path | None = None
         self.accelerator: Any = None
         self.last_line_at = -math.inf
@@ -49,15 +50,15 @@ class Reporter:
         if step:
             self.write({"event": "resume", "step": step})
         if self.console.is_terminal:
-            self.bar = Progress(
+            self.bar = ProgressBar(
                 TextColumn("[bold]step"),
                 MofNCompleteColumn(),
                 BarColumn(),
-                TextColumn("{task.fields[news]}"),
+                TextColumn("{task.fields[summary]}"),
                 TimeRemainingColumn(elapsed_when_finished=True),
                 console=self.console,
             )
-            self.task = self.bar.add_task("training", total=total_steps, completed=step, news="")
+            self.task = self.bar.add_task("training", total=total_steps, completed=step, summary="")
             self.bar.start()
 
     def advance(self, step: int, total_steps: int, seconds: float) -> None:
@@ -94,14 +95,14 @@ class Reporter:
     def progress(self, record: dict[str, Any], seconds_left: float) -> None:
         """Write a record of measurements (see Meter.read), and show its losses and speed."""
         self.write(record)
-        news = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s"
+        summary = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s"
         if record["mfu"] is not None:
-            news += f"  MFU {record['mfu']:.0%}"
+            summary += f"  MFU {record['mfu']:.0%}"
         if self.bar is not None:
-            self.bar.update(self.task, completed=record["step"], news=news)
+            self.bar.update(self.task, completed=record["step"], summary=summary)
         else:
             self.say(
-                f"step {record['step']}/{record['total_steps']}  epoch {record['epoch']:.2f}  {news}  "
+                f"step {record['step']}/{record['total_steps']}  epoch {record['epoch']:.2f}  {summary}  "
                 f"rate {record['learning_rate']:.2e}  {timedelta(seconds=round(seconds_left))} left"
             )
 

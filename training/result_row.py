@@ -17,7 +17,7 @@ from vaswani_transformer.errors import InputError, UnavailableError
 from vaswani_transformer.model_folder import read_json_object
 
 from .checkpoint_folders import progress_of
-from .test_sets import TestSet
+from .evaluation_text import EvaluationText
 
 # The columns of training/results/*.csv, in their order.
 COLUMNS = (
@@ -27,7 +27,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def append_row(path: Path, model: Path, test: TestSet, result: dict[str, Any], beam: int, alpha: float) -> None:
+def append_row(path: Path, model: Path, test: EvaluationText, result: dict[str, Any], beam: int, alpha: float) -> None:
     """Append a row to a results file; see training/results/README.md for the columns."""
     run = read_json_object(model / "run.json") if (model / "run.json").is_file() else {}
     progress = progress_of(model)

@@ -40,8 +40,8 @@ def scores(
         ("bleu_as_written", lambda text: text),
         ("bleu_compound_split", lambda text: [split_compounds(line) for line in text]),
     ):
-        found, expected = tokenised(translations), tokenised(references)
-        result[name] = corpus_bleu(found, expected, tokenize="none") if found else None
+        hypothesis_tokens, reference_tokens = tokenised(translations), tokenised(references)
+        result[name] = corpus_bleu(hypothesis_tokens, reference_tokens, tokenize="none") if hypothesis_tokens else None
     matches = [t.strip() == r.strip() for t, r in zip(translations, references, strict=True)]
     result["exact_match"] = 100 * sum(matches) / len(matches)
     if kinds is not None:
@@ -67,7 +67,7 @@ def split_compounds(text: str) -> str:
     return re.sub(r"(\S)-(?=\S)", r"\1 ##AT##-##AT## ", Tokenizer13a()(text))
 
 
-def show(result: dict[str, Any]) -> str:
+def format_scores(result: dict[str, Any]) -> str:
     """Format the scores as text."""
     rows = [
         f"BLEU {result['bleu']:.2f}   sacreBLEU, cased (it tokenises by mteval-v13a): {result['bleu_signature']}",

@@ -21,13 +21,13 @@ class Stepper:
         accelerator = prepared.accelerator
         self.device = accelerator.device
         self.input = InputPipeline(prepared)
-        self.rate = 0.0
+        self.learning_rate = 0.0
         self.gradient_norm = 0.0
         # Fused Adam itself skips a step whose gradient is not finite, and the host reads the norms later.
         self.skips_on_device = self.device.type == "cuda" and accelerator.mixed_precision != "fp16"
         self.unread_norms: dict[int, torch.Tensor] = {}  # by step, since the last log line or save
 
-    def settle_buckets(self) -> None:
+    def fix_ddp_bucket_order(self) -> None:
         """Run a dummy backward pass so that DDP fixes its bucket order; otherwise resumed runs differ in the last bits.
 
         DDP rebuilds its buckets after the first backward pass of a process. From three processes on, the order of the
@@ -72,7 +72,7 @@ class Stepper:
                 return False
             # Randomness depends on the position alone: there is no generator state to save, and it is the same for any
             # number of processes as long as no micro-batch is divided between them.
-            machine.seed_everything(prepared.recipe.seed, self.progress.step, each.number)
+            machine.seed_torch(prepared.recipe.seed, self.progress.step, each.number)
             with fsdp.accumulate(accelerator, prepared.module, last=each is batches.micro_batches[-1]):
                 loss, negative_log_likelihood = prepared.module(*on_device(each.batch, self.device))
                 loss, negative_log_likelihood = loss * each.weight, negative_log_likelihood * each.weight
@@ -90,14 +90,14 @@ class Stepper:
             prepared.accelerator.unscale_gradients()
         gradients = [p.grad for p in prepared.model.parameters() if p.grad is not None]
         norm = fsdp.unsharded(torch.nn.utils.get_total_norm(gradients))
-        self.rate = prepared.learning_rate(progress.step + 1)
+        self.learning_rate = prepared.learning_rate_at(progress.step + 1)
         if self.skips_on_device:
             prepared.optimizer.optimizer.found_inf = norm.isfinite().logical_not().float()
         if self.skips_on_device or fp16 or math.isfinite(norm):
             if recipe.max_gradient_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(prepared.model.parameters(), recipe.max_gradient_norm, norm)
             for group in prepared.optimizer.param_groups:
-                group["lr"] = self.rate
+                group["lr"] = self.learning_rate
             prepared.optimizer.step()  # with fp16 the gradient scaler skips the step itself and lowers its scale
         self.unread_norms[progress.step + 1] = norm
 
@@ -115,5 +115,5 @@ class Stepper:
             # The first few steps with fp16 are expected to overflow, until its scale has settled.
             if not finite and (prepared.accelerator.mixed_precision != "fp16" or progress.skipped_in_a_row >= 5):
                 prepared.reporter.say(f"step {step}: the gradient is not finite, step skipped")
-            progress.count_gradient(step, finite, prepared.recipe.max_bad_steps)
+            progress.record_gradient(step, finite, prepared.recipe.max_bad_steps)
         progress.seconds += time.perf_counter() - started

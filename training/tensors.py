@@ -14,7 +14,7 @@ from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS
 from . import fsdp
 
 
-def copies(tensors: Mapping[str, torch.Tensor], keep: bool = True) -> dict[str, torch.Tensor]:
+def cpu_copies(tensors: Mapping[str, torch.Tensor], keep: bool = True) -> dict[str, torch.Tensor]:
     """Copy the tensors, unsharded, to this process's memory, so that training may change the originals.
 
     keep: False on processes that only contribute their shards (FSDP); returns {}

@@ -22,7 +22,7 @@ from .model import check_model_fields
 from .output import claim_output, lock_run
 from .prepare import Prepared, prepare
 from .processes import make_accelerator
-from .progress import Progress, Signals, StopReason, agree, default_signal_handlers, limit_reached
+from .progress import Progress, Signals, StopReason, agree_on_stop, default_signal_handlers, limit_reached
 from .recipe import ADVICE, Recipe
 from .report import Reporter
 from .step import Stepper
@@ -45,14 +45,14 @@ def train(recipe: Recipe) -> None:
             stack.callback(torch.use_deterministic_algorithms, False)
         accelerator = make_accelerator(recipe, output)
         reporter = Reporter(accelerator.is_main_process, recipe.keep_going)
-        machine.refuse_too_few_processes(recipe.processes, accelerator.num_processes)
+        machine.check_process_count(recipe.processes, accelerator.num_processes)
         if accelerator.is_main_process:
             stack.enter_context(lock_run(output))
             claim_output(recipe, output, reporter)
         accelerator.wait_for_everyone()
         with default_signal_handlers():  # there is nothing to save yet, and reading the text may take an hour
             prepared = prepare(recipe, output, accelerator, reporter, shard_weights)
-        stack.enter_context(signals.caught())
+        stack.enter_context(signals.handle())
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)
         stack.callback(release_model, prepared)
@@ -89,13 +89,13 @@ class Run:
     def train(self) -> StopReason:
         """Train until a limit, and write the model, or until a signal. Return which of them ended the run."""
         prepared, reporter = self.prepared, self.prepared.reporter
-        introduce(prepared)
+        report_setup(prepared)
         if prepared.recipe.trackers:
             keys = prepared.recipe.model_dump().items()
             config = {k: v if isinstance(v, int | float | str) else str(v) for k, v in keys}
             prepared.accelerator.init_trackers("vaswani_transformer", config=config)
         reporter.start(self.output, prepared.accelerator, self.progress.step, prepared.total_steps)
-        self.stepper.settle_buckets()
+        self.stepper.fix_ddp_bucket_order()
         self.window.start()
         reason = self._loop()
         if reason.is_signal:
@@ -150,7 +150,7 @@ class Run:
         self.progress.wall_seconds = time.perf_counter() - self.began
         reached = limit_reached(prepared.recipe, prepared.total_steps, self.progress)
         reason = self.signals.received or (StopReason.LIMIT if reached else StopReason.NONE)
-        return agree(reason, prepared.cpu_group)
+        return agree_on_stop(reason, prepared.cpu_group)
 
     def _report(self) -> None:
         progress, prepared = self.progress, self.prepared
@@ -161,7 +161,7 @@ class Run:
                 "step": step,
                 "total_steps": total,
                 "epoch": step / prepared.plan.steps_per_epoch,
-                "learning_rate": self.stepper.rate,
+                "learning_rate": self.stepper.learning_rate,
                 "gradient_norm": self.stepper.gradient_norm,
                 **self.meter.read(self.window, progress),
             }
@@ -171,7 +171,7 @@ class Run:
             prepared.reporter.advance(step, total, progress.seconds / step)
 
 
-def introduce(prepared: Prepared) -> None:
+def report_setup(prepared: Prepared) -> None:
     """Print the sizes of the run and the machine it runs on, and warn of a recipe that does not fit the text."""
     recipe, plan, environment, say = prepared.recipe, prepared.plan, prepared.environment, prepared.reporter.say
     parameters = sum(p.numel() for p in prepared.model.parameters())

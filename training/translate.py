@@ -61,7 +61,7 @@ def translate(
         raise InputError(f"--output {output} is a folder; give the name of a file")
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=TIMEOUT)
     reporter = Reporter(state.is_main_process)
-    machine.refuse_too_few_processes(None, state.num_processes)
+    machine.check_process_count(None, state.num_processes)
     folder = output.with_name(f"{output.name}.shards")
     translator = Translator.from_pretrained(model, device=state.device, dtype=dtype)
     num_beams, length_penalty, _ = translator.search_settings(num_beams, length_penalty)

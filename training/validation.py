@@ -34,17 +34,17 @@ def validate(prepared: Prepared, progress: Progress, last: bool) -> None:
         "seconds": progress.seconds,
         "cpu_seconds": progress.cpu_seconds,
     }
-    news = f"step {progress.step}: validation loss {loss:.4f}, perplexity {record['validation_perplexity']:.2f}"
+    summary = f"step {progress.step}: validation loss {loss:.4f}, perplexity {record['validation_perplexity']:.2f}"
     if recipe.bleu_every is not None and (last or progress.step % recipe.bleu_every == 0):
         model = unsharded_model(prepared)
         if accelerator.is_main_process:
             translator = Translator(model, prepared.tokenizer, prepared.target_tokenizer)
             assert prepared.validation_sentences is not None
             record["validation_bleu"] = validation_bleu(translator, prepared.validation_sentences, recipe.lowercase)
-            news += f", BLEU {record['validation_bleu']:.1f}"
+            summary += f", BLEU {record['validation_bleu']:.1f}"
         wait_for_all(prepared.cpu_group)
     reporter.write(record)
-    reporter.say(news)
+    reporter.say(summary)
 
 
 def validation_loss(prepared: Prepared, corpus: Corpus) -> float:
@@ -66,7 +66,7 @@ def unsharded_model(prepared: Prepared) -> VaswaniTransformerForConditionalGener
     if not fsdp.is_sharded(prepared.module):
         return prepared.model
     main = prepared.accelerator.is_main_process
-    weights = tensors.copies(dict(prepared.model.named_parameters()), keep=main)
+    weights = tensors.cpu_copies(dict(prepared.model.named_parameters()), keep=main)
     if not main:
         return prepared.model
     model = VaswaniTransformerForConditionalGeneration(prepared.config)

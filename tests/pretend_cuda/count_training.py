@@ -37,6 +37,6 @@ def broken_forward(self: TrainingLoss, *batch: Any) -> Any:
 
 Stepper.step = counted_step
 TrainingLoss.forward = broken_forward  # pyright: ignore[reportAttributeAccessIssue]
-metrics.product_rate = lambda *_: 1e12  # large products on a CPU take seconds
+metrics.matmul_flop_rate = lambda *_: 1e12  # large products on a CPU take seconds
 train(load_recipe("demo", {key: json.dumps(value) for key, value in keys.items()}))
 print(json.dumps(waits))

@@ -106,13 +106,13 @@ def claims(
     options = parse_options(context.args)
     if not run.is_dir():
         raise InputError(f"--run {run}: no such folder")
-    from ..test_sets import TEXT_KEYS, recipe_of_run, test_set
+    from ..evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
     from .claims import CLAIMS, measure_claims
     from .claims.claim import Setting
     from .results import command_line
 
     recipe = recipe_of_run(run, None, {} if data is None else {"data": data})
-    validation = test_set(recipe.model_copy(update={"test": []}))
+    validation = text_of_recipe(recipe.model_copy(update={"test": []}))
     development = replace(
         validation, sources=validation.sources[:sentences], references=validation.references[:sentences]
     )

@@ -51,7 +51,7 @@ def fit(
     weights, losses = folder / "fitted.safetensors", folder / LOSSES
     if losses.is_file():
         before = read_json_object(losses)
-        changed = [key for key, value in recipe.identity().items() if before["recipe"].get(key) != value]
+        changed = [key for key, value in recipe.fixed_keys().items() if before["recipe"].get(key) != value]
         if changed:
             raise InputError(f"{folder}: {', '.join(changed)} changed since this model was trained; remove the folder")
         load_model(model, weights)
@@ -83,7 +83,7 @@ def fit(
             total, tokens = 0.0, 0
     pipeline.close()
     save_model(model, str(weights))
-    write_json(losses, {"losses": curve, "cpu_seconds": time.process_time() - began, "recipe": recipe.identity()})
+    write_json(losses, {"losses": curve, "cpu_seconds": time.process_time() - began, "recipe": recipe.fixed_keys()})
     model.eval()
     return curve
 

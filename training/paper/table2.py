@@ -16,7 +16,7 @@ import torch
 from vaswani_transformer.errors import InputError
 
 from ..__main__ import parse_options
-from ..cost import product_rate
+from ..cost import matmul_flop_rate
 from ..dry_run import estimate
 from ..recipe import load_recipe, shipped_recipes
 from ..result_row import hardware
@@ -33,7 +33,7 @@ def table2(output: Path, results: Path, data: str) -> None:
             rows = list(csv.DictReader(file))
     except OSError as error:
         raise InputError(f"--results {results}: {error.strerror}") from error
-    rate = product_rate(torch.device("cpu"), torch.float32, 2)
+    rate = matmul_flop_rate(torch.device("cpu"), torch.float32, 2)
     ours = [our_row(row, rate, data) for row in rows]
     about = {"quoted": PAPER["table2"], "sustained_flop_per_second": rate, "rows": ours}
     about |= origin("vaswani-transformer paper table2", [1], time.perf_counter() - started)

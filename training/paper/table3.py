@@ -20,10 +20,10 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object, write_json
 
 from ..checkpoint_folders import progress_of
+from ..evaluation_text import text_of_recipe
 from ..model import model_config
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
-from ..test_sets import test_set
 from ..train import train
 from .processes import in_processes
 from .results import (
@@ -144,7 +144,7 @@ def train_row(folder: Path, row: str, seed: int, options: Mapping[str, str | Non
 
 def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     """Return perplexity per token and BLEU on the development set, as in the paper's table."""
-    development = test_set(recipe)  # its validation text: the recipe names no test corpus
+    development = text_of_recipe(recipe)  # its validation text: the recipe names no test corpus
     translator = Translator.from_pretrained(model)
     nats = nats_per_token(translator, development.sources, development.references)
     metric = BLEU(force=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from ...test_sets import TestSet
+from ...evaluation_text import EvaluationText
 
 Numbers = dict[str, Any]
 
@@ -17,7 +17,7 @@ class Setting:
     """The inputs of the measurements: a trained run with its checkpoints, a development set, seeds."""
 
     run: Path
-    development: TestSet
+    development: EvaluationText
     seeds: list[int]
     output: Path
     seconds: float  # to measure one speed

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import InputError
 
+from ...evaluation_text import TEXT_KEYS
 from ...recipe import Recipe, load_recipe
-from ...test_sets import TEXT_KEYS
 from ...train import train
 from ..fit import Curve, fit, prepare_recipe
 from ..processes import in_processes
@@ -81,5 +81,5 @@ def train_changed(
         return cast(Tensor, model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits)
 
     betas = (recipe.adam_beta1, recipe.adam_beta2)
-    curve = fit(cast(nn.Module, model), forward, prepared, prepared.learning_rate, betas)
+    curve = fit(cast(nn.Module, model), forward, prepared, prepared.learning_rate_at, betas)
     return Translator(model, prepared.tokenizer), curve

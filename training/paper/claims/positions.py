@@ -10,9 +10,9 @@ from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding, Stack
 
+from ...evaluation_text import EvaluationText
 from ...recipe import Recipe
 from ...scores import corpus_bleu
-from ...test_sets import TestSet
 from ..plots import intervals, mean_curves, panels
 from ..results import differences, mean_interval, verdict, with_interval
 from ..table3 import nats_per_token
@@ -34,7 +34,7 @@ def measure_extrapolation(setting: Setting) -> Numbers:
     return numbers | {"buckets": BUCKETS, "sentences": numbers["sentences"]["none"][0]}
 
 
-def by_length(text: TestSet, train_model: Callable[[Recipe], Translator], recipe: Recipe) -> Numbers:
+def by_length(text: EvaluationText, train_model: Callable[[Recipe], Translator], recipe: Recipe) -> Numbers:
     """Train a model and return nats per token, BLEU and the number of sentences of each bucket of source lengths."""
     translator = train_model(recipe)
     lengths = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from vaswani_transformer.lines import without_line_breaks
 
+from ...evaluation_text import EvaluationText
 from ...parallel_text import parallel_texts
 from ...recipe import Recipe, load_recipe
 from ...scores import corpus_bleu
-from ...test_sets import TestSet
 from ..plots import intervals, log_x_ticks, mean_curves, panels
 from ..results import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
 from ..rnn import search, train_lstm
@@ -57,12 +57,12 @@ def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     return len(chosen), folder
 
 
-def bleu_of_transformer(text: TestSet, recipe: Recipe) -> Numbers:
+def bleu_of_transformer(text: EvaluationText, recipe: Recipe) -> Numbers:
     translations = train_plain(recipe).translate(text.sources, split_sentences=False)
     return {"bleu": corpus_bleu(translations, text.references)}
 
 
-def bleu_of_lstm(text: TestSet, recipe: Recipe) -> Numbers:
+def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Numbers:
     """Train an LSTM of the model's size and return its BLEU with the search of section 6.1."""
     model, prepared = train_lstm(recipe)
     start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id

@@ -12,8 +12,8 @@ from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 from vaswani_transformer.training_curve import curves_of
 
+from ...evaluation_text import EvaluationText
 from ...recipe import Recipe, load_recipe
-from ...test_sets import TestSet
 from ...train import train
 from ..plots import curves, intervals, panels
 from ..results import differences, mean_interval, plus_minus, verdict, with_interval
@@ -81,7 +81,7 @@ def measure_factor(setting: Setting) -> Numbers:
     return with_first_losses(train_models(setting, models, SHORT))
 
 
-def loss_after_change(text: TestSet, change: Callable[[nn.Module], None] | None, recipe: Recipe) -> Numbers:
+def loss_after_change(text: EvaluationText, change: Callable[[nn.Module], None] | None, recipe: Recipe) -> Numbers:
     """Train a changed model and return its nats per token and the curve of its training loss."""
     translator, curve = train_changed(recipe, change)
     return {"nats_per_token": nats_per_token(translator, text.sources, text.references), "losses": curve}

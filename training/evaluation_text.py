@@ -20,7 +20,7 @@ TEXT_KEYS = (
 
 
 @dataclass(frozen=True)
-class TestSet:
+class EvaluationText:
     """Sources with their references, and the kind of each sentence if it is known."""
 
     name: str
@@ -31,7 +31,7 @@ class TestSet:
     language: str = "en"
 
 
-def test_set(recipe: Recipe) -> TestSet:
+def text_of_recipe(recipe: Recipe) -> EvaluationText:
     """Return the sentences of a recipe's `test` corpora."""
     names = recipe.test or recipe.validation
     if not names:
@@ -40,18 +40,18 @@ def test_set(recipe: Recipe) -> TestSet:
     embedded = recipe.data == EMBEDDED
     kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
     data = recipe.dataset or recipe.data or "."
-    return TestSet(" + ".join(names), Path(data).name, sources, references, kinds, recipe.target_language)
+    return EvaluationText(" + ".join(names), Path(data).name, sources, references, kinds, recipe.target_language)
 
 
-def recipe_test_set(model: Path, config: str | None, data: str | None, test: str | None) -> TestSet:
+def text_of_run(model: Path, config: str | None, data: str | None, test: str | None) -> EvaluationText:
     """Return the test set of a recipe or of the model's run, with the text in another folder or of another name."""
     flags = {} if test is None else {"test": test}
     if data is not None:
         flags |= {"data": data, "dataset": "null", "streaming": "false"}
-    return test_set(recipe_of_run(model, config, flags))
+    return text_of_recipe(recipe_of_run(model, config, flags))
 
 
-def files_test_set(source: Path, reference: Path) -> TestSet:
+def text_of_files(source: Path, reference: Path) -> EvaluationText:
     """Return a test set of text files, line by line."""
     sources, references = ([line.strip() for line in read_lines(path)] for path in (source, reference))
     if len(sources) != len(references):
@@ -59,7 +59,7 @@ def files_test_set(source: Path, reference: Path) -> TestSet:
     if not sources:
         raise InputError(f"{source} is empty")
     language = reference.name.removesuffix(".gz").rpartition(".")[2]  # test.de
-    return TestSet(source.stem, source.parent.name, sources, references, language=language)
+    return EvaluationText(source.stem, source.parent.name, sources, references, language=language)
 
 
 def recipe_of_run(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
