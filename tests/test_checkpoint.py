@@ -219,7 +219,7 @@ def fails(tmp_path, capsys):
 
 
 def test_the_average_command_writes_a_model_folder(root, tmp_path, capsys):
-    for error in ("", "exists; name a new folder"):
+    for error in ("", "exists; choose a new folder"):
         with pytest.raises(SystemExit) if error else contextlib.nullcontext():
             average([str(tmp_path), "--output", str(tmp_path / "model"), "--last", "2"])
         output = capsys.readouterr()

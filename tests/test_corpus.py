@@ -155,10 +155,10 @@ def test_wrong_columns_and_splits_of_a_dataset_are_named(tmp_path, load_dataset,
         load_dataset("flat", target_language="fr")
     with pytest.raises(InputError, match="no split 'dev'; splits: train"):
         load_dataset("nested", "dev")
-    with pytest.raises(InputError, match="is one split .*, without 'dev'"):  # not the training text again
+    with pytest.raises(InputError, match="has only split .*, not 'dev'"):  # not the training text again
         parallel_texts(recipe_for(data=None, dataset=str(tmp_path / "flat"), train=["train"]), ["dev"])
     datasets.Dataset.from_list([{"en": "a", "de": 3}, {"en": "b", "de": 4}]).save_to_disk(str(tmp_path / "numbers"))
-    with pytest.raises(InputError, match="row 1: 'de' holds int, must be text"):
+    with pytest.raises(InputError, match="row 1: 'de' is int, must be text"):
         load_dataset("numbers")
 
 
@@ -400,8 +400,8 @@ def test_a_truncated_gzip_file_is_named(tmp_path, load):
     [
         ({}, "train", re.escape("/train.en: no such file (nor train.en.gz)")),
         ({"data": "nowhere"}, "train", "there is no folder nowhere"),
-        ({}, "pairs.csv", "is not a text that can be read: NAME for .* not CSV, and not stdin"),
-        ({}, "-", "is not a text that can be read: NAME for .* not CSV, and not stdin"),
+        ({}, "pairs.csv", "has an unsupported format; use NAME for .* not CSV, and not stdin"),
+        ({}, "-", "has an unsupported format; use NAME for .* not CSV, and not stdin"),
         ({"data": "embedded", "target_language": "fr"}, "test", r"is English and German \(en, de\), not en to fr"),
     ],
 )

@@ -187,7 +187,7 @@ def test_a_row_that_does_not_fit_is_not_recorded(model_folder, capsys, words, me
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such model folder"),
-        (["model"], "has no run.json; name a recipe"),
+        (["model"], "has no run.json; pass --config RECIPE"),
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),

@@ -70,10 +70,10 @@ def test_n_best_output_of_translate_is_read(tmp_path):
 @pytest.mark.parametrize(
     "written, references, said",
     [
-        ("1\t-0.5\ta dog\n1 -0.6 a dog\n", 1, "n-best.tsv line 2: not a line number, a score and a text"),
-        ("one\t-0.5\ta dog\n", 1, "n-best.tsv line 1: not a line number, a score and a text"),
-        ("1\t-0.5\ta dog\n3\t-0.5\ta dog\n", 3, "translations of line 3 where those of line 2 are due"),
-        ("1\t-0.5\ta\n2\t-0.5\tb\n1\t-0.6\tc\n", 3, "translations of line 1 where those of line 3 are due"),
+        ("1\t-0.5\ta dog\n1 -0.6 a dog\n", 1, "n-best.tsv line 2: expected line number TAB score"),
+        ("one\t-0.5\ta dog\n", 1, "n-best.tsv line 1: expected line number TAB score"),
+        ("1\t-0.5\ta dog\n3\t-0.5\ta dog\n", 3, "expected translations of line 2, found line 3"),
+        ("1\t-0.5\ta\n2\t-0.5\tb\n1\t-0.6\tc\n", 3, "expected translations of line 3, found line 1"),
         ("1\t-0.5\ta dog\n", 2, "reference has a line 2, .*n-best.tsv ends before; they must be parallel"),
         ("1\t-0.5\ta dog\n2\t-0.5\ta dog\n", 1, "n-best.tsv has a line 2, .*reference ends before"),
     ],

@@ -203,12 +203,12 @@ def test_a_plan_counts_steps_and_measures_speed(capsys):
     plan_command(["--config", "demo", "--seconds", "0.2", "--json", "--vocab_size", "400", "--max_epochs", "2"])
     output = capsys.readouterr()
     plan = json.loads(output.out)
-    assert "building the model, and the speed of this machine for 0.2 s" in output.err
+    assert "building the model, then measuring the speed for 0.2 s" in output.err
     assert plan["pairs"] > 15_000 and 0 < plan["padding"] < 0.05 and plan["vocabulary"] == 400
     assert plan["steps"] == min(load_recipe("demo").max_steps, 2 * plan["steps_per_epoch"])
     assert plan["hours"] > 0 and (plan["mfu"] is None or 0 < plan["mfu"] <= 1)
     plan_command(["--config", "multi30k_en_de", "--data", "null", "--dataset", "owner/name", "--seconds", "0"])
     said = capsys.readouterr().out
-    assert "on the Hub, not fetched: steps per epoch unknown" in said and "FLOP in all" not in said
+    assert "on the Hub, not downloaded: steps per epoch unknown" in said and "FLOP in total" not in said
     plan_command(["--config", "paper_big_en_de", "--seconds", "0"])
     assert "parameters        214,171,648" in capsys.readouterr().out

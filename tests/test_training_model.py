@@ -90,13 +90,13 @@ def test_tokenizers_with_different_pad_ids_are_refused(folder):
     exchange_ids(folder)
     shutil.move(folder / TARGET_TOKENIZER, folder / "tokenizer")
     recipe = recipe_of(folder)
-    with pytest.raises(InputError, match="pad_token_id is 0 in the source's and 1 in the target's"):
+    with pytest.raises(InputError, match="the source's pad_token_id is 0, the target's 1"):
         sizes_and_ids(loaded(recipe), load_target_tokenizer(recipe, Path(recipe.output_dir)))
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(folder):
     changed(folder, lambda tokenizer: setattr(tokenizer, "post_processor", processors.ByteLevel()))
-    with pytest.raises(InputError, match=r"tokenizer.json does not end a text in </s> \(2\)"):
+    with pytest.raises(InputError, match=r"tokenizer.json does not append </s> \(2\)"):
         loaded(recipe_of(folder))
 
 

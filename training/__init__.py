@@ -1,12 +1,12 @@
-"""Turns parallel text into a model: sections 5 and 6 of the paper.
+"""Train a Transformer on parallel text (sections 5 and 6 of the paper).
 
     recipe.py        the settings of a run, from a YAML file and options
-    -> prepare.py    text (parallel_text.py, text_files.py, corpus.py), batches (batches.py), model (model.py, fsdp.py)
-                     and what suits this machine (machine.py, dropout.py)
-    -> train.py      the loop: steps (step.py, input_pipeline.py, loss.py, schedule.py), validation (validation.py) and
-                     checkpoints (checkpointer.py, checkpoint_folders.py, tensors.py) until progress.py ends the run;
-                     output.py guards its folder, report.py and metrics.py write its log, average.py its model
-    -> evaluate.py   BLEU (evaluation_text.py, scores.py), also as a row of results (result_row.py)
+    -> prepare.py    text: tokenised_text.py (parallel_text.py, text_files.py, corpus.py); batches: batches.py;
+                     model: model.py (dropout.py, fsdp.py); hardware and processes: machine.py, processes.py
+    -> train.py      the training loop: step.py (input_pipeline.py, loss.py, schedule.py), validation.py,
+                     checkpointer.py (checkpoint_folders.py, tensors.py); limits and signals in progress.py, output
+                     folder in output.py, logging in report.py and metrics.py, final model in average.py
+    -> evaluate.py   BLEU: evaluation_text.py, scores.py; rows of results: result_row.py
 
 Further commands: plan.py (dry_run.py, cost.py), translate.py, interpolate.py, and paper/.
 """

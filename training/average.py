@@ -108,9 +108,9 @@ def average(
         try:
             verify_manifest(folder)
         except BrokenFileError as error:
-            raise BrokenFileError(f"{error}; name the checkpoints to average, without {folder.name}") from error
+            raise BrokenFileError(f"{error}; choose checkpoints without {folder.name}") from error
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"--output {output} exists; name a new folder")
+        raise InputError(f"--output {output} exists; choose a new folder")
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(output) as unfinished:
         write_model(folders, unfinished)

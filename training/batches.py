@@ -1,8 +1,7 @@
 """The order of training as a pure function: (seed, epoch, lengths, budget) -> batches.
 
-A step's batch is `micro_batches` micro-batches of sentences of like length. Which sentences they are does not depend
-on how many processes share them, and the number of steps in an epoch is always the same: the position of a run is
-one integer, the number of steps taken.
+A step's batch is `micro_batches` micro-batches of sentences of similar length. They do not depend on the number of
+processes, and all epochs have the same number of steps, so the position of a run is one integer: the steps taken.
 """
 
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ def plan_batches(
     """Cut the pairs, ordered by length, into micro-batches of at most this many source + target positions, padded.
 
     lengths: (pairs,), with </s>. The order is by max(source, target), then source, then target. Within one maximum
-    the source lengths rise and within the next they fall, so that neighbours are always alike.
+    the source lengths rise and within the next they fall, so that neighbouring pairs have similar lengths.
     """
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
     longest = np.maximum(source, target)
@@ -78,7 +77,7 @@ def _cut(source: np.ndarray, target: np.ndarray, budget: int) -> np.ndarray:
     """Return where micro-batches begin if each takes as many pairs as its budget of padded positions allows."""
     starts = [0]
     while (start := starts[-1]) < len(source):
-        # No pair that follows is shorter on its longer side, so this many at most.
+        # All following pairs are at least as long on their longer side, so at most this many fit.
         most = budget // max(int(source[start]), int(target[start])) + 1
         widest = np.maximum.accumulate(source[start : start + most])
         widest = widest + np.maximum.accumulate(target[start : start + most])
@@ -88,17 +87,17 @@ def _cut(source: np.ndarray, target: np.ndarray, budget: int) -> np.ndarray:
 
 
 class Epoch:
-    """One epoch's order of a plan: pairs of equal lengths change places, and the micro-batches are shuffled."""
+    """The order of one epoch: pairs of equal length are shuffled, then the micro-batches."""
 
     def __init__(self, plan: Plan, seed: int, epoch: int):
         self.plan = plan
         ordered = plan.order
         same_length = _length_groups(plan.source_lengths[ordered], plan.target_lengths[ordered])
         noise = random_words(seed, 2 * epoch, len(ordered))
-        # Sort by (lengths, noise): the run's number above 40 bits of noise in one word.
+        # Sort by (length group, noise): the group number above 40 bits of noise.
         self.pairs = ordered[np.argsort((same_length.astype(np.uint64) << np.uint64(40)) | (noise >> np.uint64(24)))]
         shuffled = np.argsort(random_words(seed, 2 * epoch + 1, plan.micro_batches_per_epoch), kind="stable")
-        # The last step is filled up from the front, so that all steps have the same size and no pair is left out.
+        # Fill the last step from the front, so that all steps have the same size and no pair is left out.
         self.order = np.resize(shuffled, plan.steps_per_epoch * plan.micro_batches_per_step)
 
     def step(self, index: int) -> list[np.ndarray]:
@@ -109,7 +108,7 @@ class Epoch:
 
 
 def _length_groups(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Number the runs of equal (source, target) lengths, and return each pair's: 0 0 0 1 1 2 ..."""
+    """Return each pair's group number; a group has equal (source, target) lengths: 0 0 0 1 1 2 ..."""
     changes = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
     return np.concatenate(([0], np.cumsum(changes)))
 
@@ -129,7 +128,7 @@ class Order:
 def shares(micro_batches: list[np.ndarray], rank: int, processes: int) -> list[tuple[int, np.ndarray]]:
     """Return the share of one process: micro-batches in turn, each with its number in the step.
 
-    With more processes than micro-batches, the pairs of each micro-batch are dealt out to several processes, so that a
+    With more processes than micro-batches, the pairs of each micro-batch are split between several processes, so that a
     step has the same pairs for any number of processes. All processes get the same number of parts, because with FSDP
     they compute together; a part may be empty.
     """

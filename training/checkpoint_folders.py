@@ -129,7 +129,7 @@ def intact(folders: list[Path], say: Callable[[str], None]) -> Iterator[Path]:
 
 
 def verify(folder: Path) -> None:
-    """Raise BrokenFileError that names the first file of a checkpoint that is missing, truncated or altered."""
+    """Raise BrokenFileError naming the first file of a checkpoint that is missing, truncated or altered."""
     if not verify_manifest(folder, optimizer=True):
         raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
 

@@ -36,7 +36,7 @@ class Checkpointer:
             tensors.cpu_copies(parameters | moments, keep=False)
             return
         started = time.perf_counter()
-        self.finish_writing()  # one at a time: there may be no memory for a second copy
+        self.finish_writing()  # one at a time: a second copy may not fit into memory
         weights, moments = tensors.cpu_copies(parameters), tensors.cpu_copies(moments)
         if (name := tensors.not_finite(weights | moments)) is not None:
             raise InputError(
@@ -83,7 +83,7 @@ class Checkpointer:
             self.prepared.reporter.say(f"{error}; training continues")
 
     def raise_if_failed(self) -> None:
-        """Call `finish_writing` if it need not wait."""
+        """Raise the error of a finished background write, without waiting for a running one."""
         if self.writing is not None and self.writing.done():
             self.finish_writing()
 
@@ -93,7 +93,7 @@ class Checkpointer:
             checkpoint_folders.mark_best(self.root, progress.step)
 
     def restore(self) -> Progress:
-        """Load the newest intact checkpoint into the model and the optimizer; return where its run was."""
+        """Load the newest intact checkpoint into the model and the optimizer; return the run's progress."""
         prepared, folder = self.prepared, None
         if prepared.accelerator.is_main_process:
             folder = checkpoint_folders.newest_intact(self.root, prepared.reporter.say)

@@ -1,8 +1,8 @@
 """Filter and tokenise parallel text into a cache, and memory-map it.
 
 A corpus is a folder `<key>/` with source.ids, target.ids (all tokens in a row), source.lengths, target.lengths,
-pairs.hash and corpus.json. The key is a hash of the text, the tokenizer and the filters. A resumed run
-compares the corpus' sha256: of the ids and lengths of each chunk of text in turn.
+pairs.hash and corpus.json. The key hashes the text, the tokenizer and the filters. corpus.json also has a sha256 of the
+token ids and lengths, which a resumed run compares.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ FORMAT = 1
 FILES = {
     "source.ids": None, "target.ids": None, "source.lengths": "int32", "target.lengths": "int32", "pairs.hash": "uint64"
 }  # fmt: skip
-# Drop lines with more characters per allowed token before tokenising them: they must cost neither time nor memory.
+# Drop lines with more characters per allowed token before tokenising them, to save time and memory.
 CHARACTERS_PER_TOKEN = 32
 
 
@@ -195,7 +195,7 @@ def tokenise(
 
 
 def _usable_text(chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], prefix: str):
-    """Return the pairs of a chunk that are worth tokenising, and their line numbers."""
+    """Return the pairs of a chunk to tokenise, and their line numbers."""
     longest = CHARACTERS_PER_TOKEN * recipe.max_length
     pairs, lines = [], []
     for number, (source, target) in enumerate(zip(chunk.sources, chunk.targets, strict=True), chunk.first_line):
@@ -218,7 +218,7 @@ def _usable_text(chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], pref
 def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, dropped: dict[str, Dropped]) -> np.ndarray:
     """Return a mask of the pairs within the limits. lengths: (2, pairs)"""
     too_long = lengths.max(0) > recipe.max_length
-    # Without </s>, so that the ratio means the same for short sentences.
+    # Without </s>, which would bring the ratio of short sentences closer to 1.
     words = np.maximum(lengths - 1, 1)
     lopsided = ~too_long & (words.max(0) > (recipe.max_length_ratio or math.inf) * words.min(0))
     for reason, mask in (("too long", too_long), ("length ratio", lopsided)):
@@ -228,7 +228,7 @@ def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, droppe
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Open a tokenised corpus. Raises BrokenFileError that names a file with another hash than recorded."""
+    """Open a tokenised corpus. Raises BrokenFileError naming a file whose hash differs from the recorded one."""
     try:
         about = read_json_object(folder / "corpus.json", "files", "tokens")
         arrays = []
@@ -246,5 +246,5 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def overlap(train: Corpus, held_out: Corpus) -> int:
-    """Return how many held-out pairs, compared by their text, are also in the training corpus."""
+    """Return the number of held-out pairs that are also in the training corpus, compared by their text."""
     return int(np.isin(held_out.pair_hashes, train.pair_hashes).sum())

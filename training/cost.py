@@ -66,15 +66,15 @@ def training_memory(config: VaswaniTransformerConfig, tokens: int, device: str) 
 
 
 def matmul_flop_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    """Measure the FLOP/s of large matrix products, 100 % of MFU: the fastest product within these seconds."""
+    """Return the FLOP/s of the fastest of many large matrix products in this time; it counts as 100 % MFU."""
     size = 1024 if device.type == "cpu" else 8192
-    generator = torch.Generator(device).manual_seed(0)  # does not disturb the training's generator
+    generator = torch.Generator(device).manual_seed(0)  # leaves the global generator alone
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     return 2 * size**3 / min(seconds_of_calls(lambda: left @ right, device, seconds))
 
 
 def mfu(rate: float, peak: float) -> float | None:
-    """Return rate / peak; None above 1: other work slowed this machine while the peak was measured."""
+    """Return rate / peak, or None above 1 (the peak was measured while the machine was busy)."""
     return rate / peak if rate <= peak else None
 
 

@@ -1,4 +1,4 @@
-"""Estimate what a recipe costs: parameters, FLOPs, memory, steps and time."""
+"""Estimate the cost of a recipe: parameters, FLOPs, memory, steps and time."""
 
 import tempfile
 from pathlib import Path
@@ -109,14 +109,14 @@ def format_estimate(estimate: dict[str, Any]) -> str:
     """Format the estimate as text."""
     rows = {
         "parameters": f"{estimate['parameters']:,} (vocabulary {estimate['vocabulary']:,})",
-        "corpus": "on the Hub, not fetched: steps per epoch unknown",
+        "corpus": "on the Hub, not downloaded: steps per epoch unknown",
         "FLOP per step": f"{estimate['flop_per_step']:.3g}",
     }
     if estimate["pairs"] is not None:
         rows["corpus"] = f"{estimate['pairs']:,} pairs, {estimate['steps_per_epoch']:,} steps per epoch"
         rows["corpus"] += f", {estimate['padding']:.1%} padding"
     if estimate["steps"]:
-        rows["steps"] = f"{estimate['steps']:,}, {estimate['flop']:.3g} FLOP in all"
+        rows["steps"] = f"{estimate['steps']:,}, {estimate['flop']:.3g} FLOP in total"
     rows["memory"] = f"about {estimate['memory_bytes'] / 2**30:.1f} GiB per process"
     if "tokens_per_second" in estimate:
         speed, rate = estimate["tokens_per_second"], estimate["flop_per_second"] / 1e9

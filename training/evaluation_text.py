@@ -1,4 +1,4 @@
-"""The test sets of a recipe, or of text files."""
+"""The text to evaluate a model on: that of a recipe, of a run, or of text files."""
 
 import json
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def text_of_recipe(recipe: Recipe) -> EvaluationText:
     """Return the sentences of a recipe's `test` corpora."""
     names = recipe.test or recipe.validation
     if not names:
-        raise InputError("the recipe names no test corpus; --test NAME, or --source and --reference files")
+        raise InputError("the recipe has no test corpus; pass --test NAME, or --source and --reference")
     sources, references = sentences_of(parallel_texts(recipe, names))
     embedded = recipe.data == EMBEDDED
     kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
@@ -44,7 +44,7 @@ def text_of_recipe(recipe: Recipe) -> EvaluationText:
 
 
 def text_of_run(model: Path, config: str | None, data: str | None, test: str | None) -> EvaluationText:
-    """Return the test set of a recipe or of the model's run, with the text in another folder or of another name."""
+    """Return the text of a recipe or of the model's run. data, test: replace the recipe's."""
     flags = {} if test is None else {"test": test}
     if data is not None:
         flags |= {"data": data, "dataset": "null", "streaming": "false"}
@@ -52,7 +52,7 @@ def text_of_run(model: Path, config: str | None, data: str | None, test: str | N
 
 
 def text_of_files(source: Path, reference: Path) -> EvaluationText:
-    """Return a test set of text files, line by line."""
+    """Return the text of two parallel files."""
     sources, references = ([line.strip() for line in read_lines(path)] for path in (source, reference))
     if len(sources) != len(references):
         raise InputError(f"{source} has {len(sources)} lines, {reference} has {len(references)}")
@@ -63,12 +63,12 @@ def text_of_files(source: Path, reference: Path) -> EvaluationText:
 
 
 def recipe_of_run(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
-    """Load the recipe of that name, or of the run in the model's folder, with these options."""
+    """Load the recipe called `config`, or that of the run in the model's folder, with these options."""
     if config is not None:
         return load_recipe(config, flags)
     if not (model / "run.json").is_file():
-        raise InputError(f"{model} has no run.json; name a recipe (--config), or --source and --reference files")
+        raise InputError(f"{model} has no run.json; pass --config RECIPE, or --source and --reference")
     saved = read_json_object(model / "run.json", "recipe").get("recipe", {})
-    # Another version may have written the other keys of the recipe.
+    # Only these keys: another version may have had other keys.
     texts = {key: json.dumps(saved[key], ensure_ascii=False) for key in TEXT_KEYS if key in saved}
     return load_recipe(None, texts | flags)

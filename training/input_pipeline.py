@@ -1,6 +1,6 @@
-"""The batches of a step, built by a thread while the step before it is computed.
+"""Builds the batches of the next step in a background thread.
 
-Which pairs a step has is a function of seed and step alone (batches.py), so building them ahead changes no result.
+A step's pairs depend only on seed and step (batches.py), so prefetching changes no result.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ Batch = tuple[torch.Tensor | None, ...]
 class MicroBatch:
     number: int  # within the step
     batch: Batch
-    weight: float  # 0 for a process that has no pair in this micro-batch and computes another one
+    weight: float  # 0 for a dummy pair
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def own_micro_batches(prepared: Prepared, corpus: Corpus, batches: list[np.ndarray]) -> Iterator[MicroBatch]:
-    """Yield this process's share of some batches of pairs.
+    """Yield the micro-batches of this process.
 
-    All processes must compute together: one without a pair computes any other with weight 0.
+    Collective operations need every process: a process without pairs computes a dummy pair with weight 0.
     """
     accelerator = prepared.accelerator
     for number, pairs in shares(batches, accelerator.process_index, accelerator.num_processes):
@@ -74,7 +74,7 @@ class InputPipeline:
         self.ahead: tuple[int, Future[StepBatches]] | None = None
 
     def take(self, step: int) -> StepBatches:
-        """Return the batches of a step (from 0), and begin to build those of the next one."""
+        """Return the batches of a step (from 0), and start building those of the next one."""
         if self.ahead is None or self.ahead[0] != step:
             self.ahead = step, self.thread.submit(self.build, step)
         batches = self.ahead[1].result()

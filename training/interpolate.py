@@ -1,7 +1,7 @@
 """Sequence-level interpolation: training text close to both the model's translations and the references.
 
-Keeps, of the n best translations of each training sentence, the one closest to its reference (Kim and Rush 2016,
-section 3.3).
+Keeps the one of the n best translations of each training sentence that is closest to its reference (Kim and Rush
+2016, section 3.3).
 
     vaswani-transformer translate --model MODEL --input train.en --n-best 6 --num-beams 6 --output n-best.tsv
     python -m training.interpolate n-best.tsv --reference train.fr --output interpolated.fr
@@ -21,7 +21,9 @@ from vaswani_transformer.lines import open_output, read_lines
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(help="Of the n best translations of every line, write the one closest to the reference (sentence BLEU).")
+@app.command(
+    help="Write the translation of every line that is closest to the reference (sentence BLEU) among the n best."
+)
 def interpolate(
     n_best: Annotated[
         list[Path], typer.Argument(help="Output of `translate --n-best` for the same lines, from one or more models.")
@@ -32,7 +34,7 @@ def interpolate(
 ) -> None:
     from sacrebleu.metrics.bleu import BLEU
 
-    bleu = BLEU(lowercase=lowercase, effective_order=True)  # leave out n-grams longer than the sentence
+    bleu = BLEU(lowercase=lowercase, effective_order=True)  # ignore n-grams longer than the sentence
     with open_output(output) as out:
         files = [reference, *n_best]
         for number, row in enumerate(zip_longest(read_lines(reference), *map(lists_of, n_best)), start=1):
@@ -41,7 +43,7 @@ def interpolate(
                 longer, shorter = files[ended.index(False)], files[ended.index(True)]
                 raise InputError(f"{longer} has a line {number}, {shorter} ends before; they must be parallel")
             line, lists = cast(str, row[0]), cast(tuple[list[str], ...], row[1:])
-            # Of equally close ones max() takes the first, which has the highest score.
+            # max() returns the first of equally close ones, which has the highest score.
             closest = max(chain(*lists), key=lambda text, line=line: bleu.sentence_score(text, [line]).score)
             out.write(f"{closest}\n".encode())
 
@@ -53,12 +55,12 @@ def lists_of(path: Path) -> Iterator[list[str]]:
         for row, line in enumerate(read_lines(path), start=1):
             number, *rest = line.split("\t")
             if len(rest) != 2 or not number.isdecimal():
-                raise InputError(f"{path} line {row}: not a line number, a score and a text, with tabs between them")
+                raise InputError(f"{path} line {row}: expected line number TAB score TAB text")
             yield int(number), rest[1]
 
     for expected, (number, rows) in enumerate(groupby(numbered(), key=lambda row: row[0]), start=1):
         if number != expected:
-            raise InputError(f"{path}: translations of line {number} where those of line {expected} are due")
+            raise InputError(f"{path}: expected translations of line {expected}, found line {number}")
         yield [text for _, text in rows]
 
 

@@ -73,9 +73,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # the smaller factors below, and without other_mass.
             exponential.scatter_add_(1, target, -peak * normaliser)
             cast_exponential = exponential.to(dtype)
-            hidden_gradient[start : start + rows] = (
-                cast_exponential @ cast_weight
-            ) / normaliser - other_mass * weight_sum
+            weighted = (cast_exponential @ cast_weight) / normaliser  # (rows, d_model)
+            hidden_gradient[start : start + rows] = weighted - other_mass * weight_sum
             if bias_gradient is not None:
                 bias_gradient += (exponential.T @ (1 / normaliser))[:, 0] - other_mass * len(part)
             part = (part / normaliser).to(dtype)

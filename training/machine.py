@@ -1,4 +1,4 @@
-"""Settings that depend on the machine: what makes a step fast there, and what cannot run there.
+"""Settings that depend on the hardware, and checks for unsupported combinations.
 
 `saved`: the choices that the newest checkpoint of the run records, or {} for a new run.
 """
@@ -110,7 +110,7 @@ def choose_micro_batches(
 
     "auto": on GPUs the smallest multiple of `processes` with which a process fits into its memory, at most 8, because
     starting the kernels of a small micro-batch takes the host longer than computing it takes the GPU.
-    A resumed run keeps its number, which decides the sentences of a step.
+    A resumed run keeps its number, because it determines the pairs of a step.
     """
     if recipe.micro_batches != "auto" or device.type != "cuda":
         return recipe.max_micro_batches
@@ -129,7 +129,7 @@ def choose_compiler(
     """Return the compiler of the model, or None to keep that of `accelerate launch`.
 
     "auto" compiles long runs of one process on a GPU, unless they are deterministic: a resumed run may compile
-    differently. A resumed run keeps its choice: compiled dropout draws other masks.
+    differently. A resumed run keeps its choice: compiled dropout draws different masks.
     """
     if recipe.compile == "yes":
         return DynamoBackend.INDUCTOR
@@ -143,7 +143,7 @@ def choose_compiler(
 
 
 def check_compiler(recipe: Recipe, device: torch.device, shard_weights: bool) -> None:
-    """Raise UnavailableError if the recipe asks for a compiler that cannot work here, or for one with FSDP."""
+    """Raise UnavailableError if the recipe asks for a compiler that cannot work here or with FSDP."""
     if recipe.compile == "yes" and shard_weights:
         raise UnavailableError("compile yes is not supported with FSDP; use --compile no")
     if recipe.compile == "yes" and device.type == "cuda" and not can_compile():
@@ -159,23 +159,23 @@ def can_compile() -> bool:
 
 
 def seed_torch(*numbers: int) -> None:
-    """Seed torch from a hash of these numbers, so that there is no generator state to save or lose."""
+    """Seed torch from a hash of these numbers, so that there is no generator state to save."""
     digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=8).digest()
     seed = int.from_bytes(digest, "big") >> 1
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # ten times as fast, as it prepares no seeds for devices that are not there
+    else:  # ten times as fast, because it seeds no other devices
         torch.default_generator.manual_seed(seed)
 
 
 def use_deterministic_algorithms() -> None:
-    """Let torch choose kernels that add up in a fixed order, and raise where a GPU has none.
+    """Use deterministic kernels, and raise where a GPU has none.
 
-    Call it before the first kernel. It holds for the whole process, until torch.use_deterministic_algorithms(False).
+    Call it before the first kernel. It applies to the whole process, until torch.use_deterministic_algorithms(False).
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # Otherwise torch fills every new tensor with NaN, to expose programs that read what they did not write.
+    # Otherwise torch fills every new tensor with NaN, to expose reads of uninitialised memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -183,7 +183,7 @@ def check_process_count(wanted: int | None, running: int) -> None:
     """Raise UnavailableError if fewer processes run than the recipe or the launcher asked for.
 
     On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts a single process without a warning; it
-    only sets the address at which the processes would meet.
+    only sets the address of the process group.
     """
     launched_as_one_of_several = running == 1 and {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
     if launched_as_one_of_several or wanted not in (None, running):

@@ -1,4 +1,4 @@
-"""Measurements between two lines of metrics.jsonl: losses, speed, and the share of the possible speed (MFU)."""
+"""Measure losses, speed and model FLOPs utilisation (MFU) between two lines of metrics.jsonl."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from .progress import Progress
 
 
 class Window:
-    """Sums over the steps since the last line. Losses are summed on the device, so that nothing waits for a GPU."""
+    """Sums over the steps since the last line. Losses are summed on the device, without synchronising with a GPU."""
 
     def __init__(self, device: torch.device):
         self.device = device

@@ -1,4 +1,4 @@
-"""The tokenizers and the model of a recipe, new or to be fine-tuned."""
+"""Create the tokenizers and the model of a recipe, new or pretrained."""
 
 import dataclasses
 import os
@@ -27,7 +27,7 @@ from .tensors import restore_model
 
 
 def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list[ParallelText], say: Callable[[str], None]) -> Any:
-    """Load the tokenizer of the recipe, of initial_weights, or of output_dir, where it is trained if it is missing."""
+    """Load the tokenizer of the recipe, of initial_weights, or of output_dir; train that of output_dir if missing."""
     folder = tokenizer_folder(recipe, output)
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
@@ -35,10 +35,10 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list[ParallelTe
     elif folder != output and "vocab_size" in recipe.model_fields_set:
         say(f"vocab_size {recipe.vocab_size} has no effect: the tokenizer in {folder} is used")
     if not (folder / "tokenizer.json").is_file():
-        raise InputError(f"tokenizer: {folder} has no tokenizer.json; `vaswani-transformer tokenizer` trains one")
+        raise InputError(f"tokenizer: {folder} has no tokenizer.json; train one with `vaswani-transformer tokenizer`")
     tokenizer = load_for_training(folder, of_targets=not (folder / TARGET_TOKENIZER).is_dir())
     if recipe.lowercase and tokenizer.decode(tokenizer("A")["input_ids"], skip_special_tokens=True).strip() != "a":
-        raise InputError(f"lowercase: the tokenizer in {folder} keeps capitals; `tokenizer --lowercase` trains one")
+        raise InputError(f"lowercase: the tokenizer in {folder} keeps capitals; train one with `tokenizer --lowercase`")
     before = recipe.initial_weights and local_folder(recipe.initial_weights)
     if before and folder != before and (before / "tokenizer.json").is_file():
         if tokenizer.get_vocab() != load_tokenizer(before).get_vocab():
@@ -47,7 +47,7 @@ def load_or_train_tokenizer(recipe: Recipe, output: Path, texts: list[ParallelTe
 
 
 def save_new_tokenizer(recipe: Recipe, output: Path, texts: list[ParallelText]) -> None:
-    """Train a tokenizer on the texts. Its files appear in output_dir when they are complete."""
+    """Train a tokenizer on the texts and save it in output_dir; its files appear when they are complete."""
     tokenizer = train_tokenizer(
         text_lines(texts), recipe.vocab_size, split_digits=recipe.split_digits, lowercase=recipe.lowercase
     )
@@ -69,21 +69,21 @@ def load_target_tokenizer(recipe: Recipe, output: Path) -> Any:
 def load_for_training(folder: Path, of_targets: bool) -> Any:
     """Load a tokenizer without truncation and padding, which tokenizer files from the Hub may enable.
 
-    Raises InputError if it is that of the targets and does not end a text in </s>.
+    of_targets: raise InputError if it does not append </s>
     """
     tokenizer = load_tokenizer(folder)
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     if of_targets and tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise InputError(
-            f"tokenizer: {folder / 'tokenizer.json'} does not end a text in {tokenizer.eos_token} "
-            f"({tokenizer.eos_token_id}), so the model would not learn to stop; add it with its post_processor"
+            f"tokenizer: {folder / 'tokenizer.json'} does not append {tokenizer.eos_token} "
+            f"({tokenizer.eos_token_id}), so the model would not learn to stop; add it to the post_processor"
         )
     return tokenizer
 
 
 def sizes_and_ids(tokenizer: Any, target_tokenizer: Any) -> tuple[int, int | None, dict[str, int | None]]:
-    """Return the arguments of `model_config` that the tokenizers determine: sizes, and fields for control tokens.
+    """Return the arguments of `model_config` that come from the tokenizers: sizes, and ids of control tokens.
 
     target_tokenizer: None if both languages share one
     Decoding starts with <s>, or with <pad> if the tokenizer has no <s>, as in T5 and Marian. Raises InputError if two
@@ -92,8 +92,8 @@ def sizes_and_ids(tokenizer: Any, target_tokenizer: Any) -> tuple[int, int | Non
     target = tokenizer if target_tokenizer is None else target_tokenizer
     if tokenizer.pad_token_id != target.pad_token_id:
         raise InputError(
-            f"tokenizer: pad_token_id is {tokenizer.pad_token_id} in the source's and {target.pad_token_id} in the "
-            "target's; the model needs one for both"
+            f"tokenizer: the source's pad_token_id is {tokenizer.pad_token_id}, the target's {target.pad_token_id}; "
+            "the model needs the same for both"
         )
     start = target.pad_token_id if target.bos_token_id is None else target.bos_token_id
     ids = {
@@ -112,7 +112,7 @@ def tokenizer_folder(recipe: Recipe, output: Path) -> Path:
 
 
 def check_model_fields(recipe: Recipe) -> None:
-    """Raise InputError that names a key of `model` which is no field of the config."""
+    """Raise InputError for a key of `model` that is not a config field."""
     known = [field.name for field in dataclasses.fields(VaswaniTransformerConfig)]
     for key in recipe.model:
         if key not in known:
@@ -128,7 +128,7 @@ def model_config(
     """Return the config of the preset or of initial_weights, with the recipe's overrides.
 
     vocabulary, target_vocabulary: sizes of the tokenizers; None if both languages share one.
-    ids: the fields for the tokenizers' control tokens. Raises InputError that names the field.
+    ids: the config fields for control tokens. Raises InputError naming the field.
     """
     check_model_fields(recipe)
     sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
@@ -166,8 +166,8 @@ def make_model(
 ) -> tuple[VaswaniTransformerForConditionalGeneration, dict[str, Any]]:
     """Create the model with random weights, or with those of initial_weights, which must have the same shapes.
 
-    mean_length: of the sentences, in tokens
-    Returns the model, and what was chosen to make it fast on this device.
+    mean_length: mean sentence length in tokens
+    Returns the model and the choices made for this device.
     """
     if device.type == "cpu":
         machine.keep_freed_memory()

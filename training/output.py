@@ -29,7 +29,7 @@ FILES = (
 def lock_run(output_dir: Path) -> TextIO:
     """Lock output_dir for this process until the returned file is closed; the system releases it on any exit.
 
-    Raises InputError that names the process holding the lock, UnavailableError if the folder cannot be written.
+    Raises InputError naming the process holding the lock, UnavailableError if the folder cannot be written.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def remove_run(output: Path) -> None:
 
 
 def check_unchanged(before: dict[str, Any], now: dict[str, Any], recipe: Recipe, reporter: Reporter) -> None:
-    """Raise InputError that lists the differences, unless the recipe allows them."""
+    """Raise InputError listing the differences, unless the recipe allows them."""
     changes = "; ".join(differences(before, now))
     if changes and not recipe.allow_changed:
         raise InputError(

@@ -62,7 +62,7 @@ def train_and_validation_texts(recipe: Recipe) -> Texts:
 
 
 def _part(text: ParallelText, held_out: bool) -> ParallelText:
-    """Return every HELD_OUT_EVERY-th pair of a text, at most HELD_OUT_MOST of them, or all other pairs."""
+    """Return every HELD_OUT_EVERY-th pair of a text, HELD_OUT_MOST at most, or all other pairs."""
     end = HELD_OUT_EVERY * HELD_OUT_MOST
 
     def is_held_out(index: int) -> bool:
@@ -89,7 +89,7 @@ def _from_files(recipe: Recipe, name: str) -> ParallelText:
     languages, errors = recipe.languages, recipe.encoding_errors
     plain = name.removesuffix(".gz")
     if plain.endswith(".csv") or name == "-":
-        raise InputError(f"{name!r} is not a text that can be read: {FORMATS}")
+        raise InputError(f"{name!r} has an unsupported format; use {FORMATS}")
     if plain.endswith(".tsv"):
         path = _existing(recipe, name)
         columns = tsv_columns(path, languages)
@@ -100,12 +100,12 @@ def _from_files(recipe: Recipe, name: str) -> ParallelText:
         return ParallelText(
             name,
             lambda: read_jsonl(path, languages, errors),
-            lambda: f"{files_sha256(path)} {languages}",  # the other direction is another corpus
+            lambda: f"{files_sha256(path)} {languages}",  # the reverse direction is another corpus
         )
     if "," in name:
         stems = [part.strip() for part in name.split(",")]
         if len(stems) != 2:
-            raise InputError(f"corpus {name!r} names {len(stems)} files, must be source,target")
+            raise InputError(f"corpus {name!r} names {len(stems)} files; write source,target")
     else:
         stems = [name.replace("{language}", x) if "{language}" in name else f"{name}.{x}" for x in languages]
     source, target = (_existing(recipe, stem) for stem in stems)
@@ -129,7 +129,7 @@ def _from_embedded(recipe: Recipe, split: str) -> ParallelText:
 
 
 def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
-    """Open a split of a `datasets` id or of a folder made by `save_to_disk`; `streaming` keeps no copy of it."""
+    """Open a split of a `datasets` id, or of a folder made by `save_to_disk`."""
     from datasets.exceptions import DatasetsError
 
     where = f"dataset {recipe.dataset}, split {split}"
@@ -150,12 +150,12 @@ def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
             yield Chunk(first, *sides)
             first += len(sides[0])
 
-    # The other direction is another corpus.
+    # The reverse direction is another corpus.
     return ParallelText(f"{recipe.dataset}/{split}", chunks, lambda: f"{fingerprint} {recipe.languages}")
 
 
 def _column(columns: dict[str, list[Any]], language: str, where: str, first: int) -> list[str | None]:
-    """Return a language's texts: of its own column, or of its key in the column `translation`."""
+    """Return a language's texts, from its own column or from its key in the column `translation`."""
     missing = "there is no column 'translation' and no column"
     if "translation" in columns:
         missing = "translation has no language"
@@ -166,7 +166,7 @@ def _column(columns: dict[str, list[Any]], language: str, where: str, first: int
     texts = [text or "" for text in columns[language]]
     for number, text in enumerate(texts, first):
         if not isinstance(text, str):
-            raise InputError(f"{where}, row {number}: {language!r} holds {type(text).__name__}, must be text")
+            raise InputError(f"{where}, row {number}: {language!r} is {type(text).__name__}, must be text")
     return texts
 
 
@@ -194,7 +194,7 @@ def _load_split(recipe: Recipe, split: str) -> tuple[Any, str]:
             raise InputError(f"dataset {name} has no split {split!r}; splits: {', '.join(loaded)}")
         loaded = loaded[split]
     elif split != str(loaded.split) and split not in recipe.train:
-        raise InputError(f"dataset {name} is one split ({loaded.split}), without {split!r}; save a DatasetDict of both")
+        raise InputError(f"dataset {name} has only split {loaded.split}, not {split!r}; save a DatasetDict with both")
     return loaded, fingerprint or f"{loaded._fingerprint} {len(loaded)}"
 
 
@@ -222,7 +222,7 @@ def sentences_of(texts: Iterable[ParallelText]) -> Sentences:
 
 
 def text_lines(texts: list[ParallelText]) -> Iterator[str]:
-    """Yield both sides of all pairs, to train a tokenizer on."""
+    """Yield both sides of all pairs, as training text for a tokenizer."""
     for text in texts:
         for chunk in text.chunks():
             for line in chain(chunk.sources, chunk.targets):

@@ -1,4 +1,4 @@
-"""The `plan` command: what a recipe will cost."""
+"""The `plan` command: estimate the cost of a recipe."""
 
 import json
 from typing import Annotated
@@ -15,17 +15,18 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(
     context_settings=RECIPE_OPTIONS,
-    help="A dry run of a recipe: parameters, FLOPs, memory, steps per epoch, projected time. Options as for training.",
+    help="Estimate a recipe's parameters, FLOPs, memory, steps per epoch and training time. "
+    "Takes the options of `train`.",
     epilog=describe_keys(),
 )
 def plan(
     context: typer.Context,
     config: Config = None,
-    seconds: Annotated[float, typer.Option(min=0, help="How long to measure the speed; 0: not at all.")] = 10,
+    seconds: Annotated[float, typer.Option(min=0, help="Seconds to measure the speed for; 0: do not measure.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     recipe = load_recipe(config, parse_options(context.args))
-    measured = f", and the speed of this machine for {seconds:g} s" if seconds else ""
+    measured = f", then measuring the speed for {seconds:g} s" if seconds else ""
     typer.echo(f"reading the text and building the model{measured} ...", err=True)
     from .dry_run import estimate, format_estimate
 

@@ -1,4 +1,4 @@
-"""From a recipe to everything that the training loop works with: text, batches, model, optimizer."""
+"""Build everything the training loop needs from a recipe: text, batches, model, optimizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ class Prepared:
     model: VaswaniTransformerForConditionalGeneration
     module: torch.nn.Module  # the model with its loss, inside DDP or FSDP
     optimizer: AcceleratedOptimizer
-    environment: dict[str, Any]  # decides the last bits of the weights
+    environment: dict[str, Any]  # affects bit-exact results
     fingerprint: dict[str, Any]  # must be the same when the run is resumed
 
     @property

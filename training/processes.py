@@ -61,13 +61,13 @@ def new_cpu_group(processes: int) -> distributed.ProcessGroup | None:
 
 
 def wait_for_all(group: distributed.ProcessGroup | None) -> None:
-    """Wait for the other processes of a `cpu_group`, for hours if need be."""
+    """Wait for the other processes of a `cpu_group`, for up to MAIN_PROCESS_TIMEOUT."""
     if group is not None:
         distributed.barrier(group)
 
 
 def describe_environment(accelerator: Accelerator, shard_weights: bool) -> dict[str, Any]:
-    """Return what decides the last bits of the weights, besides the recipe: hardware, libraries, what was chosen."""
+    """Return what affects bit-exact results: hardware, libraries, and automatic choices."""
     environment: dict[str, Any] = {
         "python": sys.version.split()[0],
         **{name: version(name) for name in ("torch", "numpy", "transformers", "tokenizers")},

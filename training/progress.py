@@ -1,4 +1,4 @@
-"""How far a run has come, and why it stops."""
+"""Progress of a run, its limits, and stop signals."""
 
 import math
 import os
@@ -34,7 +34,7 @@ class Progress:
     validations_since_best: int = 0
 
     def record_gradient(self, step: int, finite: bool, limit: int) -> None:
-        """Count a step whose gradient is not finite. Raises InputError after `limit` such steps in a row.
+        """Record whether the gradient of a step was finite. Raises InputError after `limit` non-finite ones in a row.
 
         step: counted from 1
         """
@@ -79,7 +79,7 @@ class StopReason(IntEnum):
 class Signals:
     """Turn the first SIGTERM, SIGINT or SIGHUP into a request to save and stop; a second one ends the process at once.
 
-    A single process drops the step that it is in; several processes finish theirs, so that they agree on the last step.
+    A single process abandons its current step; several processes finish theirs, so that they agree on the last step.
     """
 
     received = StopReason.NONE
@@ -95,7 +95,10 @@ class Signals:
 
 
 def default_signal_handlers() -> AbstractContextManager[None]:
-    """Let signals end the process: an exception from a Python handler is lost inside the tokenizers library."""
+    """Restore the default handlers while the text is read.
+
+    The tokenizers library swallows exceptions raised in Python handlers.
+    """
     return _handlers(signal.SIG_DFL)
 
 
@@ -125,9 +128,9 @@ def limit_reached(recipe: Recipe, total_steps: int, progress: Progress) -> bool:
 
 
 def agree_on_stop(reason: StopReason, group: distributed.ProcessGroup | None) -> StopReason:
-    """Return the reason that counts for all processes.
+    """Return the highest-priority stop reason of all processes.
 
-    group: for CPU tensors, so that no step waits for the GPU; None for a single process
+    group: a gloo group, which does not synchronise with the GPU; None for a single process
     """
     if group is None:
         return reason

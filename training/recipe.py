@@ -1,4 +1,4 @@
-"""A recipe: all settings that decide what a training run computes, as the keys of one YAML file."""
+"""A recipe: all settings of a training run, as the keys of a YAML file."""
 
 import difflib
 import json
@@ -78,8 +78,10 @@ class Recipe(BaseModel):
     # --- tokenizer (section 5.1) ---
     tokenizer: Text | None = Field(None, description="Tokenizer folder; null: train one on the training text.")
     vocab_size: int = Field(37000, ge=260, le=LARGEST_VOCABULARY, description="Size of a newly trained tokenizer.")
-    split_digits: bool = Field(False, description="Make every digit a token, so that unseen numbers can be spelled.")
-    lowercase: bool = Field(False, description="Read and write lower case; BLEU during training is lower-cased too.")
+    split_digits: bool = Field(
+        False, description="Make each digit its own token, so that the model can spell unseen numbers."
+    )
+    lowercase: bool = Field(False, description="Lower-case all text; BLEU during training ignores case.")
 
     # --- text ---
     data: Text | None = Field(None, description=f"Folder of the text files, or {EMBEDDED!r} for the demo's corpus.")
@@ -94,12 +96,14 @@ class Recipe(BaseModel):
         "train.de (or .gz); also 'train.{language}.txt', 'a.txt,b.txt', 'pairs.tsv', 'pairs.jsonl'.",
     )
     validation: Texts = Field(
-        ["val"], description="Validation corpora, named like `train`; without val.en and val.de, held out from `train`."
+        ["val"],
+        description="Validation corpora, named like `train`; if the default val.en and val.de do not exist, every 50th "
+        "training pair is held out.",
     )
     test: Texts = Field([], description="Test corpora, named like `train`.")
     max_length: int = Field(256, ge=2, description="Drop pairs with more tokens on one side, </s> included.")
     max_length_ratio: float | None = Field(
-        None, ge=1, description="Drop pairs with one side this many times longer than the other."
+        None, ge=1, description="Drop pairs with one side more than this many times longer than the other."
     )
     encoding_errors: Literal["error", "skip"] = Field("error", description="What to do with lines that are not UTF-8.")
     cache: Text | None = Field(None, description="Folder for tokenised corpora; null: output_dir/corpus.")
@@ -110,15 +114,17 @@ class Recipe(BaseModel):
     )
     micro_batches: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="Micro-batches per step, shared by the processes; auto: 8, like the paper's GPUs, but on GPUs only "
-        "as many as their memory needs.",
+        description="Micro-batches per step, split between the processes; auto: 8, like the paper's GPUs, but on GPUs "
+        "as few as their memory allows.",
     )
 
     # --- optimizer (section 5.3) ---
     learning_rate: float | None = Field(None, ge=0, description="Peak of the schedule; null: the paper's formula.")
     learning_rate_factor: float = Field(1.0, ge=0, description="Factor of the paper's formula.")
     warmup_steps: int = Field(4000, ge=1, description="Steps until the peak.")
-    decay_share: float = Field(0.0, ge=0, le=1, description="Last share of the steps, in which the rate falls to 0.")
+    decay_share: float = Field(
+        0.0, ge=0, le=1, description="Fraction of the steps, at the end, over which the rate decays linearly to 0."
+    )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Adam's beta1.")
     adam_beta2: float = Field(0.98, ge=0, lt=1, description="Adam's beta2.")
     adam_epsilon: float = Field(1e-9, gt=0, description="Adam's epsilon.")
@@ -148,12 +154,12 @@ class Recipe(BaseModel):
         None,
         ge=-1,
         le=5,
-        description="Alpha of the finished model's search; null: that of initial_weights, or 0.6.",
+        description="Length penalty (alpha) stored in the final model; null: that of initial_weights, or 0.6.",
     )
 
     # --- run ---
     output_dir: Text = Field("runs/base", description="Folder of the run; the same command resumes it.")
-    seed: int = Field(1, ge=0, lt=2**63, description="Seed of the weights, the order and dropout.")
+    seed: int = Field(1, ge=0, lt=2**63, description="Seed of the initial weights, the data order and dropout.")
     overwrite: bool = Field(False, description="Remove the run in output_dir and start again.")
     allow_changed: bool = Field(False, description="Resume although the recipe, the text or the processes changed.")
     keep_going: bool = Field(False, description="Continue when a checkpoint or a log cannot be written (disk full).")
@@ -161,7 +167,7 @@ class Recipe(BaseModel):
     log_every: int = Field(50, ge=1, description="Steps between lines of metrics.jsonl.")
     trackers: Texts = Field([], description="Accelerate's trackers, such as tensorboard.")
 
-    # --- machine ("auto" chooses for it) ---
+    # --- hardware ("auto" chooses for this machine) ---
     processes: int | None = Field(
         None,
         ge=1,
@@ -170,7 +176,7 @@ class Recipe(BaseModel):
     )
     mixed_precision: Precision | None = Field(
         None,
-        description="Precision of products; null: what `accelerate launch` says; else bf16 on a GPU that has it.",
+        description="Mixed precision; null: that of `accelerate launch`, or bf16 on a GPU that supports it.",
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field("auto", description="Attention kernel.")
     matmul_precision: Literal["auto", "highest", "high", "medium"] = Field(
@@ -185,7 +191,9 @@ class Recipe(BaseModel):
         "auto", description="Byte-wise dropout masks on a CPU."
     )
     deterministic: bool = Field(
-        False, description="Same bits after resuming on a GPU as well, at some cost in speed; a CPU's always are."
+        False,
+        description="Use deterministic GPU kernels, so that resumed runs are bit-identical (slower). CPU runs always "
+        "are.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations: less memory, more time.")
 
@@ -208,7 +216,7 @@ class Recipe(BaseModel):
         if self.streaming and self.dataset is None:
             raise ValueError("streaming is true without a dataset; text files are never copied")
         if not self.train:
-            raise ValueError("train is empty; name at least one training corpus")
+            raise ValueError("train is empty; give at least one training corpus")
         per_batch = self.tokens_per_micro_batch
         if 2 * self.max_length > per_batch:
             raise ValueError(
@@ -217,7 +225,7 @@ class Recipe(BaseModel):
             )
         for key in ("patience", "bleu_every"):
             if not self.validation and getattr(self, key) is not None:
-                raise ValueError(f"{key} is {getattr(self, key)}, but validation is empty; name a validation corpus")
+                raise ValueError(f"{key} is {getattr(self, key)}, but validation is empty; give a validation corpus")
         every = self.validation_interval
         if self.bleu_every is not None and self.bleu_every % every:
             key = "save_every" if self.validate_every is None else "validate_every"
@@ -246,7 +254,7 @@ class Recipe(BaseModel):
     def fixed_keys(self) -> dict[str, Any]:
         """Return the keys that must stay the same when a run is resumed."""
         length = set() if self.decay_share else {"max_steps", "max_epochs"}
-        # Runs begun before there was "auto" have the number.
+        # Runs begun before there was "auto" recorded the number.
         return self.model_dump(exclude=MAY_CHANGE | length) | {"micro_batches": self.max_micro_batches}
 
 
@@ -304,7 +312,7 @@ def _parse_yaml(text: str | bytes, where: str) -> Any:
 
 
 def _first_problem(error: ValidationError, source: dict[str, str], default_source: str) -> str:
-    """Describe the first problem in one line that names the file or option, the value and the limit."""
+    """Describe the first problem in one line: the file or option, the value and the limit."""
     problem = error.errors(include_url=False)[0]
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if not problem["loc"]:
@@ -349,6 +357,6 @@ def describe_keys() -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error: the most similar of the known names, or all of them."""
+    """Return the end of an error message: the most similar known name, or all known names."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"

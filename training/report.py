@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal or plain lines in a log, metrics.jsonl, and trackers."""
+"""Report the progress of a run: a bar on a terminal or lines in a log, metrics.jsonl, and trackers."""
 
 import json
 import math
@@ -62,7 +62,7 @@ class Reporter:
             self.bar.start()
 
     def advance(self, step: int, total_steps: int, seconds: float) -> None:
-        """Move the bar; in a log, say where the run is after its first step and once a minute. seconds: per step"""
+        """Advance the bar; without one, print the step after the first step and once a minute. seconds: per step"""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
         elif time.monotonic() - self.last_line_at > 60:
@@ -93,7 +93,7 @@ class Reporter:
             self.accelerator.log(values, step=record["step"])
 
     def progress(self, record: dict[str, Any], seconds_left: float) -> None:
-        """Write a record of measurements (see Meter.read), and show its losses and speed."""
+        """Write a record of measurements (see Meter.read), and show its loss and speed."""
         self.write(record)
         summary = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s"
         if record["mfu"] is not None:

@@ -27,12 +27,12 @@ def inverse_sqrt_learning_rate(step: int, peak: float, warmup_steps: int) -> flo
     return peak * min(step / warmup_steps, (warmup_steps / step) ** 0.5)
 
 
-def linear_decay(step: int, total_steps: int, share: float) -> float:
-    """Return 1, then over the last `share` of total_steps a linear decay to 0 after the last step.
+def linear_decay(step: int, total_steps: int, fraction: float) -> float:
+    """Return the decay factor of a step: 1, then falling linearly over the last `fraction` of the run.
 
-    Not in the paper: for short runs it replaces the averaging of checkpoints.
+    It reaches 0 one step after the end. Not in the paper: in short runs it replaces the averaging of checkpoints.
     """
-    decaying = share * total_steps
+    decaying = fraction * total_steps
     left = total_steps + 1 - step
     return 1.0 if left >= decaying else max(left, 0) / decaying
 

@@ -12,7 +12,7 @@ from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 def corpus_bleu(
     translations: list[str], references: list[str], lowercase: bool = False, tokenize: str = "13a"
 ) -> float:
-    """Return sacreBLEU. tokenize: sacrebleu's tokenizer; "none" for text that is tokenised already"""
+    """Return sacreBLEU. tokenize: sacrebleu's tokenizer; "none" for text that is already tokenised"""
     # force: no warning about tokenised input, if a corpus has spaces before full stops.
     bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
     return bleu.corpus_score(translations, [references]).score
@@ -25,7 +25,7 @@ def scores(
 
     bleu: sacreBLEU, the number to compare;  bleu_lowercase: sacreBLEU of lower-cased text
     bleu_tokenised: lower-cased and tokenised by Moses' scripts, as in papers on Multi30k; None without sacremoses
-    bleu_as_written: of the words between spaces, as fairseq prints it for IWSLT's text, which is tokenised already
+    bleu_as_written: whitespace-tokenised, for text that is already tokenised, as fairseq prints it for IWSLT
     bleu_compound_split: as in the paper's Table 2 (tensor2tensor's get_ende_bleu.sh): mteval-v13a's tokens, and every
         hyphen between letters is a token
     language: the translations' code, such as de, for Moses' rules
@@ -53,7 +53,7 @@ def scores(
 
 
 def moses_tokenised(lines: list[str], language: str) -> list[str]:
-    """Lower-cased, punctuation normalised, tokenised: task1-tokenize.sh of Multi30k. Empty without sacremoses."""
+    """Lower-case, normalise punctuation and tokenise like Multi30k's task1-tokenize.sh. Empty without sacremoses."""
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
     except ModuleNotFoundError:
@@ -76,7 +76,7 @@ def format_scores(result: dict[str, Any]) -> str:
         if result["bleu_tokenised"] is not None
         else "BLEU   -     tokenised (Moses), lower-cased: pip install sacremoses",
         f"BLEU {result['bleu_compound_split']:.2f}   tokenised (13a), compounds split: the paper's Table 2",
-        f"BLEU {result['bleu_as_written']:.2f}   of the words between spaces, for text that is tokenised already",
+        f"BLEU {result['bleu_as_written']:.2f}   whitespace-tokenised, for text that is already tokenised",
         f"chrF {result['chrf']:.2f}   {result['chrf_signature']}",
         f"exact match {result['exact_match']:.1f} % of {result['sentences']} sentences",
     ]

@@ -1,4 +1,4 @@
-"""One step of section 5: micro-batches, gradients, Adam."""
+"""One optimizer step (section 5): accumulate gradients over micro-batches, clip, Adam."""
 
 import math
 import time
@@ -14,7 +14,7 @@ from .progress import Progress, Signals
 
 
 class Stepper:
-    """Takes steps and counts them in `progress`; adds losses and tokens to `window`."""
+    """Runs optimizer steps; updates `progress` and adds losses and token counts to `window`."""
 
     def __init__(self, prepared: Prepared, progress: Progress, window: Window, signals: Signals):
         self.prepared, self.progress, self.window, self.signals = prepared, progress, window, signals
@@ -44,7 +44,7 @@ class Stepper:
         prepared.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> bool:
-        """Take one step. Returns False if a signal arrived before its last micro-batch."""
+        """Take one step. Return False if a signal arrived before its last micro-batch."""
         prepared, progress = self.prepared, self.progress
         started, cpu_started = time.perf_counter(), time.process_time()
         batches = self.input.take(progress.step)
@@ -70,8 +70,8 @@ class Stepper:
         for each in batches.micro_batches:
             if self.signals.received and processes == 1:
                 return False
-            # Randomness depends on the position alone: there is no generator state to save, and it is the same for any
-            # number of processes as long as no micro-batch is divided between them.
+            # Seeded by step and micro-batch only: no generator state to save, and dropout does not depend on the number
+            # of processes unless they split a micro-batch.
             machine.seed_torch(prepared.recipe.seed, self.progress.step, each.number)
             with fsdp.accumulate(accelerator, prepared.module, last=each is batches.micro_batches[-1]):
                 loss, negative_log_likelihood = prepared.module(*on_device(each.batch, self.device))
@@ -83,7 +83,7 @@ class Stepper:
         return True
 
     def _update_weights(self) -> None:
-        """Clip the gradients and let Adam step; NaN and infinity never reach the weights."""
+        """Clip the gradients and take an Adam step; skip it if a gradient is not finite."""
         prepared, recipe, progress = self.prepared, self.prepared.recipe, self.progress
         fp16 = prepared.accelerator.mixed_precision == "fp16"
         if fp16:
@@ -102,9 +102,9 @@ class Stepper:
         self.unread_norms[progress.step + 1] = norm
 
     def read_norms(self) -> None:
-        """Count the steps since the last call whose gradient was not finite, before a log line or a save.
+        """Count the steps since the last call whose gradient was not finite; called before a log line or a save.
 
-        The host waits for a GPU here; the time is that of the steps. Raises InputError after max_bad_steps such steps
+        This synchronises with the GPU; the wait counts as step time. Raises InputError after max_bad_steps such steps
         in a row.
         """
         prepared, progress, started = self.prepared, self.progress, time.perf_counter()

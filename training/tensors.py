@@ -1,4 +1,4 @@
-"""The weights and Adam's moments as safetensors files, by the names of the parameters."""
+"""Save and load weights and Adam's moments as safetensors, keyed by parameter name."""
 
 import math
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from . import fsdp
 
 
 def cpu_copies(tensors: Mapping[str, torch.Tensor], keep: bool = True) -> dict[str, torch.Tensor]:
-    """Copy the tensors, unsharded, to this process's memory, so that training may change the originals.
+    """Copy the tensors, unsharded, to CPU memory, so that training may change the originals.
 
     keep: False on processes that only contribute their shards (FSDP); returns {}
     """
     kept = {}
     for name, tensor in tensors.items():
-        unsharded = fsdp.unsharded(tensor.detach())  # one at a time: a GPU need not hold all of them
+        unsharded = fsdp.unsharded(tensor.detach())  # one at a time, to save GPU memory
         if keep:
             kept[name] = unsharded.to("cpu", copy=True).contiguous()
     return kept
 
 
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Return the name of a tensor that contains NaN or infinity."""
+    """Return the name of the first tensor with NaN or infinity, or None."""
     for name, tensor in tensors.items():
         if tensor.numel() and not all(math.isfinite(end) for end in tensor.aminmax()):
             return name
@@ -52,7 +52,7 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Load a safetensors file. Raises BrokenFileError that names it."""
+    """Load a safetensors file. Raises BrokenFileError naming it."""
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

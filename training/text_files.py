@@ -1,4 +1,4 @@
-"""Readers of parallel text files: two files, TSV, JSON lines. Faults are named by file and line."""
+"""Readers of parallel text files: two files, TSV, JSON lines. Errors name the file and the line."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def read_tsv(path: Path, columns: tuple[int, int, bool], encoding_errors: str) -
     def pair_of(line: str, place: str) -> tuple[str, str]:
         cells = line.split("\t")
         if len(cells) <= max(source, target):
-            raise InputError(f"{place}: {len(cells)} column, must be source TAB target")
+            raise InputError(f"{place}: {len(cells)} columns, expected source TAB target")
         return cells[source], cells[target]
 
     return _read_pairs(path, pair_of, encoding_errors, skip=int(header))

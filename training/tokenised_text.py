@@ -42,7 +42,8 @@ def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> TokenisedText
     if texts.held_out:
         reporter.say(
             f"no validation text {' + '.join(recipe.validation)}: every {HELD_OUT_EVERY}th training pair is held out, "
-            f"at most {HELD_OUT_MOST:,} (--validation NAME names a text, --validation '[]' does without)"
+            f"at most {HELD_OUT_MOST:,} (--validation NAME uses a text of your own, --validation '[]' disables "
+            "validation)"
         )
     try:
         test = parallel_texts(recipe, recipe.test)

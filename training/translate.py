@@ -41,8 +41,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def translate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     input: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too), one sentence a line.")],
-    output: Annotated[Path, typer.Option(help="The file of the translations, line by line.")],
-    shard_lines: Annotated[int, typer.Option(min=1, help="Lines per shard; a kill loses at most one shard.")] = 20_000,
+    output: Annotated[Path, typer.Option(help="Output file, one translation per line.")],
+    shard_lines: Annotated[
+        int, typer.Option(min=1, help="Lines per shard; a killed process loses at most one shard.")
+    ] = 20_000,
     num_beams: Annotated[
         int | None, typer.Option(min=1, help="Beam size; 1 is greedy search; default: the model's.")
     ] = None,
