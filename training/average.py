@@ -71,7 +71,7 @@ def write_model(folders: list[Path], model: Path) -> None:
         if name != MANIFEST:
             (model / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(folders[-1] / name, model / name)
-    # Settings are text, which users may edit.
+    # Without the settings, which users may edit.
     write_manifest(model, [model / WEIGHTS, *model.rglob("tokenizer.json")])
 
 
@@ -80,7 +80,7 @@ def write_model_folder(folders: list[Path], output: Path) -> None:
     with temporary_path(output / "model") as temporary:
         temporary.mkdir()
         write_model(folders, temporary)
-        remove(output / MANIFEST)  # that of the files that are replaced now
+        remove(output / MANIFEST)  # it describes the files that are replaced now
         move_files([WEIGHTS, *reversed(other_files(temporary))], temporary, output)
 
 
@@ -91,7 +91,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def average(
     checkpoint: Annotated[list[Path], typer.Argument(help="Model folders, or one run's folder (see --last).")],
     output: Annotated[Path, typer.Option(help="The new model folder.")],
-    last: Annotated[int, typer.Option(min=1, help="How many of a run's last checkpoints.")] = 5,
+    last: Annotated[int, typer.Option(min=1, help="Number of a run's last checkpoints.")] = 5,
 ) -> None:
     from .checkpoint_folders import checkpoints
 

@@ -145,12 +145,12 @@ class Dropped:
 def tokenise(
     texts: list[ParallelText], tokenizers: list[Any], recipe: Recipe, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Write the usable pairs to `folder` and return what corpus.json records of them.
+    """Write the usable pairs to `folder` and return their entries for corpus.json.
 
-    tokenizers: of the source and of the target
+    tokenizers: the source's and the target's
     """
     backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
-    for backend in backends:  # control tokens in the text are text
+    for backend in backends:  # control tokens in the text are ordinary text
         backend.encode_special_tokens = True
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
@@ -203,7 +203,7 @@ def _usable_text(chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], pref
         if source is None or target is None:
             dropped["not UTF-8"].add(where)
             continue
-        # A sentence does not include surrounding spaces and line ends.
+        # Ignore surrounding spaces and line ends.
         source, target = source.strip(), target.strip()
         if not source or not target:
             dropped["empty"].add(where)

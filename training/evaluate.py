@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(help="Translate a test set and score it: BLEU five ways, chrF, exact matches.")
+@app.command(help="Translate a test set and score it: BLEU in five variants, chrF, exact matches.")
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
-    source: Annotated[Path | None, typer.Option(help="Source sentences, one a line.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Their translations, one a line.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Source sentences, one per line.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Their translations, one per line.")] = None,
     config: Annotated[
         str | None, typer.Option(help="The recipe whose test set to use; default: that of the model's run.")
     ] = None,
@@ -57,11 +57,11 @@ def evaluate(
     else:
         chosen = text_of_run(model, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
-        raise InputError(f"--hypotheses {hypotheses}: give the name of a file in a folder that is there")
+        raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
     translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
     beam, alpha, _ = translator.search_settings(beam, alpha)
-    # Translate lines as they are: BLEU counts lines, and training reads them uncut.
+    # Translate whole lines, as BLEU and training do.
     translations = translator.translate(
         chosen.sources,
         num_beams=beam,

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy (section 5.4), computed in chunks so that the (tokens, vocabulary) logits never exist.
+"""Label-smoothed cross-entropy (section 5.4), computed in chunks, never for all (tokens, vocabulary) logits at once.
 
 It replaces torch 2.13's F.linear_cross_entropy, which takes 1.3 times as long and twelve times the memory on a CPU,
 returns no separate -log p, and is missing in torch 2.11.
@@ -15,7 +15,7 @@ CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 27}
 
 
 def chunk_rows(vocabulary: int, device: str) -> int:
-    """Return how many rows of logits, one per token, a chunk has."""
+    """Return the number of tokens per chunk of logits."""
     return max(64, CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cpu"]) // vocabulary)
 
 
@@ -38,7 +38,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # The target distribution q is other_mass everywhere, plus this at the target.
         peak = target_mass - other_mass
         cast_weight = weight.to(dtype)
-        # The part of other_mass is the same for every token: it needs sums over the vocabulary only.
+        # other_mass is the same for every token: its part of the loss needs only sums over the vocabulary.
         weight_sum = weight.sum(0, dtype=torch.float32)  # (d_model,)
         bias_sum = 0.0 if bias is None else bias.sum()
         loss = hidden.new_zeros((), dtype=torch.float32)

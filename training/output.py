@@ -60,10 +60,10 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
     if record.exists():
         before = {} if recipe.overwrite else read_json_object(record, "identity").get("identity")
-        if before is None:  # other programs write a run.json, too: their folders are not overwritten
+        if before is None:  # never overwrite the folder of another program that writes a run.json
             raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
         now = recipe.fixed_keys()
-        # The run may be older than a key, or have one that has been removed since.
+        # Keys added since the run was begun have their defaults; removed keys are ignored.
         before = {key: before.get(key, Recipe.model_fields[key].get_default()) for key in now}
         if recipe.overwrite or (before != now and not begun):
             _check_before_removal(recipe, output)
@@ -81,7 +81,7 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove temporary files of processes that were killed. Only for the process that holds the run's lock."""
+    """Remove temporary files of processes that were killed. Call it only while holding the run's lock."""
     for path in folder.glob(".*.tmp"):  # .NAME.PID.tmp
         remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
 

@@ -141,7 +141,7 @@ def _from_dataset(recipe: Recipe, split: str) -> ParallelText:
         while True:
             try:
                 columns = next(batches, None)
-            except (OSError, ValueError, DatasetsError) as error:  # a stream may break off
+            except (OSError, ValueError, DatasetsError) as error:  # a stream may fail midway
                 problem = " ".join(str(error.__cause__ or error).split())
                 raise UnavailableError(f"{where}, cannot be read: {problem}") from error
             if columns is None:

@@ -1,4 +1,4 @@
-"""The processes of a run, and what affects bit-exact results in them."""
+"""The processes of a run: set them up, wait for them, and describe what affects bit-exact results."""
 
 import sys
 from datetime import timedelta

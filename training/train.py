@@ -75,7 +75,7 @@ def release_model(prepared: Prepared) -> None:
 
 
 class Run:
-    """The training loop: steps, and between them validation, checkpoints and the decision to stop."""
+    """The training loop: steps, validation, checkpoints, and the decision to stop."""
 
     def __init__(self, prepared: Prepared, output: Path, signals: Signals, began: float):
         """began: time.perf_counter() when the process started, for max_hours"""
@@ -87,7 +87,7 @@ class Run:
         self.began = began - self.progress.wall_seconds
 
     def train(self) -> StopReason:
-        """Train until a limit, and write the model, or until a signal. Return which of them ended the run."""
+        """Train until a limit ends the run and write the model, or stop on a signal. Return the reason."""
         prepared, reporter = self.prepared, self.prepared.reporter
         report_setup(prepared)
         if prepared.recipe.trackers:
@@ -107,7 +107,7 @@ class Run:
         return reason
 
     def _loop(self) -> StopReason:
-        """Train until there is a reason to stop and the last checkpoint is on disk."""
+        """Train until there is a reason to stop, and wait until the last checkpoint is on disk."""
         progress = self.progress
         saved_step = progress.step
         reason = self._stop_reason()
@@ -140,12 +140,12 @@ class Run:
         self.window.start()
 
     def _validation_is_due(self, reason: StopReason) -> bool:
-        """Return whether to validate now; after a signal, not before the run is resumed."""
+        """Return whether to validate now; after a signal, validation waits until the run is resumed."""
         due = self.progress.step % self.prepared.recipe.validation_interval == 0 or reason == StopReason.LIMIT
         return self.prepared.validation is not None and due and not reason.is_signal
 
     def _stop_reason(self) -> StopReason:
-        """Return why to stop now; the same on every process."""
+        """Return the stop reason, on which all processes agree."""
         prepared = self.prepared
         self.progress.wall_seconds = time.perf_counter() - self.began
         reached = limit_reached(prepared.recipe, prepared.total_steps, self.progress)
@@ -172,7 +172,7 @@ class Run:
 
 
 def report_setup(prepared: Prepared) -> None:
-    """Print the sizes of the run and the machine it runs on, and warn of a recipe that does not fit the text."""
+    """Print the size of the run and its hardware, and warn of a recipe that does not suit the text."""
     recipe, plan, environment, say = prepared.recipe, prepared.plan, prepared.environment, prepared.reporter.say
     parameters = sum(p.numel() for p in prepared.model.parameters())
     pairs, steps, processes = len(prepared.corpus), prepared.total_steps, prepared.accelerator.num_processes
@@ -195,7 +195,7 @@ def report_setup(prepared: Prepared) -> None:
             f"warning: the learning rate rises for {recipe.warmup_steps:,} steps (warmup_steps), but the run has "
             f"{steps:,}; a tenth of the steps is usual"
         )
-    if parameters > 1000 * pairs and recipe.initial_weights is None:  # the recipes of the package: 14 to 250 per pair
+    if parameters > 1000 * pairs and recipe.initial_weights is None:  # shipped recipes: 14 to 250 per pair
         say(f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; use another --config: {ADVICE}")
 
 

@@ -40,7 +40,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command(help="Translate a large text file with several processes, resumable by shard.")
 def translate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
-    input: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too), one sentence a line.")],
+    input: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too), one sentence per line.")],
     output: Annotated[Path, typer.Option(help="Output file, one translation per line.")],
     shard_lines: Annotated[
         int, typer.Option(min=1, help="Lines per shard; a killed process loses at most one shard.")

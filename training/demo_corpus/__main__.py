@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def write_parallel_text(folder: Path) -> list[Path]:
     """Write every split into the folder, create it if necessary, and return the paths. InputError if it is a file."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; name a new or existing folder to write the corpus to")
+        raise InputError(f"{folder} is not a folder; choose a new or existing folder for the corpus")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for split in SPLITS:
