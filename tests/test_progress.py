@@ -61,8 +61,7 @@ def test_a_signal_takes_precedence_over_a_limit(set_handler, number):
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
-def test_an_ignored_signal_stays_ignored(set_handler):
-    """As by nohup."""
+def test_nohup_survives_a_lost_terminal(set_handler):
     set_handler(signal.SIGHUP, signal.SIG_IGN)
     signals = Signals()
     with signals.handle():

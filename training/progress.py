@@ -3,7 +3,7 @@
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -85,7 +85,10 @@ class Signals:
     received = StopReason.NONE
 
     def handle(self) -> AbstractContextManager[None]:
-        return _handlers(self._handle)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            numbers.append(signal.SIGHUP)
+        return _handlers(dict.fromkeys(numbers, self._handle))
 
     def _handle(self, number: int, frame: object) -> None:
         reason = StopReason[signal.Signals(number).name]
@@ -99,15 +102,13 @@ def default_signal_handlers() -> AbstractContextManager[None]:
 
     The tokenizers library swallows exceptions raised in Python handlers.
     """
-    return _handlers(signal.SIG_DFL)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return _handlers({n: signal.SIG_DFL for n in numbers if signal.getsignal(n) is not signal.SIG_IGN})  # nohup
 
 
 @contextmanager
-def _handlers(handler: Any) -> Iterator[None]:
-    """Set the handler of all signals that stop a run, except those that the parent ignores (nohup)."""
-    numbers = [signal.Signals[reason.name] for reason in StopReason if reason.is_signal]
-    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, handler) for number in numbers}
+def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
