@@ -30,15 +30,11 @@ def convert(
     to: Annotated[
         str | None, typer.Option(help=f"The toolkit to write for: {', '.join(TO)}; PATH is then a model folder.")
     ] = None,
-    check: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(help="Source and target texts: compare log-probabilities on them.", metavar="SRC TGT"),
-    ] = None,
     logits: Annotated[
         Path | None,
         typer.Option(
-            help="An .npz file with the arrays src_ids, tgt_in_ids and logits, which the toolkit computed (masks: "
-            "src_mask, tgt_mask): compare with these.",
+            help="Compare with an .npz file of logits that the toolkit computed: arrays src_ids, tgt_in_ids, logits; "
+            "optionally src_mask, tgt_mask.",
             metavar="FILE",
         ),
     ] = None,
@@ -54,7 +50,7 @@ def convert(
         raise InputError(f"expected the arguments [FROM] PATH OUT, found {len(words)}")
     wanted = words[0] if len(words) == 3 else None
     path, out = Path(words[-2]), Path(words[-1])
-    if to is not None and (wanted, check, logits, scale_embeddings) != (None,) * 4:
+    if to is not None and (wanted, logits, scale_embeddings) != (None,) * 3:
         raise InputError("with --to, give only PATH OUT; PATH is a model folder of this project")
     from . import run
 
@@ -62,7 +58,7 @@ def convert(
     if to is not None:
         run.convert_out(path, out, to)
     else:
-        run.convert_in(path, out, wanted, check, logits, scale_embeddings)
+        run.convert_in(path, out, wanted, logits, scale_embeddings)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

@@ -1,8 +1,7 @@
 """Compare the converted model with the toolkit's, at the end of each conversion.
 
-torch and transformers are always installed: their three formats are compared with the library's own model. Any other
-toolkit needs a file of logits that it computed. Given texts, the log-probability of each pair is printed as well, to
-be compared with the output of the toolkit's scorer.
+torch and transformers are always installed: checkpoints of their three formats are compared with the library's own
+model. For any other toolkit, the user gives a file of logits that the toolkit computed.
 """
 
 import io
@@ -15,86 +14,50 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import BrokenFileError, InputError, one_line
-from vaswani_transformer.lines import read_lines
-from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line
 
 from .description import Description, Forward
 from .toolkits.hugging_face import forward_of
 from .vocabulary import SIDES, Vocabulary
 
-MAX_DIFFERENCE = 1e-3  # float32; a wrong switch shows as 0.2 to 10
-RANDOM_PAIRS, RANDOM_LENGTH = 4, 10  # without texts; some tables of positions are short
-PRINTED_PAIRS = 5
-MAX_COMPARED = 100  # pairs that the toolkit computes
+# float32; wrong settings give 0.2 to 10, but a wrong LayerNorm epsilon only 4e-5: not detected
+MAX_DIFFERENCE = 1e-3
+RANDOM_PAIRS, RANDOM_LENGTH = 4, 10  # short, because some tables of positions are
 # The arrays in a file of logits; the masks may be missing.
 ARRAYS = ("src_ids", "tgt_in_ids", "logits", "src_mask", "tgt_mask")
 
-Pair = tuple[list[int], list[int]]  # source ids, target ids
-
 
 @torch.inference_mode()
-def check(
-    description: Description,
-    folder: Path,
-    model: Model,
-    texts: tuple[Path, Path] | None = None,
-    logits: Path | None = None,
-) -> list[str]:
-    """Return the lines to print. Raises BrokenFileError if the two differ by more than float32's rounding.
+def check(description: Description, model: Model, logits: Path | None = None) -> str:
+    """Return the line to print about the comparison. Raises BrokenFileError if the two models differ.
 
-    texts: files of sources and targets;  logits: an .npz file with the toolkit's
+    logits: an .npz file of logits that the toolkit computed; None to run the toolkit's own model
     """
-    name, vocabulary = description.toolkit, description.vocabulary
-    if texts:
-        pairs = encoded_pairs(folder, texts, vocabulary)
-    else:
-        pairs = random_pairs(vocabulary, min(RANDOM_LENGTH, model.config.max_position_embeddings or RANDOM_LENGTH))
-    ours = [log_probabilities(forward_of(model), vocabulary.start_id, *pair) for pair in pairs]
-    lines = []
-    if texts:
-        totals = [scores.sum().item() for scores in ours]
-        lines += [f"log P of pair {n}: {total:.4f}" for n, total in enumerate(totals[:PRINTED_PAIRS], start=1)]
-        lines.append(f"log P of all {len(totals)} pairs: {sum(totals):.4f}")
+    name = description.toolkit
     if logits:
-        name, differences = str(logits), differences_from_file(model, logits, vocabulary)
+        name, differences = str(logits), differences_from_file(model, logits, description.vocabulary)
     elif description.reference is None:
-        rest = "its scorer should print these numbers" if texts else "--check SRC TGT prints log-probabilities"
-        return [*lines, f"check: {name} cannot be run from here; {rest}; --logits FILE compares with its logits"]
+        return f"check: not compared: {name} cannot run here; compare with its own logits with --logits FILE"
     else:
         try:
-            # The library's output and warnings do not concern the conversion.
-            with (
-                warnings.catch_warnings(action="ignore"),
-                redirect_stdout(io.StringIO()),
-                redirect_stderr(io.StringIO()),
-            ):
-                forward = description.reference(description)
-                theirs = [log_probabilities(forward, vocabulary.start_id, *pair) for pair in pairs[:MAX_COMPARED]]
-        except Exception as error:  # torch and transformers raise many kinds
-            found = f"{type(error).__name__}: {one_line(str(error))[:200]}"
-            return [*lines, f"check: {name} could not run this model ({found})"]
-        differences = [(a - b).abs() for a, b in zip(ours, theirs, strict=False)]
+            differences = differences_from_reference(description, model)
+        except UnavailableError as error:
+            return f"check: not compared: {error}"
     largest = torch.cat([torch.zeros(1), *differences]).max().item()
     if not largest <= MAX_DIFFERENCE:  # NaN is a difference as well
-        remedies = description.assumed or ["Check that the options beside the checkpoint are its own."]
-        found = f"the converted model differs from {name} by {largest:.1e} in log P"
-        raise BrokenFileError(f"{description.path}: {found}. {' '.join(remedies)}")
+        remedies = description.assumed or ["Check that the configuration file belongs to this checkpoint."]
+        raise BrokenFileError(
+            f"{description.path}: the converted model's log-probabilities differ from {name}'s by {largest:.1e}. "
+            + " ".join(remedies)
+        )
     tokens = sum(len(each) for each in differences)
-    return [*lines, f"check: the largest difference from {name} in log P of {tokens:,} tokens is {largest:.1e}"]
-
-
-def log_probabilities(forward: Forward, start: int, source: list[int], target: list[int]) -> Tensor:
-    """log P of each token of the target, (target,). start: the decoder's first token"""
-    logits = forward(torch.tensor([source]), torch.tensor([[start, *target[:-1]]]))[0]
-    return logits.float().log_softmax(-1).gather(-1, torch.tensor(target)[:, None])[:, 0]
+    return f"check: log-probabilities of {tokens:,} tokens differ from {name}'s by at most {largest:.1e}"
 
 
 def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> list[Tensor]:
-    """Return how far the log P of any word is, at most, from that of the file's logits, for each row (target,)."""
+    """Return, for each row, the largest difference over the vocabulary at each target position, (target,)."""
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             arrays = {name: torch.from_numpy(archive[name]) for name in ARRAYS if name in archive}
@@ -117,37 +80,46 @@ def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> l
     target = target.masked_fill(~target_mask, vocabulary.pad_id)
     if vocabulary.start is None:  # the toolkit starts with a zero vector
         target[:, 0] = vocabulary.start_id
-    found = model(input_ids=source, attention_mask=source_mask.expand_as(source).long(), decoder_input_ids=target)
-    ours = found.logits.log_softmax(-1)[..., : logits.shape[-1]]
+    outputs = model(input_ids=source, attention_mask=source_mask.expand_as(source).long(), decoder_input_ids=target)
+    ours = outputs.logits.log_softmax(-1)[..., : logits.shape[-1]]
     largest = (ours - logits.log_softmax(-1)).abs().amax(-1)
     return [row[mask] for row, mask in zip(largest, target_mask.expand_as(target), strict=True)]
 
 
-# ---- pairs of sentences ------------------------------------------------------------------------------------------
+def differences_from_reference(description: Description, model: Model) -> list[Tensor]:
+    """Return, for each of a few random pairs, the difference of each target token's log-probability, (target,).
+
+    Raises UnavailableError if the library cannot run the checkpoint.
+    """
+    assert description.reference is not None
+    start = description.vocabulary.start_id
+    length = min(RANDOM_LENGTH, model.config.max_position_embeddings or RANDOM_LENGTH)
+    pairs = random_pairs(description.vocabulary, length)
+    ours = [log_probabilities(forward_of(model), start, *pair) for pair in pairs]
+    try:
+        # The library's output and warnings do not concern the conversion.
+        with (
+            warnings.catch_warnings(action="ignore"),
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+        ):
+            forward = description.reference(description)
+            theirs = [log_probabilities(forward, start, *pair) for pair in pairs]
+    except Exception as error:  # torch and transformers raise many kinds
+        message = f"{type(error).__name__}: {one_line(str(error))[:200]}"
+        raise UnavailableError(f"{description.toolkit} could not run this model ({message})") from error
+    return [(a - b).abs() for a, b in zip(ours, theirs, strict=True)]
 
 
-def random_pairs(vocabulary: Vocabulary, length: int) -> list[Pair]:
-    """Return pairs of random ids without special tokens, the same in every run."""
+def random_pairs(vocabulary: Vocabulary, length: int) -> list[tuple[list[int], list[int]]]:
+    """Return source and target ids without special tokens, the same in every run."""
     chance, special = random.Random(0), {vocabulary.pad, vocabulary.eos, vocabulary.bos, vocabulary.start}
     source, target = ([id for id in range(len(vocabulary.tokens(side))) if id not in special] for side in SIDES)
     count = RANDOM_PAIRS if source and target else 0
     return [(chance.choices(source, k=length), chance.choices(target, k=length)) for _ in range(count)]
 
 
-def encoded_pairs(folder: Path, texts: tuple[Path, Path], vocabulary: Vocabulary) -> list[Pair]:
-    """Return the pairs of lines of two files as the toolkit's ids. Raises InputError if the files differ in length."""
-    if not (folder / "tokenizer.json").exists():
-        raise InputError("--check needs a tokenizer, but nothing beside the checkpoint says how text becomes ids")
-    sources, targets = (list(read_lines(file)) for file in texts)
-    if len(sources) != len(targets) or not sources:
-        raise InputError(f"{texts[0]} has {len(sources)} lines, {texts[1]} {len(targets)}; --check needs pairs")
-    separate, unknown = folder / TARGET_TOKENIZER, vocabulary.unknown
-
-    def encoded(lines: list[str], place: Path, size: int) -> list[list[int]]:
-        rows = PreTrainedTokenizerFast.from_pretrained(place)(lines)["input_ids"]
-        # A piece that the toolkit's vocabulary lacks is `<unk>` to it.
-        return [[id if id < size or unknown is None else unknown for id in row] for row in rows]
-
-    rows = encoded(sources, folder, len(vocabulary.source))
-    labels = encoded(targets, separate if separate.exists() else folder, len(vocabulary.target))
-    return [(source, target) for source, target in zip(rows, labels, strict=True) if source and target]
+def log_probabilities(forward: Forward, start: int, source: list[int], target: list[int]) -> Tensor:
+    """Return the log-probability of each target token, (target,). start: the decoder's first token"""
+    logits = forward(torch.tensor([source]), torch.tensor([[start, *target[:-1]]]))[0]
+    return logits.float().log_softmax(-1).gather(-1, torch.tensor(target)[:, None])[:, 0]

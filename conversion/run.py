@@ -24,7 +24,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.loading import enumerated
 
 from .build import build_model
-from .check import check as check_model
+from .check import check
 from .checkpoint_files import is_pickled, load_checkpoint
 from .description import Description
 from .folder import ModelFolder, new_model_folder, save
@@ -62,14 +62,13 @@ def convert_in(
     path: Path,
     out: Path,
     wanted: str | None,
-    check: tuple[Path, Path] | None = None,
     logits: Path | None = None,
     scale_embeddings: bool | None = None,
 ) -> None:
     """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
 
     wanted: the toolkit's name, None to recognise it
-    check, logits: see `check.check`;  scale_embeddings: see `torch_nn.read`
+    logits: see `check.check`;  scale_embeddings: see `torch_nn.read`
     """
     toolkit, file = find_checkpoint(path, wanted)
     given = {} if scale_embeddings is None else {"scale_embeddings": scale_embeddings}
@@ -78,11 +77,12 @@ def convert_in(
     with new_model_folder(out) as folder, torch.inference_mode():
         description, model = read(toolkit, file, **given)
         save(description, model, folder)
-        comparison = check_model(description, folder, model, check, logits)
+        comparison = check(description, model, logits)
     print(f"{toolkit.NAME}: {model.num_parameters():,} parameters")
     print(f"switches: {switches(model.config)}")
-    for line in [*("note: " + note for note in description.all_notes()), *comparison]:
-        print(line)
+    for note in description.all_notes():
+        print(f"note: {note}")
+    print(comparison)
 
 
 def find_checkpoint(path: Path, wanted: str | None = None) -> tuple[ModuleType, Path]:
