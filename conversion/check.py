@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line
+from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, UnavailableError, one_line
 
 from .description import Description, Forward
 from .toolkits.hugging_face import forward_of
@@ -31,7 +31,7 @@ ARRAYS = ("src_ids", "tgt_in_ids", "logits", "src_mask", "tgt_mask")
 
 @torch.inference_mode()
 def check(description: Description, model: Model, logits: Path | None = None) -> str:
-    """Return the line to print about the comparison. Raises BrokenFileError if the two models differ.
+    """Return the line to print about the comparison. Raises ProofError if the two models differ.
 
     logits: an .npz file of logits that the toolkit computed; None to run the toolkit's own model
     """
@@ -48,7 +48,7 @@ def check(description: Description, model: Model, logits: Path | None = None) ->
     largest = torch.cat([torch.zeros(1), *differences]).max().item()
     if not largest <= MAX_DIFFERENCE:  # NaN is a difference as well
         remedies = description.assumed or ["Check that the configuration file belongs to this checkpoint."]
-        raise BrokenFileError(
+        raise ProofError(
             f"{description.path}: the converted model's log-probabilities differ from {name}'s by {largest:.1e}. "
             + " ".join(remedies)
         )

@@ -64,7 +64,7 @@ def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monke
         return found
 
     monkeypatch.setattr(torch_nn, "read", wrongly)
-    message = refusal(capsys, golden("torch-nn-transformer"), tmp_path / "out", code=3)
+    message = refusal(capsys, golden("torch-nn-transformer"), tmp_path / "out", code=1)
     assert "the converted model's log-probabilities differ from torch-nn-transformer's by" in message
 
 
@@ -87,7 +87,7 @@ def unscaled(tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_unscaled_embeddings_need_an_option(unscaled: Path, tmp_path: Path, capsys):
     logits = ["--logits", tmp_path / "logits.npz"]
-    message = refusal(capsys, *logits, unscaled, tmp_path / "out", code=3)
+    message = refusal(capsys, *logits, unscaled, tmp_path / "out", code=1)
     assert "logits.npz's by " in message and "--no-scale-embeddings or with" in message
     line = check_line(capsys, unscaled, tmp_path / "by_option", "--no-scale-embeddings", *logits)
     assert largest_difference(line) <= 1e-5
@@ -97,7 +97,7 @@ def test_unscaled_embeddings_need_an_option(unscaled: Path, tmp_path: Path, caps
     # torch's own module, which is compared without --logits, follows the setting as well.
     assert largest_difference(check_line(capsys, unscaled, tmp_path / "by_torch")) <= 1e-5
     # The option overrides the file.
-    assert "differ" in refusal(capsys, *logits, "--scale-embeddings", unscaled, tmp_path / "out", code=3)
+    assert "differ" in refusal(capsys, *logits, "--scale-embeddings", unscaled, tmp_path / "out", code=1)
 
 
 def test_the_scaling_option_is_refused_for_other_toolkits(unscaled: Path, tmp_path: Path, capsys):
@@ -114,7 +114,7 @@ def test_the_scaling_option_is_refused_for_other_toolkits(unscaled: Path, tmp_pa
         ({"logits": np.zeros((3, 5, 12), np.float32)}, 2, "logits (3, 5, 12); --logits needs"),
         ({"src_ids": np.full((3, 7), 99)}, 2, "src_ids must have ids from 0 to 12"),
         ({"logits": np.array([{}])}, 3, "is not an .npz file of numbers"),
-        ({"logits": np.full((3, 5, 13), np.nan, np.float32)}, 3, "differ from"),
+        ({"logits": np.full((3, 5, 13), np.nan, np.float32)}, 1, "differ from"),
     ],
 )
 def test_a_wrong_file_of_logits_is_refused(unscaled: Path, change: dict, code: int, message: str, tmp_path, capsys):
