@@ -1,5 +1,6 @@
 """Random models of torch and transformers with other sizes and options than the fixtures', and their logits."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,17 @@ def test_variants_of_torch_transformers(options: dict, tmp_path: Path):
     with torch.inference_mode():
         theirs = model(batch["input_ids"], batch["attention_mask"], TARGETS)
     assert difference(tmp_path / "ours", batch, theirs) <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_options_beside_a_state_dict_do_not_make_it_fairseqs(tmp_path: Path):
+    """Training scripts save {"model": ..., "args": ...}, as fairseq does, and some modules are an nn.Transformer."""
+    model = TutorialTransformer(num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8)
+    model.save(tmp_path, nhead=4)
+    weights = {name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()}
+    torch.save({"model": weights, "args": argparse.Namespace(lr=0.1)}, tmp_path / "model.pt")
+    main([str(tmp_path), str(tmp_path / "ours")])
+    assert json.loads((tmp_path / "ours" / "conversion.json").read_text())["toolkit"] == "torch-nn-transformer"
 
 
 SIZES: dict[str, Any] = {

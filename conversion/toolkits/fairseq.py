@@ -62,6 +62,7 @@ LAYER = {
     "fc{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
     "final_layer_norm.{weight,bias}": "feed_forward_norm.{weight,bias}",
 }
+FIRST_CROSS_ATTENTION = "decoder.layers.0.encoder_attn."  # nn.Transformer has the prefix without encoder_attn
 EMBEDDINGS = {"encoder.embed_tokens.weight": SOURCE, DECODER_EMBEDDING: TARGET, OUTPUT_PROJECTION: OUTPUT}
 LEARNED = {"{encoder,decoder}.embed_positions.weight": POSITIONS}
 NOTES = [
@@ -90,7 +91,7 @@ def rules_for(config: Mapping[str, Any], learned: bool) -> list[Rule]:
 def recognise(content: dict) -> bool:
     model = content.get("model")
     has_options = content.get("cfg") is not None or content.get("args") is not None
-    return has_options and isinstance(model, dict) and any(name.startswith("decoder.layers.0.") for name in model)
+    return has_options and isinstance(model, dict) and any(name.startswith(FIRST_CROSS_ATTENTION) for name in model)
 
 
 def read(path: Path, reasons: Reasons) -> Description:
