@@ -158,6 +158,13 @@ PRE = {"layer_preprocess_sequence": "n", "layer_postprocess_sequence": "da"}
 UNTIED = {"shared_embedding_and_softmax_weights": False}
 
 
+def convert(theirs: Tensor2Tensor, folder: Path) -> VaswaniTransformerForConditionalGeneration:
+    write_checkpoint(folder, theirs.variables())
+    (folder / "hparams.json").write_text(json.dumps(theirs.hparams))
+    main([str(folder), str(folder / "ours")])
+    return load_model(folder / "ours", device="cpu")
+
+
 @pytest.mark.parametrize(
     ("changes", "sizes"),
     [
@@ -171,13 +178,17 @@ UNTIED = {"shared_embedding_and_softmax_weights": False}
 )
 def test_variants_have_tensor2tensors_logits(changes: dict, sizes: tuple[int, int], tmp_path: Path):
     theirs = Tensor2Tensor(HPARAMS | changes, *sizes)
-    write_checkpoint(tmp_path, theirs.variables())
-    (tmp_path / "hparams.json").write_text(json.dumps(theirs.hparams))
-    main([str(tmp_path), str(tmp_path / "ours")])
-    model = load_model(tmp_path / "ours", device="cpu")
+    model = convert(theirs, tmp_path)
     start = model.config.decoder_start_token_id
     for source, target in (([5, 9, 7, 11, 1], [4, 6, 11]), ([8, 1], [12, 2, 5, 7, 3])):
         with torch.inference_mode():
             ours = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[start, *target]])).logits
         expected = theirs.logits(theirs.encode(source), target)
         assert np.abs(ours[0, :, : sizes[1]].numpy() - expected).max() <= 1e-5
+
+
+def test_explicit_default_channels_are_the_default(tmp_path: Path):
+    """Otherwise d_k would be a setting that no other format supports."""
+    channels = {f"attention_{name}_channels": HPARAMS["hidden_size"] for name in ("key", "value")}
+    config = convert(Tensor2Tensor(HPARAMS | channels, 14, 14), tmp_path).config
+    assert (config.d_k, config.d_v) == (None, None)

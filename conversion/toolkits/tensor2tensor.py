@@ -106,7 +106,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     config |= options.rates(0.0, "layer_prepostprocess_dropout", "attention_dropout", "relu_dropout")
     config["layer_norm_eps"] = float(options.get("norm_epsilon", 1e-6))
     for field, name in (("d_k", "attention_key_channels"), ("d_v", "attention_value_channels")):
-        config[field] = (options.get(name) or 0) // options["num_heads"] or None  # 0: d_model channels in all heads
+        channels = options.get(name) or config["d_model"]  # of all heads; 0 is the default
+        config[field] = None if channels == config["d_model"] else channels // options["num_heads"]
     rules = [
         Rule(first_present(tensors, "input_emb", "shared"), SOURCE),
         Rule(first_present(tensors, "target_emb", "shared", "input_emb"), TARGET),  # input_emb: shared_embedding
