@@ -1,4 +1,4 @@
-"""`python -m conversion [FROM] PATH OUT` converts a checkpoint of another toolkit; `--to` writes one."""
+"""`python -m conversion PATH OUT` converts a checkpoint of another toolkit; `--to` writes one."""
 
 import time
 from pathlib import Path
@@ -19,16 +19,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command(help="Convert a checkpoint of another toolkit to a model folder or, with --to, a model folder to one.")
 def convert(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[FROM] PATH OUT",
-            help=f"The checkpoint or its folder, and a new folder; FROM if it is not recognised: {', '.join(FROM)}.",
-            show_default=False,
+    path: Annotated[Path, typer.Argument(help="A checkpoint or its folder; with --to, a model folder.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help=f"The checkpoint's format, if it is not recognised: {', '.join(FROM)}.", metavar="FORMAT"
         ),
-    ],
+    ] = None,
     to: Annotated[
-        str | None, typer.Option(help=f"The toolkit to write for: {', '.join(TO)}; PATH is then a model folder.")
+        str | None, typer.Option(help=f"The format to convert a model folder to: {', '.join(TO)}.", metavar="FORMAT")
     ] = None,
     logits: Annotated[
         Path | None,
@@ -46,19 +46,15 @@ def convert(
         ),
     ] = None,
 ) -> None:
-    if not 2 <= len(words) <= 3:
-        raise InputError(f"expected the arguments [FROM] PATH OUT, found {len(words)}")
-    wanted = words[0] if len(words) == 3 else None
-    path, out = Path(words[-2]), Path(words[-1])
-    if to is not None and (wanted, logits, scale_embeddings) != (None,) * 3:
-        raise InputError("with --to, give only PATH OUT; PATH is a model folder of this project")
+    if to is not None and (format_name, logits, scale_embeddings) != (None,) * 3:
+        raise InputError("--to converts a model folder of this project and takes no other option")
     from . import run
 
     start = time.perf_counter()
     if to is not None:
         run.convert_out(path, out, to)
     else:
-        run.convert_in(path, out, wanted, logits, scale_embeddings)
+        run.convert_in(path, out, format_name, logits, scale_embeddings)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

@@ -114,7 +114,7 @@ def test_truncated_files_are_named(name: str, file: str, part: float, tmp_path: 
     content = path.read_bytes()
     path.write_bytes(content[: int(part * len(content))])
     place = path if file.endswith(("best", ".pt", ".ckpt")) else path.parent
-    assert file in refusal(capsys, name.removesuffix("-spm"), place, tmp_path / "out", code=3)
+    assert file in refusal(capsys, "--from", name.removesuffix("-spm"), place, tmp_path / "out", code=3)
 
 
 @pytest.mark.parametrize("name", ["model.npz", "model.pt"])
@@ -243,9 +243,17 @@ def test_a_folder_with_several_checkpoints_is_refused(tmp_path: Path, capsys, co
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("words", [["nonsense"], ["moses", "a", "b"], ["a", "b", "c", "d"], ["nowhere", "out"]])
-def test_wrong_arguments_are_refused(words: list[str], tmp_path: Path, capsys):
-    refusal(capsys, *words[:-1], tmp_path / words[-1])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["--from", "moses", "nowhere"], "'moses' is not a format that can be converted"),
+        (["--to", "moses", "nowhere"], "--to moses: not a format that can be written"),
+        (["--to", "fairseq", "--from", "marian", "nowhere"], "takes no other option"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], message: str, tmp_path: Path, capsys):
+    assert message in refusal(capsys, *arguments, tmp_path / "out")
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path, capsys):
