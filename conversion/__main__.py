@@ -38,15 +38,8 @@ def convert(
             metavar="FILE",
         ),
     ] = None,
-    scale_embeddings: Annotated[
-        bool | None,
-        typer.Option(
-            "--scale-embeddings/--no-scale-embeddings",
-            help="For torch-nn-transformer: whether embeddings are multiplied by sqrt(d_model).",
-        ),
-    ] = None,
 ) -> None:
-    if to is not None and (format_name, logits, scale_embeddings) != (None,) * 3:
+    if to is not None and (format_name, logits) != (None, None):
         raise InputError("--to converts a model folder of this project and takes no other option")
     from . import run
 
@@ -54,7 +47,7 @@ def convert(
     if to is not None:
         run.convert_out(path, out, to)
     else:
-        run.convert_in(path, out, format_name, logits, scale_embeddings)
+        run.convert_in(path, out, format_name, logits)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

@@ -63,19 +63,15 @@ def convert_in(
     out: Path,
     wanted: str | None,
     logits: Path | None = None,
-    scale_embeddings: bool | None = None,
 ) -> None:
     """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
 
     wanted: the toolkit's name, None to recognise it
-    logits: see `check.check`;  scale_embeddings: see `torch_nn.read`
+    logits: see `check.check`
     """
     toolkit, file = find_checkpoint(path, wanted)
-    given = {} if scale_embeddings is None else {"scale_embeddings": scale_embeddings}
-    if given and toolkit is not torch_nn:
-        raise InputError(f"--scale-embeddings is for {torch_nn.NAME}; {toolkit.NAME} needs no such option")
     with new_model_folder(out) as folder, torch.inference_mode():
-        description, model = read(toolkit, file, **given)
+        description, model = read(toolkit, file)
         save(description, model, folder)
         comparison = check(description, model, logits)
     print(f"{toolkit.NAME}: {model.num_parameters():,} parameters")
@@ -132,14 +128,11 @@ def only_checkpoint(folder: Path, toolkits: list[ModuleType], expected: str) -> 
     return candidates[0]
 
 
-def read(toolkit: ModuleType, file: Path, **given: bool) -> tuple[Description, Model]:
-    """Read a checkpoint as a model. Raises InputError or BrokenFileError with all reasons against the conversion.
-
-    given: options from the command line
-    """
+def read(toolkit: ModuleType, file: Path) -> tuple[Description, Model]:
+    """Read a checkpoint as a model. Raises InputError or BrokenFileError with all reasons against the conversion."""
     reasons = Reasons(file)
     try:
-        description = toolkit.read(file, reasons, **given)
+        description = toolkit.read(file, reasons)
         description.toolkit, description.path = toolkit.NAME, file
         description.vocabulary.check(file)
         return description, build_model(description, reasons)

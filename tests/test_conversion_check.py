@@ -85,24 +85,15 @@ def unscaled(tmp_path: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_unscaled_embeddings_need_an_option(unscaled: Path, tmp_path: Path, capsys):
+def test_unscaled_embeddings_need_a_setting(unscaled: Path, tmp_path: Path, capsys):
     logits = ["--logits", tmp_path / "logits.npz"]
     message = refusal(capsys, *logits, unscaled, tmp_path / "out", code=1)
-    assert "logits.npz's by " in message and "--no-scale-embeddings or with" in message
-    line = check_line(capsys, unscaled, tmp_path / "by_option", "--no-scale-embeddings", *logits)
-    assert largest_difference(line) <= 1e-5
+    assert "logits.npz's by " in message and 'set "scale_embeddings": false in config.json' in message
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
-    check_line(capsys, unscaled, tmp_path / "by_config", *logits)
-    assert "sqrt(d_model)" not in (tmp_path / "by_config" / "CONVERSION.md").read_text()
+    assert largest_difference(check_line(capsys, unscaled, tmp_path / "ours", *logits)) <= 1e-5
+    assert "sqrt(d_model)" not in (tmp_path / "ours" / "CONVERSION.md").read_text()
     # torch's own module, which is compared without --logits, follows the setting as well.
     assert largest_difference(check_line(capsys, unscaled, tmp_path / "by_torch")) <= 1e-5
-    # The option overrides the file.
-    assert "differ" in refusal(capsys, *logits, "--scale-embeddings", unscaled, tmp_path / "out", code=1)
-
-
-def test_the_scaling_option_is_refused_for_other_toolkits(unscaled: Path, tmp_path: Path, capsys):
-    message = refusal(capsys, "--scale-embeddings", golden("fairseq"), tmp_path / "out")
-    assert "--scale-embeddings is for torch-nn-transformer" in message
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": "no"}')
     assert "scale_embeddings is 'no'" in refusal(capsys, unscaled, tmp_path / "out")
 
@@ -121,5 +112,6 @@ def test_a_wrong_file_of_logits_is_refused(unscaled: Path, change: dict, code: i
     with np.load(tmp_path / "logits.npz") as archive:
         arrays: dict[str, Any] = dict(archive) | change
     np.savez(tmp_path / "logits.npz", **{name: array for name, array in arrays.items() if array is not None})
-    arguments = ["--no-scale-embeddings", "--logits", tmp_path / "logits.npz", unscaled, tmp_path / "out"]
+    (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
+    arguments = ["--logits", tmp_path / "logits.npz", unscaled, tmp_path / "out"]
     assert message in refusal(capsys, *arguments, code=code)

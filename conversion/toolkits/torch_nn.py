@@ -2,7 +2,7 @@
 
 torch puts a final norm on both stacks, also with post-norm layers. The parts around nn.Transformer are the author's:
 embeddings, output and positions are found by their names. No tensor tells whether embeddings are multiplied by
-sqrt(d_model), as in torch's translation tutorial: `scale_embeddings` in config.json or an option of `convert` does.
+sqrt(d_model), as in torch's translation tutorial: `scale_embeddings` in config.json does.
 """
 
 import re
@@ -30,7 +30,7 @@ SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)
 TARGET_NAME = re.compile(r"(tgt|trg|target|dec|output).*emb|emb.*(tgt|trg|target|dec)|^tgt|^trg")
 SCALE_ASSUMED = (
     "Embeddings are assumed to be multiplied by sqrt(d_model), as in torch's translation tutorial; if they are not, "
-    'convert with --no-scale-embeddings or with "scale_embeddings": false in config.json.'
+    'set "scale_embeddings": false in config.json.'
 )
 POSITIONS_ASSUMED = "No table of positions is saved: the paper's sinusoids are assumed."
 POSITION_NAME = re.compile(r"pos|(^|[._])pe($|[._])")
@@ -74,13 +74,11 @@ def without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
-def read(path: Path, reasons: Reasons, scale_embeddings: bool | None = None) -> Description:
-    """Describe a state_dict and the config.json beside it, in which `scale_embeddings` may be missing or wrong."""
+def read(path: Path, reasons: Reasons) -> Description:
+    """Describe a state_dict and the config.json next to it."""
     checkpoint = load_checkpoint(path)
     file = required_file(path.parent, "config.json", remedy='; put {"nhead": ...} into it, which no tensor tells')
     options = Options(read_json_object(file), reasons)
-    if scale_embeddings is not None:
-        options["scale_embeddings"] = scale_embeddings
     options.require(SUPPORTED)
     tensors = checked_tensors(without_prefix(state_dict_of(checkpoint)), reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
