@@ -9,10 +9,7 @@ import typer
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 
-# The names in run.py, repeated because it takes seconds to import.
-FROM = ("fairseq", "opennmt-py", "joeynmt", "torch-nn-transformer", "annotated-transformer", "marian", "hf-marian",
-        "hf-fsmt", "sockeye", "tensor2tensor")  # fmt: skip
-TO = ("ctranslate2", "fairseq", "marian", "hf-marian", "opennmt-py")
+from .toolkits import READERS, WRITERS
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -24,11 +21,11 @@ def convert(
     format_name: Annotated[
         str | None,
         typer.Option(
-            "--from", help=f"The checkpoint's format, if it is not recognised: {', '.join(FROM)}.", metavar="FORMAT"
+            "--from", help=f"The checkpoint's format, if it is not recognised: {', '.join(READERS)}.", metavar="FORMAT"
         ),
     ] = None,
     to: Annotated[
-        str | None, typer.Option(help=f"The format to convert a model folder to: {', '.join(TO)}.", metavar="FORMAT")
+        str | None, typer.Option(help=f"Write a model folder in this format: {', '.join(WRITERS)}.", metavar="FORMAT")
     ] = None,
     logits: Annotated[
         Path | None,
@@ -45,9 +42,9 @@ def convert(
 
     start = time.perf_counter()
     if to is not None:
-        run.convert_out(path, out, to)
+        run.export_checkpoint(path, out, to)
     else:
-        run.convert_in(path, out, format_name, logits)
+        run.import_checkpoint(path, out, format_name, logits)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

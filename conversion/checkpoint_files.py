@@ -154,7 +154,7 @@ def first_line(error: BaseException) -> str:
     return one_line(text.strip().split("\n")[0][:200]) or type(error).__name__
 
 
-def is_pickled(path: Path) -> bool:
-    """Return whether the file looks like one of torch.save (any version of torch)."""
+def may_be_torch_save(path: Path) -> bool:
+    """Return whether the file is a zip file or a pickle, as the files of every version of torch."""
     with path.open("rb") as stream:
         return stream.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -13,7 +13,7 @@ from golden import golden, refusal
 from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer
 
 from conversion.__main__ import main
-from conversion.toolkits import torch_nn
+from conversion.toolkits import torch_nn_transformer
 
 
 def check_line(capsys: pytest.CaptureFixture, *arguments: str | Path) -> str:
@@ -56,14 +56,14 @@ def test_a_model_that_transformers_cannot_open_is_reported(tmp_path: Path, capsy
 
 def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monkeypatch):
     """A reader with a fault, as no checkpoint shows one: its final norm is not that of the file."""
-    read = torch_nn.read
+    read = torch_nn_transformer.read
 
     def wrongly(*arguments: Any):
         found = read(*arguments)
         found.tensors["encoder.norm.weight"] = found.tensors["encoder.norm.weight"] * 1.1
         return found
 
-    monkeypatch.setattr(torch_nn, "read", wrongly)
+    monkeypatch.setattr(torch_nn_transformer, "read", wrongly)
     message = refusal(capsys, golden("torch-nn-transformer"), tmp_path / "out", code=1)
     assert "the converted model's log-probabilities differ from torch-nn-transformer's by" in message
 

@@ -243,11 +243,18 @@ def test_a_folder_with_several_checkpoints_is_refused(tmp_path: Path, capsys, co
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
+def test_sockeyes_best_parameters_are_preferred(tmp_path: Path, copy_of):
+    folder = copy_of("sockeye")
+    shutil.copyfile(folder / "params.best", folder / "params.00010")
+    main([str(folder), str(tmp_path / "out")])
+    assert json.loads((tmp_path / "out" / "conversion.json").read_text())["file"] == "params.best"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such file or folder"),
-        (["--from", "moses", "nowhere"], "'moses' is not a format that can be converted"),
+        (["--from", "moses", "nowhere"], "--from moses: not a format that can be read"),
         (["--to", "moses", "nowhere"], "--to moses: not a format that can be written"),
         (["--to", "fairseq", "--from", "marian", "nowhere"], "takes no other option"),
     ],

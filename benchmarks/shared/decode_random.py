@@ -52,9 +52,9 @@ def export(
 
 def convert(folder: Path, kinds: Iterable[str], threads: int, device: str = "cpu") -> dict[str, Translate]:
     """Convert the model in the folder to CTranslate2; kinds: CTranslate2's compute types."""
-    from conversion.run import convert_out
+    from conversion.run import export_checkpoint
 
-    convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
+    export_checkpoint(folder / "model", folder / "ctranslate2", "ctranslate2")
     systems = [ctranslate2_model(folder / "ctranslate2", threads, kind, device) for kind in kinds]
     return {system.name: system.translate for system in systems}
 

@@ -1,1 +1,36 @@
-"""One file per toolkit: how its checkpoints are recognised, read and, for some, written."""
+"""One module per format, with the same name (hf-marian is hf_marian.py): it reads checkpoints, writes them, or both.
+
+A module that reads has
+
+    FILES                                 patterns of the checkpoint's file name, the preferred first
+    recognise(path) -> bool               whether the file is a checkpoint; or
+    recognise_content(content) -> bool    whether the dictionary in a file of torch.save is a checkpoint
+    read(path, reasons) -> Description    adds to the reasons every option that our model cannot represent
+
+A module that writes has
+
+    requirements(config)                    fields of our configuration -> the values that the toolkit supports
+    write_checkpoint(folder, out, reasons)  raises all reasons, its own included, before it writes
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+READERS = (
+    "fairseq",
+    "opennmt-py",
+    "joeynmt",
+    "torch-nn-transformer",
+    "annotated-transformer",
+    "marian",
+    "hf-marian",
+    "hf-fsmt",
+    "sockeye",
+    "tensor2tensor",
+)
+WRITERS = ("ctranslate2", "fairseq", "marian", "hf-marian", "opennmt-py")
+
+
+def load_toolkit(format_name: str) -> ModuleType:
+    """Import the module of a format. This takes seconds, because it imports torch and transformers."""
+    return import_module("." + format_name.replace("-", "_"), __name__)

@@ -16,7 +16,6 @@ from ..folder import ModelFolder
 from ..reasons import Reasons
 from ..rename import STACKS
 
-NAME = "ctranslate2"
 POSITIONS = 2048  # CTranslate2 needs a table; its converters write as many rows
 
 ACTIVATIONS = {

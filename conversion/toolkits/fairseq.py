@@ -27,7 +27,6 @@ from ..rename import STACKS, Rule, checked_tensors, rules_of, stack_rules, write
 from ..segmentation import with_tokenizers
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens
 
-NAME = "fairseq"
 FILES = ["*.pt"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, not in the dictionary's file
 IDS: dict[str, Any] = {"bos": 0, "pad": 1, "eos": 2, "start": 2, "unknown": 3}
@@ -88,7 +87,7 @@ def rules_for(config: Mapping[str, Any], learned: bool) -> list[Rule]:
     return rules + stack_rules(config, "{stack}.layers.{n}.", LAYER, "{stack}.layer_norm.{weight,bias}")
 
 
-def recognise(content: dict) -> bool:
+def recognise_content(content: dict) -> bool:
     model = content.get("model")
     has_options = content.get("cfg") is not None or content.get("args") is not None
     return has_options and isinstance(model, dict) and any(name.startswith(FIRST_CROSS_ATTENTION) for name in model)

@@ -18,7 +18,6 @@ from ..segmentation import bpe_tokenizer, read_codes
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_token_ids
 from . import hugging_face
 
-NAME = "hf-fsmt"
 FILES = ["config.json"]
 OFFSET = 2  # padding_idx + 1
 EMBEDDINGS = {

@@ -25,7 +25,6 @@ from ..sentencepiece import SentencePieceModel
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_token_ids
 from . import hugging_face
 
-NAME = "hf-marian"
 FILES = ["config.json"]
 LANGUAGE_CODE = re.compile(r">>.+<<")
 SHARED = "model.shared.weight"
@@ -111,7 +110,7 @@ def requirements(config: Any) -> dict[str, tuple]:
 
 def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     """Write a folder that MarianMTModel.from_pretrained loads."""
-    config, returns = folder.config, folder.toolkit == NAME
+    config, returns = folder.config, folder.toolkit == "hf-marian"
     if not returns:
         folder.keep_all_rows()
     elif not folder.options.get("scale_embedding", True):

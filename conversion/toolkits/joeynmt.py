@@ -15,7 +15,6 @@ from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, sta
 from ..segmentation import with_tokenizers
 from ..vocabulary import Vocabulary, common_ids
 
-NAME = "joeynmt"
 FILES = ["*.ckpt"]
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "tanh": "tanh", "relu6": "relu6"}
@@ -58,7 +57,7 @@ LAYERS = {
 }
 
 
-def recognise(content: dict) -> bool:
+def recognise_content(content: dict) -> bool:
     return isinstance(content.get("model_state"), dict)
 
 

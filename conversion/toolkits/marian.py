@@ -30,7 +30,6 @@ from ..segmentation import word_tokenizer
 from ..sentencepiece import CONTROL, UNKNOWN, SentencePieceModel
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
 
-NAME = "marian"
 FILES = ["*.npz"]
 CONFIG = "special:model.yml"
 EPSILON = 1e-6
@@ -231,7 +230,7 @@ def requirements(config: Any) -> dict[str, tuple]:
 def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     """Write model.npz. The driver copies the vocabularies."""
     config = folder.config
-    if folder.toolkit != NAME:
+    if folder.toolkit != "marian":
         reasons.unsupported("only a model that came from Marian can be written for it: its vocabulary is not Marian's")
     if folder.model.state_dict()[TARGET][config.decoder_start_token_id].any():
         reasons.unsupported("the decoder's first token has an embedding; Marian starts with a zero vector")

@@ -23,7 +23,6 @@ from ..rename import Rule, checked_tensors, expand, rules_of, stack_rules, write
 from ..segmentation import with_tokenizers
 from ..vocabulary import Vocabulary, common_ids, numbered_tokens
 
-NAME = "opennmt-py"
 FILES = ["*.pt"]
 BLANK, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
 POSITION_TABLES = expand("{encoder,decoder}.embeddings.make_embedding.pe.pe")
@@ -91,7 +90,7 @@ def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
     return [rule for rule in rules if not rule.ours.endswith(tuple(absent))]
 
 
-def recognise(content: dict) -> bool:
+def recognise_content(content: dict) -> bool:
     return (
         {"opt", "vocab"} <= content.keys()
         and hasattr(content["opt"], "__dict__")
@@ -202,7 +201,7 @@ def requirements(config: Any) -> dict[str, tuple]:
 def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     """Write a released checkpoint of OpenNMT-py 3.5."""
     config = folder.config
-    if folder.toolkit != NAME:
+    if folder.toolkit != "opennmt-py":
         folder.keep_all_rows()
         if not folder.has_tokenizer():
             reasons.unsupported("there is no tokenizer to write the vocabularies from")
@@ -231,7 +230,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
 
 def vocabulary_for(folder: ModelFolder) -> dict[str, Any]:
     """Return the vocabularies as they were, or made from our tokenizers, with OpenNMT-py's names for special tokens."""
-    if folder.toolkit == NAME:
+    if folder.toolkit == "opennmt-py":
         names = {"src": "src_vocab", "tgt": "tgt_vocab", "decoder_start_token": "decoder_start_token"}
         return {name: folder.options[kept] for name, kept in names.items()} | {"data_task": "seq2seq"}
     config, (source, target) = folder.config, folder.tokens()

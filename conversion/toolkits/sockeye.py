@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vaswani_transformer.errors import InputError
 
-from ..checkpoint_files import is_pickled, load_checkpoint, read_yaml, required_file
+from ..checkpoint_files import load_checkpoint, may_be_torch_save, read_yaml, required_file
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note
 from ..layout import CONCATENATED, POSITIONS
 from ..options import Options, flattened
@@ -22,8 +22,7 @@ from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, sta
 from ..segmentation import with_tokenizers
 from ..vocabulary import SIDES, Vocabulary, read_token_ids
 
-NAME = "sockeye"
-FILES = ["params.*"]
+FILES = ["params.best", "params.*"]
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "swish1": "silu", "gelu": "gelu"}
 OFF = "config_length_task lhuc neural_vocab_selection"
@@ -64,7 +63,7 @@ def layers(config: Mapping[str, Any]) -> list[Rule]:
 
 
 def recognise(path: Path) -> bool:
-    return path.name.startswith("params.") and is_pickled(path)
+    return path.name.startswith("params.") and may_be_torch_save(path)
 
 
 def read(path: Path, reasons: Reasons) -> Description:

@@ -26,7 +26,6 @@ from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, sta
 from ..tensorflow_bundle import TYPES, Bundle
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
 
-NAME = "tensor2tensor"
 FILES = ["*.index"]
 TARGET_SPACE = 0  # SpaceID.GENERIC, the default of text problems
 

@@ -16,7 +16,6 @@ from ..reasons import Reasons
 from ..rename import checked_tensors, rules_of, stack_rules, stack_sizes
 from ..segmentation import read_word_lists
 
-NAME = "annotated-transformer"
 FILES = ["*.pt"]
 EPSILON = 1e-12
 NOTEBOOK_HEADS = 8
@@ -35,7 +34,7 @@ LAYERS = {
 }
 
 
-def recognise(content: dict) -> bool:
+def recognise_content(content: dict) -> bool:
     return FIRST_WEIGHT in content
 
 

@@ -23,7 +23,6 @@ from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, stack_rules, stack_sizes
 from ..segmentation import read_word_lists
 
-NAME = "torch-nn-transformer"
 FILES = ["*.pt", "*.pth"]
 FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
 SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)|^src")
@@ -56,7 +55,7 @@ LAYERS = {
 }
 
 
-def recognise(content: dict) -> bool:
+def recognise_content(content: dict) -> bool:
     return any(isinstance(name, str) and name.endswith(FIRST_WEIGHT) for name in state_dict_of(content))
 
 
