@@ -21,10 +21,7 @@ NEVER = -100.0
 
 
 def build_model(description: Description, reasons: Reasons) -> Model:
-    """Return the model. Raises InputError or BrokenFileError with all reasons against the conversion.
-
-    Adds to `description.options` the values that converting the model back needs.
-    """
+    """Return the model. Raises InputError or BrokenFileError with all reasons against the conversion."""
     config, d_model, vocabulary = dict(description.config), description.config["d_model"], description.vocabulary
     known, positions = {rule.theirs for rule in description.rules}, description.positions
     found = {name: t for name, t in description.tensors.items() if name in known or not positions.match(t, d_model)}
@@ -32,8 +29,6 @@ def build_model(description: Description, reasons: Reasons) -> Model:
     check_tables(tensors, vocabulary, d_model, reasons)
     reasons.refuse_if_any()
 
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    description.options["dtype"] = dtypes.pop() if len(dtypes) == 1 and not description.unscaled else "float32"
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     for name in description.unscaled:  # our model multiplies by sqrt(d_model)
         tensors[name] = tensors[name] / d_model**0.5
@@ -59,7 +54,6 @@ def build_model(description: Description, reasons: Reasons) -> Model:
     check_tensors(model, tensors, reasons)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    description.options |= {"source_tokens": len(vocabulary.source), "target_tokens": len(vocabulary.target)}
     return model.eval()
 
 

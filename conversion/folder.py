@@ -1,89 +1,29 @@
-"""A model folder: written for a converted model, and read again to convert its model to another toolkit's format.
-
-conversion.json records the toolkit and the values that converting back needs; `original` has the toolkit's files.
-"""
+"""Read a model folder, to convert its model to another toolkit's format."""
 
 import json
-import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers.utils import logging
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.atomic import atomic_folder, check_new_folder
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.atomic import check_new_folder
+from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Description
+from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET
 from .layout import Sinusoids, concatenate
 from .vocabulary import SIDES
 
-NOTES, RECORD, ORIGINALS = "CONVERSION.md", "conversion.json", "original"
-
-
-def new_model_folder(out: Path) -> AbstractContextManager[Path]:
-    """Return a context with a folder beside `out` that takes its name at the end, and is removed if something fails."""
-    out = check_new_folder(out)
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
-    return atomic_folder(out)
+RECORD = "conversion.json"  # of a converted model: the toolkit, and the values that converting back needs
+ORIGINALS = "original"  # the folder of the toolkit's files
 
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def save(description: Description, model: Model, folder: Path) -> None:
-    """Write the model and its configurations, tokenizers, notes, and the toolkit's files that converting back needs."""
-    logging.disable_progress_bar()
-    model.save_pretrained(folder)
-    vocabulary = description.vocabulary
-    texts = {side: tokenizer.to_str() for side, tokenizer in vocabulary.tokenizers.items()}
-    if "source" in texts:
-        vocabulary.loadable("source").save_pretrained(folder)
-    if "target" in texts and texts["target"] != texts.get("source"):
-        vocabulary.loadable("target").save_pretrained(folder / TARGET_TOKENIZER)
-    (folder / ORIGINALS).mkdir()
-    for file in [*vocabulary.files, *description.files]:
-        shutil.copyfile(file, folder / ORIGINALS / file.name)
-    record = {"toolkit": description.toolkit, "file": description.path.name, "options": description.options}
-    write_json(record, folder / RECORD)
-    (folder / NOTES).write_text(as_markdown(description), encoding="utf-8")
-
-
-def as_markdown(description: Description) -> str:
-    """Return the notes for the folder's users."""
-    toolkit, vocabulary = description.toolkit, description.vocabulary
-    notes = description.all_notes()
-    if vocabulary.start is None:
-        notes.append(
-            f"{toolkit} starts the decoder with a zero vector. Here that is token {vocabulary.start_id}, whose "
-            "embedding is zero and which is never produced."
-        )
-    if vocabulary.pad is None:
-        notes.append(f"{toolkit} has no padding symbol. Here that is token {vocabulary.pad_id}.")
-    for side, pieces in vocabulary.aliases.items():
-        if pieces:
-            notes.append(
-                f"The {side} segmentation can make {len(pieces)} pieces that the vocabulary does not have; they are "
-                f"`<unk>` to {toolkit}. Here they are the tokens from {vocabulary.first_alias(side)} on, with "
-                "`<unk>`'s embedding."
-            )
-    if "source" not in vocabulary.tokenizers:
-        notes.append("There is no `tokenizer.json`: nothing beside the checkpoint says how text becomes ids.")
-    elif "target" in vocabulary.tokenizers and not vocabulary.is_joint:
-        notes.append(
-            "Source and target have different vocabularies: `tokenizer.json` is the source's, "
-            f"`{TARGET_TOKENIZER}/` the target's, for decoding and for labels."
-        )
-    return "\n".join([f"# Converted from {toolkit} (`{description.path.name}`)", "", *(f"* {n}" for n in notes)]) + "\n"
 
 
 class ModelFolder:

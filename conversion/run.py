@@ -12,10 +12,11 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from .build import build_model
 from .check import check
 from .description import Description
-from .folder import ModelFolder, new_model_folder, save
+from .folder import ModelFolder
 from .options import Options
 from .reasons import Reasons
 from .recognise import find_checkpoint
+from .save import new_folder, save
 from .toolkits import WRITERS, load_toolkit
 
 # Printed if they differ from the paper's model.
@@ -33,7 +34,7 @@ def import_checkpoint(path: Path, out: Path, format_name: str | None = None, log
     logits: see `check.check`
     """
     format_name, file = find_checkpoint(path, format_name)
-    with new_model_folder(out) as folder, torch.inference_mode():
+    with new_folder(out) as folder, torch.inference_mode():
         description, model = read(format_name, file)
         save(description, model, folder)
         comparison = check(description, model, logits)
@@ -80,7 +81,7 @@ def export_checkpoint(path: Path, out: Path, format_name: str) -> None:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; --to takes a model folder of this project")
     toolkit, folder, reasons = load_toolkit(format_name), ModelFolder(path), Reasons(f"{path} (to {format_name})")
-    with new_model_folder(out) as new, torch.inference_mode():
+    with new_folder(out) as new, torch.inference_mode():
         requirements = toolkit.requirements(folder.config) | {"d_k": (None,), "d_v": (None,)}  # d_model / heads
         Options(folder.config.to_dict(), reasons, "{} {}").require(requirements)
         toolkit.write_checkpoint(folder, new, reasons)

@@ -18,7 +18,7 @@ from vaswani_transformer.loading import load_model, load_tokenizer, refuse_unsup
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from ..folder import new_model_folder
+from ..save import new_folder
 from .byte_level_bpe import ByteLevelBPE
 from .graph_surgery import graphs_of
 from .prove import encoded_sentences, prove, prove_sentences
@@ -64,7 +64,7 @@ def export_folder(
 
     Raises InputError, BrokenFileError or UnavailableError; ProofError if the graph does not translate as torch does.
     """
-    with new_model_folder(folder) as unfinished:
+    with new_folder(folder) as unfinished:
         model = load_model(source, device="cpu", dtype=torch.float32)
         check_model(model, source, layout)
         if for_javascript:

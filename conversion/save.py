@@ -1,0 +1,82 @@
+"""Write the model folder of a converted checkpoint."""
+
+import shutil
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import check_new_folder
+from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
+
+from .description import Description
+from .folder import ORIGINALS, RECORD, write_json
+
+NOTES = "CONVERSION.md"
+
+
+def new_folder(out: Path) -> AbstractContextManager[Path]:
+    """Return a context manager: a temporary folder that is renamed to `out` on success and deleted on failure."""
+    out = check_new_folder(out)
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist")
+    return atomic_folder(out)
+
+
+def save(description: Description, model: Model, folder: Path) -> None:
+    """Write the model and its configurations, tokenizers, notes, and the toolkit's files that converting back needs."""
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    vocabulary = description.vocabulary
+    texts = {side: tokenizer.to_str() for side, tokenizer in vocabulary.tokenizers.items()}
+    if "source" in texts:
+        vocabulary.loadable("source").save_pretrained(folder)
+    if "target" in texts and texts["target"] != texts.get("source"):
+        vocabulary.loadable("target").save_pretrained(folder / TARGET_TOKENIZER)
+    (folder / ORIGINALS).mkdir()
+    for file in [*vocabulary.files, *description.files]:
+        shutil.copyfile(file, folder / ORIGINALS / file.name)
+    write_json(record_of(description), folder / RECORD)
+    (folder / NOTES).write_text(as_markdown(description), encoding="utf-8")
+
+
+def record_of(description: Description) -> dict[str, Any]:
+    """Return what converting the model back needs: the reader's values, and the original precision and sizes."""
+    dtypes = {description.tensors[rule.theirs].dtype for rule in description.rules}
+    dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 and not description.unscaled else "float32"
+    vocabulary = description.vocabulary
+    sizes = {"source_tokens": len(vocabulary.source), "target_tokens": len(vocabulary.target)}
+    options = description.options | sizes | {"dtype": dtype}
+    return {"toolkit": description.toolkit, "file": description.path.name, "options": options}
+
+
+def as_markdown(description: Description) -> str:
+    """Return the notes for the folder's users."""
+    toolkit, vocabulary = description.toolkit, description.vocabulary
+    notes = description.all_notes()
+    if vocabulary.start is None:
+        notes.append(
+            f"{toolkit} starts the decoder with a zero vector. Here that is token {vocabulary.start_id}, whose "
+            "embedding is zero and which is never produced."
+        )
+    if vocabulary.pad is None:
+        notes.append(f"{toolkit} has no padding symbol. Here that is token {vocabulary.pad_id}.")
+    for side, pieces in vocabulary.aliases.items():
+        if pieces:
+            notes.append(
+                f"The {side} segmentation can make {len(pieces)} pieces that the vocabulary does not have; they are "
+                f"`<unk>` to {toolkit}. Here they are the tokens from {vocabulary.first_alias(side)} on, with "
+                "`<unk>`'s embedding."
+            )
+    if "source" not in vocabulary.tokenizers:
+        notes.append("There is no `tokenizer.json`: nothing beside the checkpoint says how text becomes ids.")
+    elif "target" in vocabulary.tokenizers and not vocabulary.is_joint:
+        notes.append(
+            "Source and target have different vocabularies: `tokenizer.json` is the source's, "
+            f"`{TARGET_TOKENIZER}/` the target's, for decoding and for labels."
+        )
+    return "\n".join([f"# Converted from {toolkit} (`{description.path.name}`)", "", *(f"* {n}" for n in notes)]) + "\n"
