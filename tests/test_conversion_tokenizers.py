@@ -12,8 +12,8 @@ from saved_model import ENGLISH, GERMAN
 
 from conversion.segmentation import find_sentencepiece, read_codes
 from conversion.sentencepiece import SentencePieceModel
+from conversion.subwords import subword_tokenizer
 from conversion.toolkits import hf_marian, marian
-from conversion.toolkits.tensor2tensor import subword_tokenizer
 from conversion.vocabulary import Vocabulary
 from vaswani_transformer.errors import InputError
 

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from vaswani_transformer.errors import BrokenFileError, InputError
-from vaswani_transformer.lines import read_lines
 
 from ..checkpoint_files import required_file
 from ..description import OUTPUT, SOURCE, TARGET, Description, embedding_rows
@@ -23,6 +21,7 @@ from ..layout import POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
+from ..subwords import read_subwords, subword_tokenizer
 from ..tensorflow_bundle import TYPES, Bundle
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
 
@@ -158,15 +157,6 @@ def add_target_space(tensors: dict[str, Tensor], rules: list[Rule], scale: float
     return [f"target_space_embedding[{TARGET_SPACE}], the default of text problems, is in the encoder's embedding."]
 
 
-# ---- SubwordTextEncoder's vocabulary -> a tokenizer.json -----------------------------------------------------------
-
-WORD, OTHER = r"[\p{L}\p{N}]", r"[^\p{L}\p{N}\x{E000}]"
-BOUNDARY, BACKSLASH = "\ue000", "\ue001"  # private use characters, which texts do not contain
-
-# Each character outside the alphabet needs a separate rule, so only European scripts and punctuation have one.
-WRITTEN_AS_NUMBERS = (range(0x00, 0x250), range(0x370, 0x530), range(0x2010, 0x2060), range(0x20A0, 0x20C0))
-
-
 def read_vocabulary(folder: Path, rows: list[int]) -> Vocabulary:
     """vocab.*.subwords: one for both sides, or one for each, chosen by its size."""
     files = sorted(file for file in folder.glob("vocab.*") if file.is_file())
@@ -187,63 +177,3 @@ def read_vocabulary(folder: Path, rows: list[int]) -> Vocabulary:
     for side in SIDES:
         vocabulary.tokenizers[side] = subword_tokenizer(vocabulary, side)
     return vocabulary
-
-
-def read_subwords(path: Path) -> list[str]:
-    """Return the pieces by id. Each line is a piece in quotes."""
-    pieces = []
-    for number, line in enumerate(read_lines(path), start=1):
-        line = line.strip()
-        if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
-            raise BrokenFileError(f"{path} line {number}: {line!r} is not a piece in quotes")
-        pieces.append(line[1:-1])
-    return pieces
-
-
-def subword_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
-    """Return the tokenizer of one side, with the ids of the vocabulary's file.
-
-    A text is split between letters or digits and other characters; a single space between two words is dropped; every
-    token ends with `_` and is cut, from the left, into the longest pieces of the vocabulary. Characters outside the
-    alphabet are written as `\\number;`.
-    """
-    pieces = vocabulary.tokens(side)
-    alphabet = {letter for piece in pieces for letter in piece}
-    numbers = [
-        (chr(code), rf"\{code};")
-        for block in WRITTEN_AS_NUMBERS
-        for code in block
-        if chr(code) not in alphabet and (chr(code).isprintable() or code < 0x20)
-    ]
-    tokenizer = Tokenizer(
-        models.WordPiece(
-            vocabulary.ids(side),
-            unk_token=vocabulary.special_tokens(side)["pad_token"],
-            continuing_subword_prefix="",
-            max_input_chars_per_word=1_000_000,
-        )
-    )
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.Replace(Regex(f"(?<={WORD}) (?={WORD})"), BOUNDARY),
-            normalizers.Replace(Regex(f"(?<={WORD})(?={OTHER})|(?<={OTHER})(?={WORD})"), BOUNDARY),
-            normalizers.Replace("\\", "\\\\"),
-            normalizers.Replace("_", "\\u"),
-            *(normalizers.Replace(letter, number) for letter, number in numbers),
-            normalizers.Replace(BOUNDARY, "_" + BOUNDARY),
-            normalizers.Replace(Regex(r"(?<=[\s\S])\z"), "_"),
-        ]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(BOUNDARY, "removed")
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Fuse(),
-            decoders.Replace("\\\\", BACKSLASH),
-            *(decoders.Replace(number, letter) for letter, number in numbers),
-            decoders.Replace(Regex(rf"(?<={WORD})(?<!\\u)_(?={WORD})"), " "),  # a literal `_` is not part of a word
-            decoders.Replace("_", ""),
-            decoders.Replace("\\u", "_"),
-            decoders.Replace(BACKSLASH, "\\"),
-        ]
-    )
-    return vocabulary.with_template(tokenizer, side)
