@@ -18,8 +18,7 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, UnavailableError, one_line
 
-from .description import Description, Forward
-from .toolkits.hugging_face import forward_of
+from .description import Description, Forward, forward_of
 from .vocabulary import SIDES, Vocabulary
 
 # float32; wrong settings give 0.2 to 10, but a wrong LayerNorm epsilon only 4e-5: not detected

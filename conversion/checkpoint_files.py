@@ -73,17 +73,25 @@ def required_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
     return file
 
 
-def read_yaml(file: Path, loader: Any = yaml.SafeLoader, text: str | None = None) -> dict[str, Any]:
-    """Return the mapping in a file, or in a text from it. Raises BrokenFileError if it contains anything else.
+def read_yaml(file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
+    """Return the mapping in a file. Raises BrokenFileError if it contains anything else."""
+    try:
+        return parse_yaml(file.read_text(encoding="utf-8"), file, loader)
+    except UnicodeDecodeError as error:
+        raise BrokenFileError(f"{file} is not valid YAML ({error}); copy it again") from None
+
+
+def parse_yaml(text: str, file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
+    """Return the mapping in a text. Raises BrokenFileError, which names the file, if it contains anything else.
 
     loader: a YAML loader that builds only plain values
     """
     try:
-        content = yaml.load(file.read_text(encoding="utf-8") if text is None else text, loader)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BrokenFileError(f"{file} is not complete YAML ({error}); copy it again") from None
+        content = yaml.load(text, loader)
+    except yaml.YAMLError as error:
+        raise BrokenFileError(f"{file} is not valid YAML ({error}); copy it again") from None
     if not isinstance(content, dict):
-        raise BrokenFileError(f"{file} holds a {type(content).__name__}, not a mapping")
+        raise BrokenFileError(f"{file} contains a {type(content).__name__}, not a mapping")
     return content
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .layout import PAPER, Sinusoids
 from .rename import Rule
@@ -52,6 +52,12 @@ class Description:
 
     def all_notes(self) -> list[str]:
         return self.assumed + self.notes + self.vocabulary.notes
+
+
+def forward_of(model: nn.Module) -> Forward:
+    """Return the function of a model of transformers, or of ours."""
+    # With its cache FSMT is not causal for several target tokens.
+    return lambda ids, target: model(input_ids=ids, decoder_input_ids=target, use_cache=False).logits
 
 
 def penalty_note(toolkit: str, ranking: str) -> str:

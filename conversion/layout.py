@@ -86,13 +86,3 @@ def permute(tensors: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
         name: tensor if (axis := model_axis(name)) is None else tensor.index_select(axis, order)
         for name, tensor in tensors.items()
     }
-
-
-def split_in_proj(tensors: dict[str, Tensor]) -> None:
-    """Split the joint matrix of queries, keys and values in torch's and old fairseq's attention modules."""
-    for name in list(tensors):
-        module, _, last = name.rpartition(".")
-        if last in ("in_proj_weight", "in_proj_bias") and module.endswith("_attn"):
-            kind = last.removeprefix("in_proj_")
-            for part, piece in zip("qkv", tensors.pop(name).chunk(3), strict=True):
-                tensors[f"{module}.{part}_proj.{kind}"] = piece

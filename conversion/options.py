@@ -7,7 +7,7 @@ from .reasons import Reasons, shown
 from .rename import STACKS
 
 RATES = ("dropout", "attention_dropout", "activation_dropout")
-MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # the limits of our configuration
+MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # far above every published model: a larger value is a damaged file
 
 
 class Options(dict[str, Any]):

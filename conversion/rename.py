@@ -140,6 +140,16 @@ def fault_of(tensor: Any) -> str | None:
     return None
 
 
+def split_in_proj(tensors: dict[str, Tensor]) -> None:
+    """Split the joint matrix of queries, keys and values in torch's and old fairseq's attention modules."""
+    for name in list(tensors):
+        module, _, last = name.rpartition(".")
+        if last in ("in_proj_weight", "in_proj_bias") and module.endswith("_attn"):
+            kind = last.removeprefix("in_proj_")
+            for part, piece in zip("qkv", tensors.pop(name).chunk(3), strict=True):
+                tensors[f"{module}.{part}_proj.{kind}"] = piece
+
+
 def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reasons) -> dict[str, Tensor]:
     """Return the tensors under our names. Two rules may read one tensor; a tensor that no rule reads is a fault."""
     rules = list(rules)

@@ -9,31 +9,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
-from .checkpoint_files import find_file, required_file
+from .checkpoint_files import find_file
 from .sentencepiece import SPACE, SentencePieceModel
-from .vocabulary import SIDES, Vocabulary, common_ids
-
-# The usual names of special tokens in a word list.
-SYMBOLS = {
-    "unknown": ("<unk>", "[UNK]"),
-    "pad": ("<pad>", "<blank>", "[PAD]"),
-    "bos": ("<s>", "<bos>", "<sos>", "[BOS]", "[SOS]", "[CLS]"),
-    "eos": ("</s>", "<eos>", "[EOS]", "[SEP]"),
-}
-
-
-def read_word_lists(folder: Path) -> Vocabulary:
-    """vocab.src.txt and vocab.tgt.txt, or vocab.txt; the source has both symbols of a sentence around it."""
-    remedy = "; write one token per line in the order of the ids, special tokens under their usual names"
-    files = [
-        required_file(
-            folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt", remedy=remedy
-        )
-        for side, other in (("src", "source"), ("tgt", "trg"))
-    ]
-    source, target = (list(read_lines(file)) for file in files)
-    ids = common_ids(source, target, SYMBOLS, " and ".join(file.name for file in files))
-    return with_tokenizers(Vocabulary(source, target, start=ids["bos"], begins=True, files=files, **ids), folder)
+from .vocabulary import SIDES, Vocabulary
 
 
 def with_tokenizers(

@@ -14,7 +14,7 @@ from ..description import SOURCE, TARGET, Description
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import checked_tensors, rules_of, stack_rules, stack_sizes
-from ..segmentation import read_word_lists
+from .torch_nn_transformer import read_word_lists
 
 FILES = ["*.pt"]
 EPSILON = 1e-12

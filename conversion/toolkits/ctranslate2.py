@@ -13,10 +13,11 @@ from vaswani_transformer import sinusoidal_positional_encoding
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET
 from ..folder import ModelFolder
+from ..layout import POSITIONS
 from ..reasons import Reasons
-from ..rename import STACKS
+from ..rename import STACKS, expand
 
-POSITIONS = 2048  # CTranslate2 needs a table; its converters write as many rows
+TABLE_ROWS = 2048  # CTranslate2 needs a table; its converters write as many rows
 
 ACTIVATIONS = {
     "relu": "RELU",
@@ -54,9 +55,9 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     )
     spec = transformer_spec.TransformerSpec(encoder, decoder)
     encoder.embeddings[0].weight, decoder.embeddings.weight = state[SOURCE].numpy(), state[TARGET].numpy()
-    for stack, part in zip(STACKS, (encoder, decoder), strict=True):
+    for stack, part, positions in zip(STACKS, (encoder, decoder), expand(POSITIONS), strict=True):
         part.scale_embeddings = True
-        part.position_encodings.encodings = positions(config, state, stack).numpy()
+        part.position_encodings.encodings = position_table(config, state.get(positions)).numpy()
         for n, layer in enumerate(part.layer):
             name = f"model.{stack}.layers.{n}"
             set_attention(layer.self_attention, state, f"{name}.self_attn", ["qkv"])
@@ -91,11 +92,12 @@ def set_vocabularies(spec: Any, folder: ModelFolder) -> None:
     settings.add_source_bos = settings.add_source_eos = False
 
 
-def positions(config: Any, state: dict, stack: str) -> torch.Tensor:
-    if config.position_embedding_type == "learned":
-        return state[f"model.{stack}.positional_encoding.table.weight"][config.position_offset :]
-    places = torch.arange(POSITIONS) + config.position_offset
-    return sinusoidal_positional_encoding(places, config.d_model, config.position_base)
+def position_table(config: Any, learned: torch.Tensor | None) -> torch.Tensor:
+    """Return the table without the rows before the first position. learned: the model's table, if it has one"""
+    if learned is not None:
+        return learned[config.position_offset :]
+    positions = torch.arange(TABLE_ROWS) + config.position_offset
+    return sinusoidal_positional_encoding(positions, config.d_model, config.position_base)
 
 
 def set_attention(spec: Any, state: dict, name: str, fused: list[str]) -> None:

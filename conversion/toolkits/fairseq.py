@@ -20,10 +20,10 @@ from vaswani_transformer.lines import read_lines
 from ..checkpoint_files import find_file, load_checkpoint, save_pickle
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows, penalty_note
 from ..folder import ModelFolder
-from ..layout import POSITIONS, TENSOR2TENSOR, split_in_proj
+from ..layout import POSITIONS, TENSOR2TENSOR
 from ..options import RATES, Options, size_names
 from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, rules_of, stack_rules, write
+from ..rename import STACKS, Rule, checked_tensors, rules_of, split_in_proj, stack_rules, write
 from ..segmentation import with_tokenizers
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens
 

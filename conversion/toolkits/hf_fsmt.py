@@ -17,9 +17,9 @@ from ..rename import Rule, first_present, rules_of
 from ..segmentation import bpe_tokenizer, read_codes
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_token_ids
 from . import hugging_face
+from .fairseq import OFFSET
 
 FILES = ["config.json"]
-OFFSET = 2  # padding_idx + 1
 EMBEDDINGS = {
     "model.encoder.embed_tokens.weight": SOURCE,
     "model.decoder.embed_tokens.weight": TARGET,

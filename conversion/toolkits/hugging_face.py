@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from vaswani_transformer.model_folder import read_json_object
 
 from ..checkpoint_files import load_checkpoint, required_file
-from ..description import Description, Forward, penalty_note
+from ..description import Description, Forward, forward_of, penalty_note
 from ..options import RATES, Options
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, stack_rules
@@ -65,9 +65,3 @@ def reference(kind: type[PreTrainedModel], description: Description) -> Forward:
     """Load the folder as transformers does. kind: the class of its model"""
     folder = description.path.parent
     return forward_of(kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval())
-
-
-def forward_of(model: nn.Module) -> Forward:
-    """Return the function of a model of transformers, or of ours."""
-    # With its cache FSMT is not causal for several target tokens.
-    return lambda ids, target: model(input_ids=ids, decoder_input_ids=target, use_cache=False).logits

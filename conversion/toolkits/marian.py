@@ -19,7 +19,7 @@ from torch import Tensor
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
-from ..checkpoint_files import check_archive, read_yaml
+from ..checkpoint_files import check_archive, parse_yaml, read_yaml
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows, penalty_note
 from ..folder import ModelFolder
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
@@ -100,7 +100,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     beside = path.with_name(path.name + ".yml")
     if text is None and not beside.exists():
         raise InputError(f"{path} has no {CONFIG} in it and no {beside.name} beside it: the number of heads is unknown")
-    options = Options(read_yaml(beside if text is None else path, text=text), reasons, "--{} {}")
+    options = Options(read_yaml(beside) if text is None else parse_yaml(text, path), reasons, "--{} {}")
     options.require(SUPPORTED, OFF)
     config = options.sizes(SIZES)
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
@@ -243,7 +243,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     if not config.tie_word_embeddings:
         tensors["decoder_ff_logit_out_W"] = ours[OUTPUT].T
     tensors |= write(layers(config.to_dict()), ours)
-    if not (text and read_yaml(folder.path, text=text).get("output-omit-bias")):
+    if not (text and parse_yaml(text, folder.path).get("output-omit-bias")):
         tensors["decoder_ff_logit_out_b"] = ours[OUTPUT_BIAS].reshape(1, -1)
     arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
     yml = text.encode("utf-8")

@@ -33,7 +33,6 @@ NOTES = [
     "The source has no </s>.",
 ]
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR, None: PAPER}
-# With "silu" and "gated-gelu" the feed-forward network has a gate.
 OFF = (
     "multiquery parallel_residual shared_layer_norm aan_useffn coverage_attn relative_positions_buckets num_kv "
     "sliding_window num_experts quant_type lora_layers"
@@ -54,7 +53,7 @@ FIXED: dict[str, Any] = {
 SUPPORTED = {name: (value,) for name, value in FIXED.items()} | {
     "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
     "position_encoding_type": tuple(SINUSOIDS),
-    "pos_ffn_activation_fn": ("relu", "gelu"),
+    "pos_ffn_activation_fn": ("relu", "gelu"),  # with "silu" and "gated-gelu" the feed-forward network has a gate
 }
 SIZES = ("hidden_size", "{stack:.3}_layers", "heads", "transformer_ff")
 # The names of sizes in older versions.

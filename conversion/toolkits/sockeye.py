@@ -17,7 +17,7 @@ from ..checkpoint_files import load_checkpoint, may_be_torch_save, read_yaml, re
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note
 from ..layout import CONCATENATED, POSITIONS
 from ..options import Options, flattened
-from ..reasons import Reasons, shown
+from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import with_tokenizers
 from ..vocabulary import SIDES, Vocabulary, read_token_ids
@@ -82,7 +82,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         "layer_norm_eps": EPSILON,
     }
     outputs = ["output_layer.weight"]
-    if "softmax" in shown(options.get("weight_tying_type")):
+    if "softmax" in str(options.get("weight_tying_type")):
         outputs.append("embedding_target.embedding.weight")
     rules = [
         *rules_of({"embedding_source.embedding.weight": SOURCE, "embedding_target.embedding.weight": TARGET}),

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vaswani_transformer.lines import read_lines
 from vaswani_transformer.model_folder import read_json_object
 
 from ..checkpoint_files import load_checkpoint, required_file
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, Forward
-from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, TENSOR2TENSOR, Sinusoids, split_in_proj
+from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, TENSOR2TENSOR, Sinusoids
 from ..options import Options
 from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, stack_rules, stack_sizes
-from ..segmentation import read_word_lists
+from ..rename import STACKS, Rule, checked_tensors, split_in_proj, stack_rules, stack_sizes
+from ..segmentation import with_tokenizers
+from ..vocabulary import Vocabulary, common_ids
 
 FILES = ["*.pt", "*.pth"]
 FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
@@ -39,6 +41,13 @@ SUPPORTED: dict[str, tuple] = {
     "batch_first": (True, False),
     "norm_first": (True, False),
     "scale_embeddings": (True, False),
+}
+# The usual names of special tokens in a word list.
+SYMBOLS = {
+    "unknown": ("<unk>", "[UNK]"),
+    "pad": ("<pad>", "<blank>", "[PAD]"),
+    "bos": ("<s>", "<bos>", "<sos>", "[BOS]", "[SOS]", "[CLS]"),
+    "eos": ("</s>", "<eos>", "[EOS]", "[SEP]"),
 }
 
 COMMON = {
@@ -111,6 +120,20 @@ def read(path: Path, reasons: Reasons) -> Description:
         files=[file],
         reference=reference,
     )
+
+
+def read_word_lists(folder: Path) -> Vocabulary:
+    """vocab.src.txt and vocab.tgt.txt, or vocab.txt; the source has both symbols of a sentence around it."""
+    remedy = "; write one token per line in the order of the ids, special tokens under their usual names"
+    files = [
+        required_file(
+            folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt", remedy=remedy
+        )
+        for side, other in (("src", "source"), ("tgt", "trg"))
+    ]
+    source, target = (list(read_lines(file)) for file in files)
+    ids = common_ids(source, target, SYMBOLS, " and ".join(file.name for file in files))
+    return with_tokenizers(Vocabulary(source, target, start=ids["bos"], begins=True, files=files, **ids), folder)
 
 
 def around_transformer(
