@@ -23,11 +23,11 @@ NEVER = -100.0
 def build_model(description: Description, reasons: Reasons) -> Model:
     """Return the model. Raises InputError or BrokenFileError with all reasons against the conversion."""
     config, d_model, vocabulary = dict(description.config), description.config["d_model"], description.vocabulary
-    known, positions = {rule.theirs for rule in description.rules}, description.positions
-    found = {name: t for name, t in description.tensors.items() if name in known or not positions.match(t, d_model)}
-    tensors = rename(found, description.rules, reasons)
+    known, sinusoids = {rule.theirs for rule in description.rules}, description.sinusoids
+    to_read = {name: t for name, t in description.tensors.items() if name in known or not sinusoids.match(t, d_model)}
+    tensors = rename(to_read, description.rules, reasons)
     check_tables(tensors, vocabulary, d_model, reasons)
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     for name in description.unscaled:  # our model multiplies by sqrt(d_model)
@@ -36,12 +36,12 @@ def build_model(description: Description, reasons: Reasons) -> Model:
     if ENCODER_POSITIONS in tensors:
         config |= limit_positions(tensors, config.get("position_offset", 0))
     else:
-        config["position_base"] = positions.base(d_model)
+        config["position_base"] = sinusoids.base(d_model)
     for name, tensor in list(tensors.items()):  # biases that the paper has and some toolkits lack
         if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
     config |= tie_and_extend(tensors, vocabulary)
-    if positions.concatenated and ENCODER_POSITIONS not in tensors:
+    if sinusoids.concatenated and ENCODER_POSITIONS not in tensors:
         tensors = interleave(tensors, d_model)
 
     try:
@@ -49,7 +49,7 @@ def build_model(description: Description, reasons: Reasons) -> Model:
             model = Model(VaswaniTransformerConfig(**config))
     except Exception as error:  # strict dataclasses raise several kinds, each naming the field
         reasons.unsupported(one_line(str(error)))
-        reasons.refuse_if_any()
+        reasons.raise_if_any()
         raise
     check_tensors(model, tensors, reasons)
     model.load_state_dict(tensors, strict=False, assign=True)
@@ -79,9 +79,10 @@ def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
 
 
 def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[str, Any]:
-    """Share equal matrices and add the rows of new symbols and aliases; return the configuration's fields.
+    """Share equal matrices and add the rows of special tokens and aliases; return the configuration's fields.
 
-    New symbols have an embedding of zeros, as a decoder that starts with a zero vector needs; aliases have `<unk>`'s.
+    Added special tokens have an embedding of zeros, which a decoder that starts with a zero vector needs; aliases have
+    `<unk>`'s.
     """
     share = vocabulary.is_joint and torch.equal(tensors[SOURCE], tensors[TARGET])
     tie = torch.equal(tensors[TARGET], tensors[OUTPUT])
@@ -93,7 +94,7 @@ def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[s
     for name, size in sizes.items():
         table = tensors[name]
         unknown = table.new_zeros(table.shape[1]) if vocabulary.unknown is None else table[vocabulary.unknown]
-        zeros = max(min(size, vocabulary.rows_with_symbols()) - len(table), 0)
+        zeros = max(min(size, vocabulary.rows_with_added_tokens()) - len(table), 0)
         aliases = size - len(table) - zeros
         tensors[name] = torch.cat((table, table.new_zeros(zeros, table.shape[1]), unknown.expand(aliases, -1)))
     if share:
@@ -127,4 +128,4 @@ def check_tensors(model: Model, tensors: dict[str, Tensor], reasons: Reasons) ->
             reasons.broken(f"{name} has shape {tuple(tensor.shape)}; the options say {tuple(expected[name])}")
         elif not torch.isfinite(tensor).all():
             reasons.broken(f"{name} has values that are not finite")
-    reasons.refuse_if_any()
+    reasons.raise_if_any()

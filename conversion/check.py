@@ -46,7 +46,7 @@ def check(description: Description, model: Model, logits: Path | None = None) ->
             return f"check: not compared: {error}"
     largest = torch.cat([torch.zeros(1), *differences]).max().item()
     if not largest <= MAX_DIFFERENCE:  # NaN is a difference as well
-        remedies = description.assumed or ["Check that the configuration file belongs to this checkpoint."]
+        remedies = description.assumptions or ["Check that the configuration file belongs to this checkpoint."]
         raise ProofError(
             f"{description.path}: the converted model's log-probabilities differ from {name}'s by {largest:.1e}. "
             + " ".join(remedies)

@@ -2,7 +2,7 @@
 
 torch's restricted unpickler builds tensors and plain containers. Here it may also build `argparse.Namespace` and `set`
 (fairseq, OpenNMT-py), numpy's scalars and, in place of the toolkits' classes (meters, vocabularies of old versions),
-empty shells that keep the attributes and have no code.
+empty stubs that keep the attributes and have no code.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from safetensors.torch import load_file
 
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 
-# A class of these packages is replaced by an empty shell; any other class is refused.
+# A class of these packages is replaced by an empty stub; any other class is refused.
 TOOLKITS = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
 
 SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
 
 
-class Shell:
+class Stub:
     """An object of a toolkit without its code: only the attributes."""
 
     def __init__(self, *arguments: Any):
@@ -41,7 +41,7 @@ class Shell:
             self.__dict__.update(state)
 
 
-CONTAINERS: list[Any] = [
+ALLOWED: list[Any] = [
     argparse.Namespace,
     set,
     collections.defaultdict,
@@ -52,17 +52,17 @@ CONTAINERS: list[Any] = [
     (SCALAR, "numpy.core.multiarray.scalar"),
     (SCALAR, "numpy._core.multiarray.scalar"),
     (codecs.encode, "_codecs.encode"),
-    (Shell, "functools.partial"),  # a tokenizer's function in OpenNMT-py 1 and 2; never called
+    (Stub, "functools.partial"),  # a tokenizer's function in OpenNMT-py 1 and 2; never called
 ]
 
-UNKNOWN_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")
+REFUSED_NAME = re.compile(r"(?:[Uu]nsupported (?:global: )?GLOBAL |Unsupported class |callable from )([\w.]+)")
 MAX_COMPRESSION = 100  # torch and Marian do not compress
 
 
 def find_file(folder: Path, *patterns: str) -> Path | None:
     """Return the first file of the folder that matches; earlier patterns are preferred."""
-    found = (file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file())
-    return next(found, None)
+    files = (file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file())
+    return next(files, None)
 
 
 def required_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
@@ -112,27 +112,27 @@ def load_checkpoint(path: Path) -> Any:
         except (SafetensorError, OSError) as error:
             raise BrokenFileError(f"{path} is not a complete safetensors file ({error}); copy it again") from None
     check_archive(path)
-    shells: dict[str, type] = {}
+    stubs: dict[str, type] = {}
     zipped = zipfile.is_zipfile(path)  # the format since torch 1.6
     while True:
-        known = [*CONTAINERS, *((shell, name) for name, shell in shells.items())]
+        known = [*ALLOWED, *((stub, name) for name, stub in stubs.items())]
         try:
             with torch.serialization.safe_globals(known), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # about pickles with another protocol than torch's
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
         except pickle.UnpicklingError as error:
-            found = UNKNOWN_NAME.search(str(error))
+            found = REFUSED_NAME.search(str(error))
             if found is None:
                 if "persistent_load" in str(error) or "Unsupported operand" in str(error) or not zipped:
                     raise BrokenFileError(f"{path} is not a checkpoint of PyTorch ({first_line(error)})") from None
                 raise InputError(f"{path} is refused, and none of it was run: {first_line(error)}") from None
             name = found[1].rstrip(".")
-            if name in shells or name.split(".")[0] not in TOOLKITS:
+            if name in stubs or name.split(".")[0] not in TOOLKITS:
                 raise InputError(
                     f"{path} is refused: its pickle would call {name}, which could be any code; none of it was run. If "
                     "you trust the file, save it again without that object"
                 ) from None
-            shells[name] = type(name.rsplit(".", 1)[-1], (Shell,), {"__module__": __name__})
+            stubs[name] = type(name.rsplit(".", 1)[-1], (Stub,), {"__module__": __name__})
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             size = path.stat().st_size
             raise BrokenFileError(

@@ -26,12 +26,12 @@ class Description:
     tensors: its tensors by the toolkit's names, fused matrices split
     rules: our name of each tensor
     config: fields of our configuration, except those that follow from the tensors and the vocabulary
-    positions: its sinusoids, unless the rules read learned tables; saved tables of sinusoids are ignored
+    sinusoids: its sinusoids, unless the rules read learned tables; saved tables of sinusoids are ignored
     unscaled: the embeddings (SOURCE, TARGET) that the toolkit does not multiply by sqrt(d_model)
     notes: sentences for the user about the model
-    assumed: sentences about properties that the checkpoint does not record, with the remedy
+    assumptions: sentences about properties that the checkpoint does not record, with the remedy
     files: files that are copied into the model folder for converting back, besides those of the vocabulary
-    options: values that converting it back needs
+    record: values that converting it back needs
     reference: builds the checkpoint's own model, if torch or transformers has its class
     toolkit, path: set by `run.read`
     """
@@ -40,18 +40,18 @@ class Description:
     rules: list[Rule]
     config: dict[str, Any]
     vocabulary: Vocabulary
-    positions: Sinusoids = PAPER
+    sinusoids: Sinusoids = PAPER
     unscaled: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
     reference: Callable[["Description"], Forward] | None = None
     toolkit: str = ""
     path: Path = Path()
 
     def all_notes(self) -> list[str]:
-        return self.assumed + self.notes + self.vocabulary.notes
+        return self.assumptions + self.notes + self.vocabulary.notes
 
 
 def forward_of(model: nn.Module) -> Forward:

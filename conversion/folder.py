@@ -30,7 +30,7 @@ class ModelFolder:
     """A model folder that is to be converted to a toolkit's format.
 
     toolkit: the toolkit that the model came from; "" for a model that was trained with this project
-    options: values that the toolkit's reader kept
+    record: values that the toolkit's reader kept
     originals: the folder of the toolkit's vocabulary files
     rows: by side, the number of embeddings that are written: the toolkit's, or all
     """
@@ -39,19 +39,19 @@ class ModelFolder:
         self.path, self.originals = path, path / ORIGINALS
         self.model = load_model(path, device="cpu")
         self.config: Any = self.model.config
-        self.toolkit, self.options = "", {}
+        self.toolkit, self.record = "", {}
         self.keep_all_rows()
         file = path / RECORD
         if file.exists():
             try:
-                record = json.loads(file.read_text(encoding="utf-8"))
-                self.toolkit, self.options = str(record["toolkit"]), {**record["options"]}
-                self.rows = {side: int(self.options.get(f"{side}_tokens", rows)) for side, rows in self.rows.items()}
+                content = json.loads(file.read_text(encoding="utf-8"))
+                self.toolkit, self.record = str(content["toolkit"]), {**content["options"]}
+                self.rows = {side: int(self.record.get(f"{side}_tokens", rows)) for side, rows in self.rows.items()}
             except (ValueError, KeyError, TypeError) as error:
                 raise BrokenFileError(f"{file} is not a record of a conversion ({error})") from None
 
     def keep_all_rows(self) -> None:
-        """Treat the symbols and aliases that were added for our model as part of the vocabulary."""
+        """Treat the special tokens and aliases that were added for our model as part of the vocabulary."""
         self.rows: dict[str, int] = {"source": self.config.vocab_size, "target": self.config.decoder_vocab_size}
 
     def has_tokenizer(self) -> bool:
@@ -70,12 +70,12 @@ class ModelFolder:
             sides.append([by_id.get(id, f"unused{id}") for id in range(self.rows[side])])
         return sides[0], sides[1]
 
-    def tensors(self, positions: Sinusoids | None) -> dict[str, Tensor]:
+    def tensors(self, sinusoids: Sinusoids | None) -> dict[str, Tensor]:
         """Return our tensors in the layout of a toolkit, with SOURCE, TARGET and OUTPUT separate and cut to `rows`.
 
         Projections without biases get zeros.
 
-        positions: the toolkit's sinusoids; None if the model's positions are learned
+        sinusoids: the toolkit's; None if the model's positions are learned
         """
         tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         tensors.pop(SHARED, None)
@@ -84,12 +84,12 @@ class ModelFolder:
                 tensors[name] = tensors[name][: self.rows[side]]
         for name in [name for name in tensors if name.endswith("_proj.weight")]:
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(len(tensors[name])))
-        if positions is not None and positions.concatenated:
+        if sinusoids is not None and sinusoids.concatenated:
             tensors = concatenate(tensors, self.config.d_model)
         return tensors
 
     def in_saved_dtype(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors in the precision of the toolkit's file, contiguous; tied matrices stay tied."""
-        dtype = getattr(torch, self.options.get("dtype", "float32"))
+        dtype = getattr(torch, self.record.get("dtype", "float32"))
         seen: dict[int, Tensor] = {}
         return {name: seen.setdefault(t.data_ptr(), t.to(dtype).contiguous()) for name, t in tensors.items()}

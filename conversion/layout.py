@@ -22,15 +22,15 @@ class Sinusoids:
     """One of the forms of sinusoidal positions, Section 3.5.
 
     concatenated: all sines, then all cosines; the paper's alternate
-    shifted: the exponent is i / (d_model/2 - 1) instead of 2i / d_model
+    endpoint: the exponent is i / (d_model/2 - 1) instead of 2i / d_model
     """
 
     concatenated: bool = False
-    shifted: bool = False
+    endpoint: bool = False
 
     def base(self, d_model: int) -> float:
         """Return the `position_base` with which our model computes these sinusoids."""
-        if not self.shifted:
+        if not self.endpoint:
             return 10000.0
         half = d_model // 2
         if half < 2:
@@ -40,7 +40,7 @@ class Sinusoids:
     def table(self, length: int, d_model: int) -> Tensor:
         """(length, d_model), float64"""
         half = d_model // 2
-        exponents = torch.arange(half, dtype=torch.float64) / (half - 1 if self.shifted else half)
+        exponents = torch.arange(half, dtype=torch.float64) / (half - 1 if self.endpoint else half)
         angles = torch.arange(length, dtype=torch.float64)[:, None] * 10000.0**-exponents
         if self.concatenated:
             return torch.cat((angles.sin(), angles.cos()), dim=1)
@@ -56,7 +56,7 @@ class Sinusoids:
 
 PAPER = Sinusoids()
 CONCATENATED = Sinusoids(concatenated=True)
-TENSOR2TENSOR = Sinusoids(concatenated=True, shifted=True)
+TENSOR2TENSOR = Sinusoids(concatenated=True, endpoint=True)
 
 
 def model_axis(name: str) -> int | None:

@@ -27,7 +27,7 @@ class Reasons:
         """Add a fault of the file."""
         self.faults.append(reason)
 
-    def refuse_if_any(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise InputError or BrokenFileError with all reasons, if there are any."""
         if self.settings or self.faults:
             kind = InputError if self.settings else BrokenFileError

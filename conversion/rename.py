@@ -33,12 +33,12 @@ class Rule:
     def is_vector(self) -> bool:
         return self.ours.endswith("bias") or "norm." in self.ours
 
-    def read(self, tensor: Tensor) -> Tensor:
+    def to_ours(self, tensor: Tensor) -> Tensor:
         if self.is_vector:
             return tensor.reshape(-1)
         return tensor.T if self.transposed else tensor
 
-    def write(self, tensor: Tensor) -> Tensor:
+    def to_theirs(self, tensor: Tensor) -> Tensor:
         if not self.transposed:
             return tensor
         return tensor.reshape(1, -1) if self.is_vector else tensor.T
@@ -114,17 +114,17 @@ def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str)
 
     ignored: regular expressions for the full names of buffers, counters and stale copies, which are left out
     """
-    found: dict[str, Tensor] = {}
+    checked: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         name = str(name)
         if any(re.fullmatch(pattern, name) for pattern in ignored):
             continue
         fault = fault_of(tensor)
         if fault is None:
-            found[name] = tensor
+            checked[name] = tensor
         else:
             reasons.broken(f"tensor {name} is {fault}")
-    return found
+    return checked
 
 
 def fault_of(tensor: Any) -> str | None:
@@ -146,8 +146,8 @@ def split_in_proj(tensors: dict[str, Tensor]) -> None:
         module, _, last = name.rpartition(".")
         if last in ("in_proj_weight", "in_proj_bias") and module.endswith("_attn"):
             kind = last.removeprefix("in_proj_")
-            for part, piece in zip("qkv", tensors.pop(name).chunk(3), strict=True):
-                tensors[f"{module}.{part}_proj.{kind}"] = piece
+            for projection, part in zip("qkv", tensors.pop(name).chunk(3), strict=True):
+                tensors[f"{module}.{projection}_proj.{kind}"] = part
 
 
 def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reasons) -> dict[str, Tensor]:
@@ -158,9 +158,9 @@ def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reason
         reasons.broken(f"tensor {name} is missing")
     for name in sorted(tensors.keys() - {rule.theirs for rule in rules}):
         reasons.broken(f"tensor {name} has no place in the model")
-    return {rule.ours: rule.read(tensors[rule.theirs]) for rule in rules if rule.theirs not in missing}
+    return {rule.ours: rule.to_ours(tensors[rule.theirs]) for rule in rules if rule.theirs not in missing}
 
 
-def write(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_their_names(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors under the toolkit's names."""
-    return {rule.theirs: rule.write(ours[rule.ours]).contiguous() for rule in rules}
+    return {rule.theirs: rule.to_theirs(ours[rule.ours]).contiguous() for rule in rules}

@@ -51,14 +51,14 @@ def read(format_name: str, file: Path) -> tuple[Description, Model]:
     try:
         description = load_toolkit(format_name).read(file, reasons)
         description.toolkit, description.path = format_name, file
-        description.vocabulary.check(file)
+        description.vocabulary.check_special_ids(file)
         return description, build_model(description, reasons)
     except (InputError, BrokenFileError, UnavailableError):
         raise
     except Exception as error:
         # Any exception while reading means a damaged or foreign file. Earlier reasons usually explain it, so report
         # them first. --debug shows where it happened.
-        reasons.refuse_if_any()
+        reasons.raise_if_any()
         message = f"{type(error).__name__}: {one_line(str(error))[:200]}"
         raise BrokenFileError(
             f"{file} or a file next to it is damaged or not from {format_name} ({message})"

@@ -34,9 +34,9 @@ def save(description: Description, model: Model, folder: Path) -> None:
     vocabulary = description.vocabulary
     texts = {side: tokenizer.to_str() for side, tokenizer in vocabulary.tokenizers.items()}
     if "source" in texts:
-        vocabulary.loadable("source").save_pretrained(folder)
+        vocabulary.fast_tokenizer("source").save_pretrained(folder)
     if "target" in texts and texts["target"] != texts.get("source"):
-        vocabulary.loadable("target").save_pretrained(folder / TARGET_TOKENIZER)
+        vocabulary.fast_tokenizer("target").save_pretrained(folder / TARGET_TOKENIZER)
     (folder / ORIGINALS).mkdir()
     for file in [*vocabulary.files, *description.files]:
         shutil.copyfile(file, folder / ORIGINALS / file.name)
@@ -50,7 +50,7 @@ def record_of(description: Description) -> dict[str, Any]:
     dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 and not description.unscaled else "float32"
     vocabulary = description.vocabulary
     sizes = {"source_tokens": len(vocabulary.source), "target_tokens": len(vocabulary.target)}
-    options = description.options | sizes | {"dtype": dtype}
+    options = description.record | sizes | {"dtype": dtype}
     return {"toolkit": description.toolkit, "file": description.path.name, "options": options}
 
 
@@ -64,7 +64,7 @@ def as_markdown(description: Description) -> str:
             "embedding is zero and which is never produced."
         )
     if vocabulary.pad is None:
-        notes.append(f"{toolkit} has no padding symbol. Here that is token {vocabulary.pad_id}.")
+        notes.append(f"{toolkit} has no padding token. Here it is token {vocabulary.pad_id}.")
     for side, pieces in vocabulary.aliases.items():
         if pieces:
             notes.append(

@@ -10,7 +10,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.lines import read_lines
 
 from .checkpoint_files import find_file
-from .sentencepiece import SPACE, SentencePieceModel
+from .sentencepiece_model import SPACE, SentencePieceModel
 from .vocabulary import SIDES, Vocabulary
 
 
@@ -71,11 +71,11 @@ def word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
     special = vocabulary.special_tokens(side)
     unknown = special.get("unk_token", special["pad_token"])
     tokenizer = Tokenizer(models.WordLevel(vocabulary.ids(side), unk_token=unknown))
-    # A control symbol in a user's text is a word that the vocabulary lacks.
+    # A special token in a user's text becomes `<unk>`.
     typed = "|".join(re.escape(token) for name, token in special.items() if name != "unk_token")
     tokenizer.normalizer = normalizers.Replace(Regex(rf"(?<!\S)({typed})(?!\S)"), unknown)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return vocabulary.with_template(tokenizer, side)
+    return vocabulary.add_post_processor(tokenizer, side)
 
 
 def bpe_tokenizer(
@@ -100,7 +100,7 @@ def bpe_tokenizer(
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
-    return vocabulary.with_template(tokenizer, side)
+    return vocabulary.add_post_processor(tokenizer, side)
 
 
 def read_codes(path: Path) -> list[tuple[str, str]]:

@@ -73,4 +73,4 @@ def subword_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
             decoders.Replace(BACKSLASH, "\\"),
         ]
     )
-    return vocabulary.with_template(tokenizer, side)
+    return vocabulary.add_post_processor(tokenizer, side)

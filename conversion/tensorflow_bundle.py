@@ -13,7 +13,7 @@ import numpy as np
 
 from vaswani_transformer.errors import BrokenFileError
 
-from .wire import fields, varints
+from .protobuf_wire import fields, varints
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 NO_COMPRESSION = 0
@@ -60,11 +60,11 @@ class Bundle:
 
 def read_entry(message: bytes) -> Entry:
     """Return a BundleEntryProto."""
-    found = dict(fields(message))
-    if 7 in found:
+    entry = dict(fields(message))
+    if 7 in entry:
         raise ValueError("a partitioned variable")
-    shape = [dict(fields(size)).get(1, 0) for part, size in fields(found.get(2, b"")) if part == 2]
-    dtype, shard, offset, size = (found.get(number, 0) for number in (1, 3, 4, 5))
+    shape = [dict(fields(size)).get(1, 0) for part, size in fields(entry.get(2, b"")) if part == 2]
+    dtype, shard, offset, size = (entry.get(number, 0) for number in (1, 3, 4, 5))
     return Entry(dtype, tuple(shape), shard, offset, size)
 
 

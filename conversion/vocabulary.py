@@ -31,7 +31,7 @@ class Vocabulary:
     unknown, bos, pad: None if the toolkit has no such token
     start: the decoder's first token; None if the toolkit begins with a zero vector
     begins, ends: whether the source begins with `bos` and ends with `eos`
-    source_has_symbols: False if only the target has the tokens `bos` and `eos`
+    source_has_bos_and_eos: False if only the target has the tokens `bos` and `eos`
     tokenizers: by side; empty if no file beside the checkpoint says how text becomes ids
     aliases: by side, pieces that the toolkit's vocabulary lacks, in the order of their ids
     files: the files that the vocabulary was read from
@@ -45,9 +45,9 @@ class Vocabulary:
     bos: int | None = None
     pad: int | None = None
     start: int | None = None
-    begins: bool = False
-    ends: bool = True
-    source_has_symbols: bool = True
+    source_begins_with_bos: bool = False
+    source_ends_with_eos: bool = True
+    source_has_bos_and_eos: bool = True
     tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
     aliases: dict[str, list[str]] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
@@ -73,8 +73,8 @@ class Vocabulary:
     def pad_id(self) -> int:
         return self.first_new + (self.start is None) if self.pad is None else self.pad
 
-    def rows_with_symbols(self) -> int:
-        """Return the rows that a table needs for symbols that the toolkit lacks; 0 if it lacks none."""
+    def rows_with_added_tokens(self) -> int:
+        """Return the rows that a table needs for special tokens that the toolkit lacks; 0 if it lacks none."""
         new = (self.start is None) + (self.pad is None)
         return self.first_new + new if new else 0
 
@@ -84,24 +84,24 @@ class Vocabulary:
         return max(self.first_alias(side) + len(self.aliases.get(side, ())) for side in sides)
 
     def first_alias(self, side: str) -> int:
-        return max(len(self.tokens(side)), self.rows_with_symbols())
+        return max(len(self.tokens(side)), self.rows_with_added_tokens())
 
     def special_tokens(self, side: str) -> dict[str, str]:
         """Return bos_token, eos_token, pad_token, unk_token -> the token, for one side."""
         tokens = self.tokens(side)
         bos = self.start if self.bos is None else self.bos
         ids = {"eos_token": self.eos, "unk_token": self.unknown, "bos_token": bos, "pad_token": self.pad}
-        if side == "source" and not self.source_has_symbols:
+        if side == "source" and not self.source_has_bos_and_eos:
             del ids["eos_token"], ids["bos_token"]
-        found = {name: tokens[id] for name, id in ids.items() if id is not None}
+        special = {name: tokens[id] for name, id in ids.items() if id is not None}
         if self.bos is None and self.start is None:
-            found["bos_token"] = unused_name("<s>", tokens)
+            special["bos_token"] = unused_name("<s>", tokens)
         if self.pad is None:
-            found["pad_token"] = unused_name("<pad>", tokens)
-        return found
+            special["pad_token"] = unused_name("<pad>", tokens)
+        return special
 
     def ids(self, side: str) -> dict[str, int]:
-        """Return token -> id for one side, including the new symbols."""
+        """Return token -> id for one side, including the added special tokens."""
         ids = {token: id for id, token in reversed(list(enumerate(self.tokens(side))))}
         special = self.special_tokens(side)
         if self.start is None:
@@ -115,28 +115,28 @@ class Vocabulary:
         self.aliases[side] = list(pieces)
         return {piece: self.first_alias(side) + n for n, piece in enumerate(self.aliases[side])}
 
-    def check(self, subject: str | Path) -> None:
+    def check_special_ids(self, subject: str | Path) -> None:
         """Raise BrokenFileError if an id of a special token is not in the vocabulary."""
-        symbols = (self.eos, self.bos, self.start)
+        around = (self.eos, self.bos, self.start)
         for side in SIDES:
-            ids = (self.unknown, self.pad, *(symbols if side == "target" or self.source_has_symbols else ()))
+            ids = (self.unknown, self.pad, *(around if side == "target" or self.source_has_bos_and_eos else ()))
             size = len(self.tokens(side))
             for id in ids:
                 if id is not None and not 0 <= id < size:
                     raise BrokenFileError(f"{subject}: the {side} vocabulary has {size} entries, but no id {id}")
 
-    def with_template(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
+    def add_post_processor(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
         """Return the tokenizer with the symbols around a sentence: the target ends with `</s>`."""
         special, ids = self.special_tokens(side), self.ids(side)
-        before = [special["bos_token"]] if self.begins and side == "source" else []
-        after = [special["eos_token"]] if self.ends or side == "target" else []
+        before = [special["bos_token"]] if self.source_begins_with_bos and side == "source" else []
+        after = [special["eos_token"]] if self.source_ends_with_eos or side == "target" else []
         around = [*before, "$A", *after]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=around, special_tokens=[(token, ids[token]) for token in dict.fromkeys([*before, *after])]
         )
         return tokenizer
 
-    def loadable(self, side: str) -> PreTrainedTokenizerFast:
+    def fast_tokenizer(self, side: str) -> PreTrainedTokenizerFast:
         """Return the tokenizer of one side as AutoTokenizer loads it."""
         return PreTrainedTokenizerFast(
             tokenizer_object=self.tokenizers[side],
@@ -149,7 +149,7 @@ class Vocabulary:
 
 
 def unused_name(name: str, tokens: Iterable[str]) -> str:
-    """Return a name for a new symbol that no token of the vocabulary has."""
+    """Return a name for an added special token that no token of the vocabulary has."""
     tokens = set(tokens)
     while name in tokens:
         name = f"<{name}>"
@@ -163,20 +163,20 @@ def numbered_tokens(special: Sequence[str], rows: Sequence[int], why: str, **ids
 
 
 def common_ids(
-    source: Sequence[str], target: Sequence[str], symbols: Mapping[str, Sequence[str]], where: str
+    source: Sequence[str], target: Sequence[str], special: Mapping[str, Sequence[str]], where: str
 ) -> dict[str, Any]:
     """Return the ids of special tokens, which both sides must have in common.
 
-    symbols: the name of the id -> the names that the token may have
+    special: the name of the id -> the names that the token may have
     where: the names of the files, for the InputError
     """
-    found = {}
-    for id_name, names in symbols.items():
+    common = {}
+    for id_name, names in special.items():
         ids = [next((tokens.index(name) for name in names if name in tokens), None) for tokens in (source, target)]
         if ids[0] is None or ids[0] != ids[1]:
             raise InputError(f"{' or '.join(names)} has different ids in {where}: {ids[0]} and {ids[1]}")
-        found[id_name] = ids[0]
-    return found
+        common[id_name] = ids[0]
+    return common
 
 
 def read_token_ids(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ from golden import converted
 from saved_model import ENGLISH, GERMAN
 
 from conversion.segmentation import find_sentencepiece, read_codes
-from conversion.sentencepiece import SentencePieceModel
+from conversion.sentencepiece_model import SentencePieceModel
 from conversion.subwords import subword_tokenizer
 from conversion.toolkits import hf_marian, marian
 from conversion.vocabulary import Vocabulary

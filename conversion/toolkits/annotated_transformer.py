@@ -41,15 +41,17 @@ def recognise_content(content: dict) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and, if it is beside it, config.json with `h` and `dropout`."""
     weights = load_checkpoint(path)
-    file, assumed = path.with_name("config.json"), []
+    file, assumptions = path.with_name("config.json"), []
     options = Options(read_json_object(file) if file.exists() else {}, reasons)
     if "h" not in options:
         options["h"] = NOTEBOOK_HEADS
-        assumed.append(f"No config.json with `h` is beside the checkpoint: {NOTEBOOK_HEADS} heads, as in the notebook.")
+        assumptions.append(
+            f"No config.json with `h` is next to the checkpoint: {NOTEBOOK_HEADS} heads, as in the notebook."
+        )
     tensors = checked_tensors(weights, reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     config |= options.heads("h", config["d_model"])
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
     config |= stack_sizes(tensors, "feed_forward.w_1.weight") | options.rates(0.1, "dropout")
     config |= {"norm_position": "pre", "layer_norm_eps": EPSILON}
 
@@ -61,4 +63,4 @@ def read(path: Path, reasons: Reasons) -> Description:
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, f"{{stack}}.norm.{NORM}"),
     ]
     files, vocabulary = [file] if file.exists() else [], read_word_lists(path.parent)
-    return Description(tensors, rules, config, vocabulary, assumed=assumed, files=files)
+    return Description(tensors, rules, config, vocabulary, assumptions=assumptions, files=files)

@@ -43,7 +43,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     config, pre = folder.config, folder.config.norm_position == "pre"
     if not folder.has_tokenizer():
         reasons.unsupported("there is no tokenizer to write the vocabularies from")
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
     state = {name: tensor.detach().float() for name, tensor in folder.model.state_dict().items()}
     activation = getattr(common_spec.Activation, ACTIVATIONS[config.activation_function])

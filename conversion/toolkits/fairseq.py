@@ -23,7 +23,7 @@ from ..folder import ModelFolder
 from ..layout import POSITIONS, TENSOR2TENSOR
 from ..options import RATES, Options, size_names
 from ..reasons import Reasons
-from ..rename import STACKS, Rule, checked_tensors, rules_of, split_in_proj, stack_rules, write
+from ..rename import STACKS, Rule, checked_tensors, rules_of, split_in_proj, stack_rules, to_their_names
 from ..segmentation import with_tokenizers
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens
 
@@ -44,11 +44,11 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
     "linear": "linear",
 }
-WRITTEN_OFF = (
+OFF_IN_WRITTEN_FILES = (
     "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention layernorm_embedding"
 )
 OFF = (
-    f"{WRITTEN_OFF} char_inputs adaptive_softmax_cutoff encoder_layers_to_keep decoder_layers_to_keep "
+    f"{OFF_IN_WRITTEN_FILES} char_inputs adaptive_softmax_cutoff encoder_layers_to_keep decoder_layers_to_keep "
     "quant_noise_scalar alignment_heads base_layers"
 )
 SIZES = ("encoder_embed_dim", "{stack}_layers", "{stack}_attention_heads", "{stack}_ffn_embed_dim")
@@ -103,10 +103,10 @@ def read(path: Path, reasons: Reasons) -> Description:
         options.require_equal(name, "encoder_embed_dim", missing=config["d_model"])
     for name in ("learned_pos", "normalize_before"):
         options.require_equal(f"encoder_{name}", f"decoder_{name}", missing=False)
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
     tensors = checked_tensors(checkpoint["model"], reasons, *IGNORED)
-    rename_as_in_0_12(tensors)
+    update_old_names(tensors)
     tied = options.get("share_decoder_input_output_embed") or options.get("share_all_embeddings")
     if tied and DECODER_EMBEDDING in tensors:
         tensors.setdefault(OUTPUT_PROJECTION, tensors[DECODER_EMBEDDING])
@@ -124,7 +124,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     vocabulary = read_vocabulary(path.parent, options, embedding_rows(tensors, rules))
     unscaled = (SOURCE, TARGET) if options.get("no_scale_embedding") else ()
     kept = {name: options.get(name) for name in ("arch", "source_lang", "target_lang")}
-    return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=NOTES, options=kept)
+    return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=NOTES, record=kept)
 
 
 def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def rename_as_in_0_12(tensors: dict[str, Tensor]) -> None:
+def update_old_names(tensors: dict[str, Tensor]) -> None:
     """Rename the tensors of older versions: fused projections, numbered norms, `decoder.embed_out`."""
     split_in_proj(tensors)
     if "decoder.embed_out" in tensors:
@@ -201,16 +201,16 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
             f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq has (0, 1, 2, 2) and starts "
             "the decoder with </s>"
         )
-    languages = languages_of(folder.options)
+    languages = languages_of(folder.record)
     has_dictionaries = all(find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values())
     if not has_dictionaries and not folder.has_tokenizer():
         reasons.unsupported("there is no tokenizer to write the dictionaries from")
     ours = folder.tensors(None if learned else TENSOR2TENSOR)
     if OUTPUT_BIAS in ours and ours[OUTPUT_BIAS].any():
         reasons.unsupported("the output layer has a bias (output_bias)")
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
-    tensors = write(rules_for(config.to_dict(), learned), ours)
+    tensors = to_their_names(rules_for(config.to_dict(), learned), ours)
     for stack in STACKS:
         tensors[f"{stack}.version"] = torch.tensor([3.0])
         if not learned:
@@ -257,7 +257,7 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
         share_decoder_input_output_embed=config.tie_word_embeddings,
         no_scale_embedding=False,
         adaptive_softmax_cutoff=None,
-        **dict.fromkeys(WRITTEN_OFF.split(), False),
+        **dict.fromkeys(OFF_IN_WRITTEN_FILES.split(), False),
     )
 
 

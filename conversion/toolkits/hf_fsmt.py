@@ -67,7 +67,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         TENSOR2TENSOR,
         unscaled=unscaled,
         notes=notes,
-        options=kept,
+        record=kept,
         reference=partial(hugging_face.reference, FSMTForConditionalGeneration),
     )
 

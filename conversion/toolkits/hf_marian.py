@@ -20,15 +20,15 @@ from ..folder import ModelFolder, write_json
 from ..layout import CONCATENATED
 from ..options import RATES, size_names
 from ..reasons import Reasons
-from ..rename import Rule, expand, first_present, write
-from ..sentencepiece import SentencePieceModel
+from ..rename import Rule, expand, first_present, to_their_names
+from ..sentencepiece_model import SentencePieceModel
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, read_token_ids
 from . import hugging_face
 
 FILES = ["config.json"]
 LANGUAGE_CODE = re.compile(r">>.+<<")
-SHARED = "model.shared.weight"
-ENCODER, DECODER = expand("model.{encoder,decoder}.embed_tokens.weight")
+THEIR_SHARED = "model.shared.weight"
+ENCODER_EMBEDDING, DECODER_EMBEDDING = expand("model.{encoder,decoder}.embed_tokens.weight")
 NOTES = [
     hugging_face.PENALTY_NOTE,
     "The sinusoids are those of Hugging Face's MarianMTModel, which differ from Marian's.",
@@ -45,14 +45,14 @@ def read(path: Path, reasons: Reasons) -> Description:
     options, tensors, config = hugging_face.read_model(path, reasons, "gelu", static_position_embeddings=(True,))
 
     rules = [
-        Rule(first_present(tensors, ENCODER, SHARED), SOURCE),
-        Rule(first_present(tensors, DECODER, SHARED), TARGET),
-        Rule(first_present(tensors, "lm_head.weight", DECODER, SHARED), OUTPUT),
+        Rule(first_present(tensors, ENCODER_EMBEDDING, THEIR_SHARED), SOURCE),
+        Rule(first_present(tensors, DECODER_EMBEDDING, THEIR_SHARED), TARGET),
+        Rule(first_present(tensors, "lm_head.weight", DECODER_EMBEDDING, THEIR_SHARED), OUTPUT),
         Rule("final_logits_bias", OUTPUT_BIAS),
         *hugging_face.layers(config),
     ]
-    if ENCODER in tensors and DECODER in tensors:
-        tensors.pop(SHARED, None)
+    if ENCODER_EMBEDDING in tensors and DECODER_EMBEDDING in tensors:
+        tensors.pop(THEIR_SHARED, None)
     scaled = bool(options.get("scale_embedding", False))
     return Description(
         tensors,
@@ -62,7 +62,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         CONCATENATED,
         unscaled=() if scaled else (SOURCE, TARGET),
         notes=NOTES,
-        options={"config": dict(options), "scale_embedding": scaled},
+        record={"config": dict(options), "scale_embedding": scaled},
         reference=partial(hugging_face.reference, MarianMTModel),
     )
 
@@ -110,22 +110,22 @@ def requirements(config: Any) -> dict[str, tuple]:
 
 def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     """Write a folder that MarianMTModel.from_pretrained loads."""
-    config, returns = folder.config, folder.toolkit == "hf-marian"
-    if not returns:
+    config, came_from_here = folder.config, folder.toolkit == "hf-marian"
+    if not came_from_here:
         folder.keep_all_rows()
-    elif not folder.options.get("scale_embedding", True):
+    elif not folder.record.get("scale_embedding", True):
         reasons.unsupported("the embeddings were divided by sqrt(d_model) when they were converted")
     ours = folder.tensors(CONCATENATED)
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
-    tensors = write(hugging_face.layers(config.to_dict()), ours)
-    separate = {ENCODER: ours[SOURCE], DECODER: ours[TARGET]}
-    tensors |= {SHARED: ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
+    tensors = to_their_names(hugging_face.layers(config.to_dict()), ours)
+    separate = {ENCODER_EMBEDDING: ours[SOURCE], DECODER_EMBEDDING: ours[TARGET]}
+    tensors |= {THEIR_SHARED: ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
     write_json(generation_settings(config), out / "generation_config.json")
-    if returns:
-        write_json(folder.options["config"], out / "config.json")
+    if came_from_here:
+        write_json(folder.record["config"], out / "config.json")
         return
     sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}
     write_json(marian_config(config) | sizes, out / "config.json")

@@ -49,7 +49,7 @@ def read_model(
     weights = load_checkpoint(file)
     options.require({"activation_function": ACTIVATIONS, **supported}, OFF)
     config = options.sizes(SIZES)
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
     config |= options.rates(0.0, *RATES)
     name = options.get("activation_function", activation)
     config |= {"activation_function": "silu" if name == "swish" else name}

@@ -26,7 +26,7 @@ SUPPORTED: dict[str, tuple] = {
 }
 SIZES = ("encoder.hidden_size", "{stack}.num_layers", "{stack}.num_heads", "{stack}.ff_size")
 # Our name of an id -> the option with the token, and its default.
-SYMBOLS = {
+SPECIAL_TOKENS = {
     "unknown": ("unk_token", "<unk>"),
     "pad": ("pad_token", "<pad>"),
     "bos": ("bos_token", "<s>"),
@@ -79,7 +79,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     options.require_in_stacks("{stack}.", SUPPORTED, off="", equal="hidden_size activation layer_norm")
     for stack in STACKS:
         options.require_equal(f"{stack}.embeddings.embedding_dim", f"{stack}.hidden_size", missing=config["d_model"])
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
     config |= options.rates(0.1, "encoder.dropout") | {
         "activation_function": ACTIVATIONS[options.get("encoder.activation", "relu")],
@@ -109,8 +109,8 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
     ]
     source, target = (list(read_lines(file)) for file in files)
     special = data.get("special_symbols") or {}
-    symbols = {id: [special.get(name, token)] for id, (name, token) in SYMBOLS.items()}
-    ids = common_ids(source, target, symbols, " and ".join(file.name for file in files))
+    tokens = {id: [special.get(name, token)] for id, (name, token) in SPECIAL_TOKENS.items()}
+    ids = common_ids(source, target, tokens, " and ".join(file.name for file in files))
     vocabulary = Vocabulary(source, target, start=ids["bos"], files=files, **ids)
     if any(options.get("level") == "char" for options in sides.values()):
         vocabulary.notes.append("There is no tokenizer: the vocabulary consists of characters. Ids are JoeyNMT's.")

@@ -25,9 +25,9 @@ from ..folder import ModelFolder
 from ..layout import DECODER_POSITIONS, ENCODER_POSITIONS, TENSOR2TENSOR
 from ..options import Options
 from ..reasons import Reasons, shown
-from ..rename import Rule, checked_tensors, first_present, stack_rules, write
+from ..rename import Rule, checked_tensors, first_present, stack_rules, to_their_names
 from ..segmentation import word_tokenizer
-from ..sentencepiece import CONTROL, UNKNOWN, SentencePieceModel
+from ..sentencepiece_model import CONTROL, UNKNOWN, SentencePieceModel
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens, unused_name
 
 FILES = ["*.npz"]
@@ -114,7 +114,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     quantised = next((name for name, array in arrays.items() if array.dtype.kind != "f"), None)
     if quantised is not None:
         reasons.unsupported(f"tensor {quantised} is {arrays[quantised].dtype}: a quantised model")
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
     config["activation_function"] = activation(options)
 
     tensors = checked_tensors({name: torch.from_numpy(array) for name, array in arrays.items()}, reasons)
@@ -129,7 +129,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     unscaled = (SOURCE, TARGET) if learned else ()
     notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
     return Description(
-        tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, options={"model_yml": text}
+        tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, record={"model_yml": text}
     )
 
 
@@ -235,14 +235,14 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     if folder.model.state_dict()[TARGET][config.decoder_start_token_id].any():
         reasons.unsupported("the decoder's first token has an embedding; Marian starts with a zero vector")
     ours = folder.tensors(TENSOR2TENSOR)
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
-    text = folder.options.get("model_yml") or ""
+    text = folder.record.get("model_yml") or ""
     separate = {"encoder_Wemb": ours[SOURCE], "decoder_Wemb": ours[TARGET]}
     tensors = {"Wemb": ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
     if not config.tie_word_embeddings:
         tensors["decoder_ff_logit_out_W"] = ours[OUTPUT].T
-    tensors |= write(layers(config.to_dict()), ours)
+    tensors |= to_their_names(layers(config.to_dict()), ours)
     if not (text and parse_yaml(text, folder.path).get("output-omit-bias")):
         tensors["decoder_ff_logit_out_b"] = ours[OUTPUT_BIAS].reshape(1, -1)
     arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}

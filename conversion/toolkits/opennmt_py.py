@@ -19,7 +19,7 @@ from ..folder import ModelFolder
 from ..layout import PAPER, TENSOR2TENSOR
 from ..options import Options, size_names
 from ..reasons import Reasons
-from ..rename import Rule, checked_tensors, expand, rules_of, stack_rules, write
+from ..rename import Rule, checked_tensors, expand, rules_of, stack_rules, to_their_names
 from ..segmentation import with_tokenizers
 from ..vocabulary import Vocabulary, common_ids, numbered_tokens
 
@@ -78,12 +78,12 @@ LAYERS = {
         "layer_norm_{1,2}.{weight,bias}": "{self_attn,cross_attn}_norm.{weight,bias}",
     },
 }
-PLACES = {"encoder": "encoder.transformer.{n}.", "decoder": "decoder.transformer_layers.{n}."}
+PREFIXES = {"encoder": "encoder.transformer.{n}.", "decoder": "decoder.transformer_layers.{n}."}
 
 
 def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
     """Return the rules of all tensors, without those of biases that the model does not have."""
-    rules = rules_of(EMBEDDINGS) + stack_rules(config, PLACES, LAYERS, "{stack}.layer_norm.{weight,bias}")
+    rules = rules_of(EMBEDDINGS) + stack_rules(config, PREFIXES, LAYERS, "{stack}.layer_norm.{weight,bias}")
     absent = [] if config["attention_bias"] else ["_proj.bias"]
     absent += [] if feed_forward_bias else [".fc1.bias", ".fc2.bias"]
     return [rule for rule in rules if not rule.ours.endswith(tuple(absent))]
@@ -107,7 +107,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     config = options.sizes(SIZES)
     for name in ("src_word_vec_size", "tgt_word_vec_size", "enc_hid_size", "dec_hid_size"):
         options.require_equal(name, "hidden_size", missing=config["d_model"])
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
     tensors = checked_tensors(weights_of(checkpoint, path), reasons, r"decoder\.transformer_layers\.\d+\.mask")
     rates = [options.get(name, 0.1) for name in ("dropout", "attention_dropout")]
@@ -132,7 +132,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         "tgt_vocab": vocabulary.target,
         "decoder_start_token": BOS if start is None else vocabulary.target[start],
     }
-    return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, options=kept)
+    return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, record=kept)
 
 
 def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -146,37 +146,37 @@ def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
     files = sorted(path.parent.glob(f"{glob.escape(path.stem)}*.safetensors"))
     if not files:
         raise InputError(f"{path} holds no weights, and {path.stem}.safetensors is not beside it")
-    found = {name: tensor for file in files for name, tensor in load_checkpoint(file).items()}
-    return {name.replace("generator.0.", "generator."): tensor for name, tensor in found.items()}
+    tensors = {name: tensor for file in files for name, tensor in load_checkpoint(file).items()}
+    return {name.replace("generator.0.", "generator."): tensor for name, tensor in tensors.items()}
 
 
-def read_vocabulary(folder: Path, found: Any, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
+def read_vocabulary(folder: Path, content: Any, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
     """Return the vocabularies inside the checkpoint. In OpenNMT-py 1 and 2 only the target has <s> and </s>."""
-    found = dict(found) if isinstance(found, list) else found
-    source, target = (tokens_of(found.get(side)) if isinstance(found, dict) else None for side in ("src", "tgt"))
+    content = dict(content) if isinstance(content, list) else content
+    source, target = (tokens_of(content.get(side)) if isinstance(content, dict) else None for side in ("src", "tgt"))
     if source is None or target is None:
         why = "the checkpoint's vocabulary is of no known kind. Ids are OpenNMT-py's"
         ids = {"unknown": 0, "pad": 1, "bos": 2, "start": 2, "eos": 3}
-        return numbered_tokens([UNK, BLANK, BOS, EOS], rows, why, ends=False, **ids)
-    start = found.get("decoder_start_token", BOS)
+        return numbered_tokens([UNK, BLANK, BOS, EOS], rows, why, source_ends_with_eos=False, **ids)
+    start = content.get("decoder_start_token", BOS)
     missing = [token for token in (start, EOS) if token not in target]
     if missing:
         raise InputError(f"the tgt vocabulary lacks {', '.join(missing)}")
     bos, eos = target.index(start), target.index(EOS)
     ids = common_ids(source, target, {"unknown": [UNK], "pad": [BLANK]}, "the src and tgt vocabularies")
     ids |= {"eos": eos, "bos": bos, "start": bos}
-    has_symbols = source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start]
-    vocabulary = Vocabulary(source, target, ends=False, source_has_symbols=has_symbols, **ids)
+    has_both = source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start]
+    vocabulary = Vocabulary(source, target, source_ends_with_eos=False, source_has_bos_and_eos=has_both, **ids)
     return with_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
 
 
-def tokens_of(found: Any) -> list[str] | None:
+def tokens_of(vocabulary: Any) -> list[str] | None:
     """Return one side's tokens by id: a list, or the `itos` of torchtext's Vocab inside its Field; else None."""
-    fields = getattr(found, "fields", found)
+    fields = getattr(vocabulary, "fields", vocabulary)
     if isinstance(fields, list) and len(fields) == 1 and isinstance(fields[0], tuple):  # a TextMultiField
-        found = fields[0][-1]
-    found = getattr(found, "vocab", found)
-    tokens = getattr(found, "itos", found)
+        vocabulary = fields[0][-1]
+    vocabulary = getattr(vocabulary, "vocab", vocabulary)
+    tokens = getattr(vocabulary, "itos", vocabulary)
     return tokens if isinstance(tokens, list) and tokens and all(isinstance(t, str) for t in tokens) else None
 
 
@@ -209,14 +209,15 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     encoding = "SinusoidalInterleaved" if config.position_base == 10000 else "SinusoidalConcat"
     positions = SINUSOIDS[encoding]
     ours = folder.tensors(positions)
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
-    feed_forward_bias = bool(folder.options.get("add_ffnbias", True)) or any(
+    feed_forward_bias = bool(folder.record.get("add_ffnbias", True)) or any(
         tensor.any() for name, tensor in ours.items() if name.endswith((".fc1.bias", ".fc2.bias"))
     )
     ours.setdefault(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
     table = positions.table(TABLE_ROWS, config.d_model).float()[:, None]
-    tensors = dict.fromkeys(POSITION_TABLES, table) | write(rules_for(config.to_dict(), feed_forward_bias), ours)
+    rules = rules_for(config.to_dict(), feed_forward_bias)
+    tensors = dict.fromkeys(POSITION_TABLES, table) | to_their_names(rules, ours)
     tensors = folder.in_saved_dtype(tensors)
     generator = {name: tensors.pop(f"generator.{name}") for name in ("weight", "bias")}
     vocabulary = vocabulary_for(folder)
@@ -231,7 +232,7 @@ def vocabulary_for(folder: ModelFolder) -> dict[str, Any]:
     """Return the vocabularies as they were, or made from our tokenizers, with OpenNMT-py's names for special tokens."""
     if folder.toolkit == "opennmt-py":
         names = {"src": "src_vocab", "tgt": "tgt_vocab", "decoder_start_token": "decoder_start_token"}
-        return {name: folder.options[kept] for name, kept in names.items()} | {"data_task": "seq2seq"}
+        return {name: folder.record[kept] for name, kept in names.items()} | {"data_task": "seq2seq"}
     config, (source, target) = folder.config, folder.tokens()
     special = {config.decoder_start_token_id: BOS, config.eos_token_id: EOS, config.pad_token_id: BLANK}
     for tokens in (source, target):

@@ -39,7 +39,7 @@ SIZES = (
 DROPOUT = [f"config_encoder.dropout_{place}" for place in ("prepost", "attention", "act")]
 # Operations before and after a sub-layer, see `Options.norm_position`; `r` is the residual.
 NORM_POSITIONS = {("n", "r"): "pre", ("", "rn"): "post"}
-SYMBOLS = ["<pad>", "<unk>", "<s>", "</s>"]
+SPECIAL_TOKENS = ["<pad>", "<unk>", "<s>", "</s>"]
 
 # Names of Sockeye's sub-layers -> ours.
 SUBLAYERS = {
@@ -72,7 +72,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     options = Options(flattened(read_yaml(file, ConfigLoader)), reasons, "{}: {}")
     config = options.sizes(SIZES)
     config["norm_position"] = check_options(options, config["d_model"], reasons)
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
     tensors = checked_tensors(load_checkpoint(path), reasons, r"traced_.*")
     for stack in STACKS:
@@ -146,7 +146,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     files = [required_file(folder, f"vocab.{side}.0.json") for side in ("src", "trg")]
     source, target = (read_token_ids(file) for file in files)
     for file, tokens in zip(files, (source, target), strict=True):
-        if tokens[:4] != SYMBOLS:
-            raise InputError(f"{file}: ids 0 to 3 are {json.dumps(tokens[:4])}, Sockeye's are {json.dumps(SYMBOLS)}")
+        if tokens[:4] != SPECIAL_TOKENS:
+            theirs, expected = json.dumps(tokens[:4]), json.dumps(SPECIAL_TOKENS)
+            raise InputError(f"{file}: ids 0 to 3 are {theirs}; Sockeye's are {expected}")
     vocabulary = Vocabulary(source, target, pad=0, unknown=1, bos=2, start=2, eos=3, files=files)
     return with_tokenizers(vocabulary, folder)

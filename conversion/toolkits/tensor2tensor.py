@@ -92,7 +92,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     for name in names:
         if bundle.entries[name].dtype not in TYPES:
             reasons.unsupported(f"variable {name} is of TensorFlow's type {bundle.entries[name].dtype}")
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
     body = next((name.removesuffix(FIRST_QUERY) for name in names if name.endswith(FIRST_QUERY)), None)
     if body is None:
@@ -134,13 +134,13 @@ def read_hparams(folder: Path) -> dict[str, Any]:
 
 
 def join_embeddings(tensors: dict[str, Tensor], d_model: int, reasons: Reasons) -> None:
-    """Put the pieces of each embedding together, (vocabulary, d_model), under its kind: `shared`, `input_emb`, ..."""
-    pieces: dict[str, dict[int, Tensor]] = {}
-    for found in filter(None, map(EMBEDDING.fullmatch, list(tensors))):
-        pieces.setdefault(found[1], {})[int(found[2])] = tensors.pop(found[0])
-    for kind, by_number in pieces.items():
+    """Join the shards of each embedding to (vocabulary, d_model), named by its kind: `shared`, `input_emb`, ..."""
+    shards: dict[str, dict[int, Tensor]] = {}
+    for match in filter(None, map(EMBEDDING.fullmatch, list(tensors))):
+        shards.setdefault(match[1], {})[int(match[2])] = tensors.pop(match[0])
+    for kind, by_number in shards.items():
         if sorted(by_number) != list(range(len(by_number))) or any(t.shape[-1] != d_model for t in by_number.values()):
-            reasons.broken(f"the pieces weights_0 to weights_{max(by_number)} of {kind} are not complete")
+            reasons.broken(f"the shards weights_0 to weights_{max(by_number)} of {kind} are not complete")
         else:
             tensors[kind] = torch.cat([by_number[number] for number in range(len(by_number))])
 

@@ -43,7 +43,7 @@ SUPPORTED: dict[str, tuple] = {
     "scale_embeddings": (True, False),
 }
 # The usual names of special tokens in a word list.
-SYMBOLS = {
+SPECIAL_TOKENS = {
     "unknown": ("<unk>", "[UNK]"),
     "pad": ("<pad>", "<blank>", "[PAD]"),
     "bos": ("<s>", "<bos>", "<sos>", "[BOS]", "[SOS]", "[CLS]"),
@@ -92,7 +92,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     options.require({"d_model": (config["d_model"],)})
     config |= options.heads("nhead" if "nhead" in options else "num_heads", config["d_model"])
-    reasons.refuse_if_any()
+    reasons.raise_if_any()
 
     split_in_proj(tensors)
     bias = "encoder.layers.0.linear1.bias" in tensors
@@ -105,18 +105,18 @@ def read(path: Path, reasons: Reasons) -> Description:
     config |= {f"{stack}_final_norm": f"{stack}.norm.weight" in tensors for stack in STACKS}
     rules = stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.norm.{weight,bias}")
     rules = [rule for rule in rules if bias or not rule.ours.endswith("bias")]
-    more_rules, positions, assumed = around_transformer(tensors, rules, config["d_model"], reasons)
-    reasons.refuse_if_any()
+    more_rules, sinusoids, assumptions = match_outer_tensors(tensors, rules, config["d_model"], reasons)
+    reasons.raise_if_any()
     unscaled = () if options.get("scale_embeddings", True) else (SOURCE, TARGET)
-    assumed = assumed if "scale_embeddings" in options else [SCALE_ASSUMED, *assumed]
+    assumptions = assumptions if "scale_embeddings" in options else [SCALE_ASSUMED, *assumptions]
     return Description(
         tensors,
         rules + more_rules,
         config,
         read_word_lists(path.parent),
-        positions,
+        sinusoids,
         unscaled=unscaled,
-        assumed=assumed,
+        assumptions=assumptions,
         files=[file],
         reference=reference,
     )
@@ -132,11 +132,12 @@ def read_word_lists(folder: Path) -> Vocabulary:
         for side, other in (("src", "source"), ("tgt", "trg"))
     ]
     source, target = (list(read_lines(file)) for file in files)
-    ids = common_ids(source, target, SYMBOLS, " and ".join(file.name for file in files))
-    return with_tokenizers(Vocabulary(source, target, start=ids["bos"], begins=True, files=files, **ids), folder)
+    ids = common_ids(source, target, SPECIAL_TOKENS, " and ".join(file.name for file in files))
+    vocabulary = Vocabulary(source, target, start=ids["bos"], source_begins_with_bos=True, files=files, **ids)
+    return with_tokenizers(vocabulary, folder)
 
 
-def around_transformer(
+def match_outer_tensors(
     tensors: dict[str, Tensor], rules: list[Rule], d_model: int, reasons: Reasons
 ) -> tuple[list[Rule], Sinusoids, list[str]]:
     """Return the rules for the tensors outside nn.Transformer, the sinusoids, and notes on assumptions about them.
@@ -207,7 +208,7 @@ def reference(description: Description) -> Forward:
             getattr(module, stack).norm = None
     module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
     module.float().eval()
-    table = description.positions.table(TABLE_ROWS, config["d_model"]).float()
+    table = description.sinusoids.table(TABLE_ROWS, config["d_model"]).float()
 
     def embedded(ids: Tensor, embedding: str, positions: str) -> Tensor:
         scale = 1.0 if embedding in description.unscaled else config["d_model"] ** 0.5

@@ -12,8 +12,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from vaswani_transformer.errors import BrokenFileError, InputError
 
+from .protobuf_wire import fields
 from .vocabulary import SIDES, Vocabulary
-from .wire import fields
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE = 1, 2
@@ -65,15 +65,15 @@ class SentencePieceModel:
             raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
         ids = vocabulary.ids(side)
         special = set(vocabulary.special_tokens(side).values())
-        textual = {
+        matchable = {
             piece: score
             for piece, score, kind in self.pieces
             if kind in (NORMAL, USER_DEFINED, BYTE) and piece not in special
         }
-        ids |= vocabulary.add_aliases(side, [piece for piece in textual if piece not in ids])
+        ids |= vocabulary.add_aliases(side, [piece for piece in matchable if piece not in ids])
         unknown = vocabulary.special_tokens(side).get("unk_token")
-        is_unigram = self.kind == UNIGRAM
-        tokenizer = Tokenizer(self.unigram(ids, textual, vocabulary) if is_unigram else self.bpe(ids, textual, unknown))
+        model = self.unigram(ids, matchable, vocabulary) if self.kind == UNIGRAM else self.bpe(ids, matchable, unknown)
+        tokenizer = Tokenizer(model)
         steps: list = []
         if self.charsmap:
             try:
@@ -101,32 +101,32 @@ class SentencePieceModel:
                 decoders.Strip(" ", 1, 0),
             ]
         )
-        return vocabulary.with_template(tokenizer, side)
+        return vocabulary.add_post_processor(tokenizer, side)
 
-    def unigram(self, ids: dict[str, int], textual: dict[str, float], vocabulary: Vocabulary) -> models.Unigram:
+    def unigram(self, ids: dict[str, int], matchable: dict[str, float], vocabulary: Vocabulary) -> models.Unigram:
         """Return the pieces with their scores; entries without text are never matched."""
         user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
-        best = max(textual.values(), default=0.0)
+        best = max(matchable.values(), default=0.0)
         entries = [(f" {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece
         special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
         for piece, id in ids.items():
             if piece in user_defined:  # with this score SentencePiece prefers them to all other pieces
                 entries[id] = piece, len(piece.encode()) * best - 0.1
-            elif piece in textual:
-                entries[id] = piece, textual[piece]
+            elif piece in matchable:
+                entries[id] = piece, matchable[piece]
             elif piece in special:
                 entries[id] = piece, 0.0
             else:
                 entries[id] = " " + piece, 0.0  # normalised text has no spaces; the decoder removes it
         return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
 
-    def bpe(self, ids: dict[str, int], textual: dict[str, float], unknown: str | None) -> models.BPE:
+    def bpe(self, ids: dict[str, int], matchable: dict[str, float], unknown: str | None) -> models.BPE:
         """Return the merges that make each piece, the best score first."""
         merges = [
             (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
-            for piece, score in textual.items()
+            for piece, score in matchable.items()
             for cut in range(1, len(piece))
-            if piece[:cut] in textual and piece[cut:] in textual
+            if piece[:cut] in matchable and piece[cut:] in matchable
         ]
         return models.BPE(
             ids,

@@ -36,17 +36,17 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
     position = 0
     while position < len(data):
         tag, position = varint(data, position)
-        kind = tag & 7
-        if kind == VARINT:
+        wire_type = tag & 7
+        if wire_type == VARINT:
             value, position = varint(data, position)
             yield tag >> 3, value
             continue
-        if kind == BYTES:
+        if wire_type == BYTES:
             length, position = varint(data, position)
-        elif kind in (FIXED64, FIXED32):
-            length = 8 if kind == FIXED64 else 4
+        elif wire_type in (FIXED64, FIXED32):
+            length = 8 if wire_type == FIXED64 else 4
         else:
-            raise ValueError(f"unknown wire type {kind}")
+            raise ValueError(f"unknown wire type {wire_type}")
         if position + length > len(data):
             raise ValueError("truncated field")
         yield tag >> 3, data[position : position + length]
