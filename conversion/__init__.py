@@ -1,12 +1,15 @@
-"""Convert checkpoints of other toolkits to our model, exactly, and our models to the formats of other toolkits.
+"""Convert checkpoints of other toolkits to model folders, exactly, and model folders to other formats.
 
-    reading (run.convert_in):   toolkits/<name>.py -> description.py -> build.py -> folder.py -> check.py
-    writing (run.convert_out):  folder.py -> toolkits/<name>.py
+    run.import_checkpoint: recognise.py -> toolkits/<name>.py -> description.py -> build.py -> save.py -> check.py
+    run.export_checkpoint: folder.py -> toolkits/<name>.py
 
-checkpoint_files.py, tensorflow_bundle.py and wire.py open files; vocabulary.py, segmentation.py and sentencepiece.py
-make tokenizers.
+checkpoint_files.py, tensorflow_bundle.py and protobuf_wire.py open files; vocabulary.py, segmentation.py,
+sentencepiece_model.py and subwords.py make tokenizers.
 
-A toolkit's file lists the options that the model can represent (options.py; reasons.py collects the others) and names
-every tensor (rename.py). Remaining differences are absorbed in the weights (layout.py), so that the forward pass stays
-the paper's. To add a toolkit, write its file with the names that run.py describes and list it there and in __main__.py.
+A toolkit's file lists the options that the model can represent (options.py; reasons.py collects the others) and maps
+every tensor's name to ours (rename.py). Other differences are folded into the weights (layout.py). To add a toolkit:
+
+1. Write toolkits/<name>.py with the interface in toolkits/__init__.py.
+2. List its name there.
+3. Add tests/fixtures/<name> with the toolkit's own logits, and a row to docs/how-to/convert.md.
 """

@@ -15,7 +15,7 @@ from .reasons import Reasons
 from .rename import rename
 from .vocabulary import Vocabulary
 
-# The logit of a token that the toolkit does not have: its probability is 0 in float32, while a label-smoothed loss
+# The logit of a token that the toolkit does not have: its probability is 0 in float32, but a label-smoothed loss
 # stays finite in every precision.
 NEVER = -100.0
 
@@ -37,7 +37,7 @@ def build_model(description: Description, reasons: Reasons) -> Model:
         config |= limit_positions(tensors, config.get("position_offset", 0))
     else:
         config["position_base"] = sinusoids.base(d_model)
-    for name, tensor in list(tensors.items()):  # biases that the paper has and some toolkits lack
+    for name, tensor in list(tensors.items()):  # biases that some toolkits omit
         if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
     config |= tie_and_extend(tensors, vocabulary)
@@ -45,7 +45,7 @@ def build_model(description: Description, reasons: Reasons) -> Model:
         tensors = interleave(tensors, d_model)
 
     try:
-        with torch.device("meta"):  # without memory for its weights
+        with torch.device("meta"):  # allocates no memory
             model = Model(VaswaniTransformerConfig(**config))
     except Exception as error:  # strict dataclasses raise several kinds, each naming the field
         reasons.unsupported(one_line(str(error)))
@@ -58,7 +58,7 @@ def build_model(description: Description, reasons: Reasons) -> Model:
 
 
 def check_tables(tensors: dict[str, Tensor], vocabulary: Vocabulary, d_model: int, reasons: Reasons) -> None:
-    """Check the tables that are cut or extended below: the embeddings need a row for every token."""
+    """Check the tables that are truncated or extended below: the embeddings need a row for every token."""
     sides = {SOURCE: "source", TARGET: "target", OUTPUT: "target"}
     for name in (*sides, ENCODER_POSITIONS, DECODER_POSITIONS):
         if name not in tensors:
@@ -67,11 +67,13 @@ def check_tables(tensors: dict[str, Tensor], vocabulary: Vocabulary, d_model: in
         if len(shape) != 2 or shape[1] != d_model:
             reasons.broken(f"{name} has shape {shape}; the options say (any, {d_model})")
         elif name in sides and shape[0] != (entries := len(vocabulary.tokens(sides[name]))):
-            reasons.broken(f"the {sides[name]} vocabulary has {entries} entries, its matrix {shape[0]} rows")
+            reasons.broken(
+                f"the {sides[name]} vocabulary has {entries} entries, but its embedding matrix has {shape[0]} rows"
+            )
 
 
 def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
-    """Cut learned tables to the shorter one, whose limit holds for both stacks; return the configuration's fields."""
+    """Truncate learned position tables to the shorter one; return the configuration's fields."""
     rows = min(len(tensors[ENCODER_POSITIONS]), len(tensors[DECODER_POSITIONS]))
     for name in (ENCODER_POSITIONS, DECODER_POSITIONS):
         tensors[name] = tensors[name][:rows].clone()  # the stacks may share a table
@@ -116,16 +118,16 @@ def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[s
 
 
 def check_tensors(model: Model, tensors: dict[str, Tensor], reasons: Reasons) -> None:
-    """Refuse tensors that are missing, left over, of another shape than the model's, or not finite."""
+    """Raise BrokenFileError for tensors that are missing, unexpected, of a wrong shape or not finite."""
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() - tensors.keys()):
         if model.all_tied_weights_keys.get(name) not in tensors:
-            reasons.broken(f"{name} has no tensor")
+            reasons.broken(f"no tensor for {name}")
     for name, tensor in tensors.items():
         if name not in expected:
-            reasons.broken(f"{name} is not part of a model with these options")
+            reasons.broken(f"unexpected tensor {name}")
         elif expected[name] != tensor.shape:
             reasons.broken(f"{name} has shape {tuple(tensor.shape)}; the options say {tuple(expected[name])}")
         elif not torch.isfinite(tensor).all():
-            reasons.broken(f"{name} has values that are not finite")
+            reasons.broken(f"{name} contains NaN or infinity")
     reasons.raise_if_any()

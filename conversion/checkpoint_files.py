@@ -1,8 +1,8 @@
-"""Find, open and save the files of checkpoints. PyTorch's pickles are programs: they are opened without running them.
+"""Find, open and save the files of checkpoints.
 
-torch's restricted unpickler builds tensors and plain containers. Here it may also build `argparse.Namespace` and `set`
-(fairseq, OpenNMT-py), numpy's scalars and, in place of the toolkits' classes (meters, vocabularies of old versions),
-empty stubs that keep the attributes and have no code.
+PyTorch's checkpoints are pickles, which can run code; torch's restricted unpickler opens them. It builds tensors and
+plain containers, and here also `argparse.Namespace` and `set` (fairseq, OpenNMT-py), numpy scalars and inert stubs for
+the toolkits' classes (meters, old vocabularies).
 """
 
 import argparse
@@ -24,14 +24,14 @@ from safetensors.torch import load_file
 
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 
-# A class of these packages is replaced by an empty stub; any other class is refused.
+# A class of these packages is replaced by a stub; any other class is refused.
 TOOLKITS = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
 
 SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
 
 
 class Stub:
-    """An object of a toolkit without its code: only the attributes."""
+    """Keeps the attributes of an object of a toolkit's class, without its code."""
 
     def __init__(self, *arguments: Any):
         pass
@@ -69,7 +69,7 @@ def required_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
     """Return the file that `find_file` finds. Raises InputError naming the first pattern if there is none."""
     file = find_file(folder, *patterns)
     if file is None:
-        raise InputError(f"{folder}: {patterns[0]} is missing beside the checkpoint{remedy}")
+        raise InputError(f"{folder}: {patterns[0]} is missing next to the checkpoint{remedy}")
     return file
 
 
@@ -96,15 +96,15 @@ def parse_yaml(text: str, file: Path, loader: Any = yaml.SafeLoader) -> dict[str
 
 
 def save_pickle(content: Mapping[str, Any], path: Path) -> None:
-    """torch.save through an open file: given a path, torch does not say why it cannot be written."""
+    """Call torch.save with an open file: given a path, torch does not say why it cannot be written."""
     with path.open("wb") as file:
         torch.save(content, file)
 
 
 def load_checkpoint(path: Path) -> Any:
-    """Return the tensors of a .safetensors file or the content of a file of `torch.save`, memory-mapped if possible.
+    """Return the tensors of a .safetensors file or the content of a `torch.save` file, memory-mapped if possible.
 
-    Raises InputError naming a function that the pickle would call, BrokenFileError if the file is damaged.
+    Raises InputError if the pickle refers to anything but data, BrokenFileError if the file is damaged.
     """
     if path.suffix == ".safetensors":
         try:
@@ -118,19 +118,18 @@ def load_checkpoint(path: Path) -> Any:
         known = [*ALLOWED, *((stub, name) for name, stub in stubs.items())]
         try:
             with torch.serialization.safe_globals(known), warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # about pickles with another protocol than torch's
+                warnings.simplefilter("ignore", UserWarning)  # about the protocol of the pickle
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
         except pickle.UnpicklingError as error:
-            found = REFUSED_NAME.search(str(error))
-            if found is None:
-                if "persistent_load" in str(error) or "Unsupported operand" in str(error) or not zipped:
-                    raise BrokenFileError(f"{path} is not a checkpoint of PyTorch ({first_line(error)})") from None
-                raise InputError(f"{path} is refused, and none of it was run: {first_line(error)}") from None
-            name = found[1].rstrip(".")
+            refused = REFUSED_NAME.search(str(error))
+            if refused is None:
+                message = f"{path} was not loaded, and none of it was run: {first_line(error)}"
+                raise BrokenFileError(message) from None
+            name = refused[1].rstrip(".")
             if name in stubs or name.split(".")[0] not in TOOLKITS:
                 raise InputError(
-                    f"{path} is refused: its pickle would call {name}, which could be any code; none of it was run. If "
-                    "you trust the file, save it again without that object"
+                    f"{path} was not loaded, and none of it was run: its pickle refers to {name}, which could run any "
+                    "code. If you trust the file, save it again without that object"
                 ) from None
             stubs[name] = type(name.rsplit(".", 1)[-1], (Stub,), {"__module__": __name__})
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -141,7 +140,7 @@ def load_checkpoint(path: Path) -> Any:
 
 
 def check_archive(path: Path) -> None:
-    """Raise BrokenFileError for a small zip file that would unpack to more than memory holds."""
+    """Raise BrokenFileError for a small zip file that would unpack to more than fits in memory."""
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -149,16 +148,16 @@ def check_archive(path: Path) -> None:
         return  # not a zip file, or a broken one: opening it reports the fault
     size = path.stat().st_size
     if unpacked > MAX_COMPRESSION * size:
-        raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it is refused")
+        raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it was not loaded")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the reason in torch's message without the rest, which advises switching the protection off."""
+    """Return torch's reason without its advice to turn the check off."""
     text = str(error)
     if "Weights only load failed" in text:
-        _, found, text = text.partition("WeightsUnpickler error:")
-        if not found:
-            return "it holds more than weights"
+        _, separator, text = text.partition("WeightsUnpickler error:")
+        if not separator:
+            return "it contains more than weights"
     return one_line(text.strip().split("\n")[0][:200]) or type(error).__name__
 
 

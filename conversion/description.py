@@ -11,11 +11,11 @@ from .layout import PAPER, Sinusoids
 from .rename import Rule
 from .vocabulary import Vocabulary
 
-# Our names of the embeddings and the output layer. A rule reads each; tied matrices are read twice.
+# Our names of the embeddings and the output layer. Each has a rule, so tied matrices are read twice.
 SOURCE, TARGET, OUTPUT = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
 SHARED, OUTPUT_BIAS = "model.shared.weight", "lm_head.bias"
 
-# A model as a function of source ids and the decoder's input ids, both (1, length); logits (1, target, vocabulary)
+# Computes logits (1, target, vocabulary) from source ids and the decoder's input ids, both (1, length).
 Forward = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -23,15 +23,15 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 class Description:
     """A checkpoint in terms of our model.
 
-    tensors: its tensors by the toolkit's names, fused matrices split
-    rules: our name of each tensor
+    tensors: by the toolkit's names, with joined matrices split
+    rules: map each tensor's name to ours
     config: fields of our configuration, except those that follow from the tensors and the vocabulary
-    sinusoids: its sinusoids, unless the rules read learned tables; saved tables of sinusoids are ignored
+    sinusoids: their form, unless the rules read learned tables; saved tables of sinusoids are ignored
     unscaled: the embeddings (SOURCE, TARGET) that the toolkit does not multiply by sqrt(d_model)
-    notes: sentences for the user about the model
-    assumptions: sentences about properties that the checkpoint does not record, with the remedy
+    notes: sentences about the model for its users
+    assumptions: sentences about properties that the checkpoint does not record, with what to do if they are wrong
     files: files that are copied into the model folder for converting back, besides those of the vocabulary
-    record: values that converting it back needs
+    record: values that converting it back needs, saved in conversion.json
     reference: builds the checkpoint's own model, if torch or transformers has its class
     toolkit, path: set by `run.read`
     """
@@ -55,16 +55,15 @@ class Description:
 
 
 def forward_of(model: nn.Module) -> Forward:
-    """Return the function of a model of transformers, or of ours."""
-    # With its cache FSMT is not causal for several target tokens.
+    """Return the forward pass of one of transformers' models or of ours."""
+    # With its cache, FSMT is not causal for several target tokens.
     return lambda ids, target: model(input_ids=ids, decoder_input_ids=target, use_cache=False).logits
 
 
 def penalty_note(toolkit: str, ranking: str) -> str:
-    """Return the note for users of a toolkit whose length penalty is not ours. ranking: its formula"""
+    """Return the note about a toolkit whose length penalty is not ours. ranking: its formula"""
     return (
-        f"{toolkit} ranks hypotheses by {ranking}; generate() by log P / ((5 + L) / 6)^alpha, so that the same "
-        "hypotheses may come in another order."
+        f"{toolkit} ranks hypotheses by {ranking}, generate() by log P / ((5 + L) / 6)^alpha: their order can differ."
     )
 
 

@@ -1,7 +1,7 @@
-"""Differences between toolkits that are absorbed exactly in the weights, so that the forward pass stays the paper's.
+"""Fold differences between toolkits into the weights, exactly, so that the forward pass stays the paper's.
 
-The components of d_model may be permuted, if it is done in every tensor. A permutation turns concatenated sines and
-cosines into the paper's interleaved ones. The exponent i / (d_model/2 - 1) is the paper's with another base.
+The dimensions of d_model can be permuted, if every tensor is. Such a permutation turns concatenated sines and cosines
+into the paper's interleaved ones. The exponent i / (d_model/2 - 1) is the paper's exponent with another base.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,21 @@ from torch import Tensor
 
 from .rename import expand
 
-COMPARED_POSITIONS = 256  # float32 tables drift from the formula with the position
+COMPARED_POSITIONS = 256  # float32 tables deviate from the formula at large positions
 POSITIONS = "model.{encoder,decoder}.positional_encoding.table.weight"
 ENCODER_POSITIONS, DECODER_POSITIONS = expand(POSITIONS)
 
 
 @dataclass(frozen=True)
 class Sinusoids:
-    """One of the forms of sinusoidal positions, Section 3.5.
+    """A form of sinusoidal positions, Section 3.5.
+
+    PAPER: torch's tutorial, the Annotated Transformer, JoeyNMT, OpenNMT-py
+    CONCATENATED: Sockeye, transformers' MarianMTModel
+    TENSOR2TENSOR: tensor2tensor, fairseq, FSMT, Marian, OpenNMT-py's "SinusoidalConcat"
 
     concatenated: all sines, then all cosines; the paper's alternate
-    endpoint: the exponent is i / (d_model/2 - 1) instead of 2i / d_model
+    endpoint: as in numpy.linspace: the last exponent is 1, so it is i / (d_model/2 - 1) instead of 2i / d_model
     """
 
     concatenated: bool = False
@@ -33,12 +37,10 @@ class Sinusoids:
         if not self.endpoint:
             return 10000.0
         half = d_model // 2
-        if half < 2:
-            raise ValueError(f"d_model {d_model} is too small for the exponent i / (d_model/2 - 1)")
         return 10000.0 ** (half / (half - 1))
 
     def table(self, length: int, d_model: int) -> Tensor:
-        """(length, d_model), float64"""
+        """Return the table, (length, d_model), float64."""
         half = d_model // 2
         exponents = torch.arange(half, dtype=torch.float64) / (half - 1 if self.endpoint else half)
         angles = torch.arange(length, dtype=torch.float64)[:, None] * 10000.0**-exponents
@@ -47,7 +49,7 @@ class Sinusoids:
         return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)
 
     def match(self, table: Tensor, d_model: int) -> bool:
-        """Return whether a saved tensor is a table (..., d_model) of the formula, up to the rounding of float32."""
+        """Return whether a saved tensor (..., d_model) matches the formula up to float32 rounding."""
         if table.dim() < 2 or table.shape[-1] != d_model:
             return False
         table = table.reshape(-1, table.shape[-1])[:COMPARED_POSITIONS].double()
@@ -60,7 +62,7 @@ TENSOR2TENSOR = Sinusoids(concatenated=True, endpoint=True)
 
 
 def model_axis(name: str) -> int | None:
-    """Return the axis of one of our tensors that runs along d_model, if there is one."""
+    """Return the axis of one of our tensors that has size d_model, or None."""
     if name == "lm_head.bias":
         return None
     if name.endswith((".out_proj.weight", ".fc2.weight", ".out_proj.bias", ".fc2.bias")) or "norm." in name:
@@ -71,7 +73,7 @@ def model_axis(name: str) -> int | None:
 
 
 def interleave(tensors: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor]:
-    """Permute d_model of our tensors from the order of concatenated sinusoids to that of the paper's."""
+    """Permute d_model of our tensors from the order of concatenated sinusoids to the paper's."""
     return permute(tensors, torch.arange(d_model).view(2, -1).T.reshape(-1))  # 0, h, 1, h + 1, ...
 
 
@@ -81,7 +83,7 @@ def concatenate(tensors: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor
 
 
 def permute(tensors: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
-    """Return the tensors with another order of the components of d_model. order: (d_model,)"""
+    """Return the tensors with the dimensions of d_model in another order. order: (d_model,)"""
     return {
         name: tensor if (axis := model_axis(name)) is None else tensor.index_select(axis, order)
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""Options of a checkpoint or fields of our configuration, and checks that the other side can represent them."""
+"""Check that the other side can represent the options of a checkpoint or the fields of our configuration."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # far above every published model: a la
 class Options(dict[str, Any]):
     """The options by name. The methods add unsupported ones to `reasons`.
 
-    written: the format in which users write an option and its value
+    written: the format of an option and its value in messages
     """
 
     def __init__(self, values: Mapping[str, Any], reasons: Reasons, written: str = "{} is {}"):
@@ -78,7 +78,7 @@ class Options(dict[str, Any]):
         return {field: self.get(name, 0) for field, name in options.items()}
 
     def rates(self, default: float, *names: str) -> dict[str, float]:
-        """Return our three dropout rates. names: the option of each, or one option for all"""
+        """Return our three dropout rates. names: an option for each, or one option for all"""
         options = zip(RATES, names * 3 if len(names) == 1 else names, strict=True)
         return {field: float(self.get(name, default) or 0) for field, name in options}
 
@@ -91,7 +91,7 @@ class Options(dict[str, Any]):
 
 
 def flattened(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
-    """Return nested options by their paths as well: {"encoder": {"dropout": 0.1}} has an item "encoder.dropout"."""
+    """Add the paths of nested options: {"encoder": {"dropout": 0.1}} gets an item "encoder.dropout"."""
     flat = dict(values)
     for name, inside in values.items():
         if depth and isinstance(inside, Mapping):

@@ -1,4 +1,4 @@
-"""The part of Protocol Buffers' wire format that SentencePiece models and TensorFlow's checkpoint index use."""
+"""Parse the part of Protocol Buffers' wire format that SentencePiece models and TensorFlow's index files use."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def varints(data: bytes, position: int, count: int) -> tuple[list[int], int]:
-    """Return several numbers, and the position after them."""
+    """Return `count` numbers and the position after them."""
     numbers = []
     for _ in range(count):
         number, position = varint(data, position)

@@ -1,4 +1,4 @@
-"""The reasons why a model cannot be converted, collected so that one error names them all."""
+"""Collect the reasons why a model cannot be converted, so that one error names them all."""
 
 import reprlib
 from pathlib import Path
@@ -8,10 +8,10 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 
 
 class Reasons:
-    """Reasons against a conversion, in the order in which they were found.
+    """Reasons why a model cannot be converted.
 
-    A setting that the other side does not support is the user's input (exit code 2). Tensors that are missing, left
-    over, or of another shape than the options say make a broken file (exit code 3).
+    A setting that the other side does not support is wrong input (exit code 2). A tensor that is missing, unexpected
+    or of a wrong shape makes a broken file (exit code 3).
     """
 
     def __init__(self, subject: str | Path):
@@ -36,7 +36,7 @@ class Reasons:
 
 
 def shown(value: Any) -> str:
-    """Return the value for a message, shortened: nested YAML can be endless when it is written out."""
+    """Return the value for a message, shortened: YAML aliases can make it exponentially long."""
     if isinstance(value, float):
         return f"{value:g}"
     short = reprlib.Repr()

@@ -1,7 +1,7 @@
 """Rules that map a toolkit's names of tensors to ours, for reading and for writing a checkpoint.
 
-A table maps names to names. Braces stand for several names, as in a shell: `fc{1,2}.{weight,bias}` are four. `{n}` is
-the number of the layer.
+A table maps their names to ours. Braces expand to alternatives as in a shell: `fc{1,2}.{weight,bias}` stands for four
+names. `{n}` is the number of the layer.
 """
 
 import itertools
@@ -92,14 +92,17 @@ def expand(pattern: str) -> list[str]:
 
 
 def first_present(tensors: Mapping[str, Any], *names: str) -> str:
-    """Return the first name that is in the checkpoint, or the first of all, which is then reported as missing."""
+    """Return the first of the names that the checkpoint has; if it has none, the first name.
+
+    `rename` then reports that name as missing.
+    """
     return next((name for name in names if name in tensors), names[0])
 
 
 def stack_sizes(tensors: Mapping[str, Tensor], fc1: str) -> dict[str, int]:
-    """Return the layers and d_ff of stacks whose tensors are called `{stack}.layers.{n}....`.
+    """Infer the number of layers and d_ff of each stack from tensors named `{stack}.layers.{n}...`.
 
-    fc1: the name of a matrix (d_ff, d_model) in a layer
+    fc1: the name, inside a layer, of the matrix (d_ff, d_model)
     """
     sizes = {}
     for stack in STACKS:
@@ -110,9 +113,9 @@ def stack_sizes(tensors: Mapping[str, Tensor], fc1: str) -> dict[str, int]:
 
 
 def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str) -> dict[str, Tensor]:
-    """Return the tensors that can be weights. Any other value is a fault of the file.
+    """Return the floating-point tensors; report every other value as a fault of the file.
 
-    ignored: regular expressions for the full names of buffers, counters and stale copies, which are left out
+    ignored: regular expressions for the full names of buffers, counters and stale copies, which are skipped
     """
     checked: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -128,20 +131,20 @@ def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str)
 
 
 def fault_of(tensor: Any) -> str | None:
-    """Return the reason why a value cannot be a weight; None if it can."""
+    """Return why a value cannot be a weight; None if it can."""
     if not torch.is_tensor(tensor):
         return f"a {type(tensor).__name__}"
     if tensor.layout != torch.strided or tensor.is_quantized:
         return "sparse or quantised"
     if not tensor.is_floating_point():
-        return f"of type {str(tensor.dtype).removeprefix('torch.')}, not of floating-point numbers"
+        return f"of type {str(tensor.dtype).removeprefix('torch.')}, not floating-point"
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        return f"of shape {tuple(tensor.shape)}, more than its file holds"
+        return f"of shape {tuple(tensor.shape)}, more than its file contains"
     return None
 
 
 def split_in_proj(tensors: dict[str, Tensor]) -> None:
-    """Split the joint matrix of queries, keys and values in torch's and old fairseq's attention modules."""
+    """Split the matrix that torch and old fairseq use for queries, keys and values together."""
     for name in list(tensors):
         module, _, last = name.rpartition(".")
         if last in ("in_proj_weight", "in_proj_bias") and module.endswith("_attn"):
@@ -151,16 +154,16 @@ def split_in_proj(tensors: dict[str, Tensor]) -> None:
 
 
 def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reasons) -> dict[str, Tensor]:
-    """Return the tensors under our names. Two rules may read one tensor; a tensor that no rule reads is a fault."""
+    """Return the tensors by our names. Two rules may read one tensor; a tensor without a rule is a fault."""
     rules = list(rules)
     missing = {rule.theirs for rule in rules} - tensors.keys()
     for name in sorted(missing):
         reasons.broken(f"tensor {name} is missing")
     for name in sorted(tensors.keys() - {rule.theirs for rule in rules}):
-        reasons.broken(f"tensor {name} has no place in the model")
+        reasons.broken(f"unexpected tensor {name}")
     return {rule.ours: rule.to_ours(tensors[rule.theirs]) for rule in rules if rule.theirs not in missing}
 
 
 def to_their_names(rules: Iterable[Rule], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors under the toolkit's names."""
+    """Return the tensors by the toolkit's names."""
     return {rule.theirs: rule.to_theirs(ours[rule.ours]).contiguous() for rule in rules}

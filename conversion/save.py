@@ -28,7 +28,7 @@ def new_folder(out: Path) -> AbstractContextManager[Path]:
 
 
 def save(description: Description, model: Model, folder: Path) -> None:
-    """Write the model and its configurations, tokenizers, notes, and the toolkit's files that converting back needs."""
+    """Write the model, tokenizers and notes, and what converting back needs: a record and the toolkit's files."""
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     vocabulary = description.vocabulary
@@ -55,12 +55,12 @@ def record_of(description: Description) -> dict[str, Any]:
 
 
 def as_markdown(description: Description) -> str:
-    """Return the notes for the folder's users."""
+    """Return the content of CONVERSION.md."""
     toolkit, vocabulary = description.toolkit, description.vocabulary
     notes = description.all_notes()
     if vocabulary.start is None:
         notes.append(
-            f"{toolkit} starts the decoder with a zero vector. Here that is token {vocabulary.start_id}, whose "
+            f"{toolkit} starts the decoder with a zero vector. Here it is token {vocabulary.start_id}, whose "
             "embedding is zero and which is never produced."
         )
     if vocabulary.pad is None:
@@ -68,12 +68,12 @@ def as_markdown(description: Description) -> str:
     for side, pieces in vocabulary.aliases.items():
         if pieces:
             notes.append(
-                f"The {side} segmentation can make {len(pieces)} pieces that the vocabulary does not have; they are "
-                f"`<unk>` to {toolkit}. Here they are the tokens from {vocabulary.first_alias(side)} on, with "
-                "`<unk>`'s embedding."
+                f"The {side} tokenizer can make {len(pieces)} pieces that are not in the vocabulary, which {toolkit} "
+                f"maps to `<unk>`. Here they are the tokens from {vocabulary.first_alias(side)} on, with `<unk>`'s "
+                "embedding."
             )
     if "source" not in vocabulary.tokenizers:
-        notes.append("There is no `tokenizer.json`: nothing beside the checkpoint says how text becomes ids.")
+        notes.append("There is no `tokenizer.json`: no tokenizer files were found next to the checkpoint.")
     elif "target" in vocabulary.tokenizers and not vocabulary.is_joint:
         notes.append(
             "Source and target have different vocabularies: `tokenizer.json` is the source's, "

@@ -1,4 +1,4 @@
-"""The tokenizers of a vocabulary, from the files beside the checkpoint: BPE codes, a SentencePiece model, or words."""
+"""Make tokenizers from the files next to a checkpoint: BPE codes, a SentencePiece model, or only the vocabulary."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from .vocabulary import SIDES, Vocabulary
 def with_tokenizers(
     vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = ("src", "tgt")
 ) -> Vocabulary:
-    """Return the vocabulary with the tokenizers of both sides. languages: the codes in names of files"""
+    """Return the vocabulary with the tokenizers of both sides. languages: the codes in file names"""
     for side, language, default in zip(SIDES, languages, ("src", "tgt"), strict=True):
         vocabulary.tokenizers[side] = find_tokenizer(vocabulary, side, folder, language or default)
     vocabulary.files = list(dict.fromkeys(vocabulary.files))
@@ -25,7 +25,10 @@ def with_tokenizers(
 
 
 def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: str) -> Tokenizer:
-    """Return the tokenizer of one side. The marks of its tokens say which file to look for."""
+    """Return the tokenizer of one side.
+
+    Tokens that end with `@@` need BPE codes, tokens that begin with `▁` a SentencePiece model.
+    """
     tokens = vocabulary.tokens(side)
     if any(token.endswith("@@") for token in tokens):
         codes = find_file(folder, f"bpecodes.{language}", f"*codes*.{language}", "bpecodes", "*codes*", "code", "*.bpe")
@@ -33,7 +36,7 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
             vocabulary.files.append(codes)
             return bpe_tokenizer(vocabulary, side, read_codes(codes))
         vocabulary.notes.append(
-            f"No BPE codes were found beside the checkpoint: the {side} tokenizer takes segmented text (`a@@ b`)."
+            f"No BPE codes were found next to the checkpoint: the {side} tokenizer expects segmented text (`a@@ b`)."
         )
     elif any(token.startswith(SPACE) for token in tokens):
         model = find_sentencepiece(folder, language, tokens)
@@ -41,7 +44,7 @@ def find_tokenizer(vocabulary: Vocabulary, side: str, folder: Path, language: st
             vocabulary.files.append(model.path)
             return model.tokenizer(vocabulary, side)
         vocabulary.notes.append(
-            f"No SentencePiece model was found beside the checkpoint: the {side} tokenizer takes segmented text."
+            f"No SentencePiece model was found next to the checkpoint: the {side} tokenizer expects segmented text."
         )
     return word_tokenizer(vocabulary, side)
 
@@ -55,11 +58,11 @@ def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> Senten
     for path in sorted([*folder.glob("*.model"), *folder.glob("*.spm")]):
         try:
             models.append(SentencePieceModel.read(path))
-        except BrokenFileError as error:  # other programs' models have the same suffix
+        except BrokenFileError as error:  # models of other programs have the same suffix
             faults.append(error)
     if faults and not models:
         raise faults[0]
-    # The code must be a separate word of the name: "en" is in "sentencepiece" as well.
+    # The code must be a separate part of the name: "en" is also in "sentencepiece".
     word = re.compile(rf"(^|[._-]){re.escape(language)}([._-]|$)")
     named = [model for model in models if word.search(model.path.name)]
     known = set(tokens)
@@ -67,7 +70,7 @@ def find_sentencepiece(folder: Path, language: str, tokens: list[str]) -> Senten
 
 
 def word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
-    """Return a tokenizer of words between spaces, each an entry of the vocabulary or `<unk>`."""
+    """Return a tokenizer that splits at spaces and maps each word to its id or to `<unk>`."""
     special = vocabulary.special_tokens(side)
     unknown = special.get("unk_token", special["pad_token"])
     tokenizer = Tokenizer(models.WordLevel(vocabulary.ids(side), unk_token=unknown))
@@ -81,10 +84,10 @@ def word_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
 def bpe_tokenizer(
     vocabulary: Vocabulary, side: str, merges: Sequence[tuple[str, str]], separator: str | None = "@@"
 ) -> Tokenizer:
-    """Return a tokenizer of words between spaces, whose letters are merged as subword-nmt and fastBPE do.
+    """Return a tokenizer that splits at spaces and merges letters as subword-nmt and fastBPE do.
 
     merges: pairs of pieces in the order of the codes, with `</w>` for the end of a word
-    separator: the mark of pieces that do not end their word; None if `</w>` marks those that do
+    separator: the suffix of pieces inside a word in the vocabulary; None if the last piece has the suffix `</w>`
     """
     special = vocabulary.special_tokens(side)
     ids: dict[str, int] = {}
@@ -104,7 +107,7 @@ def bpe_tokenizer(
 
 
 def read_codes(path: Path) -> list[tuple[str, str]]:
-    """Return the merges of a file of subword-nmt 0.2, of fastBPE, or of Hugging Face's merges.txt of one of them.
+    """Read the merges of subword-nmt 0.2 or fastBPE, also as Hugging Face's merges.txt.
 
     Raises InputError for subword-nmt 0.1, where the end of a word is a separate letter.
     """
@@ -117,7 +120,7 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
         parts = line.rstrip(" ").split(" ")
         if parts == [""]:
             continue
-        if len(parts) == 3 and parts[2].isdigit():  # fastBPE adds how often the pair occurred
+        if len(parts) == 3 and parts[2].isdigit():  # fastBPE appends the frequency of the pair
             version_1 = False
         elif len(parts) != 2:
             raise BrokenFileError(f"{path} line {number}: {line!r} is not a pair of pieces")

@@ -1,4 +1,4 @@
-"""SentencePiece models (.spm, .model) -> a tokenizer.json with the same pieces, without the sentencepiece library.
+"""Convert SentencePiece models (.spm, .model) to a tokenizer.json, without the sentencepiece library.
 
 https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
@@ -22,7 +22,7 @@ SPACE = "▁"
 
 @dataclass
 class SentencePieceModel:
-    """pieces: (piece, score, type) by id; charsmap: the normalisation, compiled by SentencePiece"""
+    """A SentencePiece model. pieces: (piece, score, type) by id; charsmap: the compiled normalisation"""
 
     path: Path
     pieces: list[tuple[str, float, int]]
@@ -34,7 +34,7 @@ class SentencePieceModel:
 
     @classmethod
     def read(cls, path: Path) -> "SentencePieceModel":
-        """Raises BrokenFileError if the file is not a SentencePiece model."""
+        """Read a model. Raises BrokenFileError if the file is not a SentencePiece model."""
         model = cls(path, [])
         try:
             for number, value in fields(path.read_bytes()):
@@ -58,8 +58,8 @@ class SentencePieceModel:
     def tokenizer(self, vocabulary: Vocabulary, side: str) -> Tokenizer:
         """Return the tokenizer of one side, with the ids that the toolkit's vocabulary gives to the pieces.
 
-        A piece that the vocabulary lacks is `<unk>` to the toolkit and gets an id after the toolkit's. An entry that
-        this model lacks (a piece of the other side) can be decoded, but no text is encoded with it.
+        Pieces that are not in the vocabulary become aliases. A token that is not in this model (a piece of the other
+        side) can be decoded, but no text is encoded with it.
         """
         if self.kind not in (UNIGRAM, BPE):
             raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
@@ -86,7 +86,8 @@ class SentencePieceModel:
         if self.add_dummy_prefix:
             steps.append(normalizers.Prepend(SPACE))
         tokenizer.normalizer = normalizers.Sequence(steps)
-        # A user's `</s>` is text: SentencePiece never matches control symbols, but the tokenizers library would.
+        # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
+        # is text.
         unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
         symbols = [piece for piece in special | unmatched if len(piece) > 1]
         if symbols:
@@ -104,13 +105,13 @@ class SentencePieceModel:
         return vocabulary.add_post_processor(tokenizer, side)
 
     def unigram(self, ids: dict[str, int], matchable: dict[str, float], vocabulary: Vocabulary) -> models.Unigram:
-        """Return the pieces with their scores; entries without text are never matched."""
+        """Return a model of the pieces with their scores; other tokens are entries that no text matches."""
         user_defined = {piece for piece, _, kind in self.pieces if kind == USER_DEFINED}
         best = max(matchable.values(), default=0.0)
         entries = [(f" {id}", 0.0) for id in range(max(ids.values()) + 1)]  # ids without a piece
         special = {token for side in SIDES for token in vocabulary.special_tokens(side).values()}
         for piece, id in ids.items():
-            if piece in user_defined:  # with this score SentencePiece prefers them to all other pieces
+            if piece in user_defined:  # SentencePiece prefers them to all other pieces with this score
                 entries[id] = piece, len(piece.encode()) * best - 0.1
             elif piece in matchable:
                 entries[id] = piece, matchable[piece]
@@ -121,7 +122,7 @@ class SentencePieceModel:
         return models.Unigram(entries, unk_id=vocabulary.unknown, byte_fallback=self.byte_fallback)
 
     def bpe(self, ids: dict[str, int], matchable: dict[str, float], unknown: str | None) -> models.BPE:
-        """Return the merges that make each piece, the best score first."""
+        """Return a model of the merges that make each piece, the best score first."""
         merges = [
             (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
             for piece, score in matchable.items()

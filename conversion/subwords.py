@@ -1,4 +1,4 @@
-"""tensor2tensor's subword vocabulary (SubwordTextEncoder) -> a tokenizer.json."""
+"""Convert tensor2tensor's subword vocabulary (SubwordTextEncoder) to a tokenizer.json."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from .vocabulary import Vocabulary
 WORD, OTHER = r"[\p{L}\p{N}]", r"[^\p{L}\p{N}\x{E000}]"
 BOUNDARY, BACKSLASH = "\ue000", "\ue001"  # private use characters, which texts do not contain
 
-# Each character outside the alphabet needs a separate rule, so only European scripts and punctuation have one.
+# Each character outside the alphabet needs a rule, so there are rules only for European scripts and punctuation.
 WRITTEN_AS_NUMBERS = (range(0x00, 0x250), range(0x370, 0x530), range(0x2010, 0x2060), range(0x20A0, 0x20C0))
 
 
 def read_subwords(path: Path) -> list[str]:
-    """Return the pieces by id. Each line is a piece in quotes."""
+    """Read the pieces by id. Each line is a piece in quotes."""
     pieces = []
     for number, line in enumerate(read_lines(path), start=1):
         line = line.strip()
@@ -30,9 +30,9 @@ def read_subwords(path: Path) -> list[str]:
 def subword_tokenizer(vocabulary: Vocabulary, side: str) -> Tokenizer:
     """Return the tokenizer of one side, with the ids of the vocabulary's file.
 
-    A text is split between letters or digits and other characters; a single space between two words is dropped; every
-    token ends with `_` and is cut, from the left, into the longest pieces of the vocabulary. Characters outside the
-    alphabet are written as `\\number;`.
+    Text is split between alphanumeric and other characters, and a single space between two words is dropped. Every
+    token gets a final `_` and is split, from the left, into the longest pieces of the vocabulary. Characters outside
+    the alphabet are written as `\\number;`.
     """
     pieces = vocabulary.tokens(side)
     alphabet = {letter for piece in pieces for letter in piece}

@@ -59,7 +59,7 @@ class Bundle:
 
 
 def read_entry(message: bytes) -> Entry:
-    """Return a BundleEntryProto."""
+    """Parse a BundleEntryProto."""
     entry = dict(fields(message))
     if 7 in entry:
         raise ValueError("a partitioned variable")
@@ -72,15 +72,18 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the (key, value) pairs of a LevelDB table."""
     if len(data) < FOOTER or int.from_bytes(data[-8:], "little") != MAGIC:
         raise ValueError("the table has no footer")
-    # A block's place is its offset and size. The footer has that of the index of filters, then that of the index.
+    # A block handle is (offset, size). The footer has the handles of the metaindex and of the index.
     (_, _, *index), _ = varints(data[-FOOTER:], 0, 4)
-    for _, handle in read_block(data, *index):
-        place, _ = varints(handle, 0, 2)
-        yield from read_block(data, *place)
+    for _, value in read_block(data, *index):
+        handle, _ = varints(value, 0, 2)
+        yield from read_block(data, *handle)
 
 
 def read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys share a prefix with the previous key; the block ends with the positions of the keys that share none."""
+    """Yield the (key, value) pairs of a block.
+
+    Keys are prefix-compressed; the restart offsets and their count end the block.
+    """
     if offset + size >= len(data):
         raise ValueError("truncated block")
     if data[offset + size] != NO_COMPRESSION:

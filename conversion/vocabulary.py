@@ -1,7 +1,7 @@
-"""A toolkit's vocabulary, its special tokens and tokenizers, which keep the toolkit's ids.
+"""A toolkit's vocabulary, special tokens and tokenizers, with the toolkit's ids.
 
-A segmentation can make pieces that the vocabulary lacks, which are `<unk>` to the toolkit. A tokenizer needs ids for
-them, because further merges build on them. Such an alias gets an id after the toolkit's and the embedding of `<unk>`.
+BPE merges can make pieces that are not in the vocabulary, which the toolkit maps to `<unk>`. A tokenizer needs an id
+for every piece, so each of these (an alias) gets an id after the toolkit's and `<unk>`'s embedding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,20 +22,20 @@ SIDES = ("source", "target")
 
 @dataclass
 class Vocabulary:
-    """The toolkit's tokens, the ids of the special ones, and how text becomes ids.
+    """The toolkit's tokens, the ids of the special tokens, and the tokenizers.
 
-    Rows of one side's embedding: the toolkit's tokens; from `first_new` the start and padding tokens if the toolkit
-    lacks them, with the same ids on both sides; from `first_alias` the aliases.
+    The rows of one side's embedding are the toolkit's tokens; then, from `first_new`, the start and padding tokens if
+    the toolkit lacks them, with the same ids on both sides; then, from `first_alias`, the aliases.
 
     source, target: the tokens by id
     unknown, bos, pad: None if the toolkit has no such token
-    start: the decoder's first token; None if the toolkit begins with a zero vector
-    begins, ends: whether the source begins with `bos` and ends with `eos`
+    start: the decoder's first token; None if the toolkit starts with a zero vector
+    source_begins_with_bos, source_ends_with_eos: whether the tokenizer adds them
     source_has_bos_and_eos: False if only the target has the tokens `bos` and `eos`
-    tokenizers: by side; empty if no file beside the checkpoint says how text becomes ids
-    aliases: by side, pieces that the toolkit's vocabulary lacks, in the order of their ids
+    tokenizers: by side; empty if no tokenizer files were found next to the checkpoint
+    aliases: by side, pieces that are not in the toolkit's vocabulary, in the order of their ids
     files: the files that the vocabulary was read from
-    notes: sentences for the user about it
+    notes: sentences about it for the model's users
     """
 
     source: list[str]
@@ -74,12 +74,12 @@ class Vocabulary:
         return self.first_new + (self.start is None) if self.pad is None else self.pad
 
     def rows_with_added_tokens(self) -> int:
-        """Return the rows that a table needs for special tokens that the toolkit lacks; 0 if it lacks none."""
+        """Return the rows up to and including the special tokens that the toolkit lacks; 0 if it lacks none."""
         new = (self.start is None) + (self.pad is None)
         return self.first_new + new if new else 0
 
     def size(self, side: str) -> int:
-        """Return the rows of the table of one side."""
+        """Return the number of rows of one side's embedding."""
         sides = SIDES if self.is_joint else (side,)
         return max(self.first_alias(side) + len(self.aliases.get(side, ())) for side in sides)
 
@@ -111,7 +111,7 @@ class Vocabulary:
         return ids
 
     def add_aliases(self, side: str, pieces: Iterable[str]) -> dict[str, int]:
-        """Give the pieces that are not in the vocabulary ids after the toolkit's, and return them."""
+        """Give pieces that are not in the vocabulary ids after the toolkit's, and return these ids."""
         self.aliases[side] = list(pieces)
         return {piece: self.first_alias(side) + n for n, piece in enumerate(self.aliases[side])}
 
@@ -126,7 +126,7 @@ class Vocabulary:
                     raise BrokenFileError(f"{subject}: the {side} vocabulary has {size} entries, but no id {id}")
 
     def add_post_processor(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
-        """Return the tokenizer with the symbols around a sentence: the target ends with `</s>`."""
+        """Make the tokenizer add special tokens; the target always ends with `eos`. Return it."""
         special, ids = self.special_tokens(side), self.ids(side)
         before = [special["bos_token"]] if self.source_begins_with_bos and side == "source" else []
         after = [special["eos_token"]] if self.source_ends_with_eos or side == "target" else []
@@ -137,7 +137,7 @@ class Vocabulary:
         return tokenizer
 
     def fast_tokenizer(self, side: str) -> PreTrainedTokenizerFast:
-        """Return the tokenizer of one side as AutoTokenizer loads it."""
+        """Return the tokenizer of one side in the form that AutoTokenizer loads."""
         return PreTrainedTokenizerFast(
             tokenizer_object=self.tokenizers[side],
             **self.special_tokens(side),
@@ -157,7 +157,7 @@ def unused_name(name: str, tokens: Iterable[str]) -> str:
 
 
 def numbered_tokens(special: Sequence[str], rows: Sequence[int], why: str, **ids: Any) -> Vocabulary:
-    """Return a vocabulary without tokenizers where only the numbers of rows and the special tokens are known."""
+    """Return a vocabulary without tokenizers, if only the numbers of rows and the special tokens are known."""
     source, target = ([*special, *(f"token{id}" for id in range(len(special), count))] for count in rows)
     return Vocabulary(source, target, notes=[f"There is no tokenizer: {why}."], **ids)
 
@@ -165,10 +165,10 @@ def numbered_tokens(special: Sequence[str], rows: Sequence[int], why: str, **ids
 def common_ids(
     source: Sequence[str], target: Sequence[str], special: Mapping[str, Sequence[str]], where: str
 ) -> dict[str, Any]:
-    """Return the ids of special tokens, which both sides must have in common.
+    """Return the ids of special tokens. Raises InputError unless both sides have the same.
 
     special: the name of the id -> the names that the token may have
-    where: the names of the files, for the InputError
+    where: the names of the files, for the message
     """
     common = {}
     for id_name, names in special.items():
@@ -180,8 +180,8 @@ def common_ids(
 
 
 def read_token_ids(path: Path) -> list[str]:
-    """Return the tokens of a vocab.json by id. Raises BrokenFileError unless the ids are 0, 1, 2, ... without a gap."""
+    """Read the tokens of a vocab.json by id. Raises BrokenFileError unless the ids are 0, 1, 2, ... without a gap."""
     ids = read_json_object(path)
-    if sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
-        raise BrokenFileError(f"{path}: its ids are not 0 to {len(ids) - 1}, each once")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise BrokenFileError(f"{path}: the ids are not 0 to {len(ids) - 1}, each once")
     return sorted(ids, key=lambda token: ids[token])

@@ -92,7 +92,7 @@ def spoil_content(file: Path, chance: random.Random) -> None:
         spoilt = file.with_suffix(".spoilt")
         try:
             torch.save(spoil_value(content, chance), spoilt)
-        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):  # shells and sparse tensors
+        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):  # stubs and sparse tensors
             shutil.copyfile(file, spoilt)
         spoilt.replace(file)
 

@@ -1,7 +1,7 @@
 """harvardnlp's Annotated Transformer: pre-norm layers with final norms, the paper's sinusoids.
 
-Its LayerNorm divides by the unbiased standard deviation plus 1e-6. sqrt((n - 1) / n) goes into the weight; ignoring
-the 1e-6 changes a logit by about 1e-6.
+Its LayerNorm divides by the unbiased standard deviation plus 1e-6. sqrt((n - 1) / n) is folded into the weight;
+ignoring the 1e-6 changes logits by about 1e-6.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def recognise_content(content: dict) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
-    """Describe a state_dict and, if it is beside it, config.json with `h` and `dropout`."""
+    """Describe a state_dict and, if it is there, a config.json with `h` and `dropout`."""
     weights = load_checkpoint(path)
     file, assumptions = path.with_name("config.json"), []
     options = Options(read_json_object(file) if file.exists() else {}, reasons)

@@ -1,7 +1,7 @@
-"""CTranslate2 (write only), with the model's table of positions.
+"""Write CTranslate2 models.
 
-CTranslate2's converter for Marian writes a wrong table. Sources are fed to the translator as our tokenizer returns
-them: with their special tokens.
+The position table is the model's: CTranslate2's own Marian converter uses the exponent 2i / d_model. Give the
+translator source tokens with special tokens, as our tokenizer returns them.
 """
 
 from pathlib import Path
@@ -79,7 +79,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
 
 
 def set_vocabularies(spec: Any, folder: ModelFolder) -> None:
-    """Register the tokens of every row, and the special ones among them."""
+    """Set the vocabularies, with a token for every row, and the special tokens."""
     folder.keep_all_rows()
     config, (source, target) = folder.config, folder.tokens()
     spec.register_source_vocabulary(source)
@@ -100,15 +100,15 @@ def position_table(config: Any, learned: torch.Tensor | None) -> torch.Tensor:
     return sinusoidal_positional_encoding(positions, config.d_model, config.position_base)
 
 
-def set_attention(spec: Any, state: dict, name: str, fused: list[str]) -> None:
-    """fused: the projections of each matrix, of q, k and v"""
-    for linear, parts in zip(spec.linear, [*fused, ["out"]], strict=True):
+def set_attention(spec: Any, state: dict, name: str, joined: list[str]) -> None:
+    """Set the projections and the norm. joined: the projections in each matrix, e.g. ["q", "kv"]"""
+    for linear, parts in zip(spec.linear, [*joined, ["out"]], strict=True):
         set_linear(linear, state, *(f"{name}.{part}_proj" for part in parts))
     set_norm(spec.layer_norm, state, f"{name}_norm")
 
 
 def set_linear(spec: Any, state: dict, *names: str) -> None:
-    """Stack the matrices vertically."""
+    """Concatenate the projections along the output axis."""
     spec.weight = torch.cat([state[f"{name}.weight"] for name in names]).numpy()
     if f"{names[0]}.bias" in state:
         spec.bias = torch.cat([state[f"{name}.bias"] for name in names]).numpy()

@@ -1,12 +1,11 @@
 """fairseq: 0.12 (`cfg` with a model Namespace) and the layout of 0.6 to 0.9 (`args` Namespace, `decoder.embed_out`).
 
-Differences from the paper: sinusoids as tensor2tensor's, counted from padding_idx + 1 = 2; biases in the attention;
+Differences from the paper: tensor2tensor's sinusoids, counted from padding_idx + 1 = 2; biases in the attention;
 LayerNorm's epsilon 1e-5; the decoder starts with </s>.
 """
 
 import argparse
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from ..segmentation import with_tokenizers
 from ..vocabulary import SIDES, Vocabulary, numbered_tokens
 
 FILES = ["*.pt"]
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, not in the dictionary's file
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, which dict.txt omits
 IDS: dict[str, Any] = {"bos": 0, "pad": 1, "eos": 2, "start": 2, "unknown": 3}
 DEFAULT_LANGUAGES = {"source_lang": "src", "target_lang": "tgt"}
 OFFSET = 2  # padding_idx + 1
@@ -71,7 +70,7 @@ NOTES = [
 IGNORED = (
     r"(en|de)coder\.version",
     r"(en|de)coder\.embed_positions\.(_float_tensor|weights)",
-    # 0.12 saves copies of an encoder layer's weights as they were before training.
+    # 0.12 also saves an encoder layer's weights from before training.
     r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)",
 )
 # fairseq 0.6 numbered the norms of a layer.
@@ -94,7 +93,7 @@ def recognise_content(content: dict) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
-    """Describe a checkpoint_*.pt file and the dictionaries beside it."""
+    """Describe a checkpoint_*.pt file and the dictionaries next to it."""
     checkpoint = load_checkpoint(path)
     options = Options(options_of(checkpoint), reasons, "--{} {}")
     options.require({"activation_fn": tuple(ACTIVATIONS)}, OFF)
@@ -142,7 +141,7 @@ def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def update_old_names(tensors: dict[str, Tensor]) -> None:
-    """Rename the tensors of older versions: fused projections, numbered norms, `decoder.embed_out`."""
+    """Give the tensors of older versions the names of 0.12: joined projections, numbered norms, `decoder.embed_out`."""
     split_in_proj(tensors)
     if "decoder.embed_out" in tensors:
         tensors[OUTPUT_PROJECTION] = tensors.pop("decoder.embed_out")
@@ -153,20 +152,20 @@ def update_old_names(tensors: dict[str, Tensor]) -> None:
 
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
-    """Return the dictionaries beside the checkpoint, and the codes or SentencePiece models if there are any."""
+    """Read the dictionaries next to the checkpoint, and BPE codes or SentencePiece models if there are any."""
     languages = [options.get("source_lang"), options.get("target_lang")]
     files = [find_file(folder, f"dict.{language}.txt", "dict.txt") for language in languages]
-    found = [file for file in files if file]
-    if len(found) < 2:
+    present = [file for file in files if file]
+    if len(present) < 2:
         missing = " and ".join(f"dict.{lang}.txt" for lang, file in zip(languages, files, strict=True) if file is None)
-        why = f"{missing} is not beside the checkpoint. Ids are fairseq's"
+        why = f"{missing} is not next to the checkpoint. Ids are fairseq's"
         return numbered_tokens(SPECIAL, rows, why, **IDS)
-    source, target = (SPECIAL + read_counted_words(file) for file in found)
-    return with_tokenizers(Vocabulary(source, target, files=found, **IDS), folder, languages)
+    source, target = (SPECIAL + read_counted_words(file) for file in present)
+    return with_tokenizers(Vocabulary(source, target, files=present, **IDS), folder, languages)
 
 
 def read_counted_words(path: Path) -> list[str]:
-    """Return the tokens of a dict.txt, one per line with a space and a count, in the order of their ids."""
+    """Read the tokens of a dict.txt in the order of their ids. A line is a token, a space and a count."""
     tokens = []
     for number, line in enumerate(read_lines(path), start=1):
         line = line.removesuffix(" #fairseq:overwrite")
@@ -198,8 +197,8 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     ids = (config.bos_token_id, config.pad_token_id, config.eos_token_id, config.decoder_start_token_id)
     if ids != (0, 1, 2, 2):
         reasons.unsupported(
-            f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq has (0, 1, 2, 2) and starts "
-            "the decoder with </s>"
+            f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq's are (0, 1, 2, 2): it "
+            "starts the decoder with </s>"
         )
     languages = languages_of(folder.record)
     has_dictionaries = all(find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values())
@@ -228,9 +227,8 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
 
 
 def languages_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return codes such as de or de_AT. They become parts of file names, so anything else is replaced."""
-    codes = {name: str(options.get(name) or "") for name in DEFAULT_LANGUAGES}
-    return {name: code if re.fullmatch(r"[\w-]+", code) else DEFAULT_LANGUAGES[name] for name, code in codes.items()}
+    """Return the language codes of the dictionaries' file names."""
+    return {name: options.get(name) or default for name, default in DEFAULT_LANGUAGES.items()}
 
 
 def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace:

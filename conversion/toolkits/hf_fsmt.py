@@ -1,6 +1,7 @@
-"""Hugging Face's FSMT: fairseq's WMT19 models. Positions as fairseq's, from 2; the table of sinusoids is in the file.
+"""FSMT in transformers: fairseq's WMT19 models. Positions as in fairseq, from 2; the file contains the sinusoids.
 
-transformers 5.18 trains that table with the rest. A table that no longer fits the formula becomes a learned one.
+transformers 5.18 trains that table with the other weights. A table that no longer matches the formula becomes a learned
+one.
 """
 
 from collections.abc import Mapping
@@ -26,8 +27,8 @@ EMBEDDINGS = {
     "model.decoder.output_projection.weight": OUTPUT,
 }
 TABLES = rules_of({"model.{encoder,decoder}.embed_positions.weight": POSITIONS})
-MOSES_NOTE = "FSMTTokenizer applies Moses' tokenizer; tokenizer.json splits at spaces: prepare texts with sacremoses."
-TRAINED_NOTE = "The saved sinusoids have been trained; they are a learned table here."
+MOSES_NOTE = "FSMTTokenizer applies Moses' tokenizer; tokenizer.json splits at spaces: tokenize with sacremoses first."
+TRAINED_NOTE = "The saved sinusoids were trained; here they are a learned table."
 
 
 def recognise(path: Path) -> bool:
@@ -40,7 +41,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     options, tensors, config = hugging_face.read_model(path, reasons, "relu", pad_token_id=(OFFSET - 1,))
     config["position_offset"] = OFFSET
 
-    # Tied matrices are saved under one of their names or under several.
+    # Tied matrices are saved under one or several of their names.
     tied = list(EMBEDDINGS) if options.get("tie_word_embeddings", False) else []
     rules = [Rule(first_present(tensors, theirs, *tied), ours) for theirs, ours in EMBEDDINGS.items()]
     rules += hugging_face.layers(config)
@@ -56,9 +57,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         rules += TABLES
     vocabulary = read_vocabulary(path.parent, options, embedding_rows(tensors, rules))
     unscaled = () if options.get("scale_embedding", True) else (SOURCE, TARGET)
-    languages = options.get("langs")
-    languages = languages if isinstance(languages, list) and len(languages) == 2 else (None, None)
-    kept = {"source_lang": languages[0], "target_lang": languages[1]}
+    source_lang, target_lang = options.get("langs") or (None, None)
     return Description(
         tensors,
         rules,
@@ -67,13 +66,13 @@ def read(path: Path, reasons: Reasons) -> Description:
         TENSOR2TENSOR,
         unscaled=unscaled,
         notes=notes,
-        record=kept,
+        record={"source_lang": source_lang, "target_lang": target_lang},
         reference=partial(hugging_face.reference, FSMTForConditionalGeneration),
     )
 
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
-    """vocab-src.json, vocab-tgt.json and merges.txt, in which `</w>` ends the last piece of a word."""
+    """Read vocab-src.json, vocab-tgt.json and merges.txt, in which `</w>` ends the last piece of a word."""
     ids = {"bos": options.get("bos_token_id", 0), "pad": 1, "eos": options.get("eos_token_id", 2), "unknown": 3}
     ids["start"] = options.get("decoder_start_token_id", ids["eos"])
     files, codes = [folder / "vocab-src.json", folder / "vocab-tgt.json"], folder / "merges.txt"

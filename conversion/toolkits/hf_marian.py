@@ -1,7 +1,7 @@
-"""Hugging Face's MarianMTModel. Its sinusoids are not Marian's: concatenated, but with the exponent 2i / d_model.
+"""MarianMTModel of transformers. Its sinusoids are not Marian's: concatenated, but with the exponent 2i / d_model.
 
-They are reproduced as they are, so that the converted model computes the same function. To have Marian's function,
-convert Marian's model.npz.
+The converted model keeps these, so that it computes the same function. For Marian's function, convert Marian's
+model.npz.
 """
 
 import re
@@ -68,7 +68,7 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
-    """vocab.json gives the ids, source.spm and target.spm the pieces."""
+    """Read vocab.json, which has the ids, and source.spm and target.spm, which have the pieces."""
     ids = {"eos": options.get("eos_token_id", 0), "pad": options.get("pad_token_id"), "unknown": 1}
     ids["start"] = options.get("decoder_start_token_id", ids["pad"])
     file, target_file = folder / "vocab.json", folder / "target_vocab.json"
@@ -129,7 +129,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
         return
     sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}
     write_json(marian_config(config) | sizes, out / "config.json")
-    if folder.has_tokenizer():  # MarianTokenizer needs SentencePiece; AutoTokenizer takes the plain file as well
+    if folder.has_tokenizer():  # MarianTokenizer needs SentencePiece models; AutoTokenizer also loads tokenizer.json
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (out / name).write_bytes((folder.path / name).read_bytes())
 
@@ -152,7 +152,7 @@ def marian_config(config: Any) -> dict[str, Any]:
 
 
 def generation_settings(config: Any) -> dict[str, Any]:
-    """generation_config.json: <pad> and the start token are never produced."""
+    """Return the content of generation_config.json: <pad> and the start token are never generated."""
     forbidden = {config.pad_token_id, config.decoder_start_token_id} - {None, config.eos_token_id}
     ids = {name: getattr(config, name) for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
     return {"bad_words_ids": [[id] for id in sorted(forbidden)], "num_beams": 4, "max_length": 512, **ids}

@@ -1,4 +1,4 @@
-"""The parts that the two toolkits in transformers share: a folder with config.json and weights, and names."""
+"""Code shared by hf_marian.py and hf_fsmt.py. Both formats keep fairseq's tensor names."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ PENALTY_NOTE = penalty_note("transformers", "log P / L^length_penalty")
 
 
 def model_type_of(path: Path) -> str | None:
-    """Return `model_type` from config.json, which is the path or beside it."""
+    """Return `model_type` from config.json, which is the path or next to it."""
     file = path.with_name("config.json")
     if path.name not in ("config.json", *WEIGHTS) or not file.exists():
         return None
@@ -40,9 +40,10 @@ def model_type_of(path: Path) -> str | None:
 def read_model(
     path: Path, reasons: Reasons, activation: str, **supported: tuple
 ) -> tuple[Options, dict[str, Tensor], dict[str, Any]]:
-    """Return the options, the weights, and the fields of our configuration that both toolkits share.
+    """Return the options, the weights, and the fields of our configuration that both formats share.
 
-    activation: the default of `activation_function`;  supported: the values that options must have
+    activation: the default of `activation_function`
+    supported: the values that options must have
     """
     options = Options(read_json_object(path.with_name("config.json")), reasons)
     file = required_file(path.parent, *WEIGHTS)
@@ -61,7 +62,7 @@ def layers(config: Mapping[str, Any]) -> list[Rule]:
     return stack_rules(config, "model.{stack}.layers.{n}.", LAYER)
 
 
-def reference(kind: type[PreTrainedModel], description: Description) -> Forward:
-    """Load the folder as transformers does. kind: the class of its model"""
+def reference(model_class: type[PreTrainedModel], description: Description) -> Forward:
+    """Load the folder with transformers. model_class: the class of its model"""
     folder = description.path.parent
-    return forward_of(kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval())
+    return forward_of(model_class.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval())

@@ -1,4 +1,4 @@
-"""JoeyNMT 1 and 2: a .ckpt with config.yaml and the vocabularies beside it. The paper's sinusoids; no output bias."""
+"""JoeyNMT 1 and 2: a .ckpt, config.yaml and the vocabularies. The paper's sinusoids; no output bias."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ SUPPORTED: dict[str, tuple] = {
     "type": ("transformer",),
     "activation": tuple(ACTIVATIONS),
     "layer_norm": ("pre", "post"),
-    "alpha": (1.0, 1),  # the weight of the residual (DeepNet)
+    "alpha": (1.0,),  # the weight of the residual (DeepNet)
 }
 SIZES = ("encoder.hidden_size", "{stack}.num_layers", "{stack}.num_heads", "{stack}.ff_size")
 # Our name of an id -> the option with the token, and its default.
@@ -32,8 +32,8 @@ SPECIAL_TOKENS = {
     "bos": ("bos_token", "<s>"),
     "eos": ("eos_token", "</s>"),
 }
-# JoeyNMT 2 means these where `layer_norm` is left out, without a final norm. Before 2.0 the option did not exist:
-# layers were pre-norm, with a final norm.
+# JoeyNMT 2's defaults if `layer_norm` is missing, without a final norm. Before 2.0 the option did not exist: layers
+# were pre-norm, with a final norm.
 DEFAULT_NORMS = {"encoder": "pre", "decoder": "post"}
 
 PROJECTIONS = "{q,k,v,output}_layer.{weight,bias}"
@@ -62,13 +62,13 @@ def recognise_content(content: dict) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
-    """Describe a .ckpt file and the config.yaml beside it."""
+    """Describe a .ckpt file and the config.yaml next to it."""
     checkpoint = load_checkpoint(path)
     file = required_file(path.parent, "config.yaml", "*.yaml", remedy=", so the number of heads is not known")
     settings = read_yaml(file)
     model = settings.get("model")
     if not isinstance(model, dict):
-        raise BrokenFileError(f"{file}: it has no `model`")
+        raise BrokenFileError(f"{file} has no `model`")
     tensors = checked_tensors(checkpoint["model_state"], reasons)
     final_norms = {stack: f"{stack}.layer_norm.weight" in tensors for stack in STACKS}
     options = Options(flattened(model), reasons, "{}: {}")
@@ -101,7 +101,7 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
-    """src_vocab.txt and trg_vocab.txt; the special symbols are in the configuration."""
+    """Read src_vocab.txt and trg_vocab.txt; the configuration names the special tokens."""
     sides = {side: options_of_side(data, side) for side in ("src", "trg")}
     names = [Path(str(options.get("voc_file") or f"{side}_vocab.txt")).name for side, options in sides.items()]
     files = [
@@ -113,7 +113,7 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
     ids = common_ids(source, target, tokens, " and ".join(file.name for file in files))
     vocabulary = Vocabulary(source, target, start=ids["bos"], files=files, **ids)
     if any(options.get("level") == "char" for options in sides.values()):
-        vocabulary.notes.append("There is no tokenizer: the vocabulary consists of characters. Ids are JoeyNMT's.")
+        vocabulary.notes.append("There is no tokenizer: the tokens are characters. Ids are JoeyNMT's.")
         return vocabulary
     for side, options in sides.items():
         if options.get("lowercase"):
@@ -122,7 +122,7 @@ def read_vocabulary(folder: Path, data: Mapping[str, Any]) -> Vocabulary:
 
 
 def options_of_side(data: Mapping[str, Any], side: str) -> dict[str, Any]:
-    """Return the configuration of one side; in JoeyNMT 1 this is a language, and the other options hold for both."""
+    """Return the options of one side. JoeyNMT 1 has only its language there, and the other options for both sides."""
     options = data.get(side) or {}
     if isinstance(options, dict):
         return options

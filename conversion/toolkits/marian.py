@@ -1,6 +1,6 @@
 """MarianNMT: model.npz, with its configuration inside, and the vocabularies that decoder.yml names.
 
-Differences from the paper: sinusoids as tensor2tensor's (Hugging Face's and CTranslate2's converters take the exponent
+Differences from the paper: tensor2tensor's sinusoids (the converters of transformers and CTranslate2 use the exponent
 2i / d_model); the decoder starts with a zero vector; matrices are stored as (in, out); biases in the attention and the
 output.
 """
@@ -64,9 +64,9 @@ MATRICES = {
 BIASES = {name.replace("_W", "_b"): ours.replace("weight", "bias") for name, ours in MATRICES.items()}
 PENALTY_NOTE = penalty_note("Marian", "log P / L^normalize")
 PRE_NORM_NOTE = (
-    "A pre-norm model of Marian is two functions. This is the one that it was trained as: keys and values of the "
-    "decoder's self-attention come from the normalised input. Marian's step-wise decoder takes them from the input "
-    "before the norm from the second step on, which can change its translations."
+    "Marian's pre-norm models compute one function in training and another in decoding. This is the one from "
+    "training: keys and values of the decoder's self-attention come from the normalised input. When decoding, Marian "
+    "computes them from the input before the norm from the second step on, which can change its translations."
 )
 NORMS = {"self_Wo": "self_attn_norm", "context_Wo": "cross_attn_norm", "ffn_ffn": "feed_forward_norm"}
 
@@ -91,16 +91,16 @@ def recognise(path: Path) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
-    """Describe a model.npz, whose configuration is inside or beside it."""
+    """Describe a model.npz, whose configuration is inside or next to it."""
     check_archive(path)
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     raw = arrays.pop(CONFIG, None)
     text = raw.tobytes().split(b"\0")[0].decode("utf-8", errors="replace") if raw is not None else None
-    beside = path.with_name(path.name + ".yml")
-    if text is None and not beside.exists():
-        raise InputError(f"{path} has no {CONFIG} in it and no {beside.name} beside it: the number of heads is unknown")
-    options = Options(read_yaml(beside) if text is None else parse_yaml(text, path), reasons, "--{} {}")
+    separate_yml = path.with_name(path.name + ".yml")
+    if text is None and not separate_yml.exists():
+        raise InputError(f"{path} contains no {CONFIG}, and {separate_yml.name} is missing: it has the number of heads")
+    options = Options(read_yaml(separate_yml) if text is None else parse_yaml(text, path), reasons, "--{} {}")
     options.require(SUPPORTED, OFF)
     config = options.sizes(SIZES)
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
@@ -119,7 +119,7 @@ def read(path: Path, reasons: Reasons) -> Description:
 
     tensors = checked_tensors({name: torch.from_numpy(array) for name, array in arrays.items()}, reasons)
     rules = embeddings(tensors, options) + layers(config)
-    # Marian 1.12 takes --transformer-train-position-embeddings, but keeps the sinusoids in a translation model.
+    # Marian 1.12 ignores --transformer-train-position-embeddings in translation models, so the tensor decides.
     learned = "Wpos" in tensors
     if learned:
         rules += [Rule("Wpos", ENCODER_POSITIONS), Rule("Wpos", DECODER_POSITIONS)]
@@ -154,7 +154,7 @@ def embeddings(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> lis
 
 
 def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
-    """Return the vocabularies that decoder.yml or the training's configuration names."""
+    """Read the vocabularies that decoder.yml or the training's configuration names."""
     decoder = path.with_name(path.name + ".decoder.yml")
     names = options.get("vocabs") or []
     if decoder.exists():
@@ -195,12 +195,12 @@ def special_ids(file: Path, tokens: list[str], model: SentencePieceModel | None)
 
 
 def read_tokens(file: Path, rows: int) -> list[str]:
-    """Read a vocabulary in YAML or JSON (token: id) or with one token per line, cut where --dim-vocabs cut it."""
+    """Read a vocabulary in YAML or JSON (token: id) or with one token per line, truncated to the model's rows."""
     if file.suffix == ".fsv":
         raise InputError(f"{file}: a factored vocabulary cannot be converted")
     if file.suffix not in (".yml", ".yaml", ".json"):
         return list(read_lines(file))[:rows]
-    # The base loader keeps every token as it is written: `null`, `1.5` and `yes` are words here.
+    # The base loader keeps every token as a string: `null`, `1.5` and `yes` are words here.
     mapping = read_yaml(file, getattr(yaml, "CBaseLoader", yaml.BaseLoader))
     try:
         by_id = {int(id): str(token) for token, id in mapping.items()}
@@ -228,10 +228,10 @@ def requirements(config: Any) -> dict[str, tuple]:
 
 
 def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
-    """Write model.npz. The driver copies the vocabularies."""
+    """Write model.npz. run.py copies the vocabularies."""
     config = folder.config
     if folder.toolkit != "marian":
-        reasons.unsupported("only a model that came from Marian can be written for it: its vocabulary is not Marian's")
+        reasons.unsupported("only models converted from Marian can be written: others have other vocabularies")
     if folder.model.state_dict()[TARGET][config.decoder_start_token_id].any():
         reasons.unsupported("the decoder's first token has an embedding; Marian starts with a zero vector")
     ours = folder.tensors(TENSOR2TENSOR)

@@ -1,6 +1,6 @@
-"""OpenNMT-py 3, and 1 and 2 where their options are the same: pre-norm layers and a final norm on both stacks.
+"""OpenNMT-py 3, and 1 and 2 with the same options: pre-norm layers and a final norm on both stacks.
 
-The paper's sinusoids, or "SinusoidalConcat", tensor2tensor's. The source has no </s>. The output has a bias.
+The sinusoids are the paper's or, with "SinusoidalConcat", tensor2tensor's. Sources have no </s>. The output has a bias.
 """
 
 import argparse
@@ -37,7 +37,7 @@ OFF = (
     "multiquery parallel_residual shared_layer_norm aan_useffn coverage_attn relative_positions_buckets num_kv "
     "sliding_window num_experts quant_type lora_layers"
 )
-# Options that a checkpoint needs, with the values that they must have.
+# Options that a checkpoint must have, with the only supported values.
 FIXED: dict[str, Any] = {
     **dict.fromkeys(("encoder_type", "decoder_type"), "transformer"),
     **dict.fromkeys(("max_relative_positions", "n_src_feats"), 0),
@@ -90,15 +90,11 @@ def rules_for(config: Mapping[str, Any], feed_forward_bias: bool) -> list[Rule]:
 
 
 def recognise_content(content: dict) -> bool:
-    return (
-        {"opt", "vocab"} <= content.keys()
-        and hasattr(content["opt"], "__dict__")
-        and all(isinstance(content.get(name, {}), dict) for name in ("model", "generator"))
-    )
+    return {"opt", "vocab"} <= content.keys()
 
 
 def read(path: Path, reasons: Reasons) -> Description:
-    """Describe a .pt file, whose tensors may be in .safetensors files beside it."""
+    """Describe a .pt file, whose tensors may be in .safetensors files next to it."""
     checkpoint = load_checkpoint(path)
     options = Options(vars(checkpoint["opt"]), reasons, "--{} {}")
     options.require(SUPPORTED, OFF)
@@ -138,24 +134,24 @@ def read(path: Path, reasons: Reasons) -> Description:
 def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the tensors of the model and, as generator.weight and .bias, of the output layer.
 
-    They are in the checkpoint or, with --save_format safetensors, in files beside it.
+    They are in the checkpoint or, with --save_format safetensors, in files next to it.
     """
     if checkpoint.get("model"):
         generator = checkpoint.get("generator") or {}
         return checkpoint["model"] | {f"generator.{name.removeprefix('0.')}": t for name, t in generator.items()}
     files = sorted(path.parent.glob(f"{glob.escape(path.stem)}*.safetensors"))
     if not files:
-        raise InputError(f"{path} holds no weights, and {path.stem}.safetensors is not beside it")
+        raise InputError(f"{path} contains no weights, and {path.stem}.safetensors is not next to it")
     tensors = {name: tensor for file in files for name, tensor in load_checkpoint(file).items()}
     return {name.replace("generator.0.", "generator."): tensor for name, tensor in tensors.items()}
 
 
 def read_vocabulary(folder: Path, content: Any, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
-    """Return the vocabularies inside the checkpoint. In OpenNMT-py 1 and 2 only the target has <s> and </s>."""
+    """Return the vocabularies in the checkpoint. In OpenNMT-py 1 and 2 only the target has <s> and </s>."""
     content = dict(content) if isinstance(content, list) else content
     source, target = (tokens_of(content.get(side)) if isinstance(content, dict) else None for side in ("src", "tgt"))
     if source is None or target is None:
-        why = "the checkpoint's vocabulary is of no known kind. Ids are OpenNMT-py's"
+        why = "the checkpoint's vocabulary has an unknown format. Ids are OpenNMT-py's"
         ids = {"unknown": 0, "pad": 1, "bos": 2, "start": 2, "eos": 3}
         return numbered_tokens([UNK, BLANK, BOS, EOS], rows, why, source_ends_with_eos=False, **ids)
     start = content.get("decoder_start_token", BOS)
@@ -229,7 +225,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
 
 
 def vocabulary_for(folder: ModelFolder) -> dict[str, Any]:
-    """Return the vocabularies as they were, or made from our tokenizers, with OpenNMT-py's names for special tokens."""
+    """Return the original vocabularies, or ours with OpenNMT-py's names for the special tokens."""
     if folder.toolkit == "opennmt-py":
         names = {"src": "src_vocab", "tgt": "tgt_vocab", "decoder_start_token": "decoder_start_token"}
         return {name: folder.record[kept] for name, kept in names.items()} | {"data_task": "seq2seq"}

@@ -1,6 +1,6 @@
-"""Sockeye 3: params.*, `config` and the vocabularies. Sinusoids concatenated, with the paper's exponent.
+"""Sockeye 3: params.*, `config` and the vocabularies. Concatenated sinusoids with the paper's exponent.
 
-Keys and values are saved in one matrix, interleaved by head; in self-attention the queries come before them.
+Keys and values are joined in one matrix, interleaved by head; in self-attention the queries precede them.
 """
 
 import json
@@ -67,7 +67,7 @@ def recognise(path: Path) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
-    """Describe a params.* file and the `config` beside it."""
+    """Describe a params.* file and the `config` next to it."""
     file = required_file(path.parent, "config", remedy=", so the number of heads is not known")
     options = Options(flattened(read_yaml(file, ConfigLoader)), reasons, "{}: {}")
     config = options.sizes(SIZES)
@@ -98,7 +98,7 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """Sockeye tags its mappings with the names of its classes; here they are mappings."""
+    """Load Sockeye's tagged mappings (`!TransformerConfig`) as plain mappings."""
 
 
 ConfigLoader.add_multi_constructor("!", lambda loader, suffix, node: loader.construct_mapping(node, deep=True))
@@ -113,7 +113,7 @@ def check_options(options: Options, d_model: int, reasons: Reasons) -> str | Non
     before, after = ([f"config_{stack}.{place}process_sequence" for stack in STACKS] for place in ("pre", "post"))
     positions = [options.norm_position(*names, NORM_POSITIONS) for names in zip(before, after, strict=True)]
     if positions[0] != positions[1]:
-        reasons.unsupported("encoder and decoder have their norms in different places")
+        reasons.unsupported("encoder and decoder have different norm positions")
     for side in SIDES:
         part = f"config_embed_{side}"
         if options.get(f"{part}.num_factors", 1) != 1 or options.get(f"{part}.factor_configs"):
@@ -130,8 +130,8 @@ def split_projections(tensors: dict[str, Tensor], stack: str, d_model: int, head
     for name in [name for name in tensors if name.startswith(stack)]:
         module, _, last = name.rpartition(".ff_")
         if last == "in.weight":
-            fused = tensors.pop(name)
-            tensors[f"{module}.ff_q.weight"], keys_values = fused[:d_model], fused[d_model:]
+            joined = tensors.pop(name)
+            tensors[f"{module}.ff_q.weight"], keys_values = joined[:d_model], joined[d_model:]
         elif last == "kv.weight":
             keys_values = tensors.pop(name)
         else:
@@ -142,7 +142,7 @@ def split_projections(tensors: dict[str, Tensor], stack: str, d_model: int, head
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """vocab.src.0.json and vocab.trg.0.json."""
+    """Read vocab.src.0.json and vocab.trg.0.json."""
     files = [required_file(folder, f"vocab.{side}.0.json") for side in ("src", "trg")]
     source, target = (read_token_ids(file) for file in files)
     for file, tokens in zip(files, (source, target), strict=True):

@@ -1,8 +1,8 @@
-"""tensor2tensor: a TensorFlow checkpoint with hparams.json and a subword vocabulary. TensorFlow is not needed.
+"""tensor2tensor: a TensorFlow checkpoint with hparams.json and a subword vocabulary, read without TensorFlow.
 
 Differences from the paper: concatenated sinusoids with the exponent i / (d_model/2 - 1); the decoder starts with a zero
-vector; the embedding is saved in 16 pieces; target_space_embedding[id] is added to every input of the encoder, which
-becomes part of its embedding: E + v / sqrt(d_model).
+vector; the embedding is saved in 16 shards; target_space_embedding[id] is added to every input of the encoder, so it
+becomes part of the encoder's embedding: E + v / sqrt(d_model).
 """
 
 import json
@@ -77,7 +77,7 @@ def recognise(path: Path) -> bool:
 
 
 def read(path: Path, reasons: Reasons) -> Description:
-    """Describe a checkpoint's .index and the hparams.json beside it."""
+    """Describe a checkpoint's .index and the hparams.json next to it."""
     bundle = Bundle(path)
     options = Options(read_hparams(path.parent), reasons, "hparams.{} is {}")
     options.require(SUPPORTED, OFF)
@@ -91,12 +91,12 @@ def read(path: Path, reasons: Reasons) -> Description:
     names = [name for name in bundle.entries if not any(re.fullmatch(pattern, name) for pattern in IGNORED)]
     for name in names:
         if bundle.entries[name].dtype not in TYPES:
-            reasons.unsupported(f"variable {name} is of TensorFlow's type {bundle.entries[name].dtype}")
+            reasons.unsupported(f"variable {name} has TensorFlow's type {bundle.entries[name].dtype}")
     reasons.raise_if_any()
 
     body = next((name.removesuffix(FIRST_QUERY) for name in names if name.endswith(FIRST_QUERY)), None)
     if body is None:
-        raise InputError(f"{path} has no Transformer: it lacks a variable .../{FIRST_QUERY}")
+        raise InputError(f"{path} contains no Transformer: there is no variable .../{FIRST_QUERY}")
     weights = {name.removeprefix(body): torch.from_numpy(bundle.tensor(name)) for name in names}
     tensors = checked_tensors(weights, reasons)
     join_embeddings(tensors, config["d_model"], reasons)
@@ -122,14 +122,14 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 def read_hparams(folder: Path) -> dict[str, Any]:
-    """hparams.json. Raises InputError if it is missing, BrokenFileError if it is damaged."""
-    file = required_file(folder, "hparams.json", remedy=", and the number of heads is in no variable")
+    """Read hparams.json. Raises InputError if it is missing, BrokenFileError if it is damaged."""
+    file = required_file(folder, "hparams.json", remedy="; no variable records the number of heads")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, str):  # some versions save the JSON as a JSON string
             content = json.loads(content)
     except ValueError as error:
-        raise BrokenFileError(f"{file} is not complete JSON ({error}); copy it again") from None
+        raise BrokenFileError(f"{file} is not valid JSON ({error}); copy it again") from None
     return content
 
 
@@ -146,7 +146,7 @@ def join_embeddings(tensors: dict[str, Tensor], d_model: int, reasons: Reasons) 
 
 
 def add_target_space(tensors: dict[str, Tensor], rules: list[Rule], scale: float) -> list[str]:
-    """Add the embedding of the target space to the source's, which becomes a separate matrix; return the notes."""
+    """Add the embedding of the target space to the source's, which becomes a separate matrix; return notes."""
     spaces, shared = tensors.pop(TARGET_SPACES, None), tensors.get(rules[0].theirs)
     if spaces is None or shared is None:
         return []
@@ -158,7 +158,7 @@ def add_target_space(tensors: dict[str, Tensor], rules: list[Rule], scale: float
 
 
 def read_vocabulary(folder: Path, rows: list[int]) -> Vocabulary:
-    """vocab.*.subwords: one for both sides, or one for each, chosen by its size."""
+    """Read vocab.*.subwords: one file for both sides, or one for each, chosen by its size."""
     files = sorted(file for file in folder.glob("vocab.*") if file.is_file())
     by_size = {len(pieces): (file, pieces) for file in files if (pieces := read_subwords(file))}
     # vocab_divisor pads the matrix beyond the file.

@@ -1,7 +1,7 @@
-"""A state_dict of a module with torch.nn.Transformer in it; the sizes are in a config.json beside it.
+"""A state_dict of a module that contains torch.nn.Transformer, and a config.json with the number of heads.
 
-torch puts a final norm on both stacks, also with post-norm layers. The parts around nn.Transformer are the author's:
-embeddings, output and positions are found by their names. No tensor tells whether embeddings are multiplied by
+torch puts a final norm on both stacks, also with post-norm layers. The modules around nn.Transformer are the author's:
+their names tell embeddings, output and positions apart. No tensor records whether embeddings are multiplied by
 sqrt(d_model), as in torch's translation tutorial: `scale_embeddings` in config.json does.
 """
 
@@ -33,12 +33,11 @@ SCALE_ASSUMED = (
     "Embeddings are assumed to be multiplied by sqrt(d_model), as in torch's translation tutorial; if they are not, "
     'set "scale_embeddings": false in config.json.'
 )
-POSITIONS_ASSUMED = "No table of positions is saved: the paper's sinusoids are assumed."
+POSITIONS_ASSUMED = "The checkpoint has no table of positions: the paper's sinusoids are assumed."
 POSITION_NAME = re.compile(r"pos|(^|[._])pe($|[._])")
-TABLE_ROWS = 1024  # of sinusoids, when the model is compared
+TABLE_ROWS = 1024  # of sinusoids, for the comparison with torch's model
 SUPPORTED: dict[str, tuple] = {
     "activation": ("relu", "gelu"),
-    "batch_first": (True, False),
     "norm_first": (True, False),
     "scale_embeddings": (True, False),
 }
@@ -69,7 +68,7 @@ def recognise_content(content: dict) -> bool:
 
 
 def state_dict_of(checkpoint: dict) -> dict:
-    """Return the state_dict itself, or under one of its usual names."""
+    """Return the state_dict, which is the checkpoint itself or has one of the usual names in it."""
     for name in ("state_dict", "model_state_dict", "model"):
         if isinstance(checkpoint.get(name), dict):
             return checkpoint[name]
@@ -77,7 +76,7 @@ def state_dict_of(checkpoint: dict) -> dict:
 
 
 def without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors by their names inside nn.Transformer; those of other modules keep theirs."""
+    """Remove the prefix of nn.Transformer's tensors; those of other modules keep their names."""
     prefix = next(name for name in weights if name.endswith(FIRST_WEIGHT)).removesuffix(FIRST_WEIGHT)
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
@@ -85,7 +84,8 @@ def without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and the config.json next to it."""
     checkpoint = load_checkpoint(path)
-    file = required_file(path.parent, "config.json", remedy='; put {"nhead": ...} into it, which no tensor tells')
+    remedy = '; write one with {"nhead": ...}: no tensor records the number of heads'
+    file = required_file(path.parent, "config.json", remedy=remedy)
     options = Options(read_json_object(file), reasons)
     options.require(SUPPORTED)
     tensors = checked_tensors(without_prefix(state_dict_of(checkpoint)), reasons)
@@ -123,8 +123,8 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 
 def read_word_lists(folder: Path) -> Vocabulary:
-    """vocab.src.txt and vocab.tgt.txt, or vocab.txt; the source has both symbols of a sentence around it."""
-    remedy = "; write one token per line in the order of the ids, special tokens under their usual names"
+    """Read vocab.src.txt and vocab.tgt.txt, or vocab.txt for both; sources begin with bos and end with eos."""
+    remedy = "; write one token per line in the order of the ids, special tokens with their usual names"
     files = [
         required_file(
             folder, f"vocab.{side}.txt", f"vocab.{other}.txt", f"{side}_vocab.txt", "vocab.txt", remedy=remedy
@@ -155,7 +155,7 @@ def match_outer_tensors(
     for sinusoids in (PAPER, CONCATENATED, TENSOR2TENSOR):
         if all(sinusoids.match(table, d_model) for table in tables.values()):
             return more_rules, sinusoids, [] if tables else [POSITIONS_ASSUMED]
-    # Learned: one table for both stacks, or a table for the source and a table for the target.
+    # The tables are learned: one for both stacks, or one for the source and one for the target.
     if len(tables) > 2:
         reasons.unsupported(f"more than two tables of positions: {', '.join(tables)}")
     tensors |= tables
@@ -164,7 +164,7 @@ def match_outer_tensors(
 
 
 def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
-    """Return the rules for the embeddings of source and target, or one for both, and the output layer, by their names.
+    """Return the rules for the embeddings and the output layer, which are told apart by their names.
 
     tensors: those outside nn.Transformer that are not positions
     """
@@ -186,7 +186,7 @@ def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
 
 
 def reference(description: Description) -> Forward:
-    """nn.Transformer with the file's tensors; embeddings, positions and output around it as the reader found them."""
+    """Build nn.Transformer from the file's tensors, with the embeddings, positions and output that `read` found."""
     config, tensors = description.config, description.tensors
     around = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
     weights = without_prefix(state_dict_of(load_checkpoint(description.path)))
