@@ -270,6 +270,7 @@ def test_the_check_detects_weights_that_are_nan(
         ("{model} {output} --sentences /dev/null --layout split", "--sentences needs .*: --layout single"),
         ("{model} {output} --text --layout split", "--text needs .*: --layout single"),
         ("{model} {output} --text --for transformers.js", "--text needs .*: --layout single"),
+        ("{model} {output} --no-defaults --layout split", "--no-defaults needs .*: --layout single"),
         ("{model} {output} --text --attention", "--attention is not an output of --text: export twice"),
         ("{model} {output} --attention --for transformers.js", "not an output of --for transformers.js"),
         ("{model} {output} --precision int3", ".*--precision.*int3.* is not one of "),

@@ -51,8 +51,9 @@ def export(
     ] = False,
 ) -> None:
     layout = "split" if runtime else layout
-    for option, given in (("--sentences", sentences is not None), ("--text", text)):
-        if given and layout != "single":
+    search_options = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
+    for option, is_given in search_options.items():
+        if is_given and layout != "single":
             raise InputError(f"{option} needs the search in the graph: --layout single")
     if attention and (runtime or text):
         other = "--for transformers.js" if runtime else "--text"
