@@ -58,5 +58,5 @@ def with_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelP
     text, *outputs = (helper.make_tensor_value_info(name, kind, ["batch"]) for name, kind in kinds.items())
     nodes = [*before.nodes, *inner.node, *after.nodes]
     inner.CopyFrom(helper.make_graph(nodes, "translation of texts", [text, *settings], outputs, tensors))
-    graph.opset_import.extend([helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("ai.onnx.ml", 3)])
+    graph.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     return graph
