@@ -12,7 +12,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.model_folder import search_settings_of
-from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
+from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
 from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings
 
 from .running import inputs_of, open_session, padded, random_batch, run
@@ -171,8 +171,9 @@ def difference_by_token(
     logits = model(**repeated, decoder_input_ids=decoder_input_ids, use_cache=False).logits.float()
     log_probabilities = logits.log_softmax(dim=-1).gather(-1, labels[..., None])[..., 0]
     totals = (log_probabilities * is_token).sum(dim=1).unflatten(0, (-1, beams)).numpy()
-    lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).numpy().clip(min=1)
-    return np.abs(scores * ((5 + lengths) / 6) ** alpha - totals) / lengths
+    lengths = is_token.sum(dim=1).unflatten(0, (-1, beams)).clip(min=1)
+    penalties = cast(Tensor, gnmt_length_penalty(lengths.double(), alpha))
+    return np.abs(scores * penalties.numpy() - totals) / lengths.numpy()
 
 
 def attention_difference(session: Any, model: Model, batch: dict[str, Tensor], case: Case) -> float:
