@@ -118,7 +118,8 @@ class OnnxTranslator(TextTranslator):
         input_ids, attention_mask: (batch, source), each sentence ending in </s> and padded on the right; the default
             mask covers all tokens that are not padding
         num_beams, length_penalty: beam size and alpha of the GNMT penalty; default: `default_search`
-        max_length: maximum number of output tokens; a sentence is also limited to its source tokens + 50
+        max_length: maximum number of output tokens; the limit set at export (a sentence's source tokens +
+            max_source_length_offset, default 50) also applies
         min_length: minimum number of tokens before </s>
         num_return_sequences: hypotheses per sentence, None for num_beams; the search stops earlier for fewer
         early_stopping: when a sentence is done, see `lookahead_of`; files without this input know only "never"

@@ -3,7 +3,8 @@
     input_ids, attention_mask, num_beams, max_length, length_penalty, min_length, num_return_sequences, early_stopping
     -> sequences, scores; on request cross_attentions
 
-`start` and `step` of `vaswani_transformer.beam_search` are exported as they are and joined by two loops, as there:
+`start` and `step` from `vaswani_transformer/beam_search.py` are exported unchanged and connected by two nested ONNX loops
+(torch uses one loop with an `if`):
 
     initial_values             `start`: encode the sentences
     outer_loop                 while sentences are left in the batch:
@@ -14,13 +15,13 @@
         drop_done_sentences        remove them from the batch
     select_best                return the best hypotheses of each sentence
 
-Each weight is stored once, in the inner loop if only the steps read it: ONNX Runtime packs the matrices of a nested
-loop for its products only if that loop owns them.
+Each weight is stored once. Weights that only `step` reads are initializers of the inner loop's body: ONNX Runtime
+prepacks MatMul weights only if they belong to the loop that uses them or to the loop directly around it.
 
-Attention weights are not collected during the search, which returns one hypothesis out of dozens. When the last
-sentence is done, the best translations go through the decoder once more, all tokens at once. That happens in the outer
-loop, which then owns the weights that it shares with the steps: owned by the outermost graph, they would make the
-steps a sixth slower.
+The search does not record attention: it explores dozens of hypotheses per result. After the last sentence is done, the
+best translations pass through the decoder once more in one call. That call is in the outer loop, whose body then stores
+the weights that it shares with `step`: in the outermost graph they would not be prepacked, and steps would take a sixth
+longer.
 """
 
 from typing import cast
@@ -55,7 +56,9 @@ Values = dict[str, str]  # a variable of the search -> the name of its value in 
 
 @torch.no_grad()
 def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
-    """Export the model with its search; its generation config gives the defaults of num_beams and length_penalty.
+    """Export the model and its beam search.
+
+    The generation config supplies the defaults of num_beams, length_penalty and early_stopping.
 
     attention: add the output cross_attentions (batch, layers, heads, length, source), of the best hypotheses
     """
