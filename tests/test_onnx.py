@@ -1,6 +1,5 @@
 """The single graph translates as `generate()` does for every configuration; other graphs are not written."""
 
-import contextlib
 import itertools
 import re
 import subprocess
@@ -35,7 +34,6 @@ from conversion.onnx.graph_surgery import graphs_of
 from conversion.onnx.prove import compare, encoded_sentences, prove, prove_sentences, score_difference
 from conversion.onnx.running import random_batch
 from conversion.onnx.single_graph import export_single_graph
-from conversion.onnx.traced import EXAMPLE_LENGTH
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
@@ -193,17 +191,6 @@ def test_large_graphs_use_external_weights(
     assert "in `model.onnx.data`, which" in page and "only `model_text.onnx.data` beside it" in page
     found, expected = (OnnxTranslator.from_pretrained(path, device="cpu") for path in ("out", exported / "onnx"))
     assert found.translate(ENGLISH) == expected.translate(ENGLISH)
-
-
-@pytest.mark.parametrize("positions", [EXAMPLE_LENGTH - 1, pytest.param(EXAMPLE_LENGTH, marks=pytest.mark.slow)])
-def test_an_export_needs_as_many_positions_as_its_example(
-    tiny_model: ModelMaker, tmp_path: Path, positions: int
-) -> None:
-    model = tiny_model(1, position_embedding_type="learned", max_position_embeddings=positions)
-    model.save_pretrained(tmp_path / "model")
-    too_few = pytest.raises(InputError, match="max_position_embeddings is 6; the export")
-    with too_few if positions < EXAMPLE_LENGTH else contextlib.nullcontext():
-        export_folder(tmp_path / "model", tmp_path / "out")
 
 
 def test_the_check_detects_a_lost_ancestry(model: Any, graph: onnx.ModelProto, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from .text_translator import NO_MAXIMUM, Hypothesis, SearchSettings, TextTransla
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
-INPUTS = set("input_ids attention_mask num_beams max_length length_penalty min_length num_return_sequences".split())
 
 
 class OnnxTranslator(TextTranslator):
@@ -147,7 +146,7 @@ class OnnxTranslator(TextTranslator):
 
     def _checked_batch(self, input_ids: Any, attention_mask: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return ids and mask as arrays. Raises InputError naming the row that is wrong."""
-        ids = as_array(input_ids, "input_ids")
+        ids = np.asarray(input_ids)
         if ids.ndim != 2 or 0 in ids.shape:
             raise InputError(f"input_ids has shape {ids.shape}; it must be 2-D (batch, source) and non-empty")
         if ids.dtype.kind not in "iu":
@@ -159,7 +158,7 @@ class OnnxTranslator(TextTranslator):
                 f"input_ids row {row} has ids from {ids[row].min()} to {ids[row].max()}; "
                 f"the vocabulary goes from 0 to {self.vocabulary - 1}"
             )
-        mask = (ids != self.pad) if attention_mask is None else as_array(attention_mask, "attention_mask")
+        mask = (ids != self.pad) if attention_mask is None else np.asarray(attention_mask)
         if mask.shape != ids.shape:
             raise InputError(f"attention_mask has shape {mask.shape}, input_ids {ids.shape}; they must be equal")
         if mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
@@ -225,14 +224,6 @@ def graph_name(precision: str | None = None) -> str:
     return "model.onnx" if precision is None else f"model_{precision}.onnx"
 
 
-def as_array(rows: Any, name: str) -> np.ndarray:
-    """Convert nested lists. Raises InputError if the rows have unequal lengths."""
-    try:
-        return np.asarray(rows)
-    except ValueError:
-        raise InputError(f"{name} has rows of unequal length; pad them on the right") from None
-
-
 def load_config(path: Path) -> dict[str, Any]:
     """Load the fields of config.json that a runtime needs. Raises BrokenFileError naming the field, and InputError."""
     config = read_config(path)
@@ -285,8 +276,8 @@ def load_tokenizer(folder: Path, vocabulary: int, size_field: str = "vocab_size"
 def load_session(path: Path, device: str | None = None, threads: int | None = None) -> Any:
     """Load the graph on a device; None: CUDA if it works, else the CPU.
 
-    Raises BrokenFileError naming a file that is missing, truncated or another kind of graph, UnavailableError if the
-    requested device cannot be used: ONNX Runtime itself would silently use the CPU. ONNX Runtime refuses external
+    Raises BrokenFileError naming a file that is missing or truncated, UnavailableError if the requested device
+    cannot be used: ONNX Runtime itself would silently use the CPU. ONNX Runtime refuses external
     weights outside the graph's folder.
     """
     import onnxruntime
@@ -317,9 +308,6 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
         ) from None
     if on_cuda and device is not None and session.get_providers()[0] != "CUDAExecutionProvider":
         raise UnavailableError(f"device {device!r}: ONNX Runtime cannot load CUDA here; its libraries may be missing")
-    missing = INPUTS - {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
-    if missing:
-        raise BrokenFileError(f"{path} is another kind of graph: it has no input {', '.join(sorted(missing))}")
     return session
 
 

@@ -29,7 +29,6 @@ from .readme import readme
 from .single_graph import SETTINGS, export_single_graph
 from .split import export_split
 from .text import readable_tokenizer, with_tokenizer
-from .traced import EXAMPLE_LENGTH
 from .transformers_js import arrange_for_javascript, check_for_javascript
 
 # Bytes of weights in one file: ONNX's format ends at 2 GiB, the graph itself included.
@@ -66,7 +65,8 @@ def export_folder(
     """
     with new_folder(folder) as unfinished:
         model = load_model(source, device="cpu", dtype=torch.float32)
-        check_model(model, source, layout)
+        if layout == "single":
+            refuse_unsupported_settings(model, source)
         if for_javascript:
             check_for_javascript(model, source)
         tokenizer = load_tokenizers(source, model, required=sentences is not None)
@@ -98,18 +98,6 @@ def export_folder(
         if for_javascript:
             arrange_for_javascript(unfinished, model, precision)
     return "\n".join(reports)
-
-
-def check_model(model: Model, source: Path, layout: str) -> None:
-    """Raises InputError naming a setting of the model that cannot be exported."""
-    if layout == "single":
-        refuse_unsupported_settings(model, source)
-    positions = model.config.max_position_embeddings
-    if positions is not None and positions < EXAMPLE_LENGTH:
-        raise InputError(
-            f"{source / 'config.json'}: max_position_embeddings is {positions}; the export to ONNX traces sentences of "
-            f"{EXAMPLE_LENGTH} tokens and needs as many positions"
-        )
 
 
 def load_tokenizers(source: Path, model: Model, required: bool) -> Any:
