@@ -20,7 +20,7 @@ from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.model_folder import CODE_FILES
 from vaswani_transformer.onnx_translator import graph_name
 from vaswani_transformer.pictures import attention_figure
-from vaswani_transformer.text_translator import NO_MAXIMUM
+from vaswani_transformer.search_settings import NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_curve import curve_figure, curves_of
 from vaswani_transformer.translator import Translator

@@ -8,7 +8,7 @@ from conftest import padded, random_sentences
 
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
-from vaswani_transformer.text_translator import lookahead_of
+from vaswani_transformer.search_settings import lookahead_of
 
 PAD = 1
 OFFSET = 6  # instead of the paper's 50: a few hypotheses reach their limits

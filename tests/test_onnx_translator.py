@@ -27,7 +27,7 @@ from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.onnx_translator import load_tokenizer as load_tokenizer_for_onnx
-from vaswani_transformer.text_translator import NO_MAXIMUM
+from vaswani_transformer.search_settings import NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from saved_model import ENGLISH, trained_model, trained_tokenizer
 
 from vaswani_transformer import Translator
-from vaswani_transformer.text_translator import SearchSettings
+from vaswani_transformer.search_settings import SearchSettings
 from vaswani_transformer.text_vaswani_transformer import default_source_limit, sentence_spans, split_text
 
 # A bar marks where a sentence, or the white space between two, ends.

@@ -15,12 +15,8 @@ from tokenizers import normalizers
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.text_translator import (
-    LENGTH_PENALTIES,
-    Hypothesis,
-    Part,
-    batches_of_equal_length,
-)
+from vaswani_transformer.search_settings import LENGTH_PENALTIES
+from vaswani_transformer.text_translator import Hypothesis, Part, batches_of_equal_length
 from vaswani_transformer.text_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut
 from vaswani_transformer.tokenization import train_tokenizer
 

@@ -30,7 +30,7 @@ from .modeling_vaswani_transformer import (
     gnmt_length_penalty,
     target_vocab_size,
 )
-from .text_translator import lookahead_of
+from .search_settings import lookahead_of
 
 MASKED = torch.finfo(torch.float32).min  # the bias of positions that may not be attended to
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .atomic import atomic_file
 from .errors import BrokenFileError, InputError, UnavailableError, one_line
-from .text_translator import LENGTH_PENALTIES, LOOKAHEAD, MAX_BEAMS, NO_MAXIMUM, SearchSettings
+from .search_settings import LENGTH_PENALTIES, MAX_BEAMS, NO_MAXIMUM
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     from tokenizers import Tokenizer
@@ -27,8 +27,6 @@ CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_va
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
-# The default search: the paper's without generation_config.json, transformers' for entries missing from that file.
-PAPER_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.0, False)
 
 # Allowed ranges in generation_config.json; null is always allowed.
 LENGTHS = ("max_length", "max_new_tokens", "max_source_length", "max_source_length_offset")
@@ -175,22 +173,6 @@ def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any]
             if not all(type(token) is int and 0 <= token <= most for token in ids):
                 raise BrokenFileError(f"{path}: {field} is {value!r}; ids go from 0 to {most} (config.json)")
     return settings
-
-
-def search_settings_of(settings: dict[str, Any] | None) -> SearchSettings:
-    """Return the search of a generation config, as generate() reads it.
-
-    settings: None if there is no generation_config.json; the search is then the paper's
-    "never" becomes the config's `stopping_lookahead`, or `LOOKAHEAD`.
-    """
-    if settings is None:
-        return PAPER_SEARCH
-    fields = ("num_beams", "length_penalty", "early_stopping")
-    given = {field: settings[field] for field in fields if settings.get(field) is not None}
-    if given.get("early_stopping") == "never":
-        lookahead = settings.get("stopping_lookahead")
-        given["early_stopping"] = LOOKAHEAD if lookahead is None else lookahead
-    return TRANSFORMERS_SEARCH._replace(**given)
 
 
 def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str = "vocab_size") -> "Tokenizer":

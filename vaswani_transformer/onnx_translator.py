@@ -16,16 +16,22 @@ from tokenizers import Tokenizer
 from .errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
 from .model_folder import (
     ONNX,
-    PAPER_SEARCH,
     check_special_tokens,
     local_folder,
     read_config,
     read_generation_config,
     read_json_object,
     read_tokenizer,
+)
+from .search_settings import (
+    NO_MAXIMUM,
+    PAPER_SEARCH,
+    SearchSettings,
+    check_number,
+    lookahead_of,
     search_settings_of,
 )
-from .text_translator import NO_MAXIMUM, Hypothesis, SearchSettings, TextTranslator, check_number, lookahead_of
+from .text_translator import Hypothesis, TextTranslator
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 PRECISIONS = ("fp16", "int8", "int8-weights")

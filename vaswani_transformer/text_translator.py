@@ -4,31 +4,16 @@ Nothing here needs torch: `translator.py` runs the search with torch, `onnx_tran
 """
 
 import numbers
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any
 
 from .errors import InputError
 from .lines import check_unicode
+from .search_settings import LENGTH_PENALTIES, MAX_BEAMS, NO_MAXIMUM, SearchSettings, check_number, lookahead_of
 from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, default_source_limit, split_text
-
-MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which is published without this file
-# Within these limits float32 can represent the penalty of a thousand tokens, and scores stay far above -1e8, the score
-# of an empty slot: log P = -10,000 becomes -1.7e6 with alpha -1 and -7.6e-8 with 5.
-LENGTH_PENALTIES = (-1, 5)
-LOOKAHEAD = 5  # tokens; see `lookahead_of`, and docs/explanation/search.md for what it changes
-NO_MAXIMUM = 1_000_000
-
-
-class SearchSettings(NamedTuple):
-    """num_beams, the GNMT penalty's alpha, and when a sentence is done, see `lookahead_of`."""
-
-    num_beams: int
-    length_penalty: float
-    early_stopping: bool | int | str = LOOKAHEAD
 
 
 @dataclass(frozen=True)
@@ -232,33 +217,6 @@ def as_texts(texts: str | Sequence[str], kind: str, max_characters: int | None =
             )
         check_unicode(text, f"{kind} {number}")
     return texts
-
-
-def check_number(name: str, value: SupportsIndex, least: int, most: int) -> int:
-    """Return an integer (numpy's, too) as an int. Raises InputError if it is not one, or outside its limits."""
-    try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = least - 1
-    if not least <= number <= most:
-        raise InputError(f"{name} is {value!r}; it must lie between {least} and {most}")
-    return number
-
-
-def lookahead_of(early_stopping: bool | int | str) -> int:
-    """Return the tokens that a live hypothesis is assumed to grow by at most, in the search's decision to stop.
-
-    "never" assumes that it grows to its limit, as in the paper: nothing is lost. A number k assumes at most k tokens,
-    and False none, as in transformers. True, here -1, ends a sentence when `beam` hypotheses have finished.
-    Raises InputError.
-    """
-    if early_stopping == "never":
-        return NO_MAXIMUM
-    if isinstance(early_stopping, bool):
-        return -int(early_stopping)
-    if isinstance(early_stopping, str):
-        raise InputError(f'early_stopping is {early_stopping!r}; it must be "never", true, false or a number of tokens')
-    return check_number("early_stopping", early_stopping, 0, NO_MAXIMUM)
 
 
 @contextmanager

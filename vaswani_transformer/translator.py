@@ -14,16 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, overload
 
 from .errors import InputError
-from .model_folder import local_folder, search_settings_of
-from .text_translator import (
-    Hypothesis,
-    SearchSettings,
-    TextTranslator,
-    as_texts,
-    batches_of_equal_length,
-    check_number,
-    shown_progress,
-)
+from .model_folder import local_folder
+from .search_settings import SearchSettings, check_number, search_settings_of
+from .text_translator import Hypothesis, TextTranslator, as_texts, batches_of_equal_length, shown_progress
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # at run time they are imported where they are used: the ONNX backend needs no torch

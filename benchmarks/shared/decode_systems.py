@@ -55,7 +55,7 @@ def torch_translate(model: Any, search: Callable[..., Any]) -> Translate:
 def search_translate(model: Any) -> Translate:
     """Return translate() by the search in tensors: keys and values in the model's dtype, scores in float32."""
     from vaswani_transformer.beam_search import beam_search
-    from vaswani_transformer.text_translator import LOOKAHEAD
+    from vaswani_transformer.search_settings import LOOKAHEAD
 
     def search(
         ids: Any, attention_mask: Any, num_beams: int, min_new_tokens: int = 0, max_new_tokens: int | None = None

@@ -11,9 +11,8 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.errors import InputError, ProofError
-from vaswani_transformer.model_folder import search_settings_of
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
-from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings
+from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings, search_settings_of
 
 from .running import inputs_of, open_session, padded, random_batch, run
 from .traced import eager_attention, source_length_offset

@@ -7,8 +7,8 @@ from typing import Any, cast
 import numpy as np
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.model_folder import search_settings_of
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
+from vaswani_transformer.search_settings import search_settings_of
 
 from .prove import BATCH, EQUALLY_GOOD, raise_if_wrong, score_difference
 from .running import inputs_of, open_session, padded, run

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.text_translator import NO_MAXIMUM, SearchSettings, lookahead_of
+from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings, lookahead_of
 
 
 def open_session(path: Path) -> Any:

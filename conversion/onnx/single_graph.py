@@ -3,8 +3,8 @@
     input_ids, attention_mask, num_beams, max_length, length_penalty, min_length, num_return_sequences, early_stopping
     -> sequences, scores; on request cross_attentions
 
-`start` and `step` from `vaswani_transformer/beam_search.py` are exported unchanged and connected by two nested ONNX loops
-(torch uses one loop with an `if`):
+`start` and `step` from `vaswani_transformer/beam_search.py` are exported unchanged and connected by two nested ONNX
+loops (torch uses one loop with an `if`):
 
     initial_values             `start`: encode the sentences
     outer_loop                 while sentences are left in the batch:
@@ -31,9 +31,8 @@ import torch
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.model_folder import search_settings_of
 from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE
-from vaswani_transformer.text_translator import NO_MAXIMUM, lookahead_of
+from vaswani_transformer.search_settings import NO_MAXIMUM, lookahead_of, search_settings_of
 
 from .graph_builder import GraphBuilder, tensor_type
 from .graph_surgery import rename

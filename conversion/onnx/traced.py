@@ -24,7 +24,7 @@ from vaswani_transformer.beam_search import (
     step,
 )
 from vaswani_transformer.cached_decoder import CachedDecoder
-from vaswani_transformer.text_translator import LOOKAHEAD, NO_MAXIMUM
+from vaswani_transformer.search_settings import LOOKAHEAD, NO_MAXIMUM
 
 from .graph_builder import OPSET, tensor_type
 from .simplify import simplify

@@ -1,0 +1,66 @@
+"""Settings of the beam search: limits, defaults and stopping rule. Both backends read them without torch."""
+
+import operator
+from typing import Any, NamedTuple, SupportsIndex
+
+from .errors import InputError
+
+MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which is published without this file
+# In this range float32 represents the penalty of a thousand tokens, and every score stays above -1e8, the empty-slot
+# score: log P = -10,000 becomes -1.7e6 with alpha -1.
+LENGTH_PENALTIES = (-1, 5)
+LOOKAHEAD = 5  # tokens; see `lookahead_of`, and docs/explanation/search.md for what it changes
+NO_MAXIMUM = 1_000_000
+
+
+class SearchSettings(NamedTuple):
+    """Beam size, exponent of the GNMT length penalty, and stopping rule (see `lookahead_of`)."""
+
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool | int | str = LOOKAHEAD
+
+
+# The default search: the paper's without generation_config.json, transformers' for entries missing from that file.
+PAPER_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.0, False)
+
+
+def search_settings_of(generation_config: dict[str, Any] | None) -> SearchSettings:
+    """Return the search of a generation config, as generate() reads it; without a config, the paper's.
+
+    "never" becomes the config's `stopping_lookahead`, or `LOOKAHEAD`.
+    """
+    if generation_config is None:
+        return PAPER_SEARCH
+    fields = ("num_beams", "length_penalty", "early_stopping")
+    given = {field: generation_config[field] for field in fields if generation_config.get(field) is not None}
+    if given.get("early_stopping") == "never":
+        lookahead = generation_config.get("stopping_lookahead")
+        given["early_stopping"] = LOOKAHEAD if lookahead is None else lookahead
+    return TRANSFORMERS_SEARCH._replace(**given)
+
+
+def lookahead_of(early_stopping: bool | int | str) -> int:
+    """Return the lookahead k: the search assumes that a live hypothesis grows by at most k more tokens.
+
+    "never" assumes that it grows to its limit, as in the paper: no better hypothesis is lost. False means 0, as in
+    transformers. True means -1: a sentence is done when `num_beams` hypotheses have finished. Raises InputError.
+    """
+    if early_stopping == "never":
+        return NO_MAXIMUM
+    if isinstance(early_stopping, bool):
+        return -int(early_stopping)
+    if isinstance(early_stopping, str):
+        raise InputError(f'early_stopping is {early_stopping!r}; it must be "never", true, false or a number of tokens')
+    return check_number("early_stopping", early_stopping, 0, NO_MAXIMUM)
+
+
+def check_number(name: str, value: SupportsIndex, least: int, most: int) -> int:
+    """Return an integer, also one of numpy's, as an int. Raises InputError if it is not one or outside its limits."""
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= most:
+        raise InputError(f"{name} is {value!r}; it must lie between {least} and {most}")
+    return number
