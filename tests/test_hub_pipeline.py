@@ -14,6 +14,7 @@ from transformers import pipeline as typed_pipeline
 
 from vaswani_transformer import Translator
 from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
+from vaswani_transformer.text_vaswani_transformer import split_text
 
 pipeline: Any = typed_pipeline  # typed for the tasks of transformers only
 TEXTS = [*ENGLISH, "The cat is cold.", "Two apples"]
@@ -144,7 +145,7 @@ def test_odd_characters_are_split_like_the_translator(text):
     tokenizer = copy.deepcopy(trained_tokenizer())
     tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()  # expands U+FDFA to 18 characters
     cutter = VaswaniTransformerTranslationPipeline(trained_model(), tokenizer=tokenizer, device="cpu")
-    expected = [part.source for part in Translator(trained_model(), tokenizer)._parts(0, text, 8)]
+    expected = [ids for ids, _ in split_text(text, 8, Translator(trained_model(), tokenizer)._encode)]
     found = itertools.islice(cutter.preprocess(text, max_source_length=8), 99)
     assert [part["input_ids"][0].tolist() for part in found] == expected
 

@@ -121,7 +121,8 @@ def test_every_sentence_of_a_text_is_translated(translator: Translator) -> None:
 
 def test_the_longest_training_sentence_is_recorded(translator: Translator) -> None:
     translator.trained_length = 12
-    parts = [part for part in translator._parts(0, " ".join(ENGLISH).replace(".", ","), translator._source_limit(None))]
-    assert len(parts) > 1 and all(len(part.source) <= 12 for part in parts)
+    text = " ".join(ENGLISH).replace(".", ",")
+    parts = [ids for ids, _ in split_text(text, translator._source_limit(None), translator._encode)]
+    assert len(parts) > 1 and all(len(ids) <= 12 for ids in parts)
     assert default_source_limit(None, None) == 256 and default_source_limit(300, 100) == 100
     assert default_source_limit(None, 1000) == 256

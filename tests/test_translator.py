@@ -16,8 +16,8 @@ from tokenizers import normalizers
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.search_settings import LENGTH_PENALTIES
-from vaswani_transformer.text_translator import Hypothesis, Part, batches_of_equal_length
-from vaswani_transformer.text_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut
+from vaswani_transformer.text_translator import Hypothesis, batches_of_equal_length
+from vaswani_transformer.text_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut, split_text
 from vaswani_transformer.tokenization import train_tokenizer
 
 SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
@@ -35,10 +35,6 @@ def by_generate(translator: Translator, text: str, **options) -> tuple[Any, list
     output = translator.model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **options)
     scores = output.get("sequences_scores", torch.zeros(0)).tolist()  # greedy search has none
     return translator.tokenizer.batch_decode(output.sequences, skip_special_tokens=True), scores
-
-
-def decoded(translator: Translator, parts: list[Part]) -> list[str]:
-    return [str(translator.tokenizer.decode(part.source, skip_special_tokens=True)) for part in parts]
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
@@ -123,21 +119,23 @@ def test_a_translation_scores_the_same_when_forced(translator):
 def test_a_text_at_the_limit_is_not_split(translator):
     text = "A house, a cat"
     ids, _ = translator._encode(text)
-    assert [part.source for part in translator._parts(0, text, len(ids))] == [ids]
-    assert len(list(translator._parts(0, text, len(ids) - 1))) == 2
+    assert [part for part, _ in split_text(text, len(ids), translator._encode)] == [ids]
+    assert len(list(split_text(text, len(ids) - 1, translator._encode))) == 2
 
 
 def test_very_long_tokens_lose_no_character():
     translator = Translator(untrained_model(), train_tokenizer(["x" * 8192], 267))  # of up to 128 letters each
     text = "x" * 5000
-    assert "".join(decoded(translator, list(translator._parts(0, text, 8)))) == text
+    parts = [ids for ids, _ in split_text(text, 8, translator._encode)]
+    assert "".join(translator._decode(ids) for ids in parts) == text
 
 
 def test_leading_white_space_makes_no_part(translator):
     long = " ".join(ENGLISH)
     for spaces in (" " * 40, "\n\u3000" * CHARACTERS_PER_TOKEN[1] * 20):
         for text in (long, "small"):
-            assert list(translator._parts(0, spaces + text, 16)) == list(translator._parts(0, text, 16))
+            found, expected = (list(split_text(each, 16, translator._encode)) for each in (spaces + text, text))
+            assert found == expected
 
 
 def test_only_a_character_beyond_the_limit_is_truncated():
@@ -147,13 +145,13 @@ def test_only_a_character_beyond_the_limit_is_truncated():
     translator = Translator(untrained_model(), tokenizer)
     expanded, _ = translator._encode("\ufdfa")
     assert len(expanded) > 8
-    parts = list(itertools.islice(translator._parts(0, "ab \ufdfa\ufdfa cd", 8), 9))
-    assert [part.source for part in parts] == [
+    parts = list(itertools.islice(split_text("ab \ufdfa\ufdfa cd", 8, translator._encode), 9))
+    assert [ids for ids, _ in parts] == [
         translator._encode("ab")[0],
         *[[*expanded[:7], 2]] * 2,
         translator._encode("cd")[0],
     ]
-    assert [part.separator for part in parts] == ["", " ", "", " "]
+    assert [separator for _, separator in parts] == ["", " ", "", " "]
 
 
 @pytest.mark.parametrize(

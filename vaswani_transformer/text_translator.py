@@ -103,7 +103,7 @@ class TextTranslator(ABC):
         return found
 
     def _padded(self, rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-        """Return ids padded on the right, and their mask, (rows, longest) both."""
+        """Pad ids on the right. Return ids and mask, both (rows, longest)."""
         longest = max(map(len, rows))
         ids = [row + [self.pad] * (longest - len(row)) for row in rows]
         return ids, [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
@@ -133,7 +133,7 @@ class TextTranslator(ABC):
             256 for whole texts).
         split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
             with the white space between them; False cuts only texts that are longer than max_source_length.
-        max_characters: refuse longer texts before any work, as a server needs; default: no limit.
+        max_characters: reject longer texts before translating; default: no limit.
         progress: show progress bars on stderr.
 
         Returns list[str], or list[list[Hypothesis]] with n_best > 1 or return_scores, in the order of the texts.
@@ -148,8 +148,8 @@ class TextTranslator(ABC):
         parts: list[Part] = []
         with shown_progress(progress, "splitting") as advance:  # show progress while a long text is split
             for number, text in enumerate(texts):
-                for part in self._parts(number, text, limit, split_sentences):
-                    parts.append(part)
+                for source, separator in split_text(text, limit, self._encode, split_sentences):
+                    parts.append(Part(number, source, separator))
                     advance(1)
         found: list[list[Hypothesis]] = [[] for _ in parts]
         batches = batches_of_equal_length([len(part.source) * settings.num_beams for part in parts], batch_tokens)
@@ -173,11 +173,6 @@ class TextTranslator(ABC):
         most = NO_MAXIMUM if self.positions is None else self.positions
         return check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
 
-    def _parts(self, number: int, text: str, limit: int, sentences: bool = True) -> Iterator[Part]:
-        """Split a text into sentences, or parts of them, of at most `limit` tokens; an empty text has none."""
-        for source, separator in split_text(text, limit, self._encode, sentences):
-            yield Part(number, source, separator)
-
 
 def batches_of_equal_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """Yield the indices of each batch, longest texts first; a padded batch has at most batch_tokens, or one text."""
@@ -191,23 +186,25 @@ def batches_of_equal_length(lengths: Sequence[int], batch_tokens: int) -> Iterat
         yield batch
 
 
-def joined(first: list[Hypothesis], joint: str, second: list[Hypothesis]) -> list[Hypothesis]:
+def joined(first: list[Hypothesis], separator: str, second: list[Hypothesis]) -> list[Hypothesis]:
     """Concatenate the k-th best hypotheses of consecutive parts."""
     return [
-        Hypothesis(a.text + joint + b.text, a.score + b.score, a.tokens + b.tokens)
+        Hypothesis(a.text + separator + b.text, a.score + b.score, a.tokens + b.tokens)
         for a, b in zip(first, second, strict=False)  # a part may have fewer
     ]
 
 
-def as_texts(texts: str | Sequence[str], kind: str, max_characters: int | None = None, first: int = 1) -> list[str]:
+def as_texts(
+    texts: str | Sequence[str], kind: str, max_characters: int | None = None, first_number: int = 1
+) -> list[str]:
     """Return the texts as a list. Raises InputError naming the first that is too long, not a str or invalid Unicode.
 
-    first: the number of the first text
+    first_number: number of the first text in errors
     """
     if max_characters is not None:
         check_number("max_characters", max_characters, 1, 1_000_000_000)
     texts = [texts] if isinstance(texts, str) else list(texts)
-    for number, text in enumerate(texts, start=first):
+    for number, text in enumerate(texts, start=first_number):
         if not isinstance(text, str):
             raise InputError(f"{kind} {number} is a {type(text).__name__}, not a str")
         if max_characters is not None and len(text) > max_characters:
@@ -221,7 +218,7 @@ def as_texts(texts: str | Sequence[str], kind: str, max_characters: int | None =
 
 @contextmanager
 def shown_progress(is_shown: bool, what: str, total: int | None = None):
-    """Yield a function that advances a progress bar on stderr, if it is shown.
+    """Yield a function that advances a progress bar on stderr; it does nothing unless `is_shown`.
 
     total: None if it is unknown; the bar is then shown only on a terminal and removed at the end
     """
