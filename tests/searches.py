@@ -135,7 +135,8 @@ def check_same(ours: Found, theirs: Found, tolerance: float = 1e-5) -> int:
 
 def matrices_of(graph: Any) -> list[Any]:
     """Return the matrices of a layer's size in an onnx.GraphProto and in its loops."""
-    from conversion.onnx.graph_surgery import SMALLEST_WEIGHT, graphs_of
+    from conversion.onnx.graph_builder import SMALLEST_WEIGHT
+    from conversion.onnx.subgraphs import graphs_of
 
     tensors = [tensor for body in graphs_of(graph) for tensor in body.initializer]
     return [tensor for tensor in tensors if len(tensor.dims) == 2 and np.prod(tensor.dims) >= SMALLEST_WEIGHT]

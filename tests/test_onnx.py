@@ -30,10 +30,10 @@ from searches import (
 from conversion.onnx import export as export_module
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_folder
-from conversion.onnx.graph_surgery import graphs_of
-from conversion.onnx.prove import compare, encoded_sentences, prove, prove_sentences, score_difference
-from conversion.onnx.running import random_batch
 from conversion.onnx.single_graph import export_single_graph
+from conversion.onnx.subgraphs import graphs_of
+from conversion.onnx.time_sentences import encoded_sentences, prove_sentences
+from conversion.onnx.verify import compare, prove, random_batch, score_difference
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator

@@ -16,10 +16,10 @@ from searches import EXPORTED, MANY_AT_ONCE, OFFSET, PAD, SWITCHES, batch_for, m
 
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_folder
-from conversion.onnx.graph_surgery import graphs_of
-from conversion.onnx.prove import cross_attentions
 from conversion.onnx.single_graph import export_single_graph
-from conversion.onnx.traced import CrossAttentions
+from conversion.onnx.subgraphs import graphs_of
+from conversion.onnx.torch_export import CrossAttentions
+from conversion.onnx.verify import cross_attentions
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import start
 from vaswani_transformer.errors import ProofError

@@ -10,8 +10,8 @@ import pytest
 from saved_model import ENGLISH, GERMAN, saved_model
 
 from conversion.onnx.export import export_folder
-from conversion.onnx.prove_text import AWKWARD
-from conversion.onnx.running import inputs_of, open_session
+from conversion.onnx.session import inputs_of, open_session
+from conversion.onnx.tokenizer.verify import AWKWARD
 from vaswani_transformer import Translator
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.search_settings import SearchSettings

@@ -15,9 +15,9 @@ from searches import matrices_of, session_of
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_folder
 from conversion.onnx.graph_builder import GraphBuilder
-from conversion.onnx.graph_surgery import graphs_of
-from conversion.onnx.prove import prove
 from conversion.onnx.quantize import quantized
+from conversion.onnx.subgraphs import graphs_of
+from conversion.onnx.verify import prove
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import ProofError
 from vaswani_transformer.loading import load_model

@@ -11,13 +11,13 @@ import torch
 from conftest import ModelMaker, padded, random_sentences
 from saved_model import saved_model, trained_model, trained_tokenizer, untrained_model
 
-from conversion.onnx import split, traced
+from conversion.onnx import split, torch_export
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_folder
-from conversion.onnx.prove import cross_attentions
-from conversion.onnx.prove_split import prove_split
 from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.split import FirstDecoder, NextDecoder, export_split
+from conversion.onnx.verify import cross_attentions
+from conversion.onnx.verify_split import prove_split
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model
@@ -155,7 +155,7 @@ def test_a_failed_export_restores_the_models_attention_implementation(
         seen.append(model.config._attn_implementation)
         raise MemoryError
 
-    for part in (split, traced):
+    for part in (split, torch_export):
         monkeypatch.setattr(part, "exported_graph", failing)
     with pytest.raises(MemoryError):
         export(model)

@@ -23,14 +23,14 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from conversion.onnx.__main__ import main
-from conversion.onnx.byte_level_bpe import SPELLING, ByteLevelBPE
 from conversion.onnx.export import export_folder
 from conversion.onnx.graph_builder import GraphBuilder
-from conversion.onnx.ids_to_text import texts_of
-from conversion.onnx.prove_text import AWKWARD
 from conversion.onnx.single_graph import SETTINGS
-from conversion.onnx.text import with_tokenizer
-from conversion.onnx.text_to_ids import token_ids
+from conversion.onnx.tokenizer.bpe import SPELLING, ByteLevelBPE
+from conversion.onnx.tokenizer.decode import texts_of
+from conversion.onnx.tokenizer.encode import token_ids
+from conversion.onnx.tokenizer.join import with_tokenizer
+from conversion.onnx.tokenizer.verify import AWKWARD
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.onnx_translator import OnnxTranslator
 from vaswani_transformer.tokenization import train_tokenizer

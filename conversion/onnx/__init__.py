@@ -1,15 +1,15 @@
 """Export a model to ONNX, run the exported files, and compare them with torch. In reading order:
 
-export.py           a model's folder -> a folder with model.onnx, compared with torch
-traced.py           the search's functions as separate graphs, by torch's exporter; simplify.py makes these faster
-single_graph.py     these graphs joined by loops: model.onnx
-split.py            encoder and decoders as separate files; transformers_js.py arranges them for that library
-quantize.py         weights, and rows of activations, in eight bits
-text.py             model_text.onnx, with the tokenizer inside: byte_level_bpe.py reads the tokenizer, text_to_ids.py
-                    and ids_to_text.py are its operators, tables.py their tables
-prove.py            the comparison of the single graph with torch; prove_split.py and prove_text.py compare the other
-                    files; running.py runs them
-readme.py           the README.md beside the files
+export.py           export a model folder: every stage in order
+torch_export.py     export `start` and `step` of the search with torch.onnx.export; simplify.py makes them faster
+single_graph.py     connect these graphs by loops: model.onnx; search_inputs.py lists its settings
+split.py            export encoder and decoders as separate files; transformers_js.py arranges them for that library
+quantize.py         quantize weights and activations to int8
+tokenizer/          model_text.onnx, with the tokenizer inside
+verify.py           compare the single graph with torch; verify_split.py compares the split layout
+time_sentences.py   time real sentences
+session.py          run exported files
+readme.py           write the README.md of an export
 
-graph_builder.py builds graphs; graph_surgery.py edits them.
+graph_builder.py builds graphs; subgraphs.py visits nested graphs.
 """

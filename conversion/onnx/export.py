@@ -19,17 +19,18 @@ from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from ..save import new_folder
-from .byte_level_bpe import ByteLevelBPE
-from .graph_surgery import graphs_of
-from .prove import encoded_sentences, prove, prove_sentences
-from .prove_split import prove_split
-from .prove_text import prove_text
 from .quantize import quantized
 from .readme import readme
 from .single_graph import SETTINGS, export_single_graph
 from .split import export_split
-from .text import readable_tokenizer, with_tokenizer
+from .subgraphs import graphs_of
+from .time_sentences import encoded_sentences, prove_sentences
+from .tokenizer.bpe import ByteLevelBPE
+from .tokenizer.join import readable_tokenizer, with_tokenizer
+from .tokenizer.verify import prove_text
 from .transformers_js import arrange_for_javascript, check_for_javascript
+from .verify import prove
+from .verify_split import prove_split
 
 # Bytes of weights in one file: ONNX's format ends at 2 GiB, the graph itself included.
 LARGEST_FILE = 2_000_000_000

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from .graph_surgery import SMALLEST_WEIGHT, rename
-
 OPSET = 20
+# Smaller tensors are constants of the operators, not weights.
+SMALLEST_WEIGHT = 1024
 
 
 class GraphBuilder:
@@ -153,6 +153,29 @@ class GraphBuilder:
         graph = helper.make_graph(self.nodes, name, [*inputs], [*outputs], [*self.tensors, *defaults])
         opset = helper.make_opsetid("", OPSET)
         return helper.make_model(graph, opset_imports=[opset], ir_version=10, producer_name="vaswani-transformer")
+
+
+def rename(graph: GraphProto, prefix: str, inputs: list[str], outputs: list[str]) -> None:
+    """Rename every value in place: inputs and outputs as given, the others by a prefix."""
+    assert len(graph.input) == len(inputs) and len(graph.output) == len(outputs), "the exporter dropped an input"
+    names = {value.name: name for value, name in zip(graph.input, inputs, strict=True)}
+    duplicates = []  # outputs that are inputs or other outputs as well
+    for value, name in zip(graph.output, outputs, strict=True):
+        if value.name in names:
+            duplicates.append(helper.make_node("Identity", [names[value.name]], [name]))
+        else:
+            names[value.name] = name
+        value.name = name
+    for value, name in zip(graph.input, inputs, strict=True):
+        value.name = name
+    for tensor in graph.initializer:
+        tensor.name = names.setdefault(tensor.name, prefix + tensor.name)
+    for node in graph.node:
+        assert not any(attribute.HasField("g") for attribute in node.attribute), "nested graphs are not renamed"
+        node.name = prefix + node.name
+        for values in (node.input, node.output):
+            values[:] = [names.get(value, prefix + value) if value else "" for value in values]
+    graph.node.extend(duplicates)
 
 
 def content_of(array: np.ndarray) -> tuple:

@@ -21,7 +21,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from .graph_builder import GraphBuilder
-from .graph_surgery import graphs_of, remove_unused
+from .subgraphs import graphs_of, remove_unused
 
 SMALLEST_SCALE = 1e-20  # of a column of zeros
 

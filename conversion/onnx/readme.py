@@ -9,7 +9,7 @@ import numpy as np
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .traced import source_length_offset
+from .torch_export import source_length_offset
 
 HERE = Path(__file__).parent
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, helper, numpy_helper
 
-from .graph_surgery import remove_unused
+from .subgraphs import remove_unused
 
 Shapes = dict[str, list]  # of each value: the sizes, a number or torch's symbol
 

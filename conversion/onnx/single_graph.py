@@ -34,9 +34,8 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE
 from vaswani_transformer.search_settings import NO_MAXIMUM, lookahead_of, search_settings_of
 
-from .graph_builder import GraphBuilder, tensor_type
-from .graph_surgery import rename
-from .traced import SearchGraphs, eager_attention, search_graphs
+from .graph_builder import GraphBuilder, rename, tensor_type
+from .torch_export import SearchGraphs, eager_attention, search_graphs
 
 # Inputs with defaults. early_stopping: see `lookahead_of`
 SETTINGS = ("num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences", "early_stopping")

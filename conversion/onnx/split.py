@@ -22,8 +22,8 @@ from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
 
 from .graph_builder import GraphBuilder, tensor_type
-from .graph_surgery import remove_unused
-from .traced import EXAMPLE_LENGTH, ROWS_AND_COLUMNS, eager_attention, exported_graph
+from .subgraphs import remove_unused
+from .torch_export import EXAMPLE_LENGTH, ROWS_AND_COLUMNS, eager_attention, exported_graph
 
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 ENCODER_INPUTS = ["input_ids", "attention_mask"]

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.beam_search import beam_search
-from vaswani_transformer.errors import InputError, ProofError
+from vaswani_transformer.errors import ProofError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
-from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings, search_settings_of
+from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings
 
-from .running import inputs_of, open_session, padded, random_batch, run
-from .traced import eager_attention, source_length_offset
+from .session import inputs_of, open_session, padded, run
+from .torch_export import eager_attention, source_length_offset
 
 # The largest difference between a score and torch's for the same tokens, see `score_difference`. fp32: the same sums in
 # another order. The others: per token, on average; users must measure the effect on BLEU.
@@ -187,44 +187,16 @@ def cross_attentions(model: Model, batch: dict[str, Tensor], tokens: Tensor) -> 
     return [weights.float().numpy() for weights in output.cross_attentions]
 
 
-def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str) -> list[list[int]]:
-    """Return the token ids of lines that are not blank, shortest first. Raises InputError naming a line too long."""
-    most = model.config.max_position_embeddings
-    sentences = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        ids = cast(list[int], tokenizer(line, verbose=False)["input_ids"])
-        if most is not None and len(ids) > most:
-            raise InputError(f"{name} line {number} has {len(ids)} tokens; the model has {most} positions")
-        sentences.append(ids)
-    if not sentences:
-        raise InputError(f"{name} has no sentence: every line is blank")
-    return sorted(sentences, key=len)
-
-
-def prove_sentences(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> str:
-    """Translate real sentences by `generate()`, by the graph and by the search in torch; returns a report.
-
-    Random tokens prove a graph but say little about its speed, which depends on how long translations are and when
-    they end. Raises ProofError.
-    """
-    session, pad = open_session(path), cast(int, model.config.pad_token_id)
-    search = search_settings_of(model.generation_config.to_dict())
-    batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
-    seconds, as_generate = np.zeros(3), 0
-    for turn, batch in enumerate([batches[0], *batches]):  # in turn, so that other load on the machine slows all three
-        begun = time.perf_counter()
-        generated = cast(Any, model).generate(**batch, **search._asdict())[:, None, 1:].numpy()
-        generation = time.perf_counter() - begun
-        found = compare(session, model, batch, search, precision, wanted=1)
-        raise_if_wrong([f"sentences: {reason}" for reason in found.wrong])
-        if turn > 0:  # the first one warms up
-            seconds += generation, *found.seconds
-            as_generate += int(same_tokens(found.sequences, generated, pad).sum())
-    return (
-        f"{len(sentences)} sentences, {BATCH} at a time, beam {search.num_beams}, {torch.get_num_threads()} thread(s): "
-        f"generate() {seconds[0]:.2f} s, our search in torch {seconds[2]:.2f} s, model.onnx {seconds[1]:.2f} s: "
-        f"{seconds[0] / seconds[1]:.1f} times as fast as generate(); "
-        f"{as_generate} of {len(sentences)} translations are the same"
-    )
+def random_batch(model: Model, seed: int, sentences: int, longest: int) -> dict[str, Tensor]:
+    """Return a padded batch of sentences of 1 to `longest` random tokens and </s>."""
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+    pad, end = cast(int, config.pad_token_id), cast(int, config.eos_token_id)
+    special = {pad, end, config.decoder_start_token_id, config.bos_token_id}
+    words = torch.tensor([token for token in range(config.vocab_size) if token not in special])
+    if config.max_position_embeddings is not None:
+        longest = min(longest, config.max_position_embeddings - 1)
+    rows = []
+    for _ in range(sentences):
+        length = int(torch.randint(1, longest + 1, (), generator=generator))
+        rows.append([*words[torch.randint(len(words), (length,), generator=generator)].tolist(), end])
+    return padded(rows, pad)

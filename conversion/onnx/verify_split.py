@@ -8,9 +8,9 @@ import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 
-from .prove import TOLERANCES, cross_attentions, raise_if_wrong
-from .running import open_session, random_batch
+from .session import open_session
 from .split import FILES
+from .verify import TOLERANCES, cross_attentions, raise_if_wrong, random_batch
 
 Arrays = dict[str, np.ndarray]
 

@@ -10,9 +10,9 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
 from vaswani_transformer.search_settings import search_settings_of
 
-from .prove import BATCH, EQUALLY_GOOD, raise_if_wrong, score_difference
-from .running import inputs_of, open_session, padded, run
-from .text import WANTED
+from ..session import inputs_of, open_session, padded, run
+from ..verify import BATCH, EQUALLY_GOOD, raise_if_wrong, score_difference
+from .join import WANTED
 
 # Texts with which tokenizers often differ.
 AWKWARD = [

@@ -17,11 +17,11 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from .byte_level_bpe import ByteLevelBPE
-from .graph_builder import GraphBuilder
-from .ids_to_text import texts_of
-from .single_graph import SETTINGS
-from .text_to_ids import token_ids
+from ..graph_builder import GraphBuilder
+from ..single_graph import SETTINGS
+from .bpe import ByteLevelBPE
+from .decode import texts_of
+from .encode import token_ids
 
 WANTED = "num_return_sequences"  # a constant in this file, 1
 

@@ -7,9 +7,9 @@ joined hold one byte each, but no string that leaves the graph is invalid UTF-8.
 import numpy as np
 from onnx import TensorProto
 
-from .byte_level_bpe import SPELLING, ByteLevelBPE
-from .graph_builder import GraphBuilder, tensor_type
-from .text_to_ids import MARK, as_int, in_batch, shifted
+from ..graph_builder import GraphBuilder, tensor_type
+from .bpe import SPELLING, ByteLevelBPE
+from .ops import MARK, as_int, in_batch, shifted
 
 REPLACEMENT, NOTHING = 256, 257  # pieces of text beside the 256 bytes
 

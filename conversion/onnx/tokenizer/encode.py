@@ -15,16 +15,13 @@ strings into characters, and `MurmurHash3` makes numbers of them. For up to four
 bijection, so it can be inverted. The count is unknown, but two hashes agree on exactly one count for each character.
 """
 
-from typing import Any
-
 import numpy as np
 from onnx import TensorProto
 
-from .byte_level_bpe import SPELLING, ByteLevelBPE
-from .graph_builder import GraphBuilder, tensor_type
-from .tables import ALONE, BLOCK, SPACE, character_classes, lower_case, merge_table, python_spaces
-
-MARK = b"\n"  # after each text
+from ..graph_builder import GraphBuilder, tensor_type
+from .bpe import SPELLING, ByteLevelBPE
+from .ops import MARK, as_int, in_batch, looked_up, repeated, selected, shifted
+from .tables import ALONE, SPACE, character_classes, lower_case, merge_table, python_spaces
 
 
 def token_ids(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tuple[str, str, str]:
@@ -54,16 +51,6 @@ def token_ids(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tupl
     return ids, mask, only_space
 
 
-def selected(op: GraphBuilder, values: str, flags: str) -> str:
-    """Return the values where flags, of the same shape, are true: (n,)"""
-    return op.Compress(op.Reshape(values, [-1]), op.Reshape(flags, [-1]))
-
-
-def repeated(op: GraphBuilder, values: str, flags: str) -> str:
-    """values: (n,), flags: (n, k);  returns each value as often as its flags are true"""
-    return selected(op, op.Expand(op.Unsqueeze(values, [1]), op.Shape(flags)), flags)
-
-
 def code_points(op: GraphBuilder, characters: str) -> str:
     """Strings of one character each -> int32 in the same shape; an empty string gives any number"""
     flat = op.Reshape(characters, [-1])
@@ -74,8 +61,8 @@ def code_points(op: GraphBuilder, characters: str) -> str:
     hash = op.Concat(*hashes, axis=0)  # (seeds, 1, characters)
 
     def xor_shifted(value: str, *shifts: int) -> str:
-        for shifted in [op.BitShift(value, np.uint32(shift), direction="RIGHT") for shift in shifts]:
-            value = op.BitwiseXor(value, shifted)
+        for right in [op.BitShift(value, np.uint32(shift), direction="RIGHT") for shift in shifts]:
+            value = op.BitwiseXor(value, right)
         return value
 
     def times_inverse(value: str, factor: int) -> str:
@@ -106,16 +93,6 @@ def code_points(op: GraphBuilder, characters: str) -> str:
         number = op.Add(number, op.Mul(six, np.array(factors, np.uint32).reshape(4, 1)))
     numbers = op.ReduceSum(op.Cast(number, to=TensorProto.INT32), [0], keepdims=0)
     return op.Reshape(numbers, op.Shape(characters))
-
-
-def looked_up(op: GraphBuilder, table: np.ndarray, codes: str) -> str:
-    """Return table[codes]. Equal blocks of the table are stored once."""
-    blocks: dict[bytes, int] = {}
-    rows = table.reshape(-1, BLOCK)
-    starts = [blocks.setdefault(row.tobytes(), len(blocks) * BLOCK) for row in rows]
-    start = op.Gather(np.array(starts, np.int32), op.Div(codes, np.int32(BLOCK)))
-    stored = np.frombuffer(b"".join(blocks), table.dtype)
-    return op.Gather(stored, op.Add(start, op.BitwiseAnd(codes, np.int32(BLOCK - 1))))
 
 
 def lower_cased(op: GraphBuilder, codes: str, is_text: str, rows: str) -> tuple[str, str, str]:
@@ -160,13 +137,6 @@ def word_starts(op: GraphBuilder, codes: str, classes: str) -> str:
     long = op.And(apostrophe, op.Or(with_e, op.And(is_character(second, "l"), is_character(third, "l"))))
     starts = op.And(starts, op.Not(shifted(op, op.Or(short, long), 1, False)))
     return op.Or(op.Or(starts, shifted(op, short, 2, False)), shifted(op, long, 3, False))
-
-
-def shifted(op: GraphBuilder, values: str, by: int, filler: Any) -> str:
-    """(n,) -> (n,), the value `by` places before each, or after if `by` is negative"""
-    padding = [filler] * abs(by)
-    longer = op.Concat(*([padding, values] if by > 0 else [values, padding]), axis=0)
-    return op.Slice(longer, [0], [-by], [0]) if by > 0 else op.Slice(longer, [-by], [2**31], [0])
 
 
 def symbols_of_bytes(op: GraphBuilder, codes: str, is_text: str, bpe: ByteLevelBPE) -> tuple[str, str]:
@@ -230,21 +200,3 @@ def merge_pairs(op: GraphBuilder, symbols: str, words: str, rows: str, bpe: Byte
     first = dict(zip(names, (symbols, words, rows), strict=True))
     ids, _, rows = op.loop(body, first, [tensor_type(TensorProto.INT64)] * 3, condition, after)
     return ids, rows
-
-
-def in_batch(op: GraphBuilder, ids: str, rows: str, batch: str, filler: int) -> tuple[str, str]:
-    """Distribute ids to the rows of the batch, padded; returns (batch, longest), and the mask in the same shape."""
-    ones = op.Expand(1, op.Shape(ids))
-    lengths = op.ScatterElements(op.Expand(0, batch), rows, ones, reduction="add")
-    longest = op.ReduceMax(lengths, keepdims=0)
-    begins = op.CumSum(lengths, 0, exclusive=1)
-    columns = op.Sub(op.Range(0, op.Squeeze(op.Shape(ids)), 1), op.Gather(begins, rows))
-    shape = op.Concat(batch, op.Unsqueeze(longest, [0]), axis=0)
-    places = op.Concat(op.Unsqueeze(rows, [1]), op.Unsqueeze(columns, [1]), axis=1)
-    values = op.ScatterND(op.Expand(filler, shape), places, ids)
-    mask = op.Less(op.Range(0, longest, 1), op.Unsqueeze(lengths, [1]))
-    return values, as_int(op, mask)
-
-
-def as_int(op: GraphBuilder, flags: str) -> str:
-    return op.Cast(flags, to=TensorProto.INT64)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from .byte_level_bpe import ByteLevelBPE
+from .bpe import ByteLevelBPE
 
 UNICODE = 0x110000  # code points
 BLOCK = 256

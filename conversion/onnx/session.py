@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings, lookahead_of
 
 
@@ -45,18 +44,3 @@ def padded(sentences: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
     ids = [torch.tensor(sentence) for sentence in sentences]
     mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
     return {"input_ids": pad_sequence(ids, batch_first=True, padding_value=pad), "attention_mask": mask}
-
-
-def random_batch(model: Model, seed: int, sentences: int, longest: int) -> dict[str, Tensor]:
-    """Return a padded batch of sentences of 1 to `longest` random tokens and </s>."""
-    config, generator = model.config, torch.Generator().manual_seed(seed)
-    pad, end = cast(int, config.pad_token_id), cast(int, config.eos_token_id)
-    special = {pad, end, config.decoder_start_token_id, config.bos_token_id}
-    words = torch.tensor([token for token in range(config.vocab_size) if token not in special])
-    if config.max_position_embeddings is not None:
-        longest = min(longest, config.max_position_embeddings - 1)
-    rows = []
-    for _ in range(sentences):
-        length = int(torch.randint(1, longest + 1, (), generator=generator))
-        rows.append([*words[torch.randint(len(words), (length,), generator=generator)].tolist(), end])
-    return padded(rows, pad)

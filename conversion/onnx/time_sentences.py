@@ -1,0 +1,58 @@
+"""Time real sentences, and compare their translations with torch's."""
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.search_settings import search_settings_of
+
+from .session import open_session, padded
+from .verify import BATCH, compare, raise_if_wrong, same_tokens
+
+
+def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str) -> list[list[int]]:
+    """Return the token ids of lines that are not blank, shortest first. Raises InputError naming a line too long."""
+    most = model.config.max_position_embeddings
+    sentences = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        ids = cast(list[int], tokenizer(line, verbose=False)["input_ids"])
+        if most is not None and len(ids) > most:
+            raise InputError(f"{name} line {number} has {len(ids)} tokens; the model has {most} positions")
+        sentences.append(ids)
+    if not sentences:
+        raise InputError(f"{name} has no sentence: every line is blank")
+    return sorted(sentences, key=len)
+
+
+def prove_sentences(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> str:
+    """Translate real sentences by `generate()`, by the graph and by the search in torch; returns a report.
+
+    Random tokens prove a graph but say little about its speed, which depends on how long translations are and when
+    they end. Raises ProofError.
+    """
+    session, pad = open_session(path), cast(int, model.config.pad_token_id)
+    search = search_settings_of(model.generation_config.to_dict())
+    batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
+    seconds, as_generate = np.zeros(3), 0
+    for turn, batch in enumerate([batches[0], *batches]):  # in turn, so that other load on the machine slows all three
+        begun = time.perf_counter()
+        generated = cast(Any, model).generate(**batch, **search._asdict())[:, None, 1:].numpy()
+        generation = time.perf_counter() - begun
+        found = compare(session, model, batch, search, precision, wanted=1)
+        raise_if_wrong([f"sentences: {reason}" for reason in found.wrong])
+        if turn > 0:  # the first one warms up
+            seconds += generation, *found.seconds
+            as_generate += int(same_tokens(found.sequences, generated, pad).sum())
+    return (
+        f"{len(sentences)} sentences, {BATCH} at a time, beam {search.num_beams}, {torch.get_num_threads()} thread(s): "
+        f"generate() {seconds[0]:.2f} s, our search in torch {seconds[2]:.2f} s, model.onnx {seconds[1]:.2f} s: "
+        f"{seconds[0] / seconds[1]:.1f} times as fast as generate(); "
+        f"{as_generate} of {len(sentences)} translations are the same"
+    )
