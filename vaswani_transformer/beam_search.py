@@ -333,6 +333,12 @@ def beam_search(
     return best_hypotheses(sequences, scores, n_best, pad)
 
 
+def source_length_offset(model: VaswaniTransformerForConditionalGeneration) -> int:
+    """Return how many tokens a translation may have beyond its source: the generation config's, or the paper's 50."""
+    offset = getattr(model.generation_config, "max_source_length_offset", None)
+    return 50 if offset is None else offset
+
+
 def best_hypotheses(sequences: Tensor, scores: Tensor, n_best: int, pad: int) -> tuple[Tensor, Tensor]:
     """Return the `n_best` best hypotheses, trimmed to the longest, and their scores.
 

@@ -1,4 +1,4 @@
-"""Translate with ONNX Runtime: needs onnxruntime, tokenizers and numpy, neither torch nor transformers.
+"""Translate with ONNX Runtime, tokenizers and numpy, without torch and transformers.
 
 >>> translator = OnnxTranslator.from_pretrained("demo-onnx")
 >>> translator.translate(["The house is small."])
@@ -6,6 +6,7 @@
 """
 
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,10 +36,19 @@ from .text_translator import Hypothesis, TextTranslator
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 PRECISIONS = ("fp16", "int8", "int8-weights")
+# The scalar inputs of the graph. conversion/onnx/search_inputs.py adds their defaults.
+SEARCH_INPUT_DTYPES = {
+    "num_beams": np.int64,
+    "max_length": np.int64,
+    "length_penalty": np.float32,
+    "min_length": np.int64,
+    "num_return_sequences": np.int64,
+    "early_stopping": np.int64,
+}
 
 
 class OnnxTranslator(TextTranslator):
-    """An ONNX graph that contains the beam search, and its tokenizer."""
+    """Translates with an ONNX graph that contains the beam search."""
 
     def __init__(
         self,
@@ -49,17 +59,19 @@ class OnnxTranslator(TextTranslator):
         search: SearchSettings = PAPER_SEARCH,
         trained_length: int | None = None,
     ):
-        """session: an onnxruntime.InferenceSession;  config: the content of config.json
+        """Use an open session.
 
+        session: an onnxruntime.InferenceSession;  config: the content of config.json
         target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own
-        search: the settings of calls that set none
-        trained_length: tokens of the longest source sentence of the training, if known
+        search: default settings of the search
+        trained_length: number of tokens of the longest source sentence in training, if known
         """
         self.session, self.tokenizer, self.config = session, tokenizer, config
         # Version 0.1 exported files without this input; their search stops by the provable rule.
-        self.has_stopping_rules = "early_stopping" in {value.name for value in session.get_overridable_initializers()}
-        self.search = search if self.has_stopping_rules else search._replace(early_stopping="never")
-        self.loaded: tuple[Path, str | None, int | None, str | None] | None = None  # from_pretrained's arguments
+        optional_inputs = {value.name for value in session.get_overridable_initializers()}
+        self.has_early_stopping_input = "early_stopping" in optional_inputs
+        self.search = search if self.has_early_stopping_input else search._replace(early_stopping="never")
+        self.load_arguments: tuple[Path, str | None, int | None, str | None] | None = None  # of from_pretrained
         self.target_tokenizer = target_tokenizer or tokenizer
         self.vocabulary: int = config["vocab_size"]
         self.pad: int = config["pad_token_id"]
@@ -75,7 +87,7 @@ class OnnxTranslator(TextTranslator):
         precision: str | None = None,
         revision: str | None = None,
     ) -> "OnnxTranslator":
-        """Load the folder that `vaswani-transformer export onnx` wrote, or `onnx/` of a model's folder or repository.
+        """Load a folder that `vaswani-transformer export onnx` wrote, or `onnx/` in a model folder or repository.
 
         device: "cpu", "cuda" or "cuda:1"; None for CUDA if ONNX Runtime has it.
         threads: for each operator on the CPU; None for as many as there are cores.
@@ -88,9 +100,9 @@ class OnnxTranslator(TextTranslator):
         if (folder / ONNX).is_dir() and not (folder / name).exists():
             folder /= ONNX
         graph = folder / name
-        config = load_config(folder / "config.json")
+        config = load_runtime_config(folder / "config.json")
         target_vocabulary = config.get("decoder_vocab_size") or config["vocab_size"]
-        tokenizer, target_tokenizer = load_tokenizers(folder, config, target_vocabulary)
+        tokenizer, target_tokenizer = load_runtime_tokenizers(folder, config, target_vocabulary)
         settings = read_generation_config(folder / "generation_config.json", target_vocabulary)
         session = load_session(graph, device, threads)
         sizes = session.get_modelmeta().custom_metadata_map  # empty unless this package exported the file
@@ -102,7 +114,7 @@ class OnnxTranslator(TextTranslator):
                 )
         trained_length = (settings or {}).get("max_source_length")
         translator = cls(session, tokenizer, config, target_tokenizer, search_settings_of(settings), trained_length)
-        translator.loaded = (folder.absolute(), device, threads, precision)
+        translator.load_arguments = (folder.absolute(), device, threads, precision)
         # Warm up: the first call allocates memory and, on a GPU, selects kernels.
         translator.generate(np.full((1, 2), translator.pad), np.ones((1, 2), np.int64), max_length=2)
         return translator
@@ -126,32 +138,32 @@ class OnnxTranslator(TextTranslator):
         max_length: maximum number of output tokens; the limit set at export (a sentence's source tokens +
             max_source_length_offset, default 50) also applies
         min_length: minimum number of tokens before </s>
-        num_return_sequences: hypotheses per sentence, None for num_beams; the search stops earlier for fewer
-        early_stopping: when a sentence is done, see `lookahead_of`; files without this input know only "never"
-        returns sequences (batch, num_return_sequences, length), best first, padded, and their scores, (batch,
-            num_return_sequences)
-        Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last row of the table.
+        num_return_sequences: hypotheses per sentence, None for num_beams; fewer let the search stop sooner
+        early_stopping: when a sentence is done, see `lookahead_of`; files without this input support only "never"
+        Returns sequences (batch, num_return_sequences, length), best first, padded, and their scores (batch,
+        num_return_sequences). Raises InputError naming the row with invalid ids: ONNX Runtime would read -1 as the last
+        row of the embedding.
         """
         input_ids, mask = self._checked_batch(input_ids, attention_mask)
         num_beams, length_penalty, rule = self.search_settings(num_beams, length_penalty, early_stopping)
-        wanted = num_beams if num_return_sequences is None else num_return_sequences
-        inputs: dict[str, Any] = {
-            "input_ids": input_ids,
-            "attention_mask": mask,
+        max_length = NO_MAXIMUM if max_length is None else max_length
+        num_return_sequences = num_beams if num_return_sequences is None else num_return_sequences
+        settings = {
             "num_beams": num_beams,
-            "max_length": check_number("max_length", NO_MAXIMUM if max_length is None else max_length, 1, NO_MAXIMUM),
+            "length_penalty": length_penalty,
+            "max_length": check_number("max_length", max_length, 1, NO_MAXIMUM),
             "min_length": check_number("min_length", min_length, 0, NO_MAXIMUM),
-            "num_return_sequences": check_number("num_return_sequences", wanted, 1, num_beams),
+            "num_return_sequences": check_number("num_return_sequences", num_return_sequences, 1, num_beams),
         }
-        if self.has_stopping_rules:
-            inputs["early_stopping"] = lookahead_of(rule)
+        if self.has_early_stopping_input:
+            settings["early_stopping"] = lookahead_of(rule)
         elif rule != "never":
             raise InputError('the file has no input early_stopping and supports only "never"; export the model again')
-        arrays = {name: np.asarray(value, np.int64) for name, value in inputs.items()}
-        return self._run(arrays | {"length_penalty": np.asarray(length_penalty, np.float32)})
+        ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+        return self._run(ids_and_mask | as_search_inputs(settings))
 
     def _checked_batch(self, input_ids: Any, attention_mask: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and mask as arrays. Raises InputError naming the row that is wrong."""
+        """Return ids and mask as arrays. Raises InputError naming an invalid row."""
         ids = np.asarray(input_ids)
         if ids.ndim != 2 or 0 in ids.shape:
             raise InputError(f"input_ids has shape {ids.shape}; it must be 2-D (batch, source) and non-empty")
@@ -177,17 +189,17 @@ class OnnxTranslator(TextTranslator):
         return ids, mask
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the folder's name: a session cannot be sent to another process (datasets.map, multiprocessing)."""
-        if self.loaded is None:
+        """Pickle the arguments of from_pretrained, because a session cannot be pickled."""
+        if self.load_arguments is None:
             raise TypeError("an OnnxTranslator can be pickled only if from_pretrained loaded it")
-        return type(self).from_pretrained, self.loaded
+        return type(self).from_pretrained, self.load_arguments
 
     def score(self, *_: object, **__: object) -> NoReturn:
         """Raise InputError: the graph contains only the search."""
         raise InputError('an ONNX file contains only the search; score translations with backend="torch"')
 
     def _run(self, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Run the graph on one batch. Ids go to its device; scalars, which determine shapes, stay on the CPU."""
+        """Run one batch. Ids are copied to the GPU if there is one; scalars determine shapes and stay on the CPU."""
         import onnxruntime
 
         binding = self.session.io_binding()
@@ -230,8 +242,13 @@ def graph_name(precision: str | None = None) -> str:
     return "model.onnx" if precision is None else f"model_{precision}.onnx"
 
 
-def load_config(path: Path) -> dict[str, Any]:
-    """Load the fields of config.json that a runtime needs. Raises BrokenFileError naming the field, and InputError."""
+def as_search_inputs(settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Convert settings of the search to the types of the graph's inputs."""
+    return {name: np.asarray(value, SEARCH_INPUT_DTYPES[name]) for name, value in settings.items()}
+
+
+def load_runtime_config(path: Path) -> dict[str, Any]:
+    """Read config.json and check the fields that a runtime needs. Raises InputError, BrokenFileError."""
     config = read_config(path)
     if config.get("position_embedding_type") != "learned":
         config["max_position_embeddings"] = None  # sinusoids have no maximum; converted files may still name one
@@ -244,21 +261,23 @@ def load_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def load_tokenizers(folder: Path, config: dict[str, Any], target_vocabulary: int) -> tuple[Tokenizer, Tokenizer | None]:
+def load_runtime_tokenizers(
+    folder: Path, config: dict[str, Any], target_vocabulary: int
+) -> tuple[Tokenizer, Tokenizer | None]:
     """Load the tokenizer, and that of the decoder's vocabulary if it has its own.
 
     Raises BrokenFileError unless target sentences end in the model's </s>, InputError if a tokenizer is missing.
     """
-    tokenizer = load_tokenizer(folder, config["vocab_size"])
+    tokenizer = load_runtime_tokenizer(folder, config["vocab_size"])
     target, second = None, folder / TARGET_TOKENIZER
     if second.is_dir():
-        target = load_tokenizer(second, target_vocabulary, "decoder_vocab_size")
+        target = load_runtime_tokenizer(second, target_vocabulary, "decoder_vocab_size")
     elif target_vocabulary != config["vocab_size"]:
         raise InputError(
             f"the model has {config['vocab_size']} source and {target_vocabulary} target tokens; it needs a second "
             f"tokenizer for its translations: {second / 'tokenizer.json'}"
         )
-    # The sources of OpenNMT-py models have no </s>, only their targets do.
+    # OpenNMT-py sources have no </s>; only targets do.
     if (target or tokenizer).encode("a").ids[-1:] != [config["eos_token_id"]]:
         path = (second if target else folder) / "tokenizer.json"
         raise BrokenFileError(
@@ -267,8 +286,8 @@ def load_tokenizers(folder: Path, config: dict[str, Any], target_vocabulary: int
     return tokenizer, target
 
 
-def load_tokenizer(folder: Path, vocabulary: int, size_field: str = "vocab_size") -> Tokenizer:
-    """Load tokenizer.json, set up as transformers does. Arguments and errors: see `read_tokenizer`."""
+def load_runtime_tokenizer(folder: Path, vocabulary: int, size_field: str = "vocab_size") -> Tokenizer:
+    """Load tokenizer.json and set it up as transformers does. Arguments and errors: see `read_tokenizer`."""
     tokenizer = read_tokenizer(folder, vocabulary, size_field)
     settings_path = folder / "tokenizer_config.json"
     settings = read_json_object(settings_path) if settings_path.exists() else {}
@@ -282,9 +301,9 @@ def load_tokenizer(folder: Path, vocabulary: int, size_field: str = "vocab_size"
 def load_session(path: Path, device: str | None = None, threads: int | None = None) -> Any:
     """Load the graph on a device; None: CUDA if it works, else the CPU.
 
-    Raises BrokenFileError naming a file that is missing or truncated, UnavailableError if the requested device
-    cannot be used: ONNX Runtime itself would silently use the CPU. ONNX Runtime refuses external
-    weights outside the graph's folder.
+    Raises BrokenFileError naming a file that is missing or truncated. Raises UnavailableError if the requested device
+    cannot be used, where ONNX Runtime would silently use the CPU. ONNX Runtime refuses external weights outside the
+    graph's folder.
     """
     import onnxruntime
 
@@ -295,11 +314,11 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
     providers = execution_providers(device)
     on_cuda = len(providers) > 1
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # no warnings about inputs with defaults, and no copies of the errors raised below
+    options.log_severity_level = 4  # no warnings about inputs with defaults; errors are raised, not logged
     if threads is not None:
         options.intra_op_num_threads = check_number("threads", threads, 1, 1024)
     try:
-        # ONNX Runtime's fallback to the CPU prints on stdout.
+        # Without fallback: ONNX Runtime announces it on stdout.
         session = onnxruntime.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     except Exception as error:  # its exceptions have no common base class
         if out_of_memory(error):
@@ -334,7 +353,7 @@ def execution_providers(device: str | None) -> list[Any]:
             f"device {device!r}: this onnxruntime has no CUDA; pip uninstall onnxruntime, then "
             'pip install "vaswani-transformer[onnx-gpu]"'
         )
-    with redirect_stdout(sys.stderr):  # it prints missing libraries on stdout, which is reserved for translations
+    with redirect_stdout(sys.stderr):  # missing libraries are printed on stdout, which is reserved for translations
         onnxruntime.preload_dlls()
-    # TensorFloat-32 is on by default: its products differ from float32 in torch and on the CPU.
+    # By default CUDA multiplies in TensorFloat-32, which differs from float32 in torch and on the CPU.
     return [("CUDAExecutionProvider", {"device_id": int(index or 0), "use_tf32": 0}), "CPUExecutionProvider"]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from .errors import InputError
 
-MAX_BEAMS = 1000  # as in modeling_vaswani_transformer.py, which is published without this file
+MAX_BEAMS = 1000
 # In this range float32 represents the penalty of a thousand tokens, and every score stays above -1e8, the empty-slot
 # score: log P = -10,000 becomes -1.7e6 with alpha -1.
 LENGTH_PENALTIES = (-1, 5)
