@@ -93,15 +93,17 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained model in the folder `model`, and its export in `onnx`."""
-    from conversion.onnx.export import export_folder
+    from conversion.onnx.export import export_single_folder
 
     return made_once(
-        tmp_path_factory, "exported", lambda folder: export_folder(saved_model(folder / "model"), folder / "onnx")
+        tmp_path_factory,
+        "exported",
+        lambda folder: export_single_folder(saved_model(folder / "model"), folder / "onnx"),
     )
 
 
 @contextmanager
-def already_traced(folder: Path, change: Callable[[Any], object] = lambda graph: None) -> Iterator[None]:
+def already_exported(folder: Path, change: Callable[[Any], object] = lambda graph: None) -> Iterator[None]:
     """Let exports begin with the folder's graph, which `change` may modify: tracing takes most of an export."""
     import onnx
 
@@ -117,7 +119,7 @@ def already_traced(folder: Path, change: Callable[[Any], object] = lambda graph:
 @pytest.fixture(scope="session")
 def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lively model with many switches and two tokenizers in `model`, and its export without defaults in `onnx`."""
-    from conversion.onnx.export import export_folder
+    from conversion.onnx.export import export_single_folder
 
     def make(folder: Path) -> None:
         sizes = {"vocab_size": 275, "decoder_vocab_size": 270, "max_position_embeddings": 120}
@@ -127,6 +129,6 @@ def two_vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.save_pretrained(folder / "model")
         train_tokenizer(ENGLISH, 275).save_pretrained(folder / "model")
         train_tokenizer(GERMAN, 270).save_pretrained(folder / "model" / TARGET_TOKENIZER)
-        export_folder(folder / "model", folder / "onnx", defaults=False)
+        export_single_folder(folder / "model", folder / "onnx", defaults=False)
 
     return made_once(tmp_path_factory, "two_vocabularies", make)

@@ -8,6 +8,7 @@ from conftest import padded, random_sentences
 
 from vaswani_transformer.beam_search import beam_search
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
+from vaswani_transformer.onnx_translator import as_search_inputs
 from vaswani_transformer.search_settings import lookahead_of
 
 PAD = 1
@@ -107,8 +108,7 @@ def by_graph(session: Any, batch: dict[str, Any], early_stopping: Any = "never",
     inputs = {name: tensor.numpy() for name, tensor in batch.items()}
     if early_stopping is not None:
         settings["early_stopping"] = lookahead_of(early_stopping)
-    given = {name: np.array(v, np.float32 if name == "length_penalty" else np.int64) for name, v in settings.items()}
-    return found(*session.run(["sequences", "scores"], inputs | given))
+    return found(*session.run(["sequences", "scores"], inputs | as_search_inputs(settings)))
 
 
 def check_same(ours: Found, theirs: Found, tolerance: float = 1e-5) -> int:

@@ -76,9 +76,9 @@ def test_fine_tuning_improves_the_score(name: str, tmp_path: Path):
 @pytest.mark.parametrize("name", [*NAMES, "fairseq-learned", "fairseq-relu-squared", "tensor2tensor"])
 def test_exported_converted_models_translate_as_torch(name: str, tmp_path: Path):
     pytest.importorskip("onnxruntime")
-    from conversion.onnx.export import export_folder
+    from conversion.onnx.export import export_single_folder
 
-    export_folder(converted(name).folder, tmp_path / "onnx")
+    export_single_folder(converted(name).folder, tmp_path / "onnx")
     torchs = Translator.from_pretrained(converted(name).folder, device="cpu")
     graphs = Translator.from_pretrained(tmp_path / "onnx", device="cpu", backend="onnx", threads=1)
     words = [token for token in torchs.tokenizer.get_vocab() if token.isalnum()][:8]

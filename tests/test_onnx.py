@@ -13,7 +13,7 @@ import onnx
 import pytest
 import torch
 from conftest import ModelMaker, padded, random_sentences
-from saved_model import ENGLISH, GERMAN, already_traced, trained_tokenizer
+from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer
 from searches import (
     EXPORTED,
     OFFSET,
@@ -29,11 +29,11 @@ from searches import (
 
 from conversion.onnx import export as export_module
 from conversion.onnx.__main__ import main
-from conversion.onnx.export import export_folder
+from conversion.onnx.export import export_single_folder
 from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.subgraphs import graphs_of
-from conversion.onnx.time_sentences import encoded_sentences, prove_sentences
-from conversion.onnx.verify import compare, prove, random_batch, score_difference
+from conversion.onnx.time_sentences import encoded_sentences, time_sentences
+from conversion.onnx.verify import compare, random_batch, score_difference, verify
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator
@@ -169,8 +169,8 @@ def test_a_wrong_export_leaves_no_files(exported: Path, tmp_path: Path) -> None:
             tensor.raw_data = onnx.numpy_helper.to_array(tensor)[::-1].tobytes()
 
     wrong = pytest.raises(ProofError, match="not translate as torch does")
-    with already_traced(exported / "onnx", reverse_weights), wrong:
-        export_folder(exported / "model", tmp_path / "new")
+    with already_exported(exported / "onnx", reverse_weights), wrong:
+        export_single_folder(exported / "model", tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
 
@@ -181,7 +181,7 @@ def test_large_graphs_use_external_weights(
     monkeypatch.setattr(export_module, "LARGEST_FILE", 100_000)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.onnx.data").write_text("another model's")
-    with already_traced(exported / "onnx"):
+    with already_exported(exported / "onnx"):
         main([str(exported / "model"), "out", "--text"])
     assert "out/model.onnx.data: " in capsys.readouterr().out
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").glob("*.onnx*")}
@@ -205,7 +205,7 @@ def test_the_check_detects_a_lost_ancestry(model: Any, graph: onnx.ModelProto, t
     table.input[1] = "first beam"  # all hypotheses now use its past
     onnx.save(graph, tmp_path / "model.onnx")
     with pytest.raises(ProofError, match="translations differ"):
-        prove(tmp_path / "model.onnx", model)
+        verify(tmp_path / "model.onnx", model)
 
 
 def test_the_check_compares_large_scores_relatively(session: Any, model: Any) -> None:
@@ -226,9 +226,9 @@ def test_the_check_compares_large_scores_relatively(session: Any, model: Any) ->
 @pytest.mark.parametrize(
     ("precision", "both", "said"),
     [
-        ("fp32", False, "different sentences without a translation"),
-        ("fp16", False, "different sentences without a translation"),
-        ("fp32", True, "no sentence has a translation"),
+        ("fp32", False, "translations for different sentences"),
+        ("fp16", False, "translations for different sentences"),
+        ("fp32", True, "neither torch nor the graph finds a translation"),
     ],
 )
 def test_the_check_detects_weights_that_are_nan(
@@ -243,13 +243,13 @@ def test_the_check_detects_weights_that_are_nan(
     if both:
         torch.nn.init.constant_(model.lm_head.weight, torch.nan)
     with pytest.raises(ProofError, match=said):
-        prove(tmp_path / "model.onnx", model, precision)
+        verify(tmp_path / "model.onnx", model, precision)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("nowhere {output}", "nowhere: there is no such folder"),
+        ("nowhere {output}", "nowhere: no such folder"),
         ("{model} {model}", "not empty"),
         ("{model} {output}/new/folder", "does not exist"),
         ("{model} {output} --sentences nowhere.en", "nowhere.en: no such file"),
@@ -258,8 +258,11 @@ def test_the_check_detects_weights_that_are_nan(
         ("{model} {output} --text --layout split", "--text needs .*: --layout single"),
         ("{model} {output} --text --for transformers.js", "--text needs .*: --layout single"),
         ("{model} {output} --no-defaults --layout split", "--no-defaults needs .*: --layout single"),
-        ("{model} {output} --text --attention", "--attention is not an output of --text: export twice"),
-        ("{model} {output} --attention --for transformers.js", "not an output of --for transformers.js"),
+        ("{model} {output} --text --attention", "--attention cannot be combined with --text; export twice"),
+        (
+            "{model} {output} --attention --for transformers.js",
+            "cannot be combined with --for transformers.js",
+        ),
         ("{model} {output} --precision int3", ".*--precision.*int3.* is not one of "),
         ("{model} {output} --layout flat", ".*--layout.*flat.* is not one of "),
         ("{model} {output} --for deno", ".*--for.*deno.* is not one of "),
@@ -277,12 +280,12 @@ def test_all_three_backends_agree_and_are_timed(exported: Path) -> None:
     model, tokenizer = load_model(exported / "model"), load_tokenizer(exported / "model")
     sentences = encoded_sentences([*ENGLISH, " ", "", *GERMAN, "a"], tokenizer, model, "some.en")
     assert [len(ids) for ids in sentences] == sorted(len(ids) for ids in sentences) and len(sentences) == 9
-    report = prove_sentences(exported / "onnx" / "model.onnx", model, sentences)
+    report = time_sentences(exported / "onnx" / "model.onnx", model, sentences)
     assert re.fullmatch(r"9 sentences, .* times as fast as generate\(\); 9 of 9 translations are the same", report)
     with torch.no_grad():
         model.lm_head.weight[5] += 1
     with pytest.raises(ProofError, match="sentences: .* translations differ|sentences: scores differ"):
-        prove_sentences(exported / "onnx" / "model.onnx", model, sentences)
+        time_sentences(exported / "onnx" / "model.onnx", model, sentences)
 
 
 def test_a_sentence_beyond_the_learned_positions_is_named(lively_model: ModelMaker) -> None:

@@ -11,11 +11,11 @@ import onnx
 import pytest
 import torch
 from conftest import ModelMaker
-from saved_model import ENGLISH, already_traced
+from saved_model import ENGLISH, already_exported
 from searches import EXPORTED, MANY_AT_ONCE, OFFSET, PAD, SWITCHES, batch_for, matrices_of, session_of
 
 from conversion.onnx.__main__ import main
-from conversion.onnx.export import export_folder
+from conversion.onnx.export import export_single_folder
 from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.subgraphs import graphs_of
 from conversion.onnx.torch_export import CrossAttentions
@@ -142,8 +142,8 @@ def test_the_readme_code_prints_the_attention(exported: Path, folder: Path, monk
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int8-weights"])
 def test_the_other_precisions_are_checked(exported: Path, folder: Path, tmp_path: Path, precision: str) -> None:
-    with contextlib.nullcontext() if precision == "fp16" else already_traced(folder):
-        report = export_folder(exported / "model", tmp_path / "out", precision, attention=True)
+    with contextlib.nullcontext() if precision == "fp16" else already_exported(folder):
+        report = export_single_folder(exported / "model", tmp_path / "out", precision, attention=True)
     assert "attention weights differ by at most" in report
     large = matrices_of(onnx.load(tmp_path / "out" / "model.onnx").graph)
     kind = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.INT8
@@ -161,6 +161,6 @@ def test_an_export_with_wrong_attention_leaves_no_files(exported: Path, folder: 
         causal.input[0] = causal.input[1]
 
     wrong = pytest.raises(ProofError, match="attention weights differ by")
-    with already_traced(folder, attend_to_later_tokens), wrong:
-        export_folder(exported / "model", tmp_path / "new", attention=True)
+    with already_exported(folder, attend_to_later_tokens), wrong:
+        export_single_folder(exported / "model", tmp_path / "new", attention=True)
     assert not list(tmp_path.iterdir())

@@ -9,15 +9,15 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from saved_model import ENGLISH, GERMAN, already_traced
+from saved_model import ENGLISH, GERMAN, already_exported
 from searches import matrices_of, session_of
 
 from conversion.onnx.__main__ import main
-from conversion.onnx.export import export_folder
+from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
-from conversion.onnx.quantize import quantized
+from conversion.onnx.quantize import quantize
 from conversion.onnx.subgraphs import graphs_of
-from conversion.onnx.verify import prove
+from conversion.onnx.verify import verify
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import ProofError
 from vaswani_transformer.loading import load_model
@@ -39,8 +39,8 @@ def folders(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     found = {"fp32": exported / "onnx"}
     for precision in EIGHT_BITS:
         found[precision] = tmp_path_factory.mktemp("onnx") / precision
-        with already_traced(exported / "onnx"):
-            export_folder(exported / "model", found[precision], precision)
+        with already_exported(exported / "onnx"):
+            export_single_folder(exported / "model", found[precision], precision)
     return found
 
 
@@ -63,7 +63,7 @@ def test_the_check_detects_a_wrong_scale(folders: dict[str, Path], model: Path, 
     largest.raw_data = (numpy_helper.to_array(largest) * np.float32(1.3)).tobytes()
     onnx.save(graph, tmp_path / "model.onnx")
     with pytest.raises(ProofError):
-        prove(tmp_path / "model.onnx", load_model(model), precision)
+        verify(tmp_path / "model.onnx", load_model(model), precision)
 
 
 @pytest.mark.parametrize("precision", EIGHT_BITS)
@@ -127,7 +127,7 @@ def test_the_error_of_a_row_is_bounded_by_its_scale(tmp_path: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     options.log_severity_level = 3  # it warns that an optimised model is made for this machine
-    graph = quantized(two_products(first, second)).SerializeToString()
+    graph = quantize(two_products(first, second)).SerializeToString()
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     exact = np.maximum(rows @ first, 0) @ second
     found = np.asarray(session.run(None, {"rows": rows})[0])
@@ -153,7 +153,7 @@ def test_no_sum_of_products_saturates(size: int) -> None:
     rows[1] = -1
     first[:, 1] *= -1
     first[1::2, 2] = -1
-    graph = quantized(two_products(first, np.eye(4, dtype=np.float32)))
+    graph = quantize(two_products(first, np.eye(4, dtype=np.float32)))
     np.testing.assert_allclose(computed(graph, rows), np.maximum(rows @ first, 0), rtol=0.01, atol=0.01 * size**0.5)
     weights = next(numpy_helper.to_array(t) for t in graph.graph.initializer if t.name == "first.int8")
     sums = np.add.reduceat(weights.astype(int), range(0, size, 2), axis=0)
@@ -167,7 +167,7 @@ def test_the_output_of_a_relu_has_all_255_steps() -> None:
     first[1::2] = 0  # neighbours would make the scale larger
     rows[:, 0] = first[0] = 1
     exact = np.maximum(rows @ first, 0)
-    found = computed(quantized(two_products(first, np.eye(32, dtype=np.float32))), rows)
+    found = computed(quantize(two_products(first, np.eye(32, dtype=np.float32))), rows)
     assert (np.abs(found - exact) <= exact.max(axis=1, keepdims=True) * 0.501 / 255).all()
 
 

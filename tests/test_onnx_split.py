@@ -13,11 +13,11 @@ from saved_model import saved_model, trained_model, trained_tokenizer, untrained
 
 from conversion.onnx import split, torch_export
 from conversion.onnx.__main__ import main
-from conversion.onnx.export import export_folder
+from conversion.onnx.export import export_split_folder
 from conversion.onnx.single_graph import export_single_graph
 from conversion.onnx.split import FirstDecoder, NextDecoder, export_split
 from conversion.onnx.verify import cross_attentions
-from conversion.onnx.verify_split import prove_split
+from conversion.onnx.verify_split import verify_split
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.errors import InputError, ProofError
 from vaswani_transformer.loading import load_model
@@ -102,12 +102,12 @@ def test_greedy_search_with_the_decoders_equals_generate() -> None:
 @pytest.mark.slow
 def test_the_check_detects_slightly_wrong_logits(folders: tuple[Path, Path]) -> None:
     model = load_model(folders[0])
-    prove_split(folders[1], model)
+    verify_split(folders[1], model)
     with torch.no_grad():
         model.lm_head.weight.mul_(1.002)
     ways = "decoder_model, all tokens.*decoder_model, then decoder_with_past_model.*decoder_model_merged"
     with pytest.raises(ProofError, match=ways):
-        prove_split(folders[1], model)
+        verify_split(folders[1], model)
 
 
 def test_the_decoder_returns_its_attention_to_a_padded_source(tiny_model: ModelMaker) -> None:
@@ -138,8 +138,8 @@ def test_decoders_for_transformers_js_repeat_the_end(tiny_model: ModelMaker) -> 
 def test_sizes_that_transformers_js_does_not_know_are_refused(tmp_path: Path) -> None:
     untrained_model(d_k=3).save_pretrained(tmp_path / "model")
     trained_tokenizer().save_pretrained(tmp_path / "model")
-    with pytest.raises(InputError, match="takes d_k and d_v to be d_model / heads"):
-        export_folder(tmp_path / "model", tmp_path / "out", layout="split", for_javascript=True)
+    with pytest.raises(InputError, match="assumes d_k = d_v = d_model / heads"):
+        export_split_folder(tmp_path / "model", tmp_path / "out", for_javascript=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -156,7 +156,7 @@ def test_a_failed_export_restores_the_models_attention_implementation(
         raise MemoryError
 
     for part in (split, torch_export):
-        monkeypatch.setattr(part, "exported_graph", failing)
+        monkeypatch.setattr(part, "export_module", failing)
     with pytest.raises(MemoryError):
         export(model)
     assert (seen, model.config._attn_implementation) == (["eager"], implementation)

@@ -17,22 +17,23 @@ import onnx
 import pytest
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from saved_model import ENGLISH, GERMAN, already_traced, trained_tokenizer, untrained_model
+from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer, untrained_model
 from searches import session_of
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from conversion.onnx.__main__ import main
-from conversion.onnx.export import export_folder
+from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
-from conversion.onnx.single_graph import SETTINGS
+from conversion.onnx.search_inputs import SEARCH_INPUTS, search_inputs
 from conversion.onnx.tokenizer.bpe import SPELLING, ByteLevelBPE
 from conversion.onnx.tokenizer.decode import texts_of
 from conversion.onnx.tokenizer.encode import token_ids
-from conversion.onnx.tokenizer.join import with_tokenizer
-from conversion.onnx.tokenizer.verify import AWKWARD
+from conversion.onnx.tokenizer.join import add_tokenizer
+from conversion.onnx.tokenizer.verify import EDGE_CASES
 from vaswani_transformer.errors import InputError, ProofError
-from vaswani_transformer.onnx_translator import OnnxTranslator
+from vaswani_transformer.onnx_translator import OnnxTranslator, as_search_inputs
+from vaswani_transformer.search_settings import SearchSettings
 from vaswani_transformer.tokenization import train_tokenizer
 
 pytestmark = pytest.mark.timeout(1200)  # an export takes 20 seconds of an idle processor, and minutes of a busy one
@@ -99,7 +100,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Halves]:
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_equal_those_of_tokenizers_in_any_batch(halves: dict[str, Halves], case: str) -> None:
     """Covers awkward texts, batches of empty texts, and random texts of the relevant characters."""
-    halves[case].check_ids([*AWKWARD, *ENGLISH, *GERMAN, "1987, 19871987"])
+    halves[case].check_ids([*EDGE_CASES, *ENGLISH, *GERMAN, "1987, 19871987"])
     assert (len(halves[case].tokenizer.encode("1987").ids) < 5) != CASES[case].get("split_digits", False)
     halves[case].check_ids([""])
     halves[case].check_ids(["", "", ""])
@@ -244,8 +245,8 @@ def echo() -> onnx.ModelProto:
     op = GraphBuilder("echo.")
     op.Unsqueeze("input_ids", [1], name="sequences")
     op.Cast(op.ReduceSum("attention_mask", [1]), to=TensorProto.FLOAT, name="scores")
-    settings = [np.array(0.6, np.float32) if name == "length_penalty" else np.array(1) for name in SETTINGS]
-    defaults = [numpy_helper.from_array(value, name) for value, name in zip(settings, SETTINGS, strict=True)]
+    settings = search_inputs(SearchSettings(1, 0.6))
+    defaults = [numpy_helper.from_array(value, name) for name, value in settings.items()]
     inputs = [helper.make_tensor_value_info(name, 7, ["batch", "source"]) for name in ("input_ids", "attention_mask")]
     inputs += [helper.make_tensor_value_info(value.name, value.data_type, []) for value in defaults]
     kinds = {"sequences": TensorProto.INT64, "scores": TensorProto.FLOAT}
@@ -255,13 +256,13 @@ def echo() -> onnx.ModelProto:
 
 def test_text_survives_a_search_that_copies_its_source(folder: Path) -> None:
     """Byte-level BPE loses nothing: both halves of the tokenizer around a graph that changes no id."""
-    complete = with_tokenizer(echo(), ByteLevelBPE.read(folder), untrained_model())
+    complete = add_tokenizer(echo(), ByteLevelBPE.read(folder), untrained_model())
     onnx.checker.check_model(complete)
     session = session_of(complete)
     assert [value.name for value in session.get_inputs()] == ["text"]
     optional = [value.name for value in session.get_overridable_initializers()]
-    assert sorted(optional) == sorted(set(SETTINGS) - {"num_return_sequences"})
-    texts = [*AWKWARD, *ENGLISH, *GERMAN]
+    assert sorted(optional) == sorted(set(SEARCH_INPUTS) - {"num_return_sequences"})
+    texts = [*EDGE_CASES, *ENGLISH, *GERMAN]
     translations, scores = session.run(["translations", "scores"], {"text": np.array(texts, object)})
     blank = [not text or text.isspace() for text in texts]
     assert translations.tolist() == ["" if empty else text for text, empty in zip(texts, blank, strict=True)]
@@ -273,9 +274,9 @@ def test_text_survives_a_search_that_copies_its_source(folder: Path) -> None:
 
 
 def translated(folder: Path, texts: list[str], **settings: float) -> tuple[list[str], list[float]]:
-    given = {name: np.array(v, np.float32 if name == "length_penalty" else np.int64) for name, v in settings.items()}
     session = session_of(str(folder / "model_text.onnx"))
-    translations, scores = session.run(["translations", "scores"], {"text": np.array(texts, object), **given})
+    inputs = as_search_inputs(settings) | {"text": np.array(texts, object)}
+    translations, scores = session.run(["translations", "scores"], inputs)
     return translations.tolist(), scores.tolist()
 
 
@@ -284,10 +285,10 @@ def translated(folder: Path, texts: list[str], **settings: float) -> tuple[list[
 def test_both_files_give_the_same_translations(exported: Path, tmp_path: Path, precision: str) -> None:
     """Uses other settings than the check of the export, and checks that weights are stored once."""
     out, sentences = tmp_path / "out", [*ENGLISH, "", *GERMAN]
-    with contextlib.nullcontext() if precision == "fp16" else already_traced(exported / "onnx"):
-        report = export_folder(exported / "model", out, precision, text=True, sentences=sentences)
-    assert f"{len(AWKWARD) + 9} texts by model_text.onnx" in report
-    texts = [*ENGLISH, *AWKWARD, *GERMAN]
+    with contextlib.nullcontext() if precision == "fp16" else already_exported(exported / "onnx"):
+        report = export_single_folder(exported / "model", out, precision, text=True, sentences=sentences)
+    assert f"{len(EDGE_CASES) + 9} texts by model_text.onnx" in report
+    texts = [*ENGLISH, *EDGE_CASES, *GERMAN]
     reference = OnnxTranslator.from_pretrained(out)
     for beams, alpha in ((1, 0.6), (2, 2.0), (4, 0.6)):
         translations, scores = translated(out, texts, num_beams=beams, length_penalty=alpha)
@@ -305,7 +306,7 @@ def test_both_files_give_the_same_translations(exported: Path, tmp_path: Path, p
 def test_the_code_in_the_text_readme_runs(exported: Path, tmp_path: Path) -> None:
     """It runs with onnxruntime and numpy, and without this package."""
     out = tmp_path / "out"
-    with already_traced(exported / "onnx"):
+    with already_exported(exported / "onnx"):
         main([str(exported / "model"), str(out), "--text"])
     (*_, example) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     ending = "import sys; assert not {'torch', 'tokenizers', 'transformers', 'vaswani_transformer'} & set(sys.modules)"
@@ -326,8 +327,8 @@ def test_an_export_with_wrong_texts_leaves_no_files(
     read = ByteLevelBPE.read
     monkeypatch.setattr(ByteLevelBPE, "read", lambda folder: dataclasses.replace(read(folder), lowercase=False))
     wrong = pytest.raises(ProofError, match="texts differ, the first: 'The house is small.'")
-    with already_traced(exported / "onnx"), wrong:
-        export_folder(folder, tmp_path / "out", text=True)
+    with already_exported(exported / "onnx"), wrong:
+        export_single_folder(folder, tmp_path / "out", text=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -16,17 +16,16 @@ import onnx
 import onnxruntime
 import pytest
 import typer
-from saved_model import ENGLISH, GERMAN, already_traced, trained_tokenizer
+from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer
 
-from conversion.onnx.export import export_folder
+from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
 from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
-from vaswani_transformer.onnx_translator import OnnxTranslator
-from vaswani_transformer.onnx_translator import load_tokenizer as load_tokenizer_for_onnx
+from vaswani_transformer.onnx_translator import OnnxTranslator, load_runtime_tokenizer
 from vaswani_transformer.search_settings import NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
@@ -221,13 +220,13 @@ def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content
 
 def test_truncation_and_padding_of_tokenizer_json_are_ignored(tmp_path: Path) -> None:
     trained_tokenizer().save_pretrained(tmp_path)
-    tokenizer = load_tokenizer_for_onnx(tmp_path, 300)
+    tokenizer = load_runtime_tokenizer(tmp_path, 300)
     expected = [tokenizer.encode(text).ids for text in ENGLISH]
     tokenizer.enable_truncation(max_length=8)
     tokenizer.enable_padding(length=9, pad_id=1)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert {len(tokenizer.encode(text).ids) for text in ENGLISH} == {9}
-    assert [load_tokenizer_for_onnx(tmp_path, 300).encode(text).ids for text in ENGLISH] == expected
+    assert [load_runtime_tokenizer(tmp_path, 300).encode(text).ids for text in ENGLISH] == expected
 
 
 @pytest.mark.parametrize("state", ["intact", "missing", "truncated", "outside"])
@@ -275,8 +274,8 @@ def test_a_converted_config_gets_the_defaults_of_torch(exported: Path, tmp_path:
     path = shutil.copytree(exported / "model", tmp_path / "model") / "config.json"
     config = {"max_position_embeddings": 12, "decoder_vocab_size": None, "note": "mine"}
     update(path, config, without=["pad_token_id", "eos_token_id"])
-    with already_traced(exported / "onnx"):
-        export_folder(tmp_path / "model", tmp_path / "onnx")
+    with already_exported(exported / "onnx"):
+        export_single_folder(tmp_path / "model", tmp_path / "onnx")
     translator = OnnxTranslator.from_pretrained(tmp_path / "onnx", device="cpu")
     text = " ".join(ENGLISH)
     (expected,) = Translator.from_pretrained(tmp_path / "model", device="cpu").translate([text])
@@ -374,10 +373,10 @@ def test_the_target_tokenizer_is_checked_before_an_export(two_vocabularies: Path
     shutil.copytree(two_vocabularies / "model", tmp_path / "model")
     train_tokenizer([*ENGLISH, *GERMAN], 300).save_pretrained(tmp_path / "model" / TARGET_TOKENIZER)
     with pytest.raises(BrokenFileError, match="ids up to 299, but config.json has decoder_vocab_size 270"):
-        export_folder(tmp_path / "model", tmp_path / "onnx")
+        export_single_folder(tmp_path / "model", tmp_path / "onnx")
     shutil.rmtree(tmp_path / "model" / TARGET_TOKENIZER)
     with pytest.raises(InputError, match="275 source and 270 target tokens but one tokenizer"):
-        export_folder(tmp_path / "model", tmp_path / "onnx")
+        export_single_folder(tmp_path / "model", tmp_path / "onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -13,7 +13,7 @@ from browser import DESKTOP, NODE_MODULES, PHONE, accessibility_violations, chro
 from saved_model import ENGLISH, GERMAN, saved_model
 from test_space_static import assemble, changed, odd_lines
 
-from conversion.onnx.export import export_folder
+from conversion.onnx.export import export_single_folder
 from training import demo_corpus
 from vaswani_transformer import Translator
 from vaswani_transformer.attention_maps import attention_maps
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "onnx"
-    export_folder(model, folder, defaults=False, attention=True)
+    export_single_folder(model, folder, defaults=False, attention=True)
     return folder
 
 

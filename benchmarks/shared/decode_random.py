@@ -41,11 +41,11 @@ def export(
     folder: Path, precisions: Mapping[str, str], threads: int | None, device: str = "cpu"
 ) -> dict[str, Translate]:
     """Export the model in the folder; precisions: name of the system -> precision of the ONNX file."""
-    from conversion.onnx.export import export_folder
+    from conversion.onnx.export import export_single_folder
 
     systems: dict[str, Translate] = {}
     for name, precision in precisions.items():
-        export_folder(folder / "model", folder / precision, precision)
+        export_single_folder(folder / "model", folder / precision, precision)
         systems[name] = onnx_file(folder / precision, threads, device).translate
     return systems
 

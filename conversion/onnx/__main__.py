@@ -1,4 +1,4 @@
-"""`python -m conversion.onnx MODEL OUT`: export a model's folder to ONNX and prove that it translates as torch does."""
+"""`python -m conversion.onnx MODEL OUT`: export a model to ONNX and verify that it translates as torch does."""
 
 import sys
 from pathlib import Path
@@ -17,20 +17,21 @@ Precision = Literal["fp32", "fp16", "int8", "int8-weights"]
 Layout = Literal["single", "split"]
 
 
-@app.command(help="Write a model as one ONNX file that holds its search, and prove that it translates as torch does.")
+@app.command(help="Export a model to ONNX and verify that it translates as torch does.")
 def export(
-    model: Annotated[str, typer.Argument(help="A model's folder.")],
+    model: Annotated[str, typer.Argument(help="The model folder.")],
     output: Annotated[str, typer.Argument(help="The new folder.")],
     precision: Annotated[Precision, typer.Option(help="Data type of the weights and the matrix products.")] = "fp32",
     layout: Annotated[
-        Layout, typer.Option(help="single: the search is in the graph; split: encoder and decoders, Optimum's names.")
+        Layout,
+        typer.Option(help="single: one graph with the search; split: encoder and decoders, with Optimum's names."),
     ] = "single",
     attention: Annotated[
         bool,
         typer.Option(
             "--attention",
-            help="Add an output: the weights with which each token of the best translation attends to the source; "
-            "translating takes about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
+            help="Add an output: the attention of each token of the best translation to the source; translating "
+            "takes about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
         ),
     ] = False,
     text: Annotated[
@@ -39,7 +40,7 @@ def export(
     ] = False,
     sentences: Annotated[
         str | None,
-        typer.Option(help="A UTF-8 text file (.gz too), a few hundred lines: prove the file on these, and time it."),
+        typer.Option(help="A UTF-8 text file (.gz too) of a few hundred lines: also verify and time the export on it."),
     ] = None,
     runtime: Annotated[
         Literal["transformers.js"] | None,
@@ -47,33 +48,50 @@ def export(
     ] = None,
     no_defaults: Annotated[
         bool,
-        typer.Option("--no-defaults", help="Make beam size and the like required inputs, as onnxruntime-web needs."),
+        typer.Option("--no-defaults", help="Make the search settings required inputs, as onnxruntime-web needs."),
     ] = False,
 ) -> None:
     layout = "split" if runtime else layout
-    search_options = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
-    for option, is_given in search_options.items():
+    single_only = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
+    for option, is_given in single_only.items():
         if is_given and layout != "single":
             raise InputError(f"{option} needs the search in the graph: --layout single")
     if attention and (runtime or text):
         other = "--for transformers.js" if runtime else "--text"
-        raise InputError(f"--attention is not an output of {other}: export twice")
+        raise InputError(f"--attention cannot be combined with {other}; export twice")
     if not Path(model).is_dir():
-        raise InputError(f"{model}: there is no such folder")
+        raise InputError(f"{model}: no such folder")
     lines = None if sentences is None else list(read_lines(sentences))
-    import onnxruntime  # noqa: F401  # a missing package is reported at once
+    import onnxruntime  # noqa: F401  # report missing packages before any work
     import onnxscript  # noqa: F401
 
-    from .export import export_folder
+    from .export import export_single_folder, export_split_folder
 
-    folder, console = Path(output), Console(stderr=True, force_terminal=sys.stderr.isatty())
-    options = {"defaults": not no_defaults, "attention": attention, "text": text, "for_javascript": runtime is not None}
-    with console.status("reading the model") as status:  # shown on a terminal alone
-        report = export_folder(
-            Path(model), folder, precision, layout, sentences=lines, name=sentences or "", tell=status.update, **options
-        )
+    source, folder, console = Path(model), Path(output), Console(stderr=True, force_terminal=sys.stderr.isatty())
+    with console.status("reading the model") as status:  # shown only on a terminal
+        if layout == "single":
+            report = export_single_folder(
+                source,
+                folder,
+                precision,
+                defaults=not no_defaults,
+                attention=attention,
+                text=text,
+                sentences=lines,
+                name=sentences or "",
+                tell=status.update,
+            )
+        else:
+            report = export_split_folder(
+                source,
+                folder,
+                precision,
+                attention=attention,
+                for_javascript=runtime is not None,
+                tell=status.update,
+            )
     typer.echo(report)
-    for path in sorted(path for kind in ("*.onnx", "*.onnx.data") for path in folder.rglob(kind)):
+    for path in sorted(path for pattern in ("*.onnx", "*.onnx.data") for path in folder.rglob(pattern)):
         typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {precision}")
 
 

@@ -1,15 +1,14 @@
-"""Export a model's folder: graphs, proof, configuration, tokenizer and README. The new folder appears when complete."""
+"""Export a model folder to ONNX. The output folder is created only if every step succeeds."""
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import onnx
 import torch
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
@@ -19,95 +18,136 @@ from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from ..save import new_folder
-from .quantize import quantized
+from .quantize import quantize
 from .readme import readme
-from .single_graph import SETTINGS, export_single_graph
+from .search_inputs import required_inputs
+from .single_graph import export_single_graph
 from .split import export_split
 from .subgraphs import graphs_of
-from .time_sentences import encoded_sentences, prove_sentences
-from .tokenizer.bpe import ByteLevelBPE
-from .tokenizer.join import readable_tokenizer, with_tokenizer
-from .tokenizer.verify import prove_text
+from .time_sentences import encoded_sentences, time_sentences
+from .tokenizer.join import add_tokenizer, load_byte_level_bpe
+from .tokenizer.verify import verify_text
 from .transformers_js import arrange_for_javascript, check_for_javascript
-from .verify import prove
-from .verify_split import prove_split
+from .verify import verify
+from .verify_split import verify_split
 
-# Bytes of weights in one file: ONNX's format ends at 2 GiB, the graph itself included.
+# Bytes of weights in one file. Protobuf limits a message to 2 GiB, the graph included.
 LARGEST_FILE = 2_000_000_000
-# The model's files that the runtime reads unchanged.
+# Files of the model that runtimes read unchanged.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-BESIDE = ("generation_config.json", *TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{file}" for file in TOKENIZER_FILES))
+COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{file}" for file in TOKENIZER_FILES))
+
+Tell = Callable[[str], object]
 
 
-def export_folder(
+def export_single_folder(
     source: Path,
     folder: Path,
     precision: str = "fp32",
-    layout: str = "single",
+    *,
     defaults: bool = True,
     attention: bool = False,
     text: bool = False,
     sentences: list[str] | None = None,
     name: str = "sentences",
-    tell: Callable[[str], object] = lambda stage: None,
-    for_javascript: bool = False,
+    tell: Tell = lambda stage: None,
 ) -> str:
-    """Write the new folder, or nothing; returns the table of what was compared.
+    """Export one graph that contains the search, and return a report of the comparison with torch.
 
-    defaults: num_beams and the other settings are optional inputs; onnxruntime-web, unlike ONNX Runtime itself, then
-        ignores other values
-    attention: add the output cross_attentions; in the split layout, decoder_model has cross_attentions.0, ...
-    text: beside the single graph, write model_text.onnx, which has the tokenizer inside
-    sentences: texts on which the single graph is also proved, and timed;  name: their name in errors
-    tell: is called with the name of each stage as it begins
-    for_javascript: arrange the split layout as transformers.js loads it
+    defaults: give the settings of the search default values; False makes them required inputs, because onnxruntime-web,
+        unlike ONNX Runtime itself, ignores other values of optional inputs
+    attention: add the output cross_attentions
+    text: also write model_text.onnx, which contains the tokenizer
+    sentences: texts on which to verify and time the graph, too;  name: the name of their file in errors
+    tell: called with the name of each stage
 
-    Raises InputError, BrokenFileError or UnavailableError; ProofError if the graph does not translate as torch does.
+    Raises InputError, BrokenFileError, UnavailableError, or ProofError if the graph does not translate as torch does.
     """
     with new_folder(folder) as unfinished:
-        model = load_model(source, device="cpu", dtype=torch.float32)
-        if layout == "single":
-            refuse_unsupported_settings(model, source)
-        if for_javascript:
-            check_for_javascript(model, source)
-        tokenizer = load_tokenizers(source, model, required=sentences is not None)
+        model = load_float32_model(source)
+        refuse_unsupported_settings(model, source)
+        tokenizer = check_and_load_tokenizer(source, model, required=sentences is not None)
         encoded = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
-        bpe = readable_tokenizer(source, model) if text else None
-        # Attention scores, masks and the search stay float32 in float16 files, because the model's code casts them.
-        exported = copy.deepcopy(model).half() if precision == "fp16" else model
-        tell("tracing the model")
-        if layout == "single":
-            graphs = {"model": export_single_graph(exported, attention)}
-        else:
-            graphs = export_split(exported, attention, cast(int, model.config.eos_token_id) if for_javascript else None)
-        settings = {} if defaults or layout != "single" else without_defaults(graphs["model"])
+        bpe = load_byte_level_bpe(source, model) if text else None
+        tell("exporting the model")
+        graph = export_single_graph(in_precision(model, precision), attention)
+        settings = {} if defaults else required_inputs(model.generation_config.to_dict())
+        remove_defaults(graph, settings)
         tell("writing the graphs")
-        for part in list(graphs):
-            write_graph(graphs.pop(part), unfinished / f"{part}.onnx", precision, bpe, model)  # may have gigabytes
+        path = unfinished / "model.onnx"
+        write_graph(graph, path, precision)
+        if bpe is not None:
+            onnx.load_external_data_for_model(graph, str(unfinished))  # `save` may have moved the weights out
+            save(add_tokenizer(graph, bpe, model), unfinished / "model_text.onnx")
+        del graph  # may have gigabytes
         tell("comparing with torch")
-        if layout == "single":
-            path = unfinished / "model.onnx"
-            reports = [prove(path, model, precision)]
-            reports += [prove_sentences(path, model, encoded, precision)] if encoded else []
-            reports += [prove_text(unfinished, model, tokenizer, sentences or [])] if text else []
-        else:
-            reports = [prove_split(unfinished, model, precision)]
-        write_files_beside(source, unfinished, model)
-        if (source / "tokenizer.json").exists() and layout == "single":
+        reports = [verify(path, model, precision)]
+        if encoded is not None:
+            reports.append(time_sentences(path, model, encoded, precision))
+        if text:
+            reports.append(verify_text(unfinished, model, tokenizer, sentences or []))
+        copy_files(source, unfinished, model)
+        if (source / "tokenizer.json").exists():
             page = readme(model, precision, settings, unfinished, attention, text)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
-        if for_javascript:
-            arrange_for_javascript(unfinished, model, precision)
     return "\n".join(reports)
 
 
-def load_tokenizers(source: Path, model: Model, required: bool) -> Any:
-    """Check the tokenizers that the folder has, and return that of the source, or None without one."""
-    config, has_one = model.config, (source / "tokenizer.json").exists()
-    tokenizer = load_tokenizer(source, config) if has_one or required else None
+def export_split_folder(
+    source: Path,
+    folder: Path,
+    precision: str = "fp32",
+    *,
+    attention: bool = False,
+    for_javascript: bool = False,
+    tell: Tell = lambda stage: None,
+) -> str:
+    """Export encoder and decoders as separate graphs, and return a report of the comparison with torch.
+
+    attention: add the outputs cross_attentions.0, ... to decoder_model
+    for_javascript: arrange the files as transformers.js loads them
+    tell: called with the name of each stage
+
+    Raises InputError, BrokenFileError, UnavailableError, or ProofError if the logits differ from torch's.
+    """
+    with new_folder(folder) as unfinished:
+        model = load_float32_model(source)
+        if for_javascript:
+            check_for_javascript(model, source)
+        check_and_load_tokenizer(source, model)
+        tell("exporting the model")
+        end = cast(int, model.config.eos_token_id) if for_javascript else None
+        graphs = export_split(in_precision(model, precision), attention, end)
+        tell("writing the graphs")
+        for name in list(graphs):
+            write_graph(graphs.pop(name), unfinished / f"{name}.onnx", precision)
+        tell("comparing with torch")
+        report = verify_split(unfinished, model, precision)
+        copy_files(source, unfinished, model)
+        if for_javascript:
+            arrange_for_javascript(unfinished, model, precision)
+    return report
+
+
+def load_float32_model(source: Path) -> Model:
+    return load_model(source, device="cpu", dtype=torch.float32)
+
+
+def in_precision(model: Model, precision: str) -> Model:
+    """Return the model to export. Attention scores, masks and the search stay float32, because its code casts them."""
+    return copy.deepcopy(model).half() if precision == "fp16" else model
+
+
+def check_and_load_tokenizer(source: Path, model: Model, required: bool = False) -> Any:
+    """Check the folder's tokenizers and return the source tokenizer, or None if there is none.
+
+    required: raise BrokenFileError if there is none
+    """
+    config, exists = model.config, (source / "tokenizer.json").exists()
+    tokenizer = load_tokenizer(source, config) if exists or required else None
     if (source / TARGET_TOKENIZER).is_dir():
         load_tokenizer(source / TARGET_TOKENIZER, config, target=True)
-    elif has_one and target_vocab_size(config) != config.vocab_size:
+    elif exists and target_vocab_size(config) != config.vocab_size:
         raise InputError(
             f"{source}: the model has {config.vocab_size} source and {target_vocab_size(config)} target tokens but one "
             f"tokenizer; add the target's as {TARGET_TOKENIZER}/tokenizer.json"
@@ -115,44 +155,35 @@ def load_tokenizers(source: Path, model: Model, required: bool) -> Any:
     return tokenizer
 
 
-def without_defaults(graph: ModelProto) -> dict[str, np.ndarray]:
-    """Make the settings required inputs; returns their former defaults.
-
-    early_stopping stays optional: programs written for files that do not have it keep working.
-    """
-    required = set(SETTINGS) - {"early_stopping"}
-    tensors = [tensor for tensor in graph.graph.initializer if tensor.name in required]
-    for tensor in tensors:
+def remove_defaults(graph: ModelProto, inputs: Container[str]) -> None:
+    """Make optional inputs required, in place."""
+    for tensor in [tensor for tensor in graph.graph.initializer if tensor.name in inputs]:
         graph.graph.initializer.remove(tensor)
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
 
 
-def write_graph(graph: ModelProto, path: Path, precision: str, bpe: ByteLevelBPE | None, model: Model) -> None:
-    """Write a graph and, with `bpe`, the graph with the tokenizer beside it."""
+def write_graph(graph: ModelProto, path: Path, precision: str) -> None:
+    """Quantize the graph, if requested, and write it."""
     if precision.startswith("int8"):
-        graph = quantized(graph, activations=precision == "int8")
+        graph = quantize(graph, activations=precision == "int8")
     save(graph, path)
-    if bpe is not None:
-        onnx.load_external_data_for_model(graph, str(path.parent))  # `save` may have moved the weights out
-        save(with_tokenizer(graph, bpe, model), path.with_name("model_text.onnx"))
 
 
 def save(graph: ModelProto, path: Path) -> None:
-    """Write one file, or, where that would be too large, move the weights out of the graph to NAME.data beside it."""
+    """Write one file. If it would be too large, move the weights to NAME.data beside it."""
     tensors = [tensor for body in graphs_of(graph.graph) for tensor in body.initializer]
     if sum(len(tensor.raw_data) for tensor in tensors) > LARGEST_FILE:
         for tensor in tensors:
-            # Not onnx.save's own option: it refuses a file of that name in the current folder.
+            # onnx.save has an option for this, but it refuses if the current folder has a file of that name.
             if len(tensor.raw_data) >= 1024:
                 set_external_data(tensor, f"{path.name}.data")
     onnx.save(graph, path)
 
 
-def write_files_beside(source: Path, unfinished: Path, model: Model) -> None:
+def copy_files(source: Path, unfinished: Path, model: Model) -> None:
     """Write config.json and generation_config.json, and copy the tokenizers."""
-    # Not the model's own file, which may leave out defaults that the runtime must read.
+    # Not copied: the model's file may leave out defaults that the runtime must read.
     model.config.to_json_file(unfinished / "config.json")
-    for file in BESIDE:
+    for file in COPIED_FILES:
         if (source / file).exists():
             (unfinished / file).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / file, unfinished / file)

@@ -10,8 +10,8 @@ loops (torch uses one loop with an `if`):
     outer_loop                 while sentences are left in the batch:
         inner_loop                 `step` until some are done; it divides the scores of finished hypotheses by the
                                    length penalty
-        collect_hypotheses         store what was found; divides the scores of live hypotheses by the length penalty
-                                   where a sentence is at its limit and none has finished
+        collect_hypotheses         store their hypotheses; if a sentence is at its limit and none has finished, divide
+                                   the scores of its live hypotheses by the length penalty
         drop_done_sentences        remove them from the batch
     select_best                return the best hypotheses of each sentence
 
@@ -32,19 +32,17 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE
-from vaswani_transformer.search_settings import NO_MAXIMUM, lookahead_of, search_settings_of
 
 from .graph_builder import GraphBuilder, rename, tensor_type
-from .torch_export import SearchGraphs, eager_attention, search_graphs
+from .search_inputs import default_inputs
+from .torch_export import SearchGraphs, eager_attention, export_search
 
-# Inputs with defaults. early_stopping: see `lookahead_of`
-SETTINGS = ("num_beams", "max_length", "length_penalty", "min_length", "num_return_sequences", "early_stopping")
 IDS = ("input_ids", "attention_mask")
 THRESHOLD, EMPTY = np.float32(VALID_ABOVE), np.float32(EMPTY_SCORE)
-# The variables of the outer loop beside those of the search.
+# Loop variables that the outer loop adds to the search state.
 ATTENTION_TYPE = tensor_type(TensorProto.FLOAT, 5)
 RESULT_TYPES = {
-    "rows": tensor_type(TensorProto.INT64, 1),  # of the results that belong to the sentences left in the batch
+    "rows": tensor_type(TensorProto.INT64, 1),  # result row of each sentence still in the batch
     "sequences": tensor_type(TensorProto.INT64, 3),
     "scores": tensor_type(TensorProto.FLOAT, 2),
     "cross_attentions": ATTENTION_TYPE,
@@ -61,20 +59,20 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
     attention: add the output cross_attentions (batch, layers, heads, length, source), of the best hypotheses
     """
     with eager_attention(model):
-        graphs = search_graphs(model, attention)
+        graphs = export_search(model, attention)
     op, pad = GraphBuilder("search."), cast(int, model.config.pad_token_id)
     initial = initial_values(op, graphs, model.lm_head.weight.shape[0])
-    # How many of the best hypotheses are returned and so must be final; 0: all.
-    wanted = op.Where(op.Greater("num_return_sequences", 0), "num_return_sequences", "num_beams")
-    last_index = op.Unsqueeze(op.Sub(op.Where(op.Less("early_stopping", 0), "num_beams", wanted), 1), [0])
+    # Number of hypotheses to return (0: all); they must be final before a sentence is done.
+    returned = op.Where(op.Greater("num_return_sequences", 0), "num_return_sequences", "num_beams")
+    last_index = op.Unsqueeze(op.Sub(op.Where(op.Less("early_stopping", 0), "num_beams", returned), 1), [0])
     final = outer_loop(op, graphs, initial, last_index, pad)
-    length = select_best(op, final["sequences"], final["scores"], op.Unsqueeze(wanted, [0]), pad)
+    *_, length = select_best(op, final["sequences"], final["scores"], op.Unsqueeze(returned, [0]), pad)
     if attention:
-        # The best hypotheses may be shorter than others that are returned.
+        # The best hypotheses may be shorter than the others.
         padding = op.Sub(length, op.Shape(final["cross_attentions"], start=3, end=4))
         op.Pad(final["cross_attentions"], op.Concat([0], padding, axis=0), "", [3], name="cross_attentions")
     exported = op.model("translation", *inputs_and_outputs(model, attention))
-    # A runtime can tell from these whether the config.json beside the file is this model's.
+    # OnnxTranslator compares them with the config.json beside the file.
     sizes = {"vocab_size": model.config.vocab_size, "decoder_vocab_size": model.lm_head.weight.shape[0]}
     helper.set_model_props(exported, {name: str(size) for name, size in sizes.items()})
     return exported
@@ -82,9 +80,10 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
 
 def inputs_and_outputs(model: Model, attention: bool) -> tuple[list, list, list]:
     """Return the inputs and outputs of the file, and the default values of optional inputs."""
-    num_beams, alpha, rule = search_settings_of(model.generation_config.to_dict())
-    values = *map(np.int64, (num_beams, NO_MAXIMUM)), np.float32(alpha), *map(np.int64, (0, 0, lookahead_of(rule)))
-    defaults = [numpy_helper.from_array(np.array(value), name) for name, value in zip(SETTINGS, values, strict=True)]
+    defaults = [
+        numpy_helper.from_array(value, name)
+        for name, value in default_inputs(model.generation_config.to_dict()).items()
+    ]
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "source"]) for name in IDS]
     inputs += [helper.make_tensor_value_info(tensor.name, tensor.data_type, []) for tensor in defaults]
     outputs = [
@@ -98,7 +97,7 @@ def inputs_and_outputs(model: Model, attention: bool) -> tuple[list, list, list]
 
 
 def initial_values(op: GraphBuilder, graphs: SearchGraphs, vocabulary: int) -> Values:
-    """Encode the sentences; returns what `start` returns, and empty results for each row of the batch."""
+    """Encode the sentences. Return the outputs of `start`, and empty results for each row of the batch."""
     beams = op.Range(0, "num_beams", 1)
     # `initial_hypotheses`: 2 x num_beams / vocabulary, rounded up
     initial_live = op.Div(op.Add(op.Mul("num_beams", 2), vocabulary - 1), vocabulary)
@@ -115,38 +114,40 @@ def initial_values(op: GraphBuilder, graphs: SearchGraphs, vocabulary: int) -> V
 
 
 def outer_loop(op: GraphBuilder, graphs: SearchGraphs, initial: Values, last_index: str, pad: int) -> Values:
-    """Until no sentence is left: search, store the hypotheses of done sentences, and drop these sentences."""
+    """Build the outer loop: search until sentences are done, store their hypotheses and drop them, until the batch is
+    empty."""
     body = GraphBuilder("outer.", op)
-    now = {name: f"outer.{name}" for name in initial if name not in graphs.constants}
-    # Before the steps, so that their common weights are in this loop.
+    current = {name: f"outer.{name}" for name in initial if name not in graphs.constants}
+    # Add these nodes before the inner loop, so that weights shared with `step` are stored in this body.
     attention = attention_nodes(body, graphs, initial)
-    state = inner_loop(body, graphs, initial | now, last_index)
-    sequences, scores = collect_hypotheses(body, state, now, initial["penalties"], pad)
-    after = drop_done_sentences(body, graphs, now, state) | {"sequences": sequences, "scores": scores}
+    state = inner_loop(body, graphs, initial | current, last_index)
+    sequences, scores = collect_hypotheses(body, state, current, initial["penalties"], pad)
+    after = drop_done_sentences(body, graphs, current, state) | {"sequences": sequences, "scores": scores}
     any_left = body.Greater(body.Squeeze(body.Shape(after["rows"]), [0]), 0)
     if attention:
-        branches = attention_branches(body, now, sequences, scores, pad, attention)
+        branches = attention_branches(body, current, sequences, scores, pad, attention)
         after["cross_attentions"] = body.If(any_left, **branches)
-    variables, types = {now[name]: initial[name] for name in now}, graphs.types | RESULT_TYPES
-    final = op.loop(body, variables, [types[name] for name in now], any_left, [after[name] for name in now])
-    return dict(zip(now, final, strict=True))
+    variables, types = {current[name]: initial[name] for name in current}, graphs.types | RESULT_TYPES
+    final = op.loop(body, variables, [types[name] for name in current], any_left, [after[name] for name in current])
+    return dict(zip(current, final, strict=True))
 
 
-def inner_loop(op: GraphBuilder, graphs: SearchGraphs, now: Values, last_index: str) -> Values:
-    """Take steps until sentences are done; returns the new state."""
-    steps = GraphBuilder("inner.", op)
-    here = {name: f"inner.{name}" for name in graphs.state}
-    known = [now[name] for name in (*graphs.memory, *graphs.batch_constants, *graphs.constants)]
-    inputs = [*known, *here.values(), last_index]
-    *after, condition = steps.inline(graphs.step, "step.", inputs, [*(f"after.{name}" for name in here), "condition"])
-    variables = {here[name]: now[name] for name in here}
-    op.nodes += steps.take_loop_invariants(variables)
-    final = op.loop(steps, variables, [graphs.types[name] for name in here], condition, after)
-    return dict(zip(here, final, strict=True))
+def inner_loop(op: GraphBuilder, graphs: SearchGraphs, current: Values, last_index: str) -> Values:
+    """Build the inner loop: take steps until sentences are done. Return the new state."""
+    body = GraphBuilder("inner.", op)
+    inner_names = {name: f"inner.{name}" for name in graphs.state}
+    known = [current[name] for name in (*graphs.memory, *graphs.batch_constants, *graphs.constants)]
+    inputs = [*known, *inner_names.values(), last_index]
+    outputs = [*(f"after.{name}" for name in inner_names), "condition"]
+    *after, condition = body.inline(graphs.step, "step.", inputs, outputs)
+    variables = {inner_names[name]: current[name] for name in inner_names}
+    op.nodes += body.hoist_loop_invariants(variables)
+    final = op.loop(body, variables, [graphs.types[name] for name in inner_names], condition, after)
+    return dict(zip(inner_names, final, strict=True))
 
 
-def collect_hypotheses(op: GraphBuilder, state: Values, now: Values, penalties: str, pad: int) -> tuple[str, str]:
-    """Write each sentence's hypotheses to its row of the results; unfinished sentences overwrite them later.
+def collect_hypotheses(op: GraphBuilder, state: Values, current: Values, penalties: str, pad: int) -> tuple[str, str]:
+    """Write each sentence's hypotheses to its result row; unfinished sentences overwrite them later.
 
     If no hypothesis has finished at a sentence's limit, its live hypotheses count, and the length penalty is applied to
     them here. `step` has applied it to the finished ones.
@@ -157,63 +158,68 @@ def collect_hypotheses(op: GraphBuilder, state: Values, now: Values, penalties: 
     live_scores = op.Where(op.Greater(state["live_scores"], THRESHOLD), live_scores, EMPTY)
     found_scores = op.Where(none_finished, live_scores, state["finished_scores"])
     found = op.Where(op.Unsqueeze(none_finished, [2]), live, finished)
-    # By Concat: CUDA has no Pad of int64.
-    longer = op.Sub(op.Shape(state["tokens"], start=2), op.Shape(now["sequences"], start=2))
-    shape = op.Concat(op.Shape(now["sequences"], end=2), longer, axis=0)
+    # Concat instead of Pad: the CUDA provider has no int64 Pad.
+    longer = op.Sub(op.Shape(state["tokens"], start=2), op.Shape(current["sequences"], start=2))
+    shape = op.Concat(op.Shape(current["sequences"], end=2), longer, axis=0)
     padding = op.ConstantOfShape(shape, value=helper.make_tensor("", TensorProto.INT64, [1], [pad]))
-    sequences = op.Concat(now["sequences"], padding, axis=2)
-    rows = op.Unsqueeze(now["rows"], [1])
-    return op.ScatterND(sequences, rows, found), op.ScatterND(now["scores"], rows, found_scores)
+    sequences = op.Concat(current["sequences"], padding, axis=2)
+    rows = op.Unsqueeze(current["rows"], [1])
+    return op.ScatterND(sequences, rows, found), op.ScatterND(current["scores"], rows, found_scores)
 
 
-def drop_done_sentences(op: GraphBuilder, graphs: SearchGraphs, now: Values, state: Values) -> Values:
+def drop_done_sentences(op: GraphBuilder, graphs: SearchGraphs, current: Values, state: Values) -> Values:
     """Remove the sentences that are done or at their limit from the batch dimension of every variable."""
-    by_sentence = {name: now[name] for name in graphs.memory} | state | {"rows": now["rows"]}
-    length = by_sentence.pop("length")
-    leaves = op.Or(state["done"], op.GreaterOrEqual(length, now["memory_limits"]))
-    stays = op.Not(op.Squeeze(leaves, [1]))
-    after = {name: op.Compress(value, stays, axis=0) for name, value in by_sentence.items()}
+    batched = {name: current[name] for name in graphs.memory} | state | {"rows": current["rows"]}
+    length = batched.pop("length")
+    drop = op.Or(state["done"], op.GreaterOrEqual(length, current["memory_limits"]))
+    keep = op.Not(op.Squeeze(drop, [1]))
+    after = {name: op.Compress(value, keep, axis=0) for name, value in batched.items()}
     count = op.Shape(after["rows"])
-    equal_rows = {name: op.Slice(now[name], [0], count, [0]) for name in graphs.batch_constants}
-    return after | equal_rows | {"length": length}
+    constants = {name: op.Slice(current[name], [0], count, [0]) for name in graphs.batch_constants}
+    return after | constants | {"length": length}
 
 
 def select_best(
-    op: GraphBuilder, sequences: str, scores: str, wanted: str | list[int], pad: int, prefix: str = ""
-) -> str:
-    """Name the `wanted` best hypotheses {prefix}sequences and {prefix}scores; returns the length of the longest.
+    op: GraphBuilder, sequences: str, scores: str, count: str | list[int], pad: int, prefix: str = ""
+) -> tuple[str, str, str]:
+    """Return the `count` best hypotheses, their scores, and the length of the longest one.
 
-    A slot without a finished hypothesis is padding.
+    A slot without a finished hypothesis is padding. The names are {prefix}sequences and {prefix}scores.
     """
-    scores = op.Slice(scores, [0], wanted, [1], name=f"{prefix}scores")
+    scores = op.Slice(scores, [0], count, [1], name=f"{prefix}scores")
     exists = op.Unsqueeze(op.Greater(scores, THRESHOLD), [2])
-    tokens = op.Where(exists, op.Slice(sequences, [0], wanted, [1]), pad)
+    tokens = op.Where(exists, op.Slice(sequences, [0], count, [1]), pad)
     is_token = op.Cast(op.Not(op.Equal(tokens, pad)), to=TensorProto.INT64)
     longest = op.ReduceMax(op.ReduceSum(is_token, [2], keepdims=0), keepdims=0)
     length = op.Unsqueeze(longest, [0])
-    op.Slice(tokens, [0], length, [2], name=f"{prefix}sequences")
-    return length
+    return op.Slice(tokens, [0], length, [2], name=f"{prefix}sequences"), scores, length
 
 
 def attention_nodes(op: GraphBuilder, graphs: SearchGraphs, initial: Values) -> list[NodeProto]:
-    """Return the nodes that compute best.cross_attentions from best.sequences, with their weights in this graph."""
+    """Store the weights of the attention pass in this graph, and return its nodes.
+
+    They compute best.cross_attentions from best.sequences.
+    """
     if graphs.cross_attentions is None:
         return []
-    # The memory of all sentences, as it was before the first one left.
+    # The encoder memory of the full batch, before sentences were dropped.
     inputs = [*(initial[name] for name in graphs.memory), initial["positional_encoding"], "best.sequences"]
     rename(graphs.cross_attentions, "attention.", inputs, ["best.cross_attentions"])
-    return op.store_tensors(graphs.cross_attentions)
+    return op.store_initializers(graphs.cross_attentions)
 
 
 def attention_branches(
-    op: GraphBuilder, now: Values, sequences: str, scores: str, pad: int, nodes: list[NodeProto]
+    op: GraphBuilder, current: Values, sequences: str, scores: str, pad: int, nodes: list[NodeProto]
 ) -> dict[str, GraphProto]:
-    """Pass the weights on while sentences are left; then run `attention_nodes` on the best hypotheses."""
-    later, last = GraphBuilder("later.", op), GraphBuilder("best.", op)
-    later.Identity(now["cross_attentions"], name="later.cross_attentions")
-    select_best(last, sequences, scores, [1], pad, "best.")
-    last.nodes += nodes
+    """Build the If branches: keep `cross_attentions` unchanged while sentences remain, compute it after the last one.
+
+    nodes: of `attention_nodes`
+    """
+    unchanged, computed = GraphBuilder("later.", op), GraphBuilder("best.", op)
+    unchanged.Identity(current["cross_attentions"], name="later.cross_attentions")
+    select_best(computed, sequences, scores, [1], pad, prefix="best.")
+    computed.nodes += nodes
     return {
-        "then_branch": later.graph({"later.cross_attentions": ATTENTION_TYPE}),
-        "else_branch": last.graph({"best.cross_attentions": ATTENTION_TYPE}),
+        "then_branch": unchanged.graph({"later.cross_attentions": ATTENTION_TYPE}),
+        "else_branch": computed.graph({"best.cross_attentions": ATTENTION_TYPE}),
     }

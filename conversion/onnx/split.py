@@ -1,12 +1,12 @@
-"""Encoder and decoder as separate graphs, under Optimum's names, for runtimes that bring their own search.
+"""Encoder and decoder as separate graphs, under Optimum's names, for runtimes that implement their own search.
 
 encoder_model.onnx             input_ids, attention_mask -> last_hidden_state
 decoder_model.onnx             input_ids, encoder_hidden_states, encoder_attention_mask -> logits, present.*
 decoder_with_past_model.onnx   input_ids, encoder_attention_mask, past_key_values.* -> logits, present.*.decoder.*
-decoder_model_merged.onnx      both decoders; `use_cache_branch` chooses one
+decoder_model_merged.onnx      both decoders; `use_cache_branch` selects one
 
-On request decoder_model.onnx has the outputs cross_attentions.* as well: one call with a complete translation gives
-the weights with which each of its tokens attends to the source.
+With `attention=True`, decoder_model.onnx also has the outputs cross_attentions.*: one call with a complete translation
+returns the attention of each of its tokens to the source.
 """
 
 from itertools import chain
@@ -23,7 +23,7 @@ from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_ke
 
 from .graph_builder import GraphBuilder, tensor_type
 from .subgraphs import remove_unused
-from .torch_export import EXAMPLE_LENGTH, ROWS_AND_COLUMNS, eager_attention, exported_graph
+from .torch_export import EXAMPLE_LENGTH, ROWS_AND_COLUMNS, eager_attention, export_module
 
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 ENCODER_INPUTS = ["input_ids", "attention_mask"]
@@ -43,7 +43,7 @@ class Encoder(nn.Module):
 class FirstDecoder(nn.Module):
     """The decoder without a cache.
 
-    attention: also return the weights of the attention to the source;  end: see `export_split`
+    attention: also return the attention to the source;  end: see `export_split`
     """
 
     def __init__(self, model: Model, attention: bool = False, end: int | None = None):
@@ -51,7 +51,7 @@ class FirstDecoder(nn.Module):
         self.decoder, self.attention, self.end = CachedDecoder(model), attention, end
 
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, encoder_attention_mask: Tensor):
-        """returns the logits, then per layer self keys, self values, cross keys, cross values, then the weights"""
+        """Return logits; per layer self keys, self values, cross keys and cross values; attention weights."""
         memory = memory_keys_and_values(self.decoder.decoder, encoder_hidden_states)
         decoded = decode(self.decoder, input_ids, ([], [], *memory), encoder_attention_mask, self.end)
         cache = zip(decoded.keys, decoded.values, *memory, strict=True)
@@ -59,7 +59,7 @@ class FirstDecoder(nn.Module):
 
 
 class NextDecoder(nn.Module):
-    """The decoder with a cache. It returns the self keys and values only: those of the memory do not change."""
+    """The decoder with a cache. It returns only self-attention keys and values: those of the memory do not change."""
 
     def __init__(self, model: Model, end: int | None = None):
         super().__init__()
@@ -80,46 +80,47 @@ def decode(
 ) -> Decoded:
     """Decode tokens (batch, target) after those in the cache.
 
-    past: keys and values of earlier tokens, and those of the memory, see `CachedDecoder`
-    end: after this token only itself can follow
+    past: keys and values of earlier tokens, and those of the memory (see `CachedDecoder`)
+    end: after this token, predict only the token itself; None to disable
     """
     keys, values, memory_keys, memory_values = past
     start, target = keys[0].shape[2] if keys else 0, tokens.shape[1]
-    places = torch.arange(target) + start
-    causal = (torch.arange(target + start)[None, :] <= places[:, None])[None]  # (1, target, past + target)
+    positions = torch.arange(target) + start
+    causal = (torch.arange(target + start)[None, :] <= positions[:, None])[None]  # (1, target, past + target)
     encoding = decoder.decoder.positional_encoding(start, target, tokens.device)
     allowed = source_mask.bool()[:, None, None]
     decoded = decoder(tokens, encoding, keys, values, causal, memory_keys, memory_values, allowed)
     if end is None:
         return decoded
-    again = torch.full_like(decoded.logits[:1, :1], MASKED).index_fill(2, torch.tensor([end]), 0.0)
-    return decoded._replace(logits=torch.where((tokens == end)[:, :, None], again, decoded.logits))
+    only_end = torch.full_like(decoded.logits[:1, :1], MASKED).index_fill(2, torch.tensor([end]), 0.0)
+    return decoded._replace(logits=torch.where((tokens == end)[:, :, None], only_end, decoded.logits))
 
 
 @torch.no_grad()
 def export_split(model: Model, attention: bool = False, end: int | None = None) -> dict[str, ModelProto]:
-    """Export the four graphs; returns them by name, without `.onnx`.
+    """Export the four graphs and return them by file name without `.onnx`.
 
-    attention: decoder_model has the outputs cross_attentions.0, ..., per layer, (batch, heads, target, source)
-    end: a token that repeats itself, for a search that keeps decoding finished sentences
+    attention: add an output cross_attentions.N per layer to decoder_model, (batch, heads, target, source)
+    end: a token after which only itself is predicted, for searches that keep decoding finished sentences
     """
     layers = model.config.decoder_layers
     present, past = cache_names("present", layers), cache_names("past_key_values", layers)
-    of_self = [name for name in present if ".decoder." in name]
+    self_attention_cache = [name for name in present if ".decoder." in name]
     weights = [f"cross_attentions.{layer}" for layer in range(layers)] if attention else []
     with eager_attention(model):
-        encoder, first, after = traced_graphs(model, attention, end)
-    # `alone` renames the graphs in place: the merged file gets copies.
-    merged_first, merged_next = GraphProto(), GraphProto()
-    merged_first.CopyFrom(first)
-    merged_next.CopyFrom(after)
-    del merged_first.output[1 + len(present) :]
-    remove_unused(merged_first)
+        encoder, decoder, decoder_with_past = export_modules(model, attention, end)
+    # `single_model` renames the graphs in place, so the merged file gets copies.
+    merged_decoder, merged_decoder_with_past = GraphProto(), GraphProto()
+    merged_decoder.CopyFrom(decoder)
+    merged_decoder_with_past.CopyFrom(decoder_with_past)
+    del merged_decoder.output[1 + len(present) :]
+    remove_unused(merged_decoder)
+    next_inputs, next_outputs = [*NEXT_INPUTS, *past], ["logits", *self_attention_cache]
     return {
-        "encoder_model": alone(encoder, "encoder", ENCODER_INPUTS, ["last_hidden_state"]),
-        "decoder_model": alone(first, "decoder", FIRST_INPUTS, ["logits", *present, *weights]),
-        "decoder_with_past_model": alone(after, "decoder_with_past", [*NEXT_INPUTS, *past], ["logits", *of_self]),
-        "decoder_model_merged": merged(merged_first, merged_next, past, present),
+        "encoder_model": single_model(encoder, "encoder", ENCODER_INPUTS, ["last_hidden_state"]),
+        "decoder_model": single_model(decoder, "decoder", FIRST_INPUTS, ["logits", *present, *weights]),
+        "decoder_with_past_model": single_model(decoder_with_past, "decoder_with_past", next_inputs, next_outputs),
+        "decoder_model_merged": merge_decoders(merged_decoder, merged_decoder_with_past, past, present),
     }
 
 
@@ -128,51 +129,54 @@ def cache_names(prefix: str, layers: int) -> list[str]:
     return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in parts]
 
 
-def traced_graphs(model: Model, attention: bool, end: int | None) -> tuple[GraphProto, GraphProto, GraphProto]:
-    """Export encoder and decoders;  arguments as in `export_split`"""
+def export_modules(model: Model, attention: bool, end: int | None) -> tuple[GraphProto, GraphProto, GraphProto]:
+    """Export encoder, decoder and decoder with past; arguments as in `export_split`."""
     ids, mask = torch.full((2, EXAMPLE_LENGTH), 2), torch.ones(2, EXAMPLE_LENGTH, dtype=torch.long)
     tokens, earlier_tokens = torch.full((2, 3), 2), torch.full((2, 5), 2)
-    encoder, first, after = Encoder(model), FirstDecoder(model, attention, end), NextDecoder(model, end)
+    encoder, decoder, decoder_with_past = Encoder(model), FirstDecoder(model, attention, end), NextDecoder(model, end)
     memory = encoder(ids, mask).clone()
     past = [tensor.clone().contiguous() for tensor in FirstDecoder(model)(earlier_tokens, memory, mask)[1:]]
-    both = ROWS_AND_COLUMNS
+    past_axes = [{0: Dim.AUTO, 2: Dim.AUTO} for _ in past]
     return (
-        exported_graph(encoder, (ids, mask), (both, both)),
-        exported_graph(first, (tokens, memory, mask), (both, both, both)),
-        exported_graph(after, (tokens, mask, past), (both, both, [{0: Dim.AUTO, 2: Dim.AUTO} for _ in past])),
+        export_module(encoder, (ids, mask), (ROWS_AND_COLUMNS,) * 2),
+        export_module(decoder, (tokens, memory, mask), (ROWS_AND_COLUMNS,) * 3),
+        export_module(decoder_with_past, (tokens, mask, past), (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, past_axes)),
     )
 
 
-def alone(graph: GraphProto, name: str, inputs: list[str], outputs: list[str]) -> ModelProto:
-    """Return a file with one graph."""
+def single_model(graph: GraphProto, name: str, inputs: list[str], outputs: list[str]) -> ModelProto:
+    """Return a model of one graph with these names of inputs and outputs."""
     op = GraphBuilder(f"{name}.")
     op.inline(graph, f"{name}.", inputs, outputs)
     return op.model(name, map(with_free_sizes, graph.input), map(with_free_sizes, graph.output))
 
 
-def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[str]) -> ModelProto:
-    """Return one If around both decoders. Without the cache the past is not read and may have length 0."""
+def merge_decoders(
+    decoder: GraphProto, decoder_with_past: GraphProto, past: list[str], present: list[str]
+) -> ModelProto:
+    """Return one model whose If node selects a decoder. The first ignores the cache, which may have length 0."""
     outputs = ["logits", *present]
-    of_self = [name for name in outputs if ".encoder." not in name]
-    kinds = [value.type.tensor_type for value in first.output]
-    types = {name: tensor_type(kind.elem_type, len(kind.shape.dim)) for name, kind in zip(outputs, kinds, strict=True)}
+    next_outputs = [name for name in outputs if ".encoder." not in name]
+    tensors = zip(outputs, (value.type.tensor_type for value in decoder.output), strict=True)
+    types = {name: tensor_type(tensor.elem_type, len(tensor.shape.dim)) for name, tensor in tensors}
     op = GraphBuilder("merged.")
-    without, with_past = GraphBuilder("first.", op), GraphBuilder("next.", op)
-    # The weights are in the graph around both branches.
-    without.inline(first, "first.", FIRST_INPUTS, [f"first.{name}" for name in outputs], owner=op)
-    with_past.inline(after, "next.", [*NEXT_INPUTS, *past], [f"next.{name}" for name in of_self], owner=op)
+    first, after = GraphBuilder("first.", op), GraphBuilder("next.", op)
+    # The branches share the weights of the graph around them.
+    first_names, next_names = [f"first.{name}" for name in outputs], [f"next.{name}" for name in next_outputs]
+    first.inline(decoder, "first.", FIRST_INPUTS, first_names, initializer_graph=op)
+    after.inline(decoder_with_past, "next.", [*NEXT_INPUTS, *past], next_names, initializer_graph=op)
     for old, new in zip(past, present, strict=True):
         if ".encoder." in new:
-            with_past.Identity(old, name=f"next.{new}")
+            after.Identity(old, name=f"next.{new}")
     node = helper.make_node(
         "If",
         [op.Reshape("use_cache_branch", np.array([], np.int64))],
         outputs,
-        then_branch=with_past.graph({f"next.{name}": type for name, type in types.items()}),
-        else_branch=without.graph({f"first.{name}": type for name, type in types.items()}),
+        then_branch=after.graph({f"next.{name}": type for name, type in types.items()}),
+        else_branch=first.graph({f"first.{name}": type for name, type in types.items()}),
     )
     op.nodes.append(node)
-    by_name = {value.name: value for value in (*first.input, *after.input)}
+    by_name = {value.name: value for value in (*decoder.input, *decoder_with_past.input)}
     inputs = ["encoder_attention_mask", "input_ids", "encoder_hidden_states", *past]
     values = [with_free_sizes(by_name[name]) for name in inputs]
     values.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
@@ -181,7 +185,7 @@ def merged(first: GraphProto, after: GraphProto, past: list[str], present: list[
 
 
 def with_free_sizes(value: ValueInfoProto) -> ValueInfoProto:
-    """Return a graph's input or output: sizes that are numbers stay, the others are free."""
+    """Return an input or output with the same fixed sizes, and without names of the other sizes."""
     tensor = value.type.tensor_type
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
     return helper.make_tensor_value_info(value.name, tensor.elem_type, sizes)

@@ -7,7 +7,7 @@ from onnx import GraphProto
 
 
 def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield the graphs of loops and branches inside a graph, innermost first, and the graph itself last."""
+    """Yield the graphs of loops and branches in a graph, innermost first, and then the graph itself."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.HasField("g"):
@@ -16,15 +16,15 @@ def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def remove_unused(graph: GraphProto) -> None:
-    """Remove nodes and tensors that nothing reads, also from the graphs of loops and branches inside."""
+    """Remove unused nodes and initializers from a graph and its subgraphs."""
     bodies = list(graphs_of(graph))
     reads = Counter(name for body in bodies for node in body.node for name in node.input)
     reads.update(value.name for values in (graph.input, *(body.output for body in bodies)) for value in values)
     for body in bodies:  # inner ones first
-        for place, node in reversed(list(enumerate(body.node))):
+        for index, node in reversed(list(enumerate(body.node))):
             if not any(reads[name] for name in node.output):
                 reads.subtract(node.input)
-                del body.node[place]
-        for place, tensor in reversed(list(enumerate(body.initializer))):
+                del body.node[index]
+        for index, tensor in reversed(list(enumerate(body.initializer))):
             if not reads[tensor.name]:
-                del body.initializer[place]
+                del body.initializer[index]

@@ -16,36 +16,36 @@ from .verify import BATCH, compare, raise_if_wrong, same_tokens
 
 
 def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str) -> list[list[int]]:
-    """Return the token ids of lines that are not blank, shortest first. Raises InputError naming a line too long."""
-    most = model.config.max_position_embeddings
+    """Tokenize the lines that are not blank, and sort them by length. Raises InputError naming a line too long."""
+    positions = model.config.max_position_embeddings
     sentences = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         ids = cast(list[int], tokenizer(line, verbose=False)["input_ids"])
-        if most is not None and len(ids) > most:
-            raise InputError(f"{name} line {number} has {len(ids)} tokens; the model has {most} positions")
+        if positions is not None and len(ids) > positions:
+            raise InputError(f"{name} line {number} has {len(ids)} tokens; the model has {positions} positions")
         sentences.append(ids)
     if not sentences:
         raise InputError(f"{name} has no sentence: every line is blank")
     return sorted(sentences, key=len)
 
 
-def prove_sentences(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> str:
-    """Translate real sentences by `generate()`, by the graph and by the search in torch; returns a report.
+def time_sentences(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> str:
+    """Translate sentences with `generate()`, the graph and the search in torch, and return a report.
 
-    Random tokens prove a graph but say little about its speed, which depends on how long translations are and when
-    they end. Raises ProofError.
+    Random tokens show that a graph is correct, but its speed depends on the lengths of real translations. Raises
+    ProofError.
     """
     session, pad = open_session(path), cast(int, model.config.pad_token_id)
     search = search_settings_of(model.generation_config.to_dict())
     batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
     seconds, as_generate = np.zeros(3), 0
-    for turn, batch in enumerate([batches[0], *batches]):  # in turn, so that other load on the machine slows all three
+    for turn, batch in enumerate([batches[0], *batches]):  # the three take turns, so that other load slows all of them
         begun = time.perf_counter()
         generated = cast(Any, model).generate(**batch, **search._asdict())[:, None, 1:].numpy()
         generation = time.perf_counter() - begun
-        found = compare(session, model, batch, search, precision, wanted=1)
+        found = compare(session, model, batch, search, precision, num_return_sequences=1)
         raise_if_wrong([f"sentences: {reason}" for reason in found.wrong])
         if turn > 0:  # the first one warms up
             seconds += generation, *found.seconds

@@ -1,4 +1,4 @@
-"""Export the two functions of the search, and the decoder of whole translations, as ONNX graphs of their own."""
+"""Export `start`, `step` and the cross-attention pass as ONNX graphs with torch.onnx.export."""
 
 import logging
 import warnings
@@ -20,6 +20,7 @@ from vaswani_transformer.beam_search import (
     Memory,
     SearchState,
     initial_hypotheses,
+    source_length_offset,
     start,
     step,
 )
@@ -29,11 +30,11 @@ from vaswani_transformer.search_settings import LOOKAHEAD, NO_MAXIMUM
 from .graph_builder import OPSET, tensor_type
 from .simplify import simplify
 
-# The sizes of the traced example. No two are equal, or torch takes one for the other.
-BATCH, LIVE, BEAMS, LENGTH = 2, 3, 4, 5
-EXAMPLE_LENGTH = 7  # source tokens: learned positions must be as many
+# Sizes of the example inputs, all different: torch.export treats equal sizes as one symbol.
+EXAMPLE_BATCH, LIVE, BEAMS, LENGTH = 2, 3, 4, 5
+EXAMPLE_LENGTH = 7  # source tokens; learned positions must cover at least this many
 ROWS_AND_COLUMNS = {0: Dim.AUTO, 1: Dim.AUTO}
-# The axes of tensors in the search whose sizes vary; all axes of those that are not listed.
+# Axes whose sizes vary, by name of the tensor; all axes of tensors that are not listed.
 VARYING_AXES = {
     "memory_keys": (0, 2),
     "memory_values": (0, 2),
@@ -49,12 +50,12 @@ T = TypeVar("T", bound=Part)
 
 
 class SearchGraphs(NamedTuple):
-    """The exported functions, and the names of the tensors that they exchange, see beam_search.py."""
+    """The exported functions, and the names of the tensors that they exchange (see beam_search.py)."""
 
-    start: GraphProto  # its outputs are memory, batch_constants, constants and state
+    start: GraphProto  # outputs: memory, batch_constants, constants and state
     step: GraphProto  # inputs: these and last_index; outputs: the new state and whether to take another step
-    cross_attentions: GraphProto | None  # its inputs are the memory, the positions and the sequences
-    types: dict[str, TypeProto]  # of the following tensors; sizes change from step to step
+    cross_attentions: GraphProto | None  # inputs: memory, positions and sequences
+    types: dict[str, TypeProto]  # types of the tensors named below; sizes change from step to step
     memory: list[str]
     batch_constants: list[str]
     constants: list[str]
@@ -62,20 +63,43 @@ class SearchGraphs(NamedTuple):
 
 
 class Start(nn.Module):
-    """`start`, with the lengths of tensors for the numbers of hypotheses, since these become sizes."""
+    """Wrap `start` for export.
+
+    Beam sizes are passed as tensor lengths, because torch.export supports dynamic sizes but not integer inputs that
+    become sizes.
+    """
 
     def __init__(self, model: Model, offset: int):
         super().__init__()
         self.model, self.offset = model, offset
 
-    def forward(self, ids: Tensor, mask: Tensor, beams: Tensor, initial_live: Tensor, settings: list[Tensor]):
-        alpha, lookahead, min_length, max_length = settings
-        sizes = self.offset, beams.shape[0]
-        return start(self.model, ids, mask, *sizes, alpha, lookahead, min_length, max_length, initial_live.shape[0])
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        beams: Tensor,
+        initial_live: Tensor,
+        alpha: Tensor,
+        lookahead: Tensor,
+        min_length: Tensor,
+        max_length: Tensor,
+    ):
+        return start(
+            self.model,
+            ids,
+            mask,
+            offset=self.offset,
+            beams=beams.shape[0],
+            alpha=alpha,
+            lookahead=lookahead,
+            min_length=min_length,
+            max_length=max_length,
+            initial_live=initial_live.shape[0],
+        )
 
 
 class Step(nn.Module):
-    """`step`, and whether to take another one before sentences leave the batch."""
+    """Wrap `step` for export. Also return whether to take another step before sentences are dropped."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -90,72 +114,74 @@ class Step(nn.Module):
         last_index: Tensor,
     ):
         after = step(self.decoder, memory, batch_constants, constants, state, last_index)
-        # As in `beam_search`: sentences leave when an eighth of the batch is done or one is at its limit.
+        # As in `beam_search`: drop sentences when an eighth of the batch is done or one is at its limit.
         an_eighth = (batch_constants.padding.shape[0] + 7) // 8
         return after, (after.done.long().sum() < an_eighth) & (after.length < memory.limits.min())[0]
 
 
 class CrossAttentions(nn.Module):
-    """The weights with which the tokens of given translations attend to their sources."""
+    """Decode given translations and return their attention to the source."""
 
     def __init__(self, model: Model):
         super().__init__()
         self.decoder, self.config = CachedDecoder(model), model.config
 
     def forward(self, memory: Memory, positions: Tensor, sequences: Tensor) -> Tensor:
-        """sequences: (batch, 1, length), padded;  returns (batch, layers, heads, length, source), 0 at padding"""
+        """Return the weights, (batch, layers, heads, length, source), 0 at padding.
+
+        sequences: (batch, 1, length), padded
+        """
         tokens = sequences[:, 0]
         start_tokens = torch.full_like(tokens[:, :1], self.config.decoder_start_token_id)
         inputs = torch.cat((start_tokens, tokens[:, :-1]), dim=1)
-        places = torch.arange(tokens.shape[1])
-        causal = ((places[:, None] < places).float() * MASKED)[None]
-        encoding = positions.index_select(0, places)
+        target = torch.arange(tokens.shape[1])
+        causal = ((target[:, None] < target).float() * MASKED)[None]
+        encoding = positions.index_select(0, target)
         decoded = self.decoder(inputs, encoding, [], [], causal, memory.keys, memory.values, memory.bias)
         weights = torch.stack(decoded.cross_attentions, dim=1).float()
         return weights.masked_fill((tokens == self.config.pad_token_id)[:, None, None, :, None], 0.0)
 
 
-def source_length_offset(model: Model) -> int:
-    """Return the output tokens beyond the source's, 50 as in the paper unless the generation config says otherwise."""
-    offset = getattr(model.generation_config, "max_source_length_offset", None)
-    return 50 if offset is None else offset
-
-
-def search_graphs(model: Model, attention: bool) -> SearchGraphs:
+def export_search(model: Model, attention: bool) -> SearchGraphs:
     """Export `start`, `step` and, for attention, `CrossAttentions`."""
-    ids = torch.full((BATCH, EXAMPLE_LENGTH), 2)
+    ids = torch.full((EXAMPLE_BATCH, EXAMPLE_LENGTH), 2)
     mask, last_index = torch.ones_like(ids), torch.tensor([2])
-    settings = [torch.tensor(number) for number in (0.6, LOOKAHEAD, 0, NO_MAXIMUM)]
-    parts = example_search(model, ids, mask, settings, last_index)
-    # Views of other tensors confuse the exporter.
+    alpha, lookahead, min_length, max_length = map(torch.tensor, (0.6, LOOKAHEAD, 0, NO_MAXIMUM))
+    parts = example_search(model, ids, mask, alpha, lookahead, min_length, last_index)
+    # The exporter mishandles views.
     examples: list[Any] = [each_tensor(part, lambda _, tensor: tensor.clone().contiguous()) for part in parts]
     axes: list[Any] = [each_tensor(part, varying_axes) for part in parts]
-    start_graph = exported_graph(
+    start_graph = export_module(
         Start(model, source_length_offset(model)),
-        (ids, mask, torch.arange(BEAMS), torch.arange(LIVE), settings),
-        (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, {0: Dim.AUTO}, {0: Dim.AUTO}, [{} for _ in settings]),
+        (ids, mask, torch.arange(BEAMS), torch.arange(LIVE), alpha, lookahead, min_length, max_length),
+        (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}, {}, {}),
     )
-    step_graph = exported_graph(Step(model), (*examples, last_index), (*axes, {}))
+    step_graph = export_module(Step(model), (*examples, last_index), (*axes, {}))
     attention_graph = None
     if attention:
         memory, _, constants, _ = examples
-        attention_graph = exported_graph(
+        attention_graph = export_module(
             CrossAttentions(model),
-            (memory, constants.positional_encoding, torch.full((BATCH, 1, LENGTH), 2)),
+            (memory, constants.positional_encoding, torch.full((EXAMPLE_BATCH, 1, LENGTH), 2)),
             (axes[0], axes[2].positional_encoding, {0: Dim.AUTO, 2: Dim.AUTO}),
         )
     names = [names_of(part) for part in parts]
-    kinds = [value.type.tensor_type for value in step_graph.input[:-1]]
-    types = [tensor_type(kind.elem_type, len(kind.shape.dim)) for kind in kinds]
+    tensors = [value.type.tensor_type for value in step_graph.input[:-1]]
+    types = [tensor_type(tensor.elem_type, len(tensor.shape.dim)) for tensor in tensors]
     types = dict(zip(chain.from_iterable(names), types, strict=True))
     return SearchGraphs(start_graph, step_graph, attention_graph, types, *names)
 
 
 def example_search(
-    model: Model, ids: Tensor, mask: Tensor, settings: list[Tensor], last_index: Tensor
+    model: Model,
+    ids: Tensor,
+    mask: Tensor,
+    alpha: Tensor,
+    lookahead: Tensor,
+    min_length: Tensor,
+    last_index: Tensor,
 ) -> tuple[Memory, BatchConstants, Constants, SearchState]:
-    """Return the inputs of `step` after a few steps."""
-    alpha, lookahead, min_length, _ = settings
+    """Search for a few steps and return the inputs of the next one."""
     initial_live = initial_hypotheses(BEAMS, model.lm_head.weight.shape[0])
     memory, batch_constants, constants, state = start(
         model, ids, mask, 50, BEAMS, alpha, lookahead, min_length, initial_live=initial_live
@@ -174,7 +200,7 @@ def example_search(
 
 
 def each_tensor(part: T, function: Callable[[str, Tensor], Any]) -> T:
-    """Return a part of the search with `function(name, tensor)` in place of each of its tensors."""
+    """Replace each tensor of a part of the search by `function(name, tensor)`."""
     prefix = "memory_" if isinstance(part, Memory) else ""
     return type(part)._make(
         [function(f"{prefix}{field}.{layer}", tensor) for layer, tensor in enumerate(value)]
@@ -191,14 +217,14 @@ def names_of(part: Part) -> list[str]:
 
 
 def varying_axes(name: str, tensor: Tensor) -> dict[int, Any]:
-    """Return the axes of a tensor whose sizes vary, for torch's exporter, which takes a size of 1 as fixed."""
+    """Return the axes of a tensor whose sizes vary, for torch.export, which treats a size of 1 as constant."""
     axes = VARYING_AXES.get(name.partition(".")[0], range(tensor.ndim))
     return {axis: Dim.AUTO for axis in axes if tensor.shape[axis] > 1}
 
 
 @contextmanager
 def eager_attention(model: Model) -> Iterator[None]:
-    """Compute attention as Equation (1) is written, and restore the model's implementation afterwards."""
+    """Switch to eager attention, and restore the model's implementation on exit."""
     implementation = model.config._attn_implementation or "eager"
     model.set_attn_implementation("eager")
     try:
@@ -207,15 +233,12 @@ def eager_attention(model: Model) -> Iterator[None]:
         model.set_attn_implementation(implementation)
 
 
-def exported_graph(module: nn.Module, inputs: tuple, axes: tuple) -> GraphProto:
-    """Export a module with torch's exporter, simplified and without traces of this machine.
-
-    axes: those of each input whose sizes vary
-    """
-    # They report that torchvision is missing and which constants are duplicates.
+def export_module(module: nn.Module, inputs: tuple, axes: tuple) -> GraphProto:
+    """Export a module with torch.onnx.export and simplify the graph;  axes: those of each input whose sizes vary"""
+    # Silence notes about missing torchvision and duplicate initializers.
     for name in ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():  # torch 2.13 itself uses what it deprecates
+    with warnings.catch_warnings():  # torch 2.13 calls functions that it has deprecated
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         program = torch.onnx.export(
@@ -223,7 +246,7 @@ def exported_graph(module: nn.Module, inputs: tuple, axes: tuple) -> GraphProto:
         )
     assert program is not None
     graph = program.model_proto.graph
-    # The metadata has source files and memory addresses: without it the same model gives the same file.
+    # Remove source paths and memory addresses, so that the same model gives the same file.
     for part in (graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
         del part.metadata_props[:]
     simplify(graph)

@@ -1,9 +1,8 @@
 """Arrange the split layout as transformers.js loads it.
 
-transformers.js chooses its code by `model_type`. Its Marian does what this model needs: an encoder, a merged decoder
-with a cache, and greedy search. It reads no `suppress_tokens`, but `bad_words_ids`; and in a batch it keeps
-decoding finished sentences until the last one finishes. Therefore the decoders exported for it repeat `</s>`, which
-decoding skips.
+transformers.js selects its implementation by `model_type`; `marian` fits: encoder, merged decoder with cache, greedy
+search. It ignores `suppress_tokens` but supports `bad_words_ids`, and it keeps decoding finished sentences until the
+whole batch is finished. So these decoders predict `</s>` after `</s>`, which decoding removes.
 """
 
 from pathlib import Path
@@ -15,24 +14,26 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from ..toolkits.hf_marian import generation_settings, write_json
 
-# transformers.js finds the file of a `dtype` by the end of its name.
-FILES = ("encoder_model", "decoder_model_merged")
+# transformers.js finds the file of a `dtype` by its suffix.
+KEPT_FILES = ("encoder_model", "decoder_model_merged")
 SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_int8", "int8-weights": "_quantized"}
 
 
 def check_for_javascript(model: Model, source: Path) -> None:
-    """Raises InputError naming what transformers.js's Marian cannot represent."""
+    """Raise InputError if transformers.js's Marian does not support the model."""
     config = model.config
     if (config.d_k, config.d_v) != (None, None):
-        raise InputError(f"{source / 'config.json'}: transformers.js takes d_k and d_v to be d_model / heads")
+        raise InputError(
+            f"{source / 'config.json'}: transformers.js assumes d_k = d_v = d_model / heads; this model sets d_k or d_v"
+        )
     if (source / TARGET_TOKENIZER).is_dir() or not (source / "tokenizer.json").exists():
         raise InputError(f"{source}: transformers.js needs one tokenizer.json for both languages")
 
 
 def arrange_for_javascript(folder: Path, model: Model, precision: str) -> None:
-    """Rename the files of a complete split layout, and write the settings that transformers.js reads."""
+    """Move and rename the files of a complete split layout, and write the settings that transformers.js reads."""
     (folder / "onnx").mkdir()
-    for name in FILES:
+    for name in KEPT_FILES:
         (folder / f"{name}.onnx").rename(folder / "onnx" / f"{name}{SUFFIXES[precision]}.onnx")
     for unused in folder.glob("*.onnx"):
         unused.unlink()

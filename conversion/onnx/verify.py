@@ -1,4 +1,4 @@
-"""Compare the single graph with torch: the same translations with the same scores, or the export has failed."""
+"""Compare the single graph with torch: translations and scores must agree, otherwise the export fails."""
 
 import time
 from pathlib import Path
@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.beam_search import beam_search
+from vaswani_transformer.beam_search import beam_search, source_length_offset
 from vaswani_transformer.errors import ProofError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
 from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings
 
-from .session import inputs_of, open_session, padded, run
-from .torch_export import eager_attention, source_length_offset
+from .search_inputs import search_inputs
+from .session import open_session, padded, run
+from .torch_export import eager_attention
 
-# The largest difference between a score and torch's for the same tokens, see `score_difference`. fp32: the same sums in
-# another order. The others: per token, on average; users must measure the effect on BLEU.
+# The largest difference of a score from torch's for the same tokens. fp32: the same sums in another order, see
+# `score_difference`. Other precisions: the average per token; users must measure the effect on BLEU.
 TOLERANCES = {"fp32": 1e-4, "fp16": 0.02, "int8": 0.2, "int8-weights": 0.1}
 # The largest difference of an attention weight, which is between 0 and 1.
 ATTENTION_TOLERANCES = TOLERANCES | {"fp32": 1e-5}
-# Two translations whose scores differ by less are equally good in float32.
+# Two float32 translations whose scores differ by less are tied.
 EQUALLY_GOOD = 1e-5
 BATCH = 8  # sentences
 
@@ -49,17 +50,17 @@ CASES = [
 class Comparison(NamedTuple):
     """One batch, translated by the graph and by torch."""
 
-    sequences: np.ndarray  # the graph's
+    sequences: np.ndarray  # from the graph
     hypotheses: int
-    equal: int  # token for token
-    tied: int  # other tokens with the same score, in float32
-    score_difference: float  # the largest, for the same tokens; below float32: per token
-    seconds: tuple[float, float]  # of the graph and of torch
-    wrong: list[str]
+    equal: int  # hypotheses with the same tokens
+    tied: int  # hypotheses with other tokens and the same score, in float32
+    score_difference: float  # the largest one
+    seconds: tuple[float, float]  # the graph's and torch's
+    wrong: list[str]  # reasons to reject the graph
 
 
-def prove(path: Path, model: Model, precision: str = "fp32") -> str:
-    """Translate random tokens; returns a report. Raises ProofError."""
+def verify(path: Path, model: Model, precision: str = "fp32") -> str:
+    """Translate random tokens and return a report. Raises ProofError."""
     session = open_session(path)
     has_attention = "cross_attentions" in {value.name for value in session.get_outputs()}
     lines = [" batch beams alpha  translations  equal  tied  score diff.   ONNX s  torch s"]
@@ -80,15 +81,13 @@ def prove(path: Path, model: Model, precision: str = "fp32") -> str:
             if not difference <= limit:
                 wrong.append(f"{case}: attention weights differ by {difference:.2g}; the limit is {limit}")
     if not hypotheses:
-        wrong.append(
-            "no sentence has a translation, in torch or in the graph: the model has weights that are not finite"
-        )
+        wrong.append("neither torch nor the graph finds a translation: the model has weights that are not finite")
     raise_if_wrong(wrong)
     return "\n".join([*lines, *([f"attention weights differ by at most {largest:.1e}"] if has_attention else [])])
 
 
 def raise_if_wrong(wrong: list[str]) -> None:
-    """Raises ProofError if anything is wrong."""
+    """Raise ProofError with all reasons, if there are any."""
     if wrong:
         found = "; ".join(wrong)
         raise ProofError(f"the exported graph does not translate as torch does ({found}); nothing was written")
@@ -101,13 +100,13 @@ def compare(
     search: SearchSettings,
     precision: str,
     max_length: int = NO_MAXIMUM,
-    wanted: int | None = None,
+    num_return_sequences: int | None = None,
 ) -> Comparison:
-    """Translate a batch by the graph and by torch;  wanted: how many of the best hypotheses, None for all"""
+    """Translate a batch with the graph and with torch;  num_return_sequences: None for all hypotheses"""
     begun = time.perf_counter()
-    found, scores = run(session, batch, search, max_length, wanted or 0)
+    found, scores = run(session, batch, search, max_length, num_return_sequences or 0)
     middle = time.perf_counter()
-    settings = {"max_length": max_length, "num_return_sequences": wanted, **search._asdict()}
+    settings = search._asdict() | {"max_length": max_length, "num_return_sequences": num_return_sequences}
     in_torch = beam_search(model, **batch, max_source_length_offset=source_length_offset(model), **settings)
     expected, expected_scores = (tensor.numpy() for tensor in in_torch)
     seconds = middle - begun, time.perf_counter() - middle
@@ -116,10 +115,10 @@ def compare(
     equal = same_tokens(found, expected, pad)
     wrong, tied = [], 0
     if not np.array_equal(exists.any(axis=1), exists_in_torch.any(axis=1)):
-        wrong.append("the graph and torch leave different sentences without a translation")
+        wrong.append("the graph and torch find translations for different sentences")
     if precision == "fp32":
         differences = score_difference(scores, expected_scores)
-        # Scores of two equally good hypotheses differ by rounding alone, which depends on the shapes of a batch.
+        # Scores of tied hypotheses differ only by rounding, which depends on the shapes of a batch.
         others = differences[exists_in_torch & ~equal]
         tied = int((others < EQUALLY_GOOD).sum())
         if tied < len(others):
@@ -127,7 +126,7 @@ def compare(
         if not np.array_equal(exists, exists_in_torch):
             wrong.append("the graph and torch finish different numbers of hypotheses")
         exists = exists_in_torch
-    else:  # other rounding chooses other tokens: torch scores these very tokens
+    else:  # rounding may change the tokens, so torch scores the graph's translations
         differences = difference_by_token(model, batch, found, scores, search.length_penalty)
     largest = float(differences[exists].max(initial=0.0))
     if not largest <= TOLERANCES[precision]:  # also true for NaN
@@ -137,12 +136,12 @@ def compare(
 
 
 def score_difference(found: np.ndarray | float, expected: np.ndarray | float) -> np.ndarray:
-    """Return the difference of scores, beyond -1 relative to their size: longer sums of logarithms round more."""
+    """Return the difference of scores, relative to scores below -1: rounding errors grow with the sum."""
     return np.abs(np.subtract(found, expected)) / np.maximum(1, np.abs(expected))
 
 
 def same_tokens(found: np.ndarray, expected: np.ndarray, pad: int) -> np.ndarray:
-    """Return which translations, (batch, beams, length), have the same tokens: (batch, beams)"""
+    """Return which translations (batch, beams, length) have the same tokens, (batch, beams)."""
     length = min(found.shape[2], expected.shape[2])
     equal = (found[..., :length] == expected[..., :length]).all(axis=2)
     return equal & (found[..., length:] == pad).all(axis=2) & (expected[..., length:] == pad).all(axis=2)
@@ -152,7 +151,7 @@ def same_tokens(found: np.ndarray, expected: np.ndarray, pad: int) -> np.ndarray
 def difference_by_token(
     model: Model, batch: dict[str, Tensor], found: np.ndarray, scores: np.ndarray, alpha: float
 ) -> np.ndarray:
-    """Return how far the scores are from torch's for these very translations, as log P per token, (batch, beams)."""
+    """Return the difference of the scores from torch's for the same tokens, in log P per token, (batch, beams)."""
     beams = found.shape[1]
     labels = torch.from_numpy(found).flatten(0, 1)
     is_token = labels != model.config.pad_token_id
@@ -168,7 +167,7 @@ def difference_by_token(
 
 def attention_difference(session: Any, model: Model, batch: dict[str, Tensor], case: Case) -> float:
     """Return the largest difference of the best translations' attention weights from torch's."""
-    inputs = inputs_of(batch, case.search, case.max_length)
+    inputs = {name: tensor.numpy() for name, tensor in batch.items()} | search_inputs(case.search, case.max_length)
     sequences, weights = session.run(["sequences", "cross_attentions"], inputs)
     best = torch.from_numpy(sequences[:, 0])
     per_layer = cross_attentions(model, batch, model.prepare_decoder_input_ids_from_labels(best))
@@ -181,7 +180,7 @@ def attention_difference(session: Any, model: Model, batch: dict[str, Tensor], c
 
 @torch.no_grad()
 def cross_attentions(model: Model, batch: dict[str, Tensor], tokens: Tensor) -> list[np.ndarray]:
-    """Return torch's weights of the attention to the source, per layer, (batch, heads, target, source)."""
+    """Return torch's attention to the source, per layer, (batch, heads, target, source)."""
     with eager_attention(model):
         output = model(**batch, decoder_input_ids=tokens, use_cache=False, output_attentions=True)
     return [weights.float().numpy() for weights in output.cross_attentions]

@@ -1,7 +1,7 @@
-"""Token ids -> texts by standard operators: the bytes of all tokens, joined, with U+FFFD for invalid UTF-8.
+"""Decode token ids with standard operators: concatenate the bytes of all tokens, with U+FFFD for invalid UTF-8.
 
-A mark ends every text, so that no row is empty and characters do not continue in the next row. The strings that are
-joined hold one byte each, but no string that leaves the graph is invalid UTF-8.
+A line feed ends every text, so that no row is empty and no character continues in the next row. Intermediate strings
+hold one byte each; strings that leave the graph are valid UTF-8.
 """
 
 import numpy as np
@@ -9,33 +9,33 @@ from onnx import TensorProto
 
 from ..graph_builder import GraphBuilder, tensor_type
 from .bpe import SPELLING, ByteLevelBPE
-from .ops import MARK, as_int, in_batch, shifted
+from .ops import END_OF_TEXT, as_int, in_batch, shifted
 
-REPLACEMENT, NOTHING = 256, 257  # pieces of text beside the 256 bytes
+REPLACEMENT, DROPPED = 256, 257  # pieces of text besides the 256 bytes: U+FFFD, and nothing
 
 
 def texts_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> str:
-    """ids: (batch, length), below `vocabulary` -> strings (batch,), without control tokens."""
-    bytes, rows, is_mark = bytes_of(op, ids, bpe, vocabulary)
-    pieces = op.Where(is_mark, NOTHING, valid_pieces(op, bytes))
-    by_row, _ = in_batch(op, pieces, rows, op.Shape(ids, end=1), NOTHING)
+    """Decode ids (batch, length), all below `vocabulary`. Return strings (batch,) without control tokens."""
+    bytes, rows, is_end = bytes_of(op, ids, bpe, vocabulary)
+    pieces = op.Where(is_end, DROPPED, valid_pieces(op, bytes))
+    by_row, _ = in_batch(op, pieces, rows, op.Shape(ids, end=1), DROPPED)
     return joined(op, by_row)
 
 
 def bytes_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tuple[str, str, str]:
-    """Return the bytes of all tokens, int64 (bytes,), and for each its row of the batch and whether it is a mark."""
+    """Return the bytes of all tokens, int64 (bytes,), the row of each, and whether it is an end of text."""
     byte_of = {letter: byte for byte, letter in SPELLING.items()}
     spelled = {id: spelling for spelling, id in bpe.vocabulary.items() if id not in bpe.control}
-    tokens = [bytes(byte_of[letter] for letter in spelled.get(id, "")) for id in range(vocabulary)] + [MARK]
+    tokens = [bytes(byte_of[letter] for letter in spelled.get(id, "")) for id in range(vocabulary)] + [END_OF_TEXT]
     lengths = np.array([len(token) for token in tokens])
     starts = np.cumsum(lengths) - lengths
-    marked = op.Pad(ids, [0, 0, 0, 1], vocabulary)
-    flat = op.Reshape(marked, [-1])
+    ended = op.Pad(ids, [0, 0, 0, 1], vocabulary)
+    flat = op.Reshape(ended, [-1])
     rows = op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(ids, end=1)), 1), [1])
-    rows = op.Reshape(op.Expand(rows, op.Shape(marked)), [-1])
+    rows = op.Reshape(op.Expand(rows, op.Shape(ended)), [-1])
     not_empty = op.Greater(op.Gather(lengths, flat), 0)
     flat, rows = op.Compress(flat, not_empty), op.Compress(rows, not_empty)
-    # Repeat each token for its bytes.
+    # Repeat each token once per byte.
     length = op.Gather(lengths, flat)
     begin = op.CumSum(length, 0, exclusive=1)
     total = op.ReduceSum(length)
@@ -49,7 +49,7 @@ def bytes_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> 
 
 
 def valid_pieces(op: GraphBuilder, bytes: str) -> str:
-    """(bytes,) -> (bytes,): the byte itself in a valid character; REPLACEMENT and NOTHING elsewhere
+    """Replace the bytes of invalid characters by REPLACEMENT or DROPPED, and keep the others.
 
     As in tokenizers' ByteLevel decoder, one U+FFFD replaces the longest beginning of a character (The Unicode Standard,
     3.9, table 3-8) or any other invalid byte.
@@ -64,15 +64,15 @@ def valid_pieces(op: GraphBuilder, bytes: str) -> str:
     def continues(byte: str) -> str:
         return op.Equal(op.BitwiseAnd(byte, 0xC0), 0x80)
 
-    wanted = op.Gather(more, bytes)
+    expected = op.Gather(more, bytes)  # continuation bytes
     in_range = op.And(
         op.GreaterOrEqual(next, op.Gather(lowest, bytes)), op.LessOrEqual(next, op.Gather(highest, bytes))
     )
-    one = op.And(in_range, op.GreaterOrEqual(wanted, 1))
-    two = op.And(op.And(one, continues(second)), op.GreaterOrEqual(wanted, 2))
-    three = op.And(op.And(two, continues(third)), op.GreaterOrEqual(wanted, 3))
-    got = op.Add(op.Add(as_int(op, one), as_int(op, two)), as_int(op, three))
-    is_complete = op.And(op.Equal(got, wanted), op.Gather(begins, bytes))
+    one = op.And(in_range, op.GreaterOrEqual(expected, 1))
+    two = op.And(op.And(one, continues(second)), op.GreaterOrEqual(expected, 2))
+    three = op.And(op.And(two, continues(third)), op.GreaterOrEqual(expected, 3))
+    found = op.Add(op.Add(as_int(op, one), as_int(op, two)), as_int(op, three))
+    is_complete = op.And(op.Equal(found, expected), op.Gather(begins, bytes))
 
     def reached_by(flags: tuple[str, ...]) -> str:
         """Return which bytes continue a character that begins before them."""
@@ -83,25 +83,25 @@ def valid_pieces(op: GraphBuilder, bytes: str) -> str:
 
     kept = op.Or(is_complete, reached_by(tuple(op.And(flag, is_complete) for flag in (one, two, three))))
     dropped = reached_by(tuple(op.And(flag, op.Not(is_complete)) for flag in (one, two, three)))
-    return op.Where(kept, bytes, op.Where(dropped, NOTHING, REPLACEMENT))
+    return op.Where(kept, bytes, op.Where(dropped, DROPPED, REPLACEMENT))
 
 
 def joined(op: GraphBuilder, pieces: str) -> str:
-    """(batch, width) of pieces -> strings (batch,); neighbouring columns are joined until one is left"""
+    """Concatenate the pieces (batch, width) of each row into one string, halving the width in each iteration."""
     strings = np.array([*(bytes([byte]) for byte in range(256)), "\ufffd".encode(), b""], object)
     powers = 2 ** np.arange(40)
     width = op.Shape(pieces, start=1)
-    wanted = op.Gather(powers, op.ReduceSum(as_int(op, op.Less(powers, width)), keepdims=1))
-    padding = op.Concat([0, 0, 0], op.Sub(wanted, width), axis=0)
-    columns = op.Gather(strings, op.Pad(pieces, padding, NOTHING))
+    power = op.Gather(powers, op.ReduceSum(as_int(op, op.Less(powers, width)), keepdims=1))
+    padding = op.Concat([0, 0, 0], op.Sub(power, width), axis=0)
+    columns = op.Gather(strings, op.Pad(pieces, padding, DROPPED))
     body = GraphBuilder("text.join.", op)
-    now = "text.join.columns"
-    even, odd = (body.Slice(now, [first], [2**31], [1], [2]) for first in (0, 1))
-    # Without a second column, join the first with nothing.
+    current = "text.join.columns"
+    even, odd = (body.Slice(current, [first], [2**31], [1], [2]) for first in (0, 1))
+    # If there is only one column, append nothing to it.
     last = body.Concat(
         odd, body.Slice(body.Expand(b"", body.Shape(even)), body.Shape(odd, start=1), [2**31], [1]), axis=1
     )
     together = body.StringConcat(even, last)
     condition = body.Greater(body.Squeeze(body.Shape(together, start=1)), 1)
-    (columns,) = op.loop(body, {now: columns}, [tensor_type(TensorProto.STRING)], condition, [together])
+    (columns,) = op.loop(body, {current: columns}, [tensor_type(TensorProto.STRING)], condition, [together])
     return op.Squeeze(columns, [1])

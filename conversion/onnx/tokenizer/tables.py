@@ -1,6 +1,6 @@
-"""Tables for the tokenizer's operators: properties of all characters, and the merges of pairs of tokens.
+"""Tables of the tokenizer's operators: properties of characters, and merges of pairs of tokens.
 
-They are read from the tokenizers library at export, so that the graph classifies characters in the same way.
+The properties come from the tokenizers library at export, so that the graph classifies characters as it does.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from .bpe import ByteLevelBPE
 
 UNICODE = 0x110000  # code points
 BLOCK = 256
-OTHER, LETTER, NUMBER, SPACE, ALONE = range(5)
+OTHER, LETTER, NUMBER, SPACE, SINGLE_DIGIT = range(5)
 
 
 @cache
 def character_classes(split_digits: bool) -> np.ndarray:
-    """(UNICODE,): OTHER, LETTER, NUMBER and SPACE as in ByteLevel's expression; ALONE for digits that are split"""
-    # Replace every character by one that stands for its class.
+    """Return the class of each character in ByteLevel's expression, (UNICODE,); SINGLE_DIGIT for digits to split."""
+    # Replace each character by a letter for its class.
     replacements = [(r"\p{L}", "L"), (r"\p{N}", "1"), (r"\s", " "), (r"[^L1 ]", "?")]
     replace = normalizers.Sequence([normalizers.Replace(Regex(kind), letter) for kind, letter in replacements])
     class_of = {"?": OTHER, "L": LETTER, "1": NUMBER, " ": SPACE}
@@ -29,16 +29,16 @@ def character_classes(split_digits: bool) -> np.ndarray:
     for first, block in blocks_of_unicode():
         classes[first : first + BLOCK] = [class_of[letter] for letter in replace.normalize_str(block)]
         if split_digits:
-            # With a letter before each character, only digits are pieces that begin at odd places.
+            # With a letter before each character, only digits are pieces that begin at odd positions.
             pieces = digits.pre_tokenize_str("".join("a" + character for character in block))
-            places = [first + start // 2 for _, (start, _) in pieces if start % 2]
-            classes[places] = ALONE
+            digit_codes = [first + start // 2 for _, (start, _) in pieces if start % 2]
+            classes[digit_codes] = SINGLE_DIGIT
     return classes
 
 
 @cache
 def lower_case() -> tuple[np.ndarray, np.ndarray]:
-    """(UNICODE,) each: the distance to the lower-case letter, and a code point that follows it (U+0130: a dot) or 0"""
+    """Return the distance to the lower-case letter, and a code point after it (U+0130: a dot) or 0, (UNICODE,) each."""
     distance, second = np.zeros(UNICODE, np.int32), np.zeros(UNICODE, np.int32)
     for first, block in blocks_of_unicode():
         lowered = normalizers.Lowercase().normalize_str("\n".join(block)).split("\n")
@@ -52,28 +52,28 @@ def lower_case() -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def python_spaces() -> np.ndarray:
-    """(UNICODE,): `str.isspace`, by which the Translator recognises an empty text"""
+    """Return `str.isspace` of each character, (UNICODE,): texts of white space have empty translations."""
     return np.array([chr(code).isspace() for code in range(UNICODE)], np.uint8)
 
 
 def blocks_of_unicode() -> Iterator[tuple[int, str]]:
-    """Yield the first code point and the characters of each block, without the surrogates."""
+    """Yield the first code point and the characters of each block, except for surrogates."""
     for first in range(0, UNICODE, BLOCK):
         if not 0xD800 <= first < 0xE000:
             yield first, "".join(map(chr, range(first, first + BLOCK)))
 
 
 class MergeTable(NamedTuple):
-    """The merges of a BPE. The pair of ids (a, b) is at place first[a] + b, if the owner of that place is a."""
+    """The merges of a BPE. The pair of ids (a, b) is at position first[a] + b if the owner of this position is a."""
 
     first: np.ndarray  # (vocabulary,)
-    owner: np.ndarray  # (places,); -1 for a free place
-    rank: np.ndarray  # (places,)
-    product: np.ndarray  # (merges,), by rank, the id that a merge makes
+    owner: np.ndarray  # (positions,); -1 if the position is free
+    rank: np.ndarray  # (positions,)
+    product: np.ndarray  # (merges,), by rank, the id of the merged token
 
 
 def merge_table(bpe: ByteLevelBPE) -> MergeTable:
-    """Overlay the rows of a sparse matrix, the fullest first, each at the first offset where it fits."""
+    """Store a sparse matrix of ranks by overlaying its rows, fullest first, each at the first offset where it fits."""
     id_of = bpe.vocabulary
     size = max(max(id_of.values()), *bpe.control) + 1
     rank_of = {(id_of[left], id_of[right]): rank for rank, (left, right) in enumerate(bpe.merges)}
@@ -81,7 +81,7 @@ def merge_table(bpe: ByteLevelBPE) -> MergeTable:
     for left, right in rank_of:
         rows.setdefault(left, []).append(right)
     first = np.zeros(size, np.int32)
-    taken = np.zeros(2 * (len(rank_of) + size), bool)  # doubled where that is too small
+    taken = np.zeros(2 * (len(rank_of) + size), bool)  # doubled if too small
     for left, rights in sorted(rows.items(), key=lambda row: -len(row[1])):
         while True:
             clash = np.zeros(len(taken) - size, bool)

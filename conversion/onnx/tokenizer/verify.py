@@ -1,4 +1,4 @@
-"""Compare model_text.onnx with model.onnx between its tokenizers: the same texts with the same scores."""
+"""Compare model_text.onnx with model.onnx and the tokenizers library: texts and scores must agree."""
 
 import math
 from pathlib import Path
@@ -10,12 +10,13 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE
 from vaswani_transformer.search_settings import search_settings_of
 
-from ..session import inputs_of, open_session, padded, run
+from ..search_inputs import search_inputs
+from ..session import open_session, padded, run
 from ..verify import BATCH, EQUALLY_GOOD, raise_if_wrong, score_difference
-from .join import WANTED
+from .join import FIXED_INPUT
 
-# Texts with which tokenizers often differ.
-AWKWARD = [
+# Texts for which tokenizers often differ.
+EDGE_CASES = [
     "",
     "The house is small.",
     "  two  spaces and three   ",
@@ -33,28 +34,28 @@ AWKWARD = [
 ]
 
 
-def prove_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> str:
-    """Translate texts by both files; returns a report. Raises ProofError.
+def verify_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) -> str:
+    """Translate texts with both files and return a report. Raises ProofError.
 
-    lines: texts in addition to the awkward ones; those with more tokens than learned positions are left out
+    lines: texts besides EDGE_CASES; texts with more tokens than learned positions are skipped
     """
     by_ids, by_text = (open_session(folder / name) for name in ("model.onnx", "model_text.onnx"))
     search, pad = search_settings_of(model.generation_config.to_dict()), cast(int, model.config.pad_token_id)
-    most = model.config.max_position_embeddings or math.inf
-    encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*AWKWARD, *lines]]
-    encoded = [(text, ids) for text, ids in encoded if len(ids) <= most]
+    positions = model.config.max_position_embeddings or math.inf
+    encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*EDGE_CASES, *lines]]
+    encoded = [(text, ids) for text, ids in encoded if len(ids) <= positions]
     different = []
     for i in range(0, len(encoded), BATCH):
         texts, ids = zip(*encoded[i : i + BATCH], strict=True)
-        inputs = inputs_of({}, search) | {"text": np.array(texts, object)}
-        del inputs[WANTED]
+        inputs = search_inputs(search) | {"text": np.array(texts, object)}
+        del inputs[FIXED_INPUT]
         found = zip(*(output.tolist() for output in by_text.run(["translations", "scores"], inputs)), strict=True)
-        sequences, scores = run(by_ids, padded(ids, pad), search, wanted=1)
+        sequences, scores = run(by_ids, padded(ids, pad), search, num_return_sequences=1)
         for text, (ours, our_score), row, score in zip(texts, found, sequences[:, 0], scores[:, 0], strict=True):
             expected = tokenizer.decode(row.tolist(), skip_special_tokens=True)
             if not text or text.isspace() or score <= VALID_ABOVE:
                 expected, score = "", 0.0
             if ours != expected or score_difference(our_score, score) >= EQUALLY_GOOD:
-                different.append(f"{text[:40]!r} becomes {ours[:40]!r}, with token ids {expected[:40]!r}")
+                different.append(f"{text[:40]!r} becomes {ours[:40]!r} instead of {expected[:40]!r}")
     raise_if_wrong([f"{len(different)} of {len(encoded)} texts differ, the first: {text}" for text in different[:1]])
     return f"{len(encoded)} texts by model_text.onnx: compared with model.onnx and tokenizers: the same"
