@@ -12,7 +12,7 @@ from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tok
 
 from training.paper.architecture import attention_operations, figure1, figure2, trace
 from training.paper.figures import WordMaps, anaphora, long_distance, structure, tokens_of_words, word_maps
-from training.paper.head_report import measures
+from training.paper.heads import measures
 from training.paper.walk import Head, walk
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.attention_maps import attention_maps

@@ -13,13 +13,13 @@ from conftest import ModelMaker
 from nltk.tree import Tree
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
-from training.paper.parse import tokens_of
-from training.paper.parsers import parsing_tokenizer
+from training.paper.tree_search import tokens_of
+from training.paper.parser_training import parsing_tokenizer
 from training.paper.results import with_interval
 from training.paper.rnn import AttentiveRnn, search
 from training.paper.table4 import BUDGETS, SYSTEMS, leads
 from training.paper.trees import labelled_f1, linearise, read_treebank, recombined, split_words, tree_from, trees_of
-from training.paper.well_formed import SHARE_OF_ALL_WORDS, WellFormedTrees
+from training.paper.tree_constraint import SHARE_OF_ALL_WORDS, WellFormedTrees
 from vaswani_transformer import gnmt_length_penalty
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError

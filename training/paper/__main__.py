@@ -209,7 +209,7 @@ def heads(
     text: Annotated[Path, typer.Option(help="Sentences, one a line (.gz too).")],
     lines: Annotated[int, typer.Option(min=1, help="Sentences to read.")] = 50,
 ) -> None:
-    from .head_report import report_heads
+    from .heads import report_heads
 
     report_heads(model, text, lines, output)
 

@@ -8,7 +8,7 @@ from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
-from . import head_report, table1, table2, table3, table4
+from . import heads, table1, table2, table3, table4
 from .claims import CLAIMS, publish
 from .plots import save
 from .results import duration, markdown
@@ -58,12 +58,12 @@ def page(folder: Path) -> str:
     if drawn := [name for name in CAPTIONS if name in files]:
         parts.append(FIGURES)
         for name in drawn:
-            heads = map(heads_sentence, files[name].get("found", []))
-            parts += [f"### {CAPTIONS[name]}\n", *heads, picture(f"{name}.png", CAPTIONS[name])]
+            sentences = map(heads_sentence, files[name].get("found", []))
+            parts += [f"### {CAPTIONS[name]}\n", *sentences, picture(f"{name}.png", CAPTIONS[name])]
     if "walk" in files:
         parts += [WALK, picture("walk.png", "The walk through attention")]
     if "heads" in files:
-        parts += [HEADS, head_report.as_markdown(files["heads"]["heads"])]
+        parts += [HEADS, heads.as_markdown(files["heads"]["heads"])]
     judged = {name: claims[name] for name in CLAIMS if name in claims}
     if judged:
         rows = [{"claim": claim["claim"], "verdict": claim["verdict"]} for claim in judged.values()]

@@ -17,7 +17,7 @@ from vaswani_transformer import gnmt_length_penalty
 from ..prepare import Prepared
 from ..recipe import Recipe
 from ..schedule import linear_decay
-from .fit import fit, prepare_recipe
+from .fit_model import fit, prepare_recipe
 
 # Usual for LSTMs of this size.
 LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0

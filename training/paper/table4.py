@@ -71,7 +71,11 @@ def table4(
     vocabulary: size of the tokenizer of the words;  options: keys of the recipe treebank_parsing
     An interrupted Transformer resumes at its last checkpoint, an interrupted LSTM at its first step.
     """
-    from .parsers import parse_captions, prepare_data, train_parser  # nltk is needed to train, not to write the page
+    from .parser_training import (
+        parse_captions,
+        prepare_data,
+        train_parser,
+    )  # nltk is needed to train, not to write the page
 
     folder, data = output / "table4", output / "table4" / "data"
     gold = prepare_data(treebank, data, vocabulary)

@@ -14,7 +14,7 @@ from vaswani_transformer.errors import InputError
 from ...evaluation_text import TEXT_KEYS
 from ...recipe import Recipe, load_recipe
 from ...train import train
-from ..fit import Curve, fit, prepare_recipe
+from ..fit_model import Curve, fit, prepare_recipe
 from ..processes import in_processes
 from ..table3 import RECIPE
 from .claim import Numbers, Setting

@@ -19,8 +19,8 @@ from ..checkpoint_folders import progress_of
 from ..recipe import Recipe
 from ..result_row import parameters
 from ..train import train
-from .fit import seconds_of_fit
-from .parse import FEW_BEAMS, parse, parse_with_lstm
+from .fit_model import seconds_of_fit
+from .tree_search import FEW_BEAMS, parse, parse_with_lstm
 from .results import origin
 from .rnn import train_lstm
 from .trees import labelled_f1, linearise, read_treebank, recombined, split_words, tree_from, words_of
