@@ -87,7 +87,7 @@ def pieces(data: str, output: Path, device: str, options: dict[str, Any]) -> dic
         found["scaling"] = [benchmark("scaling", data, *options["scaling"].split())]
     claims = ["-m", "training.paper", "claims", "--run", f"{output}/multi30k-1", "--data", data]
     claims += ["--seconds", "0.2", "--output", f"{output}/paper"]
-    found["claims"] = [[*claims, "--only", "throughput,decoding_throughput,memory_of_attention"]]
+    found["claims"] = [[*claims, "--only", "training_speed,decoding_speed,memory_of_attention"]]
     for name in options["trained claims"]:
         found[f"claim-{name}"] = [[*claims, "--seeds", "1", *options["claim"].split(), "--only", name]]
     return found

@@ -13,7 +13,7 @@ from training.paper.claims.attention import saturation, saved_bytes
 from training.paper.claims.positions import remove_positions
 from training.paper.claims.search import paired_bleu
 from training.paper.claims.training import remove_factor
-from training.paper.rnn import AttentiveRnn, greedy, rnn_of_size, train_lstm
+from training.paper.rnn import RnnWithAttention, greedy, rnn_of_size, train_lstm
 from training.recipe import Recipe
 from training.train import train
 from vaswani_transformer.cli import main
@@ -38,7 +38,7 @@ def test_eager_attention_keeps_the_weights_for_the_backward_pass():
 def test_the_rnn_has_the_wanted_size_and_attends(cell):
     model = rnn_of_size(1_000_000, 500, cell)
     assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(1_000_000, rel=0.1)
-    small = AttentiveRnn(20, 8, cell)
+    small = RnnWithAttention(20, 8, cell)
     source, target = torch.randint(0, 20, (2, 5)), torch.randint(0, 20, (2, 4))
     logits = small(source, target)
     assert logits.shape == (2, 4, 20)
@@ -84,7 +84,7 @@ def test_a_finished_training_is_loaded(text, tmp_path):
 
 def test_greedy_decoding_takes_the_likeliest_tokens():
     torch.manual_seed(0)
-    model, source = AttentiveRnn(9, 8, "gru").eval(), torch.tensor([[4, 5, 6], [7, 8, 4]])
+    model, source = RnnWithAttention(9, 8, "gru").eval(), torch.tensor([[4, 5, 6], [7, 8, 4]])
     found = greedy(model, source, 5)
     given = torch.cat((source[:, :1], found[:, :-1]), dim=1)
     assert torch.equal(model(source, given).argmax(-1), found)
@@ -102,15 +102,15 @@ def test_claims_are_measured_once(text, tmp_path, capsys):
     capsys.readouterr()
     command = f"paper claims --run {finished_run} --data {text} --output {tmp_path} --sentences 2 --seeds 1,2".split()
     with pytest.raises(SystemExit) as stopped:
-        main([*command, "--only", "label_smoothing,square_root_of_d_k,averaging"])
+        main([*command, "--only", "label_smoothing,saturation,averaging"])
     first, error = capsys.readouterr()
     assert stopped.value.code == 2 and "label_smoothing: " in error and "has no rows base and D-ls0.0" in error
-    assert first.startswith("label_smoothing: not measured\nsquare_root_of_d_k: holds: at d_k = 512, ")
+    assert first.startswith("label_smoothing: not measured\nsaturation: holds: at d_k = 512, ")
     assert "averaging: " in first and "nats per token" in first
     found = json.loads((tmp_path / "claims" / "averaging.json").read_text())
     assert found["claim"].startswith("The average of the last") and len(found["checkpoints"]) >= 2
-    assert found.keys() >= {"verdict", "number", "command", "commit", "hardware", "seeds", "seconds"}
-    assert (tmp_path / "claims" / "square_root_of_d_k.png").is_file()
+    assert found.keys() >= {"verdict", "evidence", "command", "commit", "hardware", "seeds", "seconds"}
+    assert (tmp_path / "claims" / "saturation.png").is_file()
     main([*command, "--only", "averaging"])
     assert capsys.readouterr().out == "averaging: measured before\n"
     for words, said in (
@@ -152,4 +152,4 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     assert [len(by_seed) for by_seed in found["warm_up"]["validation_loss"].values()] == [2, 2]
     bleu = found["small_data"]["bleu"]
     assert found["small_data"]["pairs"] == [100] and [len(by_seed) for by_seed in bleu.values()] == [2, 2]
-    assert found["decoding_throughput"]["tokens_per_second"].keys() == {"Transformer", "GRU", "LSTM"}
+    assert found["decoding_speed"]["tokens_per_second"].keys() == {"Transformer", "GRU", "LSTM"}

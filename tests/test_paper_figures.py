@@ -11,7 +11,14 @@ from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer
 
 from training.paper.architecture import attention_operations, figure1, figure2, trace
-from training.paper.figures import WordMaps, anaphora, long_distance, structure, tokens_of_words, word_maps
+from training.paper.figures import (
+    WordMaps,
+    anaphora,
+    heads_with_different_tasks,
+    long_distance,
+    tokens_of_words,
+    word_maps,
+)
 from training.paper.heads import measures
 from training.paper.walk import Head, walk
 from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
@@ -85,12 +92,12 @@ def planted(**links: tuple[int, int, str, str]) -> WordMaps:
 
 def test_the_search_finds_a_distant_link():
     found = long_distance(planted(near=(1, 1, "red", "ball"), far=(2, 3, "dog", "throwing")))
-    assert (found.layer, WORDS[found.word or 0], WORDS[found.key or 0]) == (2, "dog", "throwing")
+    assert (found.layer, WORDS[found.query or 0], WORDS[found.key or 0]) == (2, "dog", "throwing")
 
 
 def test_the_search_finds_the_noun_of_a_pronoun():
     found = anaphora(planted(verb=(1, 1, "his", "throwing"), noun=(2, 2, "his", "man")))
-    assert (found.layer, found.heads[0], WORDS[found.word or 0], WORDS[found.key or 0]) == (2, 2, "his", "man")
+    assert (found.layer, found.heads[0], WORDS[found.query or 0], WORDS[found.key or 0]) == (2, 2, "his", "man")
     with pytest.raises(InputError, match="has no pronoun with a noun before it"):
         anaphora(WordMaps(["A", "man", "."], torch.ones(1, 1, 3, 3) / 3))
 
@@ -100,7 +107,7 @@ def test_the_search_finds_two_heads_with_different_tasks():
     weights = torch.full((2, 3, count, count), 1 / count)
     weights[0, 2] = torch.eye(count).roll(-1, 0)  # every word looks at the next one
     weights[1, 0] = torch.eye(count)[torch.randperm(count, generator=torch.Generator().manual_seed(0))]
-    by_distance, by_content = structure(WordMaps(WORDS, weights))
+    by_distance, by_content = heads_with_different_tasks(WordMaps(WORDS, weights))
     assert (by_distance.layer, by_distance.heads) == (1, [3]) and (by_content.layer, by_content.heads) == (2, [1])
 
 
@@ -155,9 +162,9 @@ def test_the_commands_write_pictures_and_row_files(where, folder):
         with Image.open(output / f"{name}.png") as picture:
             assert picture.width > 500
     for name in ("figure4", "walk", "heads"):
-        about = json.loads((output / f"{name}.json").read_text())
-        assert about["command"].startswith(f"vaswani-transformer paper {name} --model model")
-        assert about.keys() >= {"date", "commit", "hardware", "seeds", "seconds"}
+        result = json.loads((output / f"{name}.json").read_text())
+        assert result["command"].startswith(f"vaswani-transformer paper {name} --model model")
+        assert result.keys() >= {"date", "commit", "hardware", "seeds", "seconds"}
     assert len(json.loads((output / "heads.json").read_text())["heads"]) == 1 * 4 + 2 * (2 + 2)
 
 

@@ -1,4 +1,4 @@
-"""training/results/paper: the page is made from its row files, and each of them says how it was made."""
+"""training/results/paper: the page is made from its result files, and each of them says how it was made."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from training.paper.page import page
 from vaswani_transformer.cli import main
 
 FOLDER = Path(__file__).parents[1] / "training" / "results" / "paper"
-ROW_FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "table3.json")
+RESULT_FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "table3.json")
 
 
 def test_the_page_is_made_from_the_row_files():
@@ -23,20 +23,20 @@ def test_the_page_is_made_from_the_row_files():
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_verdicts_follow_from_the_numbers(name):
-    about = json.loads((FOLDER / "claims" / f"{name}.json").read_text(encoding="utf-8"))
-    verdict, number, figure = CLAIMS[name].judge(about)
-    assert (about["claim"], about["verdict"], about["number"]) == (CLAIMS[name].text, verdict, number)
+    result = json.loads((FOLDER / "claims" / f"{name}.json").read_text(encoding="utf-8"))
+    verdict, evidence, figure = CLAIMS[name].judge(result)
+    assert (result["claim"], result["verdict"], result["evidence"]) == (CLAIMS[name].text, verdict, evidence)
     assert all(axis.get_ylabel() for axis in figure.axes)
 
 
-@pytest.mark.parametrize("path", ROW_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RESULT_FILES, ids=lambda path: path.stem)
 def test_every_row_says_how_it_was_made(path):
     found = json.loads(path.read_text(encoding="utf-8"))
-    for about in found["rows"] if path.stem == "table4" else [found]:
-        assert about["command"].startswith("vaswani-transformer ") and "/" not in about["command"]
-        assert about["commit"] and about["hardware"] and isinstance(about["seeds"], list)
+    for result in found["rows"] if path.stem == "table4" else [found]:
+        assert result["command"].startswith("vaswani-transformer ") and "/" not in result["command"]
+        assert result["commit"] and result["hardware"] and isinstance(result["seeds"], list)
         # Label smoothing is judged from the rows of Table 3, in no time.
-        assert about["seconds"] > 0 or path.stem == "label_smoothing"
+        assert result["seconds"] > 0 or path.stem == "label_smoothing"
 
 
 def test_every_run_of_table_3_saw_the_same_tokens():
@@ -49,4 +49,4 @@ def test_every_run_of_table_3_saw_the_same_tokens():
 def test_an_empty_folder_makes_no_page(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["paper", "page", "--output", str(tmp_path)])
-    assert stopped.value.code == 2 and "has no row files" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "has no result files" in capsys.readouterr().err

@@ -13,13 +13,21 @@ from conftest import ModelMaker
 from nltk.tree import Tree
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
-from training.paper.tree_search import tokens_of
 from training.paper.parser_training import parsing_tokenizer
 from training.paper.results import with_interval
-from training.paper.rnn import AttentiveRnn, search
-from training.paper.table4 import BUDGETS, SYSTEMS, leads
-from training.paper.trees import labelled_f1, linearise, read_treebank, recombined, split_words, tree_from, trees_of
+from training.paper.rnn import RnnWithAttention, beam_search
+from training.paper.table4 import BUDGETS, SYSTEMS, lead_sentence
 from training.paper.tree_constraint import SHARE_OF_ALL_WORDS, WellFormedTrees
+from training.paper.tree_search import tokens_of
+from training.paper.trees import (
+    labelled_f1,
+    linearise,
+    read_treebank,
+    recombine,
+    split_words,
+    tree_from_tokens,
+    trees_of,
+)
 from vaswani_transformer import gnmt_length_penalty
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError
@@ -66,14 +74,14 @@ def test_a_tree_is_written_as_vinyals_et_al_do() -> None:
     written = "(S (NP John )NP (VP seems (S (VP to (VP sleep )VP )VP )S )VP . )S"
     assert " ".join(linearise(tree)) == written
     assert tree.leaves() == ["John", "seems", "to", "sleep", "."]
-    assert tree_from(written.split(), tree.pos()) == tree
+    assert tree_from_tokens(written.split(), tree.pos()) == tree
 
 
 def test_every_tree_comes_back_from_its_tokens() -> None:
     generator = random.Random(1)
     for _ in range(200):
         tree = random_tree(generator)
-        assert tree_from(linearise(tree), tree.pos()) == tree
+        assert tree_from_tokens(linearise(tree), tree.pos()) == tree
 
 
 @pytest.mark.parametrize(
@@ -82,15 +90,15 @@ def test_every_tree_comes_back_from_its_tokens() -> None:
 )
 def test_tokens_that_are_no_tree_are_refused(tokens: str) -> None:
     with pytest.raises(ValueError, match="2 words"):
-        tree_from(tokens.split(), [("a", "NN"), ("b", "NN")])
+        tree_from_tokens(tokens.split(), [("a", "NN"), ("b", "NN")])
 
 
 def test_recombined_trees_consist_of_known_constituents() -> None:
     generator = random.Random(2)
     trees = [random_tree(generator) for _ in range(20)]
     before = [str(tree) for tree in trees]
-    new = recombined(trees, copies=3, seed=1)
-    assert [str(tree) for tree in trees] == before and new == recombined(trees, copies=3, seed=1)
+    new = recombine(trees, copies=3, seed=1)
+    assert [str(tree) for tree in trees] == before and new == recombine(trees, copies=3, seed=1)
     assert sum(tree not in trees for tree in new) > 20
     assert pairs_of_labels(new) <= pairs_of_labels(trees)
 
@@ -200,7 +208,7 @@ def test_the_constraint_allows_exactly_the_trees_within_the_limit(
         depth = 2 * sum(opened) - len(opened)
         if beginning and depth == 0:
             try:
-                tree_from(tokens_of(beginning, tokenizer), tagged)
+                tree_from_tokens(tokens_of(beginning, tokenizer), tagged)
             except ValueError:
                 return
             yield tuple(beginning)
@@ -244,7 +252,7 @@ def test_generate_returns_trees_from_a_model_that_knows_none(
     )
     for row, ids in enumerate(found.tolist()):
         # Raises if it is none.
-        tree_from(tokens_of(ids, tokenizer), [(word, "NN") for word in sentences[row // 3].split()])
+        tree_from_tokens(tokens_of(ids, tokenizer), [(word, "NN") for word in sentences[row // 3].split()])
 
 
 # --- the RNN beside it ------------------------------------------------------------------------------------------
@@ -252,7 +260,7 @@ def test_generate_returns_trees_from_a_model_that_knows_none(
 
 def test_padding_does_not_change_the_rnn() -> None:
     torch.manual_seed(0)
-    model = AttentiveRnn(11, 16, "lstm").eval()
+    model = RnnWithAttention(11, 16, "lstm").eval()
     source, target = torch.tensor([[4, 5, 6, 2], [7, 2, 1, 1]]), torch.tensor([[0, 4, 5], [0, 6, 7]])
     padded = model(source, target, (source != 1).long())
     torch.testing.assert_close(padded[1:], model(source[1:, :2], target[1:]))
@@ -262,7 +270,7 @@ def test_padding_does_not_change_the_rnn() -> None:
 def test_the_rnn_search_finds_the_best_output(cell: str) -> None:
     """Brute force over every output of up to 4 tokens; the beam is as wide as there are outputs."""
     torch.manual_seed(1)
-    model, limit, alpha = AttentiveRnn(6, 8, cell).eval(), 4, 0.6
+    model, limit, alpha = RnnWithAttention(6, 8, cell).eval(), 4, 0.6
     source = [3, 4, 2]
 
     def score(tokens: list[int]) -> float:
@@ -278,7 +286,7 @@ def test_the_rnn_search_finds_the_best_output(cell: str) -> None:
         finished += [[*tokens, 2] for tokens in level]
     with torch.no_grad():
         best = max(finished, key=score)
-    found = search(model, source, beams=200, alpha=alpha, limit=limit, lookahead=limit, start=0, end=2)
+    found = beam_search(model, source, beams=200, alpha=alpha, limit=limit, lookahead=limit, start=0, end=2)
     assert [*found, 2] == best
 
 
@@ -315,10 +323,10 @@ def test_the_lead_for_equal_time_compares_equal_runs() -> None:
     rows += [row(equal_time_lstm, 1, 70, 105), row(equal_time_lstm, 2, 73, 95), row(longer_lstm, 1, 78, 300)]
     equal_time = with_interval([11, 9], 1, signed=True)
     expected = f"equal tokens, three times as many +3.0 (seeds: 1); equal CPU time {equal_time} (seeds: 2)"
-    assert leads(rows) == expected
+    assert lead_sentence(rows) == expected
     others = [row(equal_time_lstm, 3, 0, 60), row(equal_time_lstm, 4, 0, 100, "b")]
-    assert leads([*rows, *others]) == expected
-    assert leads([]) == ""
+    assert lead_sentence([*rows, *others]) == expected
+    assert lead_sentence([]) == ""
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from training.paper.results import PAPER
 from training.paper.table1 import (
     as_markdown,
     convolutional,
-    count,
-    figure_of,
+    draw_curves,
+    measure_layers,
     path_length,
     recurrent,
     restricted_self_attention,
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 
 
 def test_counted_operations_have_the_exponents_of_the_paper():
-    counted = count(lengths=(16, 32, 64), widths=(64, 128))
+    counted = measure_layers(lengths=(16, 32, 64), widths=(64, 128))
     expected = {"self-attention": [2, 1], "recurrent": [1, 2], "convolutional": [1, 2, 1]}
     expected["restricted self-attention"] = [1, 1, 1]
     for kind, powers in expected.items():
@@ -39,7 +39,7 @@ def test_counted_operations_have_the_exponents_of_the_paper():
     table = as_markdown(counted)
     assert "| recurrent | O(n d²) | n^1.00 d^2.00 | O(n) | 64; n^1.00 | O(n) | 64; n^1.00 |" in table
     assert "(k = 3)" in table and "log_k n" in table
-    assert [len(axis.lines) for axis in figure_of(counted).axes] == [4, 4, 4]
+    assert [len(axis.lines) for axis in draw_curves(counted).axes] == [4, 4, 4]
 
 
 def test_steps_and_paths_of_running_layers():

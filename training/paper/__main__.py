@@ -18,7 +18,7 @@ app = typer.Typer(
     help="Reproduce the paper's tables, figures and claims at a small scale.",
 )
 
-Output = Annotated[Path, typer.Option(help="A folder for the row files, pictures and Markdown tables.")]
+Output = Annotated[Path, typer.Option(help="A folder for the result files, pictures and Markdown tables.")]
 Model = Annotated[Path, typer.Option(help="A model folder.")]
 Source = Annotated[str | None, typer.Option(help="The sentence; default: a caption with pronouns.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
@@ -29,9 +29,9 @@ Seconds = Annotated[float, typer.Option(min=0, help="How long to measure each sp
 
 @app.command(help="Count operations, sequential steps and path lengths of four kinds of layers, and fit exponents.")
 def table1(output: Output) -> None:
-    from .table1 import table1
+    from .table1 import write_table1
 
-    table1(output)
+    write_table1(output)
 
 
 @app.command(help="Set our trained models, with their training FLOPs, beside the rows that the paper prints.")
@@ -40,9 +40,9 @@ def table2(
     data: Annotated[str, typer.Option(help="The folder of Multi30k.")] = "data/multi30k",
     results: Annotated[Path | None, typer.Option(help="A CSV file of `evaluate --record`; default: ours.")] = None,
 ) -> None:
-    from .table2 import RESULTS, table2
+    from .table2 import RESULTS, write_table2
 
-    table2(output, results or RESULTS, data)
+    write_table2(output, results or RESULTS, data)
 
 
 @app.command(
@@ -60,9 +60,9 @@ def table3(
     jobs: Jobs = 1,
 ) -> None:
     options = parse_options(context.args)
-    from .table3 import ROWS, table3
+    from .table3 import ROWS, write_table3
 
-    table3(output, rows.split(",") if rows else ROWS, numbers(seeds), jobs, options)
+    write_table3(output, rows.split(",") if rows else ROWS, parse_seeds(seeds), jobs, options)
 
 
 @app.command(
@@ -81,9 +81,9 @@ def table4(
     seeds: Seeds = "1",
 ) -> None:
     options = parse_options(context.args)
-    from .table4 import table4
+    from .table4 import write_table4
 
-    table4(output, treebank, unlabelled, vocabulary, numbers(seeds), options)
+    write_table4(output, treebank, unlabelled, vocabulary, parse_seeds(seeds), options)
 
 
 @app.command(
@@ -118,7 +118,7 @@ def claims(
     )
     keys = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
     text = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
-    setting = Setting(run, development, numbers(seeds), output, seconds, jobs, text | options)
+    setting = Setting(run, development, parse_seeds(seeds), output, seconds, jobs, text | options)
     given = {"run": run, "sentences": sentences, "seconds": f"{seconds:g}", "seeds": seeds}
     command = command_line("paper claims", given, options)
     measure_claims(setting, only.split(",") if only else list(CLAIMS), command, typer.echo)
@@ -129,7 +129,7 @@ def claims(
     context_settings=RECIPE_OPTIONS,
     help="Run all of them for one trained model, and write the page. The same command resumes Table 3 and the claims.",
 )
-def everything(
+def run_all(
     context: typer.Context,
     output: Output,
     run: Run,
@@ -163,7 +163,7 @@ def everything(
         raise problem
 
 
-@app.command(help="Write README.md beside the row files of a folder: all tables, figures and claims on one page.")
+@app.command(help="Write README.md beside the result files of a folder: all tables, figures and claims on one page.")
 def page(output: Output) -> None:
     from .page import write_page
 
@@ -214,7 +214,7 @@ def heads(
     report_heads(model, text, lines, output)
 
 
-def numbers(seeds: str) -> list[int]:
+def parse_seeds(seeds: str) -> list[int]:
     try:
         return [int(seed) for seed in seeds.split(",")]
     except ValueError:

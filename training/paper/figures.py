@@ -24,7 +24,7 @@ from vaswani_transformer.pictures import RESOLUTION, drawable
 
 from .architecture import figure1, figure2
 from .plots import save
-from .results import command_line, origin
+from .results import command_line, provenance
 
 # A caption with a pronoun and a dependency over several words, for models of image captions.
 SENTENCE = "A man in a blue shirt is throwing a ball to his dog while two children are watching them ."
@@ -50,14 +50,14 @@ def draw_figures(model: Path, numbers: list[int], source: str | None, output: Pa
         started = time.perf_counter()
         if number <= 2:
             picture = (figure1 if number == 1 else figure2)(translator.model)
-            about: dict[str, Any] = {"parameters": sum(weight.numel() for weight in translator.model.parameters())}
+            result: dict[str, Any] = {"parameters": sum(weight.numel() for weight in translator.model.parameters())}
         else:
             maps = word_maps(attention_maps(translator.model, translator.tokenizer, source or SENTENCE))
-            picture, about = heads_figure(maps, number)
+            picture, result = heads_figure(maps, number)
         path = output / f"figure{number}.png"
         save(picture, path)
         command = command_line(f"paper figure{number}", {"model": model, "source": source})
-        write_json(path.with_suffix(".json"), about | origin(command, [], time.perf_counter() - started))
+        write_json(path.with_suffix(".json"), result | provenance(command, [], time.perf_counter() - started))
         yield path
 
 
@@ -120,7 +120,7 @@ class Heads:
     title: str
     layer: int
     heads: list[int]
-    word: int | None
+    query: int | None
     score: float
     key: int | None = None
 
@@ -158,7 +158,7 @@ def anaphora(maps: WordMaps) -> Heads:
     return max(candidates, key=lambda heads: heads.score)
 
 
-def structure(maps: WordMaps) -> list[Heads]:
+def heads_with_different_tasks(maps: WordMaps) -> list[Heads]:
     """Return two heads with clearly different tasks: one attends at a fixed distance, one elsewhere (Figure 5)."""
     weights = maps.weights[..., :-1, :-1]  # without </s>
     heads, count = weights.shape[1:3]
@@ -183,12 +183,12 @@ PALETTE = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e
 
 
 def heads_figure(maps: WordMaps, number: int) -> tuple[Figure, dict[str, Any]]:
-    """Draw Figure 3, 4 or 5, and return what the search found for its row file."""
-    found = structure(maps) if number == 5 else [(long_distance if number == 3 else anaphora)(maps)]
+    """Draw Figure 3, 4 or 5, and return what the search found for its result file."""
+    found = heads_with_different_tasks(maps) if number == 5 else [(long_distance if number == 3 else anaphora)(maps)]
     shown = found
     if number == 4:
         layer, head = found[0].layer, found[0].heads[0]
-        shown = [replace(found[0], title=f"Layer {layer}, head {head}: all words", heads=[head], word=None), *found]
+        shown = [replace(found[0], title=f"Layer {layer}, head {head}: all words", heads=[head], query=None), *found]
     size = (4.6 * len(shown), 1.0 + 0.24 * len(maps.words))
     figure = Figure(figsize=size, layout="constrained", dpi=RESOLUTION)
     for axis, heads in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
@@ -197,7 +197,7 @@ def heads_figure(maps: WordMaps, number: int) -> tuple[Figure, dict[str, Any]]:
         {
             "layer": heads.layer,
             "heads": heads.heads,
-            "query": None if heads.word is None else maps.words[heads.word],
+            "query": None if heads.query is None else maps.words[heads.query],
             "key": None if heads.key is None else maps.words[heads.key],
             "score": round(heads.score, 4),
         }
@@ -213,12 +213,12 @@ def draw_lines(axis: Axes, maps: WordMaps, heads: Heads) -> None:
     axis.set_axis_off()
     axis.set_title(heads.title, fontsize=9)
     for n, text in enumerate(drawable(maps.words)):
-        weight = "bold" if n == heads.word else "normal"
+        weight = "bold" if n == heads.query else "normal"
         axis.text(-0.08, n, text, ha="right", va="center", fontsize=9, fontweight=weight, parse_math=False)
         axis.text(1.08, n, text, ha="left", va="center", fontsize=9, parse_math=False)
     for place, head in enumerate(heads.heads):
         colour, weights = PALETTE[(head - 1) % len(PALETTE)], maps.weights[heads.layer - 1, head - 1]
-        for query in range(count) if heads.word is None else [heads.word]:
+        for query in range(count) if heads.query is None else [heads.query]:
             for key in range(count):
                 alpha = float(weights[query, key])
                 if alpha > 0.02:

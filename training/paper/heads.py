@@ -15,7 +15,7 @@ from vaswani_transformer.cli import load_translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import existing_file, read_lines
 
-from .results import command_line, markdown, origin, write_table
+from .results import command_line, markdown, provenance, write_table
 
 MEASURES = ("entropy", "distance", "fixed distance", "end", "agreement")
 
@@ -28,8 +28,8 @@ def report_heads(model: Path, text: Path, lines: int, output: Path) -> None:
     started = time.perf_counter()
     rows = describe_heads(load_translator(str(model), "cpu", "float32", download=False), sentences)
     command = command_line("paper heads", {"model": model, "text": text, "lines": lines})
-    about = {"sentences": len(sentences), "heads": rows} | origin(command, [], time.perf_counter() - started)
-    write_table(output, "heads", about, as_markdown(rows))
+    result = {"sentences": len(sentences), "heads": rows} | provenance(command, [], time.perf_counter() - started)
+    write_table(output, "heads", result, as_markdown(rows))
 
 
 def describe_heads(translator: Translator, sentences: list[str]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The page that shows every row file of a folder: README.md beside them, and paper.md of the documentation."""
+"""The page that shows every result file of a folder: README.md beside them, and paper.md of the documentation."""
 
 import re
 from pathlib import Path
@@ -9,12 +9,12 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
 from . import heads, table1, table2, table3, table4
-from .claims import CLAIMS, publish
+from .claims import CLAIMS, write_claim
 from .plots import save
 from .results import duration, markdown
 
 # page.md has the text of every section; the tables and pictures follow it.
-INTRODUCTION, TABLE1, TABLE2, TABLE3, TABLE4, FIGURES, WALK, HEADS, VERDICTS, ORIGINS = (
+INTRODUCTION, TABLE1, TABLE2, TABLE3, TABLE4, FIGURES, WALK, HEADS, VERDICTS, PROVENANCE = (
     section.strip() + "\n"
     for section in re.split("^(?=## )", Path(__file__).with_name("page.md").read_text(encoding="utf-8"), flags=re.M)
 )
@@ -28,27 +28,29 @@ CAPTIONS = {
 
 
 def write_page(folder: Path) -> Path:
-    """Draw the plots and judge the claims again from the numbers in the row files, and write README.md."""
+    """Draw the plots and judge the claims again from the numbers in the result files, and write README.md."""
     if (folder / "table1.json").is_file():
-        save(table1.figure_of(read_json_object(folder / "table1.json")["layers"]), folder / "table1.png")
-    for name, numbers in row_files(folder / "claims").items():
+        save(table1.draw_curves(read_json_object(folder / "table1.json")["layers"]), folder / "table1.png")
+    for name, measurements in result_files(folder / "claims").items():
         if name in CLAIMS:
-            publish(folder / "claims", name, numbers)
+            write_claim(folder / "claims", name, measurements)
     path = folder / "README.md"
     with atomic_file(path) as file:
         file.write(page(folder).encode())
     return path
 
 
-def row_files(folder: Path) -> dict[str, dict[str, Any]]:
+def result_files(folder: Path) -> dict[str, dict[str, Any]]:
     return {path.stem: read_json_object(path) for path in sorted(folder.glob("*.json"))}
 
 
 def page(folder: Path) -> str:
-    """Return the page in Markdown for the row files that are there; pictures are linked by their names."""
-    files, claims = row_files(folder), row_files(folder / "claims")
+    """Return the page in Markdown for the result files that are there; pictures are linked by their names."""
+    files, claims = result_files(folder), result_files(folder / "claims")
     if not files and not claims:
-        raise InputError(f"--output {folder} has no row files; `vaswani-transformer paper --help` lists the commands")
+        raise InputError(
+            f"--output {folder} has no result files; `vaswani-transformer paper --help` lists the commands"
+        )
     parts = [INTRODUCTION]
     if "table1" in files:
         parts += [TABLE1, table1.as_markdown(files["table1"]["layers"]), picture("table1.png", "Table 1 as curves")]
@@ -69,12 +71,12 @@ def page(folder: Path) -> str:
         rows = [{"claim": claim["claim"], "verdict": claim["verdict"]} for claim in judged.values()]
         parts += [VERDICTS, markdown(rows)]
     for name, claim in judged.items():
-        number = claim["number"][:1].upper() + claim["number"][1:]
-        parts.append(f"### {claim['claim']}\n\nVerdict: **{claim['verdict']}**. {number}.\n")
+        evidence = claim["evidence"][:1].upper() + claim["evidence"][1:]
+        parts.append(f"### {claim['claim']}\n\nVerdict: **{claim['verdict']}**. {evidence}.\n")
         if name == "beam_and_alpha":
             parts.append(searches_table(claim["bleu"]))
         parts.append(picture(f"claims/{name}.png", claim["claim"]))
-    return "\n".join([*parts, ORIGINS, origins_table(files | claims)])
+    return "\n".join([*parts, PROVENANCE, provenance_table(files | claims)])
 
 
 def picture(name: str, text: str) -> str:
@@ -102,23 +104,23 @@ def searches_table(searches: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def origins_table(files: dict[str, dict[str, Any]]) -> str:
-    """Return the table of commands, each with all of its row files: Tables 3 and 4 have one for each model."""
+def provenance_table(files: dict[str, dict[str, Any]]) -> str:
+    """Return the table of commands, each with all of its result files: Tables 3 and 4 have one for each model."""
     made = [about for about in files.values() if "command" in about]
     made += files.get("table4", {}).get("rows", [])
     for row in files.get("table3", {}).get("rows", []):
         made.append(row | {"command": "vaswani-transformer paper table3", "seconds": row["cpu_seconds"]})
     by_command: dict[str, list[dict[str, Any]]] = {}
-    for about in made:
-        by_command.setdefault(about["command"], []).append(about)
+    for result in made:
+        by_command.setdefault(result["command"], []).append(result)
     rows = [
         {
             "command": f"`{command}`",
-            "date": max(about["date"] for about in group),
-            "commit": ", ".join(sorted({about["commit"] for about in group})),
-            "hardware": ", ".join(sorted({about["hardware"] for about in group})),
-            "seeds": ", ".join(sorted({str(seed) for about in group for seed in about["seeds"]})),
-            "time": duration(sum(about["seconds"] for about in group)),
+            "date": max(result["date"] for result in group),
+            "commit": ", ".join(sorted({result["commit"] for result in group})),
+            "hardware": ", ".join(sorted({result["hardware"] for result in group})),
+            "seeds": ", ".join(sorted({str(seed) for result in group for seed in result["seeds"]})),
+            "time": duration(sum(result["seconds"] for result in group)),
         }
         for command, group in sorted(by_command.items())
     ]

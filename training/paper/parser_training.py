@@ -20,13 +20,13 @@ from ..recipe import Recipe
 from ..result_row import parameters
 from ..train import train
 from .fit_model import seconds_of_fit
-from .tree_search import FEW_BEAMS, parse, parse_with_lstm
-from .results import origin
+from .results import provenance
 from .rnn import train_lstm
-from .trees import labelled_f1, linearise, read_treebank, recombined, split_words, tree_from, words_of
+from .tree_search import FEW_BEAMS, parse, parse_with_lstm
+from .trees import labelled_f1, linearise, read_treebank, recombine, split_words, tree_from_tokens, words_of
 
 COPIES = {"recombined": 20, "more": 60}  # recombined trees per tree of the sample
-CAPTIONS, CONFIDENT = 6000, 0.5  # captions to parse, and the share of them to train on
+MAX_UNLABELLED, SHARE_KEPT = 6000, 0.5  # captions to parse, and the share of them to train on
 
 
 def prepare_data(treebank: Path, folder: Path, vocabulary: int) -> dict[str, list[Tree]]:
@@ -35,7 +35,7 @@ def prepare_data(treebank: Path, folder: Path, vocabulary: int) -> dict[str, lis
     sample = trees.pop("train")
     corpora = {"sample": sample} | trees
     for name, copies in COPIES.items():
-        corpora[name] = [*sample, *recombined(sample, copies, seed=1)]
+        corpora[name] = [*sample, *recombine(sample, copies, seed=1)]
     for name, corpus in corpora.items():
         write_pairs(folder / name, map(words_of, corpus), (" ".join(linearise(tree)) for tree in corpus))
     parsing_tokenizer(sample, vocabulary).save_pretrained(folder / "tokenizer")
@@ -62,16 +62,16 @@ def parsing_tokenizer(trees: Sequence[Tree], vocabulary: int) -> PreTrainedToken
     return tokenizer
 
 
-def parse_captions(text: Path, teacher: Path, target: Path) -> None:
+def parse_unlabelled(text: Path, teacher: Path, target: Path) -> None:
     """Write the teacher's most confident parses of a text's first sentences, as pairs to train on."""
     if target.with_suffix(".trees").is_file():
         return
-    lines = islice(read_lines(existing_file(str(text))), CAPTIONS)
+    lines = islice(read_lines(existing_file(str(text))), MAX_UNLABELLED)
     sentences = [sentence for line in lines if (sentence := " ".join(split_words(line.strip())))]
     print_error(f"parsing {len(sentences):,} sentences of {text.name}")
     parses = parse(teacher, sentences, beams=FEW_BEAMS, batch=64)
     by_confidence = sorted(range(len(sentences)), key=lambda number: parses[number].confidence)
-    chosen = sorted(by_confidence[round(len(sentences) * (1 - CONFIDENT)) :])
+    chosen = sorted(by_confidence[round(len(sentences) * (1 - SHARE_KEPT)) :])
     write_pairs(target, (sentences[n] for n in chosen), (" ".join(parses[n].tokens) for n in chosen))
 
 
@@ -79,7 +79,7 @@ def parse_captions(text: Path, teacher: Path, target: Path) -> None:
 
 
 def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], command: str) -> dict[str, Any]:
-    """Train a parser and return its row file."""
+    """Train a parser and return its result file."""
     started, model = time.perf_counter(), Path(recipe.output_dir)
     sentences = {part: [words_of(tree) for tree in trees] for part, trees in gold.items()}
     if is_lstm:
@@ -99,13 +99,13 @@ def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], com
         "scores": {part: scores_of(trees, parsed[part]) for part, trees in gold.items()},
         "well_formed_without_constraint": well_formed,
         "cpu_seconds_of_training": round(cpu_seconds, 1),
-        **origin(command, [recipe.seed], time.perf_counter() - started),
+        **provenance(command, [recipe.seed], time.perf_counter() - started),
     }
 
 
 def scores_of(gold: Sequence[Tree], parsed: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Return F1 over all sentences and the short ones. Raises ValueError if a tree is not well formed."""
-    trees = [tree_from(tokens, tree.pos()) for tree, tokens in zip(gold, parsed, strict=True)]
+    trees = [tree_from_tokens(tokens, tree.pos()) for tree, tokens in zip(gold, parsed, strict=True)]
     return {"all": labelled_f1(gold, trees), "at most 40 words": labelled_f1(gold, trees, longest=40)}
 
 
@@ -115,7 +115,7 @@ def share_well_formed(model: Path, gold: Sequence[Tree]) -> float:
     parsed = parse(model, [words_of(tree) for tree in gold], beams=FEW_BEAMS, constrained=False)
     for output, tree in zip(parsed, gold, strict=True):
         try:
-            tree_from(output.tokens, tree.pos())
+            tree_from_tokens(output.tokens, tree.pos())
         except ValueError:
             continue
         well_formed += 1

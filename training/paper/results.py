@@ -1,4 +1,4 @@
-"""The paper's numbers, row files, Markdown tables, intervals and verdicts of the tables, figures and claims."""
+"""The paper's numbers, result files, Markdown tables, intervals and verdicts of the tables, figures and claims."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ Interval = tuple[float, float | None]  # a mean and the half width of its interv
 
 
 def command_line(command: str, options: Mapping[str, object], keys: Mapping[str, str | None] | None = None) -> str:
-    """Return the command that makes a row file, without the folders of this machine.
+    """Return the command that makes a result file, without the folders of this machine.
 
     options: those with the value None are left out, and a path is written as its last part
     keys: of a recipe
@@ -39,8 +39,8 @@ def portable(keys: Mapping[str, str | None]) -> dict[str, str | None]:
     return {key: value for key, value in keys.items() if key not in ("data", "cache")}
 
 
-def origin(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
-    """Return the fields that record how a row file was made."""
+def provenance(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
+    """Return the fields that record how a result file was made."""
     return {
         "command": command,
         "date": date.today().isoformat(),
@@ -51,10 +51,10 @@ def origin(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:
     }
 
 
-def write_table(output: Path, name: str, about: dict[str, Any], table: str) -> None:
+def write_table(output: Path, name: str, result: dict[str, Any], table: str) -> None:
     """Write NAME.json and NAME.md."""
     output.mkdir(parents=True, exist_ok=True)
-    write_json(output / f"{name}.json", about)
+    write_json(output / f"{name}.json", result)
     with atomic_file(output / f"{name}.md") as file:
         file.write(table.encode())
 

@@ -30,7 +30,7 @@ class Encoded(NamedTuple):
     padding: Tensor | None  # bool, (batch, source, 1)
 
 
-class AttentiveRnn(nn.Module):
+class RnnWithAttention(nn.Module):
     """One layer each for encoder and decoder; predicts from the decoder's state and what it attends to."""
 
     def __init__(self, vocabulary: int, width: int, cell: str, dropout: float = 0.0):
@@ -82,10 +82,10 @@ class AttentiveRnn(nn.Module):
         return torch.cat((hidden, context), dim=-1), state, context
 
 
-def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.0) -> AttentiveRnn:
+def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.0) -> RnnWithAttention:
     """Return the RNN whose number of parameters is closest to that of the Transformer it is compared with."""
 
-    make = partial(AttentiveRnn, vocabulary, cell=cell, dropout=dropout)
+    make = partial(RnnWithAttention, vocabulary, cell=cell, dropout=dropout)
 
     def distance(width: int) -> int:
         with torch.device("meta"):
@@ -97,7 +97,7 @@ def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.
 # ---- training ------------------------------------------------------------------------------------------------------
 
 
-def train_lstm(recipe: Recipe) -> tuple[AttentiveRnn, Prepared]:
+def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Prepared]:
     """Train an LSTM of the size of the recipe's model, on the recipe's batches and with its dropout.
 
     A finished LSTM in recipe.output_dir is loaded instead.
@@ -118,7 +118,7 @@ def train_lstm(recipe: Recipe) -> tuple[AttentiveRnn, Prepared]:
 
 
 @torch.inference_mode()
-def greedy(model: AttentiveRnn, source: Tensor, length: int) -> Tensor:
+def greedy(model: RnnWithAttention, source: Tensor, length: int) -> Tensor:
     """source: (batch, source) -> ids (batch, length)"""
     encoded = model.encode(source)
     state: State | None = None
@@ -131,8 +131,8 @@ def greedy(model: AttentiveRnn, source: Tensor, length: int) -> Tensor:
 
 
 @torch.inference_mode()
-def search(
-    model: AttentiveRnn,
+def beam_search(
+    model: RnnWithAttention,
     source: Sequence[int],
     *,
     beams: int,

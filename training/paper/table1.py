@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention
 
 from .plots import curves, panels, save
-from .results import PAPER, markdown, origin, write_table
+from .results import PAPER, markdown, provenance, write_table
 
 LENGTHS, WIDTHS = (16, 32, 64, 128, 256, 512, 1024), (64, 128, 256, 512)
 PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "ConvolutionBackward")
@@ -87,7 +87,7 @@ KINDS: dict[str, tuple[dict[tuple[int, ...], Layer], str]] = {
 # ---- counting ------------------------------------------------------------------------------------------------------
 
 
-def count(lengths: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
+def measure_layers(lengths: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
     """Return every measurement and the fitted exponents of each kind of layer."""
     result = {}
     for kind, (layers, symbols) in KINDS.items():
@@ -152,14 +152,14 @@ def exponents(points: Sequence[tuple[float, ...]]) -> list[float]:
     return torch.linalg.lstsq(inputs, table[:, -1:]).solution[1:, 0].tolist()
 
 
-def table1(output: Path) -> None:
+def write_table1(output: Path) -> None:
     """Write table1.json, table1.md and table1.png."""
     torch.manual_seed(1)
     started = time.perf_counter()
-    counted = count(LENGTHS, WIDTHS)
-    about = {"layers": counted} | origin("vaswani-transformer paper table1", [1], time.perf_counter() - started)
-    write_table(output, "table1", about, as_markdown(counted))
-    save(figure_of(counted), output / "table1.png")
+    counted = measure_layers(LENGTHS, WIDTHS)
+    result = {"layers": counted} | provenance("vaswani-transformer paper table1", [1], time.perf_counter() - started)
+    write_table(output, "table1", result, as_markdown(counted))
+    save(draw_curves(counted), output / "table1.png")
 
 
 # ---- the table and its plot ----------------------------------------------------------------------------------------
@@ -174,16 +174,16 @@ def as_markdown(counted: dict[str, Any]) -> str:
         for length, *extra, path in ours["paths"]:
             if length == n:
                 paths.append(f"{path} ({symbols[2]} = {extra[0]})" if extra else str(path))
-        growth = powers(["n", *symbols[2:]], ours["path_exponents"])
+        growth = fitted(["n", *symbols[2:]], ours["path_exponents"])
         if "path_per_log_k_n" in ours:
             growth = f"{ours['path_per_log_k_n']:.2f} log_k n"
         rows.append(
             {
                 "layer": kind,
                 "operations, paper": paper["operations"],
-                "ours, fitted growth": powers(symbols, ours["flops_exponents"]),
+                "ours, fitted growth": fitted(symbols, ours["flops_exponents"]),
                 "steps, paper": paper["steps"],
-                "steps, ours": f"{ours['steps'][-1][1]}; {powers(['n'], [ours['steps_exponent']])}",
+                "steps, ours": f"{ours['steps'][-1][1]}; {fitted(['n'], [ours['steps_exponent']])}",
                 "path, paper": paper["path"],
                 "path, ours": f"{', '.join(paths)}; {growth}",
             }
@@ -191,12 +191,12 @@ def as_markdown(counted: dict[str, Any]) -> str:
     return markdown(rows, dict.fromkeys(("steps, ours", "path, ours"), f"ours at n = {n}; fitted growth"))
 
 
-def powers(symbols: list[str], exponents: list[float]) -> str:
+def fitted(symbols: list[str], exponents: list[float]) -> str:
     """Write `n^2.00 d^1.00`; + 0.0 turns a rounded -0.0 into 0.0."""
     return " ".join(f"{symbol}^{round(power, 2) + 0.0:.2f}" for symbol, power in zip(symbols, exponents, strict=True))
 
 
-def figure_of(counted: dict[str, Any]) -> Figure:
+def draw_curves(counted: dict[str, Any]) -> Figure:
     """Draw operations, sequential steps and path lengths against the sentence length."""
     d = max(point[1] for point in counted["recurrent"]["flops"])
     operations, steps, paths = {}, {}, {}

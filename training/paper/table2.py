@@ -20,12 +20,12 @@ from ..cost import matmul_flop_rate
 from ..dry_run import estimate
 from ..recipe import load_recipe, shipped_recipes
 from ..result_row import hardware
-from .results import PAPER, markdown, origin, write_table
+from .results import PAPER, markdown, provenance, write_table
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
 
 
-def table2(output: Path, results: Path, data: str) -> None:
+def write_table2(output: Path, results: Path, data: str) -> None:
     """Write table2.json and table2.md. results: a CSV file of `evaluate --record`; data: folder of the recipes' text"""
     started = time.perf_counter()
     try:
@@ -35,9 +35,9 @@ def table2(output: Path, results: Path, data: str) -> None:
         raise InputError(f"--results {results}: {error.strerror}") from error
     rate = matmul_flop_rate(torch.device("cpu"), torch.float32, 2)
     ours = [our_row(row, rate, data) for row in rows]
-    about = {"quoted": PAPER["table2"], "sustained_flop_per_second": rate, "rows": ours}
-    about |= origin("vaswani-transformer paper table2", [1], time.perf_counter() - started)
-    write_table(output, "table2", about, as_markdown(ours))
+    result = {"quoted": PAPER["table2"], "sustained_flop_per_second": rate, "rows": ours}
+    result |= provenance("vaswani-transformer paper table2", [1], time.perf_counter() - started)
+    write_table(output, "table2", result, as_markdown(ours))
 
 
 def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:

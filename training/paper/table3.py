@@ -31,8 +31,8 @@ from .results import (
     command_line,
     markdown,
     mean_interval,
-    origin,
     portable,
+    provenance,
     verdict,
     with_interval,
     write_table,
@@ -66,7 +66,7 @@ SYMBOLS = {
 }  # fmt: skip
 
 
-def sizes(config: VaswaniTransformerConfig) -> dict[str, Any]:
+def resolved_fields(config: VaswaniTransformerConfig) -> dict[str, Any]:
     """Return the fields of a config, with d_k and d_v as numbers."""
     of_head = config.d_model // config.encoder_attention_heads
     return config.to_dict() | {"d_k": config.d_k or of_head, "d_v": config.d_v or of_head}
@@ -76,7 +76,7 @@ def row_options(row: str, base: Recipe) -> dict[str, str]:
     """Return the row's changes as options of training: the paper's sizes, times our base model's over the paper's."""
     if smoothing := re.fullmatch(r"D-ls(.*)", row):
         return {"label_smoothing": smoothing[1]}
-    paper, ours = sizes(VaswaniTransformerConfig()), sizes(model_config(base, base.vocab_size))
+    paper, ours = resolved_fields(VaswaniTransformerConfig()), resolved_fields(model_config(base, base.vocab_size))
     options = {}
     for field, value in PRESETS[row].items():
         if isinstance(value, int) and isinstance(paper[field], int):
@@ -85,7 +85,7 @@ def row_options(row: str, base: Recipe) -> dict[str, str]:
     return options
 
 
-def table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: Mapping[str, str | None]) -> None:
+def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: Mapping[str, str | None]) -> None:
     """Train and measure the missing rows, `jobs` at a time, and write the table."""
     folder, recipe = output / "table3", load_recipe(RECIPE, options)
     for row in rows:
@@ -108,7 +108,7 @@ def table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: 
 
 
 def is_measured(path: Path, options: Mapping[str, str | None]) -> bool:
-    """Return whether there is a row file. Raises InputError if it was measured with other options."""
+    """Return whether there is a result file. Raises InputError if it was measured with other options."""
     if not path.is_file():
         return False
     before = read_json_object(path).get("options")
@@ -118,14 +118,14 @@ def is_measured(path: Path, options: Mapping[str, str | None]) -> bool:
 
 
 def train_row(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) -> None:
-    """Train one row with one seed, or resume its training, and write its row file."""
+    """Train one row with one seed, or resume its training, and write its result file."""
     changes = row_options(row, load_recipe(RECIPE, options))
     keys = {**options, **changes, "seed": str(seed)}
     model = folder / f"{row}-seed{seed}"
     recipe = load_recipe(RECIPE, {**keys, "output_dir": str(model)})
     train(recipe)
     progress = progress_of(model)
-    row_file = {
+    result = {
         "row": row,
         "seed": seed,
         "change": in_symbols(changes),
@@ -135,9 +135,9 @@ def train_row(folder: Path, row: str, seed: int, options: Mapping[str, str | Non
         "steps": progress["step"],
         "tokens": progress["tokens"],
         "cpu_seconds": round(progress["cpu_seconds"], 1),
-        **origin(command_line("train", {"config": RECIPE}, keys), [seed], progress["seconds"]),
+        **provenance(command_line("train", {"config": RECIPE}, keys), [seed], progress["seconds"]),
     }
-    write_json(folder / f"{row}-seed{seed}.json", row_file)
+    write_json(folder / f"{row}-seed{seed}.json", result)
     for name in ("checkpoints", "corpus"):
         shutil.rmtree(model / name, ignore_errors=True)
 

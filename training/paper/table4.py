@@ -1,6 +1,6 @@
 """Table 4: constituency parsing (section 6.3) on the treebank's sample, with an LSTM with attention beside it.
 
-Data, tokenizers, models and row files lie in OUTPUT/table4. The same command resumes.
+Data, tokenizers, models and result files lie in OUTPUT/table4. The same command resumes.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ BUDGETS = {  # Transformer and LSTM of a budget
 }
 
 
-def table4(
+def write_table4(
     output: Path,
     treebank: Path,
     unlabelled: Path | None,
@@ -65,14 +65,14 @@ def table4(
     seeds: list[int],
     options: Mapping[str, str | None],
 ) -> None:
-    """Train and measure every system with every seed that has no row file yet, and write table4.json and table4.md.
+    """Train and measure every system with every seed that has no result file yet, and write table4.json and table4.md.
 
     unlabelled: text for the semi-supervised row, a sentence a line; None to leave the row out
     vocabulary: size of the tokenizer of the words;  options: keys of the recipe treebank_parsing
     An interrupted Transformer resumes at its last checkpoint, an interrupted LSTM at its first step.
     """
     from .parser_training import (
-        parse_captions,
+        parse_unlabelled,
         prepare_data,
         train_parser,
     )  # nltk is needed to train, not to write the page
@@ -90,7 +90,7 @@ def table4(
                 if unlabelled is None:
                     continue
                 teacher = folder / file_name("Transformer") / f"seed{seed}"
-                parse_captions(unlabelled, teacher, data / f"parsed-seed{seed}")
+                parse_unlabelled(unlabelled, teacher, data / f"parsed-seed{seed}")
             corpora = [f"parsed-seed{seed}" if corpus == "parsed" else corpus for corpus in system.corpora]
             files = {"data": str(data), "tokenizer": str(data / "tokenizer"), "train": f"[{', '.join(corpora)}]"}
             model = {"seed": str(seed), "output_dir": str(folder / file_name(name) / f"seed{seed}")}
@@ -138,19 +138,19 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
             "" if share is None else f"{100 * share:.0f} %",
         )
         table.append(dict(zip(COLUMNS, cells, strict=True)))
-    lead = leads(rows)
+    lead = lead_sentence(rows)
     sentence = f"\nThe Transformer's lead over the LSTM in F1 on the test set: {lead}.\n" if lead else ""
     return markdown(table) + sentence
 
 
-def leads(rows: list[dict[str, Any]]) -> str:
+def lead_sentence(rows: list[dict[str, Any]]) -> str:
     """Return, by budget, the mean difference of the seeds that both systems have."""
     statements = []
     for budget, systems in BUDGETS.items():
         transformers, lstms = ({row["seed"]: row for row in rows if row["system"] == system} for system in systems)
         pairs = [(transformers[seed], lstm) for seed, lstm in lstms.items() if seed in transformers]
         if budget == EQUAL_TIME:
-            pairs = [pair for pair in pairs if took_as_long(*pair)]
+            pairs = [pair for pair in pairs if equal_cpu_time(*pair)]
         if pairs:
             f1 = [[row["scores"]["test"]["all"]["f1"] for row in pair] for pair in pairs]
             difference = with_interval([transformer - lstm for transformer, lstm in f1], 1, signed=True)
@@ -158,7 +158,7 @@ def leads(rows: list[dict[str, Any]]) -> str:
     return "; ".join(statements)
 
 
-def took_as_long(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def equal_cpu_time(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return whether both were trained on the same hardware in about the same CPU time."""
     seconds = [row["cpu_seconds_of_training"] for row in (one, other)]
     return one["hardware"] == other["hardware"] and max(seconds) < 1.15 * min(seconds)

@@ -10,7 +10,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from vaswani_transformer import Translator, gnmt_length_penalty
 
-from .rnn import AttentiveRnn, search
+from .rnn import RnnWithAttention, beam_search
 from .tree_constraint import SHARE_FOR_THE_LSTM, WellFormedTrees, brackets
 
 BEAMS, ALPHA, OFFSET = 21, 0.3, 300
@@ -76,14 +76,14 @@ def tokens_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[st
 
 
 def parse_with_lstm(
-    model: AttentiveRnn, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str]
+    model: RnnWithAttention, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str]
 ) -> list[list[str]]:
     """Return the tokens of each sentence's tree, by the same search under the same constraint."""
     parsed = []
     for sentence in sentences:
         source = cast(list[int], tokenizer(sentence)["input_ids"])
         limit = len(source) + OFFSET
-        ids = search(
+        ids = beam_search(
             model,
             source,
             beams=BEAMS,

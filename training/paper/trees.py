@@ -88,7 +88,7 @@ def linearise(tree: Any) -> list[str]:
     return [f"({tree.label()}", *(token for child in tree for token in linearise(child)), f"){tree.label()}"]
 
 
-def tree_from(tokens: Sequence[str], tagged: Sequence[tuple[str, str]]) -> Tree:
+def tree_from_tokens(tokens: Sequence[str], tagged: Sequence[tuple[str, str]]) -> Tree:
     """Return the tree of tokens over words with their parts of speech: the inverse of `linearise`.
 
     Raises ValueError if the brackets do not balance, a constituent is empty, or the words are others.
@@ -118,7 +118,7 @@ def split_words(sentence: str) -> list[str]:
     return NLTKWordTokenizer().tokenize(sentence, convert_parentheses=True)
 
 
-def recombined(trees: Sequence[Any], copies: int, seed: int) -> list[Tree]:
+def recombine(trees: Sequence[Any], copies: int, seed: int) -> list[Tree]:
     """Return new trees in which constituents were replaced by others with the same label under the same parent's.
 
     A treebank of 3,000 sentences shows few of the sentences that its phrases can form; this is the data recombination

@@ -18,7 +18,7 @@ from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_
 from vaswani_transformer.pictures import RESOLUTION, drawable
 
 from .plots import save
-from .results import command_line, origin
+from .results import command_line, provenance
 
 SENTENCE = "A man is throwing a ball to his dog ."
 
@@ -40,9 +40,9 @@ def draw_walk(model: Path, source: str | None, target: str | None, chosen: Head,
         name: [[round(x, 5) if x > -1e30 else None for x in row] for row in tensor.tolist()]
         for name, tensor in values.items()
     }
-    about = {"source": maps.source, "target": maps.target, **chosen._asdict(), **numbers}
+    result = {"source": maps.source, "target": maps.target, **chosen._asdict(), **numbers}
     command = command_line("paper walk", {"model": model, **chosen._asdict(), "source": source, "target": target})
-    write_json(output / "walk.json", about | origin(command, [], time.perf_counter() - started))
+    write_json(output / "walk.json", result | provenance(command, [], time.perf_counter() - started))
 
 
 def walk(

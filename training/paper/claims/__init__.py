@@ -1,6 +1,6 @@
-"""Claims about the paper's model, each with numbers, a plot and a verdict in a row file of its own.
+"""Claims about the paper's model, each with measurements, a plot and a verdict in a result file of its own.
 
-A claim whose row file is there is not measured again, so an interrupted command resumes.
+A claim whose result file is there is not measured again, so an interrupted command resumes.
 """
 
 import time
@@ -14,25 +14,25 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.model_folder import write_json
 
 from ..plots import save
-from ..results import origin
+from ..results import provenance
 from . import attention, positions, search, small_data, speed, training
-from .claim import Claim, Numbers, Setting
+from .claim import Claim, Measurements, Setting
 
 CLAIMS = {
-    "square_root_of_d_k": Claim(
+    "saturation": Claim(
         "Without the factor 1/√d_k, the softmax saturates for large d_k and its gradients shrink (section 3.2.1)",
         attention.measure_saturation,
         attention.judge_saturation,
     ),
     "memory_of_attention": Claim(
         "The memory of self-attention grows quadratically with the length",
-        attention.measure_memory,
-        attention.judge_memory,
+        attention.measure_memory_of_attention,
+        attention.judge_memory_of_attention,
     ),
     "beam_and_alpha": Claim(
         "A beam of 4 with alpha 0.6 is better than greedy search (section 6.1)",
-        search.measure_beams,
-        search.judge_beams,
+        search.measure_beam_and_alpha,
+        search.judge_beam_and_alpha,
     ),
     "averaging": Claim(
         "The average of the last five checkpoints is better than the last one (section 6.1)",
@@ -41,23 +41,23 @@ CLAIMS = {
     ),
     "label_smoothing": Claim(
         "Label smoothing hurts perplexity but improves BLEU (section 5.4)",
-        training.compare_smoothing,
-        training.judge_smoothing,
+        training.measure_label_smoothing,
+        training.judge_label_smoothing,
     ),
-    "throughput": Claim(
+    "training_speed": Claim(
         "A Transformer trains 10 to 100 times as fast as an RNN with attention (often repeated, not in the paper)",
         partial(speed.measure_speeds, speed.training_step, True),
-        speed.judge_training,
+        speed.judge_training_speed,
     ),
-    "decoding_throughput": Claim(
+    "decoding_speed": Claim(
         "An RNN with attention decodes at least as fast as a Transformer with `generate()` (often repeated)",
         partial(speed.measure_speeds, speed.decode, False),
-        speed.judge_decoding,
+        speed.judge_decoding_speed,
     ),
     "training_without_the_factor": Claim(
         "A model with large d_k learns worse without the factor 1/√d_k (section 3.2.1)",
-        training.measure_factor,
-        training.judge_factor,
+        training.measure_training_without_the_factor,
+        training.judge_training_without_the_factor,
     ),
     "warm_up": Claim(
         "Training without warm-up of the learning rate is worse (section 5.3)",
@@ -67,8 +67,8 @@ CLAIMS = {
     "length_extrapolation": Claim(
         "Beyond the lengths of its training, a model with sinusoids loses less than one with learned positions "
         "(section 3.5)",
-        positions.measure_extrapolation,
-        positions.judge_extrapolation,
+        positions.measure_length_extrapolation,
+        positions.judge_length_extrapolation,
     ),
     "small_data": Claim(
         "On little text, an RNN is better than a Transformer of its size, and on more text no longer (often repeated)",
@@ -79,7 +79,7 @@ CLAIMS = {
 
 
 def measure_claims(setting: Setting, names: list[str], command: str, say: Callable[[str], None]) -> None:
-    """Write claims/NAME.json and claims/NAME.png for every claim that has no row file yet.
+    """Write claims/NAME.json and claims/NAME.png for every claim that has no result file yet.
 
     Raises InputError at the end if some claims could not be measured.
     """
@@ -95,28 +95,28 @@ def measure_claims(setting: Setting, names: list[str], command: str, say: Callab
         torch.manual_seed(setting.seeds[0])
         started = time.perf_counter()
         try:
-            numbers = CLAIMS[name].measure(setting)
+            measurements = CLAIMS[name].measure(setting)
         except InputError as error:
             problems.append(f"{name}: {error}")
             say(f"{name}: not measured")
             continue
-        about = origin(f"{command} --only {name}", setting.seeds, time.perf_counter() - started) | numbers
-        about = publish(folder, name, about)
-        say(f"{name}: {about['verdict']}: {about['number']}")
+        result = provenance(f"{command} --only {name}", setting.seeds, time.perf_counter() - started) | measurements
+        result = write_claim(folder, name, result)
+        say(f"{name}: {result['verdict']}: {result['evidence']}")
     if problems:
         raise InputError("; ".join(problems))
 
 
-def publish(folder: Path, name: str, about: Numbers) -> Numbers:
-    """Write the row file and the picture of a claim, with what follows from its numbers."""
+def write_claim(folder: Path, name: str, result: Measurements) -> Measurements:
+    """Write the result file and the picture of a claim, with what follows from its measurements."""
     path = folder / f"{name}.json"
     try:
-        verdict, number, figure = CLAIMS[name].judge(about)
+        verdict, evidence, figure = CLAIMS[name].judge(result)
     except KeyError as error:
         raise BrokenFileError(
             f"{path} lacks {error}: an earlier version wrote it; remove it to measure again"
         ) from error
-    about = {**about, "claim": CLAIMS[name].text, "verdict": verdict, "number": number}
+    result = {**result, "claim": CLAIMS[name].text, "verdict": verdict, "evidence": evidence}
     save(figure, path.with_suffix(".png"))
-    write_json(path, about)
-    return about
+    write_json(path, result)
+    return result

@@ -1,4 +1,4 @@
-"""Claims about the attention function, measured on random numbers."""
+"""Claims about the attention function, measured on random measurements."""
 
 import math
 
@@ -11,29 +11,29 @@ from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 from ..plots import curves, log_y, panels
 from ..results import FAILS, HOLDS, mean_interval, verdict, with_interval
 from ..table1 import exponents
-from .claim import Finding, Numbers, Setting
+from .claim import Finding, Measurements, Setting
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
 
 
-KEYS = 64  # that a query attends to
+NUMBER_OF_KEYS = 64  # that a query attends to
 WITH, WITHOUT = "with the factor", "without it"
 
 
-def measure_saturation(setting: Setting) -> Numbers:
+def measure_saturation(setting: Setting) -> Measurements:
     sizes = [4, 8, 16, 32, 64, 128, 256, 512]
-    numbers: Numbers = {"d_k": sizes, "entropy": {}, "gradient_norm": {}}
+    measurements: Measurements = {"d_k": sizes, "entropy": {}, "gradient_norm": {}}
     for name in (WITH, WITHOUT):
         measured = [[saturation(d_k, name == WITH, seed) for d_k in sizes] for seed in setting.seeds]
-        numbers["entropy"][name] = [[entropy for entropy, _ in by_size] for by_size in measured]
-        numbers["gradient_norm"][name] = [[norm for _, norm in by_size] for by_size in measured]
-    return numbers
+        measurements["entropy"][name] = [[entropy for entropy, _ in by_size] for by_size in measured]
+        measurements["gradient_norm"][name] = [[norm for _, norm in by_size] for by_size in measured]
+    return measurements
 
 
 def saturation(d_k: int, scaled: bool, seed: int) -> tuple[float, float]:
     """Return mean entropy of attention over random keys, and the norm of d loss / d scores for a random loss."""
     generator = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn(256, KEYS, d_k, generator=generator) for _ in range(3))
+    query, key, value = (torch.randn(256, NUMBER_OF_KEYS, d_k, generator=generator) for _ in range(3))
     scores = (query[:, :1] @ key.transpose(1, 2)).mul_(d_k**-0.5 if scaled else 1.0).requires_grad_()
     weights = scores.softmax(-1)
     (weights * value[:, :, 0][:, None]).sum().backward()
@@ -41,32 +41,33 @@ def saturation(d_k: int, scaled: bool, seed: int) -> tuple[float, float]:
     return float(torch.special.entr(weights.detach()).sum(-1).mean()), float(scores.grad.norm(dim=-1).mean())
 
 
-def judge_saturation(numbers: Numbers) -> Finding:
-    sizes, norms = numbers["d_k"], numbers["gradient_norm"]
+def judge_saturation(measurements: Measurements) -> Finding:
+    sizes, norms = measurements["d_k"], measurements["gradient_norm"]
     ratios = [without[-1] / scaled[-1] for without, scaled in zip(norms[WITHOUT], norms[WITH], strict=True)]
     figure, axes = panels(2)
     quantities = {
         "gradient_norm": "norm of the softmax's gradient",
-        "entropy": f"entropy of attention over {KEYS} keys, nats",
+        "entropy": f"entropy of attention over {NUMBER_OF_KEYS} keys, nats",
     }
     for axis, (quantity, y) in zip(axes, quantities.items(), strict=True):
         means = {
             name: [(d, mean_interval(values)[0]) for d, *values in zip(sizes, *by_seed, strict=True)]
-            for name, by_seed in numbers[quantity].items()
+            for name, by_seed in measurements[quantity].items()
         }
         curves(axis, means, "d_k", y, log_x=True)
     log_y(axes[0])
-    axes[1].axhline(math.log(KEYS), color="grey", linestyle=":")
-    axes[1].text(sizes[0], math.log(KEYS), "uniform attention", fontsize=8, va="bottom")
+    axes[1].axhline(math.log(NUMBER_OF_KEYS), color="grey", linestyle=":")
+    axes[1].text(sizes[0], math.log(NUMBER_OF_KEYS), "uniform attention", fontsize=8, va="bottom")
     entropy = {
-        name: mean_interval([by_size[-1] for by_size in by_seed])[0] for name, by_seed in numbers["entropy"].items()
+        name: mean_interval([by_size[-1] for by_size in by_seed])[0]
+        for name, by_seed in measurements["entropy"].items()
     }
-    number = (
+    evidence = (
         f"at d_k = {sizes[-1]}, the gradient of the softmax without the factor is {with_interval(ratios)} times the "
-        f"gradient with it; attention over {KEYS} random keys has an entropy of {entropy[WITHOUT]:.2f} nats without "
-        f"the factor and of {entropy[WITH]:.2f} with it (uniform attention: {math.log(KEYS):.2f})"
+        f"gradient with it; attention over {NUMBER_OF_KEYS} random keys has an entropy of "
+        f"{entropy[WITHOUT]:.2f} nats without the factor and of {entropy[WITH]:.2f} with it (uniform attention: {math.log(NUMBER_OF_KEYS):.2f})"
     )
-    return Finding(verdict(mean_interval([ratio - 1 for ratio in ratios]), -1), number, figure)
+    return Finding(verdict(mean_interval([ratio - 1 for ratio in ratios]), -1), evidence, figure)
 
 
 # ---- memory against length -----------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ def judge_saturation(numbers: Numbers) -> Finding:
 KERNELS = {"eager": "eager attention", "sdpa": "fused kernel (SDPA)"}
 
 
-def measure_memory(setting: Setting) -> Numbers:
+def measure_memory_of_attention(setting: Setting) -> Measurements:
     lengths = [128, 256, 512, 1024, 2048]
     series = {kernel: [(n, saved_bytes(kernel, n)) for n in lengths] for kernel in KERNELS}
     powers = {kernel: exponents(points[-3:])[0] for kernel, points in series.items()}
@@ -100,17 +101,17 @@ def saved_bytes(kernel: str, length: int) -> int:
     return sum(storages.values())
 
 
-def judge_memory(numbers: Numbers) -> Finding:
-    powers = numbers["exponents"]
+def judge_memory_of_attention(measurements: Measurements) -> Finding:
+    powers = measurements["exponents"]
     eager, fused = (HOLDS if powers[kernel] > 1.75 else FAILS for kernel in KERNELS)
-    number = (
+    evidence = (
         f"the memory that a layer keeps for the backward pass grows as n^{powers['eager']:.2f} with eager attention "
         f"and as n^{powers['sdpa']:.2f} with the fused kernel (SDPA)"
     )
     figure, (axis,) = panels()
     mebibytes = {
-        name: [(n, count / 2**20) for n, count in numbers["bytes"][kernel]] for kernel, name in KERNELS.items()
+        name: [(n, count / 2**20) for n, count in measurements["bytes"][kernel]] for kernel, name in KERNELS.items()
     }
     curves(axis, mebibytes, "sentence length n", "MiB kept for the backward pass", log_x=True)
     log_y(axis)
-    return Finding(f"{eager} with eager attention, {fused} with the fused kernel", number, figure)
+    return Finding(f"{eager} with eager attention, {fused} with the fused kernel", evidence, figure)

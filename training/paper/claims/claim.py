@@ -1,4 +1,4 @@
-"""A claim about the paper's model: what it is measured on, and what follows from the numbers."""
+"""A claim about the paper's model: what it is measured on, and what follows from the measurements."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ...evaluation_text import EvaluationText
 
-Numbers = dict[str, Any]
+Measurements = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Setting:
 
 
 class Finding(NamedTuple):
-    """The verdict on a claim, with the numbers and the figure that support it."""
+    """The verdict on a claim, with the measurements and the figure that support it."""
 
     verdict: str
-    number: str  # a clause with the numbers on which the verdict rests
+    evidence: str  # a clause with the measurements on which the verdict rests
     figure: Figure
 
 
 class Claim(NamedTuple):
     text: str
-    measure: Callable[[Setting], Numbers]
-    judge: Callable[[Numbers], Finding]
+    measure: Callable[[Setting], Measurements]
+    judge: Callable[[Measurements], Finding]

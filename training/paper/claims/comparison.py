@@ -17,22 +17,22 @@ from ...train import train
 from ..fit_model import Curve, fit, prepare_recipe
 from ..processes import in_processes
 from ..table3 import RECIPE
-from .claim import Numbers, Setting
+from .claim import Measurements, Setting
 
 # Steps of the trainings. With these and one seed, all claims together take less than half an hour on two cores.
-SHORT, LONG = 300, 800
+SHORT_STEPS, LONG_STEPS = 300, 800
 Kind = TypeVar("Kind", bound=Hashable)
 
 
-class Model(NamedTuple):
+class Variant(NamedTuple):
     """A model of a comparison. measure: trains it and returns what was measured, by name"""
 
     folder: str
     keys: Mapping[str, str]  # in which it differs from the recipe
-    measure: Callable[[Recipe], Numbers]
+    measure: Callable[[Recipe], Measurements]
 
 
-def train_models(setting: Setting, models: Mapping[Kind, Model], steps: int) -> Numbers:
+def train_models(setting: Setting, models: Mapping[Kind, Variant], steps: int) -> Measurements:
     """Train each kind of model with each seed, several at a time.
 
     steps: unless the user gives another number
@@ -50,19 +50,19 @@ def train_models(setting: Setting, models: Mapping[Kind, Model], steps: int) -> 
             recipe = load_recipe(RECIPE, {**options, **keys, "output_dir": str(folder)})
             calls.append((Path(f"{folder}.log"), partial(model.measure, recipe)))
     results = iter(in_processes(calls, setting.jobs))
-    numbers: Numbers = {"steps": load_recipe(RECIPE, options).max_steps}
+    measurements: Measurements = {"steps": load_recipe(RECIPE, options).max_steps}
     for kind in models:
         for result in islice(results, len(setting.seeds)):
             for name, value in result.items():
-                numbers.setdefault(name, {}).setdefault(kind, []).append(value)
-    return numbers
+                measurements.setdefault(name, {}).setdefault(kind, []).append(value)
+    return measurements
 
 
 def runs_folder(setting: Setting) -> Path:
     return setting.output / "claims" / "runs"
 
 
-def train_plain(recipe: Recipe) -> Translator:
+def train_and_load(recipe: Recipe) -> Translator:
     """Train a model, resume its training or load it. Raises InputError if its recipe was another."""
     train(recipe)
     return Translator.from_pretrained(Path(recipe.output_dir))

@@ -16,29 +16,29 @@ from ...scores import corpus_bleu
 from ..plots import intervals, mean_curves, panels
 from ..results import differences, mean_interval, verdict, with_interval
 from ..table3 import nats_per_token
-from .claim import Finding, Numbers, Setting
-from .comparison import LONG, Model, train_changed, train_models, train_plain
+from .claim import Finding, Measurements, Setting
+from .comparison import LONG_STEPS, Variant, train_and_load, train_changed, train_models
 
 BUCKETS = ((1, 10), (11, 20), (21, 256))  # source tokens; models are trained on the first two
 LONGEST = {"max_length": str(BUCKETS[1][1])}
 
 
-def measure_extrapolation(setting: Setting) -> Numbers:
+def measure_length_extrapolation(setting: Setting) -> Measurements:
     text = setting.development
     models = {
-        kind: Model(kind, LONGEST | {"model.position_embedding_type": kind}, partial(by_length, text, train_plain))
+        kind: Variant(kind, LONGEST | {"model.position_embedding_type": kind}, partial(by_length, text, train_and_load))
         for kind in ("sinusoidal", "learned")
     }
-    models["none"] = Model("none", LONGEST, partial(by_length, text, train_without_positions))
-    numbers = train_models(setting, models, LONG)
-    return numbers | {"buckets": BUCKETS, "sentences": numbers["sentences"]["none"][0]}
+    models["none"] = Variant("none", LONGEST, partial(by_length, text, train_without_positions))
+    measurements = train_models(setting, models, LONG_STEPS)
+    return measurements | {"buckets": BUCKETS, "sentences": measurements["sentences"]["none"][0]}
 
 
-def by_length(text: EvaluationText, train_model: Callable[[Recipe], Translator], recipe: Recipe) -> Numbers:
+def by_length(text: EvaluationText, train_model: Callable[[Recipe], Translator], recipe: Recipe) -> Measurements:
     """Train a model and return nats per token, BLEU and the number of sentences of each bucket of source lengths."""
     translator = train_model(recipe)
     lengths = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]
-    measured: Numbers = {"sentences": [], "nats_per_token": [], "bleu": []}
+    measured: Measurements = {"sentences": [], "nats_per_token": [], "bleu": []}
     for low, high in BUCKETS:
         chosen = [number for number, length in enumerate(lengths) if low <= length <= high]
         if not chosen:
@@ -66,21 +66,23 @@ class NoPositions(PositionalEncoding):
         return torch.zeros_like(super().forward(start, length, device))
 
 
-def judge_extrapolation(numbers: Numbers) -> Finding:
-    nats, (_, seen, unseen) = numbers["nats_per_token"], numbers["buckets"]
+def judge_length_extrapolation(measurements: Measurements) -> Finding:
+    nats, (_, seen, unseen) = measurements["nats_per_token"], measurements["buckets"]
     # The loss of the unseen lengths over that of the longest seen ones.
     rise = {kind: [buckets[2] - buckets[1] for buckets in by_seed] for kind, by_seed in nats.items()}
     more = differences(rise["sinusoidal"], rise["learned"])
-    number = (
+    evidence = (
         f"on sentences of more than {seen[1]} tokens, longer than any in training, the loss per token is higher than "
         f"on those of {seen[0]} to {seen[1]} tokens by {with_interval(rise['sinusoidal'])} nats with sinusoids, by "
         f"{with_interval(rise['learned'])} with learned positions and by {with_interval(rise['none'])} without "
         f"positions; sinusoids minus learned: {with_interval(more, signed=True)} "
-        f"({numbers['sentences'][2]} sentences, {numbers['steps']} steps)"
+        f"({measurements['sentences'][2]} sentences, {measurements['steps']} steps)"
     )
     figure, (left, right) = panels(2)
-    names = [f"{low} to {high}" for low, high in numbers["buckets"][:2]] + [f"{unseen[0]} and more\n(not in training)"]
+    names = [f"{low} to {high}" for low, high in measurements["buckets"][:2]] + [
+        f"{unseen[0]} and more\n(not in training)"
+    ]
     mean_curves(left, names, nats, "source tokens", "nats per token", legend="positions")
     means = {kind: mean_interval(by_seed) for kind, by_seed in rise.items()}
     intervals(right, means, "loss beyond the training lengths, minus\nloss of the longest in training, nats per token")
-    return Finding(verdict(mean_interval(more), -1), number, figure)
+    return Finding(verdict(mean_interval(more), -1), evidence, figure)

@@ -12,7 +12,7 @@ from ...average import average_weights
 from ...checkpoint_folders import checkpoints
 from ..plots import curves, intervals, log_x_ticks, panels
 from ..results import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
-from .claim import Finding, Numbers, Setting
+from .claim import Finding, Measurements, Setting
 
 BEAMS, ALPHAS = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 1.0, 1.5)
 
@@ -21,7 +21,7 @@ def system(beam: int, alpha: float) -> str:
     return f"beam {beam}, alpha {alpha}"
 
 
-def measure_beams(setting: Setting) -> Numbers:
+def measure_beam_and_alpha(setting: Setting) -> Measurements:
     translator = Translator.from_pretrained(setting.run)
     searches = dict.fromkeys([(beam, 0.6) for beam in BEAMS] + [(4, alpha) for alpha in ALPHAS])
     systems = {
@@ -33,11 +33,11 @@ def measure_beams(setting: Setting) -> Numbers:
     return {"bleu": paired_bleu(systems, setting.development.references), "seeds": []}
 
 
-def judge_beams(numbers: Numbers) -> Finding:
-    bleu = numbers["bleu"]
+def judge_beam_and_alpha(measurements: Measurements) -> Finding:
+    bleu = measurements["bleu"]
     greedy, four = bleu[system(1, 0.6)], bleu[system(4, 0.6)]
     better = HOLDS if four["bleu"] > greedy["bleu"] else FAILS
-    number = (
+    evidence = (
         f"BLEU is {greedy['bleu']:.2f} with greedy search (beam 1) and {four['bleu']:.2f} with beam 4 and alpha 0.6; "
         f"the paired bootstrap test gives p = {four['p']:.3f}"
     )
@@ -56,7 +56,7 @@ def judge_beams(numbers: Numbers) -> Finding:
         axis.legend(fontsize=8, loc="lower right")
     log_x_ticks(axes[0], set(BEAMS))
     axes[1].sharey(axes[0])
-    return Finding(better if four["p"] < 0.05 else UNSURE, number, figure)
+    return Finding(better if four["p"] < 0.05 else UNSURE, evidence, figure)
 
 
 def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[str, dict[str, Any]]:
@@ -70,7 +70,7 @@ def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[st
     }
 
 
-def measure_averaging(setting: Setting) -> Numbers:
+def measure_averaging(setting: Setting) -> Measurements:
     folders = checkpoints(setting.run / "checkpoints")[:5][::-1]
     if len(folders) < 2:
         raise InputError(f"--run {setting.run} has {len(folders)} checkpoints; averaging needs at least 2")
@@ -92,14 +92,14 @@ def measure_averaging(setting: Setting) -> Numbers:
     }
 
 
-def judge_averaging(numbers: Numbers) -> Finding:
-    difference, (last, average) = numbers["nats_difference"], numbers["bleu"].values()
-    number = (
+def judge_averaging(measurements: Measurements) -> Finding:
+    difference, (last, average) = measurements["nats_difference"], measurements["bleu"].values()
+    evidence = (
         f"the average's loss minus the last checkpoint's is {plus_minus(difference, 4, signed=True)} nats per token; "
         f"BLEU is {last['bleu']:.2f} with the last checkpoint and {average['bleu']:.2f} with the average "
         f"(p = {average['p']:.2f})"
     )
     figure, (axis,) = panels()
-    shown = {f"average of {len(numbers['checkpoints'])}, minus the last": difference}
+    shown = {f"average of {len(measurements['checkpoints'])}, minus the last": difference}
     intervals(axis, shown, "difference of the loss, nats per token\n(below 0: the average is better)", zero=True)
-    return Finding(verdict(difference, -1), number, figure)
+    return Finding(verdict(difference, -1), evidence, figure)

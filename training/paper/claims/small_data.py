@@ -12,33 +12,33 @@ from ...recipe import Recipe, load_recipe
 from ...scores import corpus_bleu
 from ..plots import intervals, log_x_ticks, mean_curves, panels
 from ..results import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
-from ..rnn import search, train_lstm
+from ..rnn import beam_search, train_lstm
 from ..table3 import RECIPE
-from .claim import Finding, Numbers, Setting
-from .comparison import LONG, Model, runs_folder, train_models, train_plain
+from .claim import Finding, Measurements, Setting
+from .comparison import LONG_STEPS, Variant, runs_folder, train_and_load, train_models
 
 PAIRS = (1000, 3000, 10_000, 29_000)
 # Recipe keys for the files that `first_pairs` writes, wherever the text came from.
 FILES = {"dataset": "null", "dataset_config": "null", "streaming": "false", "train": "train", "validation": "val"}
 
 
-def measure_small_data(setting: Setting) -> Numbers:
+def measure_small_data(setting: Setting) -> Measurements:
     folders = dict(first_pairs(setting, count) for count in PAIRS)
     counts = sorted(folders)
     systems = {"Transformer": bleu_of_transformer, "LSTM": bleu_of_lstm}
     models = {
-        (system, count): Model(
+        (system, count): Variant(
             f"{system.lower()}-{count}", FILES | {"data": str(folders[count])}, partial(measure, setting.development)
         )
         for system, measure in systems.items()
         for count in counts
     }
-    numbers = train_models(setting, models, LONG)
+    measurements = train_models(setting, models, LONG_STEPS)
     bleu = {}  # by system, for each seed the BLEU of all counts
     for system in systems:
-        by_count = [numbers["bleu"][system, count] for count in counts]
+        by_count = [measurements["bleu"][system, count] for count in counts]
         bleu[system] = [list(of_seed) for of_seed in zip(*by_count, strict=True)]
-    return numbers | {"pairs": counts, "bleu": bleu}
+    return measurements | {"pairs": counts, "bleu": bleu}
 
 
 def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
@@ -57,12 +57,12 @@ def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
     return len(chosen), folder
 
 
-def bleu_of_transformer(text: EvaluationText, recipe: Recipe) -> Numbers:
-    translations = train_plain(recipe).translate(text.sources, split_sentences=False)
+def bleu_of_transformer(text: EvaluationText, recipe: Recipe) -> Measurements:
+    translations = train_and_load(recipe).translate(text.sources, split_sentences=False)
     return {"bleu": corpus_bleu(translations, text.references)}
 
 
-def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Numbers:
+def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Measurements:
     """Train an LSTM of the model's size and return its BLEU with the search of section 6.1."""
     model, prepared = train_lstm(recipe)
     start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id
@@ -70,18 +70,20 @@ def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Numbers:
     for sentence in text.sources:
         source = prepared.tokenizer(sentence)["input_ids"]
         limit = len(source) + 50
-        ids = search(model, source, beams=4, alpha=0.6, limit=limit, lookahead=5, start=start, end=end)
+        ids = beam_search(model, source, beams=4, alpha=0.6, limit=limit, lookahead=5, start=start, end=end)
         translations.append(prepared.tokenizer.decode(ids, skip_special_tokens=True))
     return {"bleu": corpus_bleu(translations, text.references)}
 
 
-def judge_small_data(numbers: Numbers) -> Finding:
-    counts, bleu = numbers["pairs"], numbers["bleu"]
+def judge_small_data(measurements: Measurements) -> Finding:
+    counts, bleu = measurements["pairs"], measurements["bleu"]
     by_count = {system: list(zip(*by_seed, strict=True)) for system, by_seed in bleu.items()}
     leads = [differences(*pair) for pair in zip(by_count["LSTM"], by_count["Transformer"], strict=True)]
     verdicts = {verdict(mean_interval(lead), +1) for lead in (leads[0], differences(leads[0], leads[-1]))}
-    number = f"BLEU of the LSTM minus BLEU of the Transformer after {numbers['steps']} steps, nothing tuned to a size: "
-    number += ", ".join(
+    evidence = (
+        f"BLEU of the LSTM minus BLEU of the Transformer after {measurements['steps']} steps, nothing tuned to a size: "
+    )
+    evidence += ", ".join(
         f"{with_interval(lead, 1, signed=True)} from {count:,} pairs" for count, lead in zip(counts, leads, strict=True)
     )
     figure, (left, right) = panels(2)
@@ -94,4 +96,4 @@ def judge_small_data(numbers: Numbers) -> Finding:
         zero=True,
     )
     right.set(xlabel="training pairs")
-    return Finding(next(name for name in (FAILS, UNSURE, HOLDS) if name in verdicts), number, figure)
+    return Finding(next(name for name in (FAILS, UNSURE, HOLDS) if name in verdicts), evidence, figure)

@@ -14,8 +14,8 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 from ...cost import seconds_of_calls
 from ..plots import curves, log_y, panels
 from ..results import FAILS, HOLDS
-from ..rnn import AttentiveRnn, greedy, rnn_of_size
-from .claim import Finding, Numbers, Setting
+from ..rnn import RnnWithAttention, greedy, rnn_of_size
+from .claim import Finding, Measurements, Setting
 
 LENGTHS = [10, 25, 50, 100, 200, 400]  # tokens of each sentence
 SENTENCES = 16  # decoded together
@@ -24,20 +24,20 @@ CELLS = ("GRU", "LSTM")
 
 
 def training_step(model: nn.Module, ids: Tensor) -> None:
-    is_rnn = isinstance(model, AttentiveRnn)
+    is_rnn = isinstance(model, RnnWithAttention)
     logits = model(ids, ids) if is_rnn else model(input_ids=ids, decoder_input_ids=ids).logits
     nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
 
 
 def decode(model: nn.Module, ids: Tensor) -> None:
     length = ids.shape[1]
-    if isinstance(model, AttentiveRnn):
+    if isinstance(model, RnnWithAttention):
         greedy(model, ids, length)
     else:
         cast(Any, model).generate(ids, num_beams=1, min_new_tokens=length, max_new_tokens=length)
 
 
-def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool, setting: Setting) -> Numbers:
+def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool, setting: Setting) -> Measurements:
     """Measure tokens per second of a Transformer and of RNNs of its size, by sentence length."""
     device = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     config = VaswaniTransformerConfig(
@@ -63,27 +63,27 @@ def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool,
     return {"lengths": LENGTHS, "unit": unit, "tokens_per_second": series, "ratios": ratios}
 
 
-def judge_training(numbers: Numbers) -> Finding:
-    slowest = min(min(ratios) for ratios in numbers["ratios"].values())
-    return finding(numbers, HOLDS if slowest >= 10 else FAILS, "trains on", "training tokens")
+def judge_training_speed(measurements: Measurements) -> Finding:
+    slowest = min(min(ratios) for ratios in measurements["ratios"].values())
+    return finding(measurements, HOLDS if slowest >= 10 else FAILS, "trains on", "training tokens")
 
 
-def judge_decoding(numbers: Numbers) -> Finding:
-    ratios = [ratio for by_length in numbers["ratios"].values() for ratio in by_length]
+def judge_decoding_speed(measurements: Measurements) -> Finding:
+    ratios = [ratio for by_length in measurements["ratios"].values() for ratio in by_length]
     slower = sum(ratio <= 1 for ratio in ratios)
     verdict = f"holds in {slower} of {len(ratios)} cases" if slower else FAILS
     verdict = HOLDS if slower == len(ratios) else verdict
-    return finding(numbers, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
+    return finding(measurements, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
 
 
-def finding(numbers: Numbers, verdict: str, does: str, y: str) -> Finding:
+def finding(measurements: Measurements, verdict: str, does: str, y: str) -> Finding:
     """Compare the speeds. does: the verb of the sentence;  y: what the plot counts"""
-    unit = numbers["unit"]
-    number = f"per {unit}, the Transformer {does} " + " and ".join(
+    unit = measurements["unit"]
+    evidence = f"per {unit}, the Transformer {does} " + " and ".join(
         f"{min(ratios):.2f} to {max(ratios):.2f} times as many tokens as the {cell}"
-        for cell, ratios in numbers["ratios"].items()
+        for cell, ratios in measurements["ratios"].items()
     )
     figure, (axis,) = panels()
-    curves(axis, numbers["tokens_per_second"], "tokens of a sentence", f"{y}\nper {unit}", log_x=True)
+    curves(axis, measurements["tokens_per_second"], "tokens of a sentence", f"{y}\nper {unit}", log_x=True)
     log_y(axis)
-    return Finding(verdict, number, figure)
+    return Finding(verdict, evidence, figure)

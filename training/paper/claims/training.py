@@ -18,28 +18,28 @@ from ...train import train
 from ..plots import curves, intervals, panels
 from ..results import differences, mean_interval, plus_minus, verdict, with_interval
 from ..table3 import RECIPE, judge_rows, nats_per_token
-from .claim import Finding, Numbers, Setting
-from .comparison import SHORT, Model, train_changed, train_models
+from .claim import Finding, Measurements, Setting
+from .comparison import SHORT_STEPS, Variant, train_changed, train_models
 
 LOSS = "training loss, label-smoothed (first seed)"
 
 # ---- section 5.3: warm-up ------------------------------------------------------------------------------------------
 
 
-def measure_warm_up(setting: Setting) -> Numbers:
+def measure_warm_up(setting: Setting) -> Measurements:
     peak = load_recipe(RECIPE).learning_rate
     assert peak is not None
     # The rate falls with the root of the step, so that it is the same from step 100 on.
     without = {"warmup_steps": "1", "learning_rate": str(peak * 10), "decay_share": "0"}
     with_warm_up = {"warmup_steps": "100", "learning_rate": str(peak), "decay_share": "0"}
     models = {
-        "without warm-up": Model("warmup1", without, losses_of_training),
-        "with warm-up": Model("warmup100", with_warm_up, losses_of_training),
+        "without warm-up": Variant("warmup1", without, losses_of_training),
+        "with warm-up": Variant("warmup100", with_warm_up, losses_of_training),
     }
-    return with_first_losses(train_models(setting, models, SHORT))
+    return with_first_losses(train_models(setting, models, SHORT_STEPS))
 
 
-def losses_of_training(recipe: Recipe) -> Numbers:
+def losses_of_training(recipe: Recipe) -> Measurements:
     """Train a model and return its last validation loss and the curve of its training loss."""
     train(recipe)
     metrics = curves_of(Path(recipe.output_dir) / "metrics.jsonl")
@@ -47,41 +47,41 @@ def losses_of_training(recipe: Recipe) -> Numbers:
     return {"validation_loss": last, "losses": list(metrics["loss"].items())}
 
 
-def with_first_losses(numbers: Numbers) -> Numbers:
+def with_first_losses(measurements: Measurements) -> Measurements:
     """Keep the curve of the first seed only."""
-    return numbers | {"losses": {kind: by_seed[0] for kind, by_seed in numbers["losses"].items()}}
+    return measurements | {"losses": {kind: by_seed[0] for kind, by_seed in measurements["losses"].items()}}
 
 
-def judge_warm_up(numbers: Numbers) -> Finding:
-    without, with_warm_up = numbers["validation_loss"].values()
+def judge_warm_up(measurements: Measurements) -> Finding:
+    without, with_warm_up = measurements["validation_loss"].values()
     worse = differences(without, with_warm_up)
-    number = (
-        f"after {numbers['steps']} steps, the validation loss is {with_interval(without)} without warm-up and "
+    evidence = (
+        f"after {measurements['steps']} steps, the validation loss is {with_interval(without)} without warm-up and "
         f"{with_interval(with_warm_up)} with 100 steps of it (difference: {with_interval(worse, signed=True)}); "
         "from step 100 on, both learning rates are equal"
     )
     figure, (axis,) = panels()
-    if "losses" in numbers:
-        curves(axis, numbers["losses"], "step", LOSS)
-    else:  # a row file of an earlier version
-        means = {kind: mean_interval(by_seed) for kind, by_seed in numbers["validation_loss"].items()}
-        intervals(axis, means, f"validation loss after {numbers['steps']} steps")
-    return Finding(verdict(mean_interval(worse), +1), number, figure)
+    if "losses" in measurements:
+        curves(axis, measurements["losses"], "step", LOSS)
+    else:  # a result file of an earlier version
+        means = {kind: mean_interval(by_seed) for kind, by_seed in measurements["validation_loss"].items()}
+        intervals(axis, means, f"validation loss after {measurements['steps']} steps")
+    return Finding(verdict(mean_interval(worse), +1), evidence, figure)
 
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
 
 
-def measure_factor(setting: Setting) -> Numbers:
+def measure_training_without_the_factor(setting: Setting) -> Measurements:
     one_head = {"model.encoder_attention_heads": "1", "model.decoder_attention_heads": "1"}
     models = {
-        "with the factor": Model("with-the-factor", one_head, partial(loss_after_change, setting.development, None)),
-        "without it": Model("without-it", one_head, partial(loss_after_change, setting.development, remove_factor)),
+        "with the factor": Variant("with-the-factor", one_head, partial(loss_after_change, setting.development, None)),
+        "without it": Variant("without-it", one_head, partial(loss_after_change, setting.development, remove_factor)),
     }
-    return with_first_losses(train_models(setting, models, SHORT))
+    return with_first_losses(train_models(setting, models, SHORT_STEPS))
 
 
-def loss_after_change(text: EvaluationText, change: Callable[[nn.Module], None] | None, recipe: Recipe) -> Numbers:
+def loss_after_change(text: EvaluationText, change: Callable[[nn.Module], None] | None, recipe: Recipe) -> Measurements:
     """Train a changed model and return its nats per token and the curve of its training loss."""
     translator, curve = train_changed(recipe, change)
     return {"nats_per_token": nats_per_token(translator, text.sources, text.references), "losses": curve}
@@ -93,23 +93,23 @@ def remove_factor(model: nn.Module) -> None:
             module.scaling = 1.0
 
 
-def judge_factor(numbers: Numbers) -> Finding:
-    scaled, unscaled = numbers["nats_per_token"].values()
+def judge_training_without_the_factor(measurements: Measurements) -> Finding:
+    scaled, unscaled = measurements["nats_per_token"].values()
     worse = differences(unscaled, scaled)
-    number = (
-        f"with a single head, after {numbers['steps']} steps, the loss on the development set is "
+    evidence = (
+        f"with a single head, after {measurements['steps']} steps, the loss on the development set is "
         f"{with_interval(scaled)} nats per token with the factor and {with_interval(unscaled)} without it "
         f"(difference: {with_interval(worse, signed=True)})"
     )
     figure, (axis,) = panels()
-    curves(axis, numbers["losses"], "step", LOSS)
-    return Finding(verdict(mean_interval(worse), +1), number, figure)
+    curves(axis, measurements["losses"], "step", LOSS)
+    return Finding(verdict(mean_interval(worse), +1), evidence, figure)
 
 
 # ---- section 5.4: label smoothing, from the rows of Table 3 --------------------------------------------------------
 
 
-def compare_smoothing(setting: Setting) -> Numbers:
+def measure_label_smoothing(setting: Setting) -> Measurements:
     path = setting.output / "table3.json"
     for row in judge_rows(read_json_object(path)["rows"] if path.is_file() else []):
         if row["row"] == "D-ls0.0":
@@ -117,15 +117,15 @@ def compare_smoothing(setting: Setting) -> Numbers:
     raise InputError(f"{path} has no rows base and D-ls0.0 of one seed; run `paper table3 --rows base,D-ls0.0` first")
 
 
-def judge_smoothing(numbers: Numbers) -> Finding:
-    nats = mean_interval([math.log(ratio) for ratio in numbers["perplexity_ratio"]])
-    number = (
+def judge_label_smoothing(measurements: Measurements) -> Finding:
+    nats = mean_interval([math.log(ratio) for ratio in measurements["perplexity_ratio"]])
+    evidence = (
         f"without label smoothing, the log-perplexity changes by {plus_minus(nats, 3, signed=True)} nats per token and "
-        f"BLEU by {numbers['bleu_shown']}"
+        f"BLEU by {measurements['bleu_shown']}"
     )
     figure, axes = panels(2)
     label = "without label smoothing, minus with it"
     intervals(axes[0], {label: nats}, "log-perplexity, nats per token\n(below 0: better without)", zero=True)
-    intervals(axes[1], {label: numbers["bleu_difference"]}, "BLEU\n(below 0: worse without)", zero=True)
-    judged = f"perplexity: {numbers['perplexity_verdict']}; BLEU: {numbers['bleu_verdict']}"
-    return Finding(judged, number, figure)
+    intervals(axes[1], {label: measurements["bleu_difference"]}, "BLEU\n(below 0: worse without)", zero=True)
+    judged = f"perplexity: {measurements['perplexity_verdict']}; BLEU: {measurements['bleu_verdict']}"
+    return Finding(judged, evidence, figure)
