@@ -65,12 +65,14 @@ def training_memory(config: VaswaniTransformerConfig, tokens: int, device: str) 
     return 16 * parameters + 4 * (tokens * per_position // 2 + 3 * chunk_rows(vocabulary, device) * vocabulary)
 
 
-def matmul_flop_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+def matmul_flop_rate(
+    device: torch.device, dtype: torch.dtype, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Return the FLOP/s of the fastest of many large matrix products in this time; it counts as 100 % MFU."""
     size = 1024 if device.type == "cpu" else 8192
     generator = torch.Generator(device).manual_seed(0)  # leaves the global generator alone
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-    return 2 * size**3 / min(seconds_of_calls(lambda: left @ right, device, seconds))
+    return 2 * size**3 / min(seconds_of_calls(lambda: left @ right, device, seconds, clock))
 
 
 def mfu(rate: float, peak: float) -> float | None:
