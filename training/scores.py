@@ -1,5 +1,6 @@
-"""BLEU in five variants, chrF, and exact matches."""
+"""BLEU in five variants, chrF, exact matches, and the loss per token."""
 
+import math
 import re
 from collections import defaultdict
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+from vaswani_transformer import Translator
 
 
 def corpus_bleu(
@@ -16,6 +19,12 @@ def corpus_bleu(
     # force: no warning about tokenised input, if a corpus has spaces before full stops.
     bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
     return bleu.corpus_score(translations, [references]).score
+
+
+def nats_per_token(translator: Translator, sources: list[str], references: list[str]) -> float:
+    """Return the mean negative log-likelihood of the references' tokens, `</s>` included."""
+    scores = translator.score(sources, references)
+    return -math.fsum(score.total for score in scores) / sum(len(score.tokens) for score in scores)
 
 
 def scores(
