@@ -1,9 +1,8 @@
-"""Runs independent trainings in processes of their own."""
+"""Run independent trainings in parallel processes."""
 
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -16,41 +15,31 @@ from vaswani_transformer.exit import print_error
 
 
 def in_processes(calls: Sequence[tuple[Path, Callable[[], Any]]], jobs: int) -> list[Any]:
-    """Return the results of calls (log, function), `jobs` at a time; messages of a function go to its log.
+    """Run (log, function) calls, `jobs` at a time, and return their results in order.
 
-    The processes divide the cores among them: two small models train faster side by side with a thread each than one
-    after the other with two. The first error stops the other processes; a training by `train` keeps its last
-    checkpoint.
+    Each function's stderr goes to its log. The processes share the cores: two small models train faster side by side
+    with one thread each than one after the other with two. The first error stops all processes.
     """
-    threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) // jobs))
-    results: list[Any] = [None] * len(calls)
-    waiting, running = deque(range(len(calls))), dict[Future, int]()
+    threads = max(1, torch.get_num_threads() // jobs)
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        futures = {pool.submit(logged, log, function): log for log, function in calls}
         try:
-            while waiting or running:
-                # Only as many as can run: after an error, the pool would still start calls that it has queued.
-                while waiting and len(running) < jobs:
-                    number = waiting.popleft()
-                    running[pool.submit(logged, *calls[number])] = number
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    number = running.pop(future)
-                    results[number] = future.result()
-                    print_error(f"{calls[number][0].stem}: done")
+            for future in as_completed(futures):
+                future.result()
+                print_error(f"{futures[future].stem}: done")
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in active_children():
                 process.terminate()
             if isinstance(error, BrokenProcessPool):
                 logs = calls[0][0].parent
-                raise UnavailableError(
-                    f"a training was killed, perhaps for lack of memory; see {logs}/*.log"
-                ) from error
+                raise UnavailableError(f"a training process was killed (out of memory?); see {logs}/*.log") from error
             raise
-    return results
+    return [future.result() for future in futures]
 
 
 def logged(log: Path, function: Callable[[], Any]) -> Any:
-    """Return function(), with the process's standard error appended to a log."""
+    """Return function(), with the process's stderr appended to a log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 2)
