@@ -12,8 +12,10 @@ from training.paper.claims import CLAIMS
 from training.paper.claims.attention import saturation, saved_bytes
 from training.paper.claims.positions import remove_positions
 from training.paper.claims.search import paired_bleu
+from training.paper.claims.speed import greedy
 from training.paper.claims.training import remove_factor
-from training.paper.rnn import RnnWithAttention, greedy, rnn_of_size, train_lstm
+from training.paper.fit_model import train_lstm
+from training.paper.rnn import RnnWithAttention, rnn_of_size
 from training.recipe import Recipe
 from training.train import train
 from vaswani_transformer.cli import main
@@ -112,15 +114,37 @@ def test_claims_are_measured_once(text, tmp_path, capsys):
     assert found.keys() >= {"verdict", "evidence", "command", "commit", "hardware", "seeds", "seconds"}
     assert (tmp_path / "claims" / "saturation.png").is_file()
     main([*command, "--only", "averaging"])
-    assert capsys.readouterr().out == "averaging: measured before\n"
+    assert capsys.readouterr().out == "averaging: already measured, skipped\n"
     for words, said in (
         (["--only", "nothing"], "--only nothing: not a claim"),
-        (["--only", "warm_up", "--warmup_steps", "5"], "--warmup_steps: the claim sets it; leave it out"),
+        (["--only", "warm_up", "--warmup_steps", "5"], "--warmup_steps cannot be given: the claim sets it"),
+        (["--only", "averaging", "--sentences", "3"], "averaging.json was made by `vaswani-transformer paper claims"),
         (["--run", "absent"], "--run absent: no such folder"),
     ):
         with pytest.raises(SystemExit) as stopped:
             main([*command, *words])
         assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_all_commands(text, tmp_path, monkeypatch, capsys):
+    train(Recipe.model_validate(SMALL | {"max_steps": 1, "data": str(text), "output_dir": str(tmp_path / "run")}))
+    command = f"paper all --output {tmp_path / 'paper'} --data {text} --seeds 1"
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def unexpected(*_):
+        raise AssertionError("a command ran after Ctrl-C")
+
+    monkeypatch.setattr("training.paper.table1.write_table1", interrupted)
+    monkeypatch.setattr("training.paper.table2.write_table2", unexpected)
+    with pytest.raises(SystemExit) as stopped:
+        main([*command.split(), "--run", str(tmp_path / "run")])
+    assert stopped.value.code == 130
+    monkeypatch.setattr("training.paper.table1.write_table1", unexpected)
+    with pytest.raises(SystemExit) as stopped:
+        main([*command.split(), "--run", "absent"])
+    assert stopped.value.code == 2 and "--run absent: no such folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -141,7 +165,17 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     words += " --seconds 0.1 --jobs 2 --vocab_size 262 --max_steps 5 --validate_every 5 --model.d_model 16"
     main([*words.split(), "--model.encoder_layers", "1", "--model.decoder_layers", "1"])
     written = (output / "README.md").read_text()
-    for heading in ("Table 1", "Table 2", "Table 3", "Figure 1", "Figure 4", "A walk", "Label smoothing", "Beyond"):
+    for heading in (
+        "Table 1",
+        "Table 2",
+        "Table 3",
+        "Figure 1",
+        "Figure 4",
+        "A walk",
+        "What each",
+        "Label smoothing",
+        "An RNN beats",
+    ):
         assert re.search(rf"^##+ {heading}", written, re.MULTILINE), heading
     found = {path.stem: json.loads(path.read_text()) for path in (output / "claims").glob("*.json")}
     assert found.keys() == CLAIMS.keys()

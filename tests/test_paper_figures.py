@@ -11,7 +11,7 @@ from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer
 
 from training.paper.architecture import attention_operations, figure1, figure2, trace
-from training.paper.figures import (
+from training.paper.head_figures import (
     WordMaps,
     anaphora,
     heads_with_different_tasks,
@@ -172,7 +172,7 @@ def test_the_commands_write_pictures_and_row_files(where, folder):
     ("words", "said"),
     [
         (["figure4", "--source", "Two dogs run ."], "no pronoun"),
-        (["walk", "--layer", "3"], "--layer 3: the model has layers 1 to 1 there"),
+        (["walk", "--layer", "3"], "--layer 3: must be 1 to 1"),
         (["walk", "--kind", "both"], "'both' is not one of 'encoder', 'decoder', 'cross'"),
         (["figure1", "--model", "absent"], "--model absent: no such folder"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,13 @@ def test_the_page_is_made_from_the_row_files():
 @pytest.mark.parametrize("name", CLAIMS)
 def test_verdicts_follow_from_the_numbers(name):
     result = json.loads((FOLDER / "claims" / f"{name}.json").read_text(encoding="utf-8"))
-    verdict, evidence, figure = CLAIMS[name].judge(result)
-    assert (result["claim"], result["verdict"], result["evidence"]) == (CLAIMS[name].text, verdict, evidence)
-    assert all(axis.get_ylabel() for axis in figure.axes)
+    finding = CLAIMS[name].judge(result)
+    assert (result["claim"], result["verdict"], result["evidence"]) == (
+        CLAIMS[name].text,
+        finding.verdict,
+        finding.evidence,
+    )
+    assert all(axis.get_ylabel() for axis in finding.figure.axes)
 
 
 @pytest.mark.parametrize("path", RESULT_FILES, ids=lambda path: path.stem)
@@ -46,7 +51,13 @@ def test_every_run_of_table_3_saw_the_same_tokens():
         assert len({(row["tokens"], row["steps"], row["bleu_signature"]) for row in rows if row["seed"] == seed}) == 1
 
 
+def test_notes_belong_to_the_results_of_their_folder(tmp_path):
+    assert "Notes on these results" in page(FOLDER)
+    shutil.copy(FOLDER / "table3.json", tmp_path)
+    assert "Notes" not in page(tmp_path)
+
+
 def test_an_empty_folder_makes_no_page(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["paper", "page", "--output", str(tmp_path)])
-    assert stopped.value.code == 2 and "has no result files" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "has no results" in capsys.readouterr().err

@@ -13,14 +13,15 @@ from conftest import ModelMaker
 from nltk.tree import Tree
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
+from training.paper import table4
+from training.paper.evalb import labelled_f1
 from training.paper.parser_training import parsing_tokenizer
-from training.paper.results import with_interval
 from training.paper.rnn import RnnWithAttention, beam_search
+from training.paper.statistics import with_interval
 from training.paper.table4 import BUDGETS, SYSTEMS, lead_sentence
 from training.paper.tree_constraint import SHARE_OF_ALL_WORDS, WellFormedTrees
 from training.paper.tree_search import tokens_of
 from training.paper.trees import (
-    labelled_f1,
     linearise,
     read_treebank,
     recombine,
@@ -311,6 +312,16 @@ def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_cpu_time_and_well_formed_share_are_means_over_seeds() -> None:
+    scores = {part: {key: {"f1": 70.0} for key in ("all", "at most 40 words")} for part in ("val", "test")}
+    row = {"system": "Transformer", "parameters": 1_400_000, "scores": scores}
+    rows = [
+        row | {"seed": seed, "cpu_seconds_of_training": 60 * seed, "well_formed_without_constraint": seed / 10}
+        for seed in (1, 2)
+    ]
+    assert "| 1.4 M | 1 min 30 s |" in table4.as_markdown(rows) and "| 15 % |" in table4.as_markdown(rows)
+
+
 def test_the_lead_for_equal_time_compares_equal_runs() -> None:
     def row(system: str, seed: int, f1: float, seconds: float, hardware: str = "a") -> dict[str, Any]:
         scores = {"test": {"all": {"f1": f1}}}
@@ -322,16 +333,18 @@ def test_the_lead_for_equal_time_compares_equal_runs() -> None:
     rows = [row(transformer, seed, 80 + seed, 100) for seed in (1, 2, 3, 4)]
     rows += [row(equal_time_lstm, 1, 70, 105), row(equal_time_lstm, 2, 73, 95), row(longer_lstm, 1, 78, 300)]
     equal_time = with_interval([11, 9], 1, signed=True)
-    expected = f"equal tokens, three times as many +3.0 (seeds: 1); equal CPU time {equal_time} (seeds: 2)"
-    assert lead_sentence(rows) == expected
+    expected = f"+3.0 with three times as many tokens for both (1 seed); {equal_time} with equal CPU time (2 seeds)"
+    assert lead_sentence(rows).endswith(f": {expected}.")
     others = [row(equal_time_lstm, 3, 0, 60), row(equal_time_lstm, 4, 0, 100, "b")]
-    assert lead_sentence([*rows, *others]) == expected
+    assert lead_sentence([*rows, *others]) == lead_sentence(rows)
     assert lead_sentence([]) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_command_trains_parsers_and_writes_the_table(treebank: Path, tmp_path: Path) -> None:
+def test_the_command_trains_parsers_and_prints_the_table(
+    treebank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     captions = tmp_path / "captions.txt"
     captions.write_text("the dog sees the cat .\nthe bird likes the man .\n" * 10)
     model = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
@@ -347,6 +360,6 @@ def test_the_command_trains_parsers_and_writes_the_table(treebank: Path, tmp_pat
     lstms = [f1.pop(name) for name in list(f1) if name.startswith("LSTM")]
     assert len(lstms) == 3 and min(lstms) > 0
     assert min(f1.values()) > 60 and max(f1.values()) > 95
-    page = (tmp_path / "paper" / "table4.md").read_text()
-    assert "Transformer (4 layers)" in page and "semi-supervised" in page
-    assert f"equal tokens {f1['Transformer'] - lstms[0]:+.1f} (seeds: 1)" in page
+    table = capsys.readouterr().out
+    assert "Transformer (4 layers)" in table and "semi-supervised" in table
+    assert f"{f1['Transformer'] - lstms[0]:+.1f} with equal tokens (1 seed)" in table

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from training.paper.results import FAILS, HOLDS, UNSURE, mean_interval, verdict
-from training.paper.table3 import RECIPE, ROWS, judge_rows, row_options
+from training.paper.result_files import PAPER
+from training.paper.statistics import FAILS, HOLDS, UNSURE, mean_interval, verdict
+from training.paper.table3 import FINDINGS, RECIPE, ROWS, compare_with_base, judge_rows, row_options
 from training.recipe import load_recipe
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig
 from vaswani_transformer.cli import main
@@ -49,20 +50,29 @@ def test_a_verdict_needs_an_interval_on_one_side_of_zero(differences, sign, expe
     assert verdict(mean_interval(differences), sign, margin=1.0) == expected
 
 
+@pytest.mark.parametrize("score", ["bleu", "perplexity"])
+def test_findings_have_the_signs_of_the_paper(score):
+    rows = PAPER["table3"]
+    for row, _, *signs in FINDINGS:
+        if sign := dict(zip(("bleu", "perplexity"), signs, strict=True))[score]:
+            assert sign * (rows[row][score] - rows["base"][score]) > 0, row
+
+
 def test_the_interval_of_a_mean_is_students():
     mean, half = mean_interval([1.0, 2.0, 3.0])
     assert mean == 2.0 and half == pytest.approx(4.303 / 3**0.5)
 
 
-def test_claims_compare_runs_of_the_same_seed():
+def test_findings_compare_runs_of_the_same_seed():
     rows = [
         {"row": row, "seed": seed, "bleu": bleu + 10 * seed, "perplexity": perplexity * seed}
         for row, bleu, perplexity in (("base", 20.0, 8.0), ("A-h1", 19.0, 9.0), ("E-learned-positions", 20.1, 8.0))
         for seed in (1, 2, 3)
     ]
     head, learned = judge_rows([*rows, {"row": "big", "seed": 4, "bleu": 1.0, "perplexity": 1.0}])
-    assert head["row"] == "A-h1" and head["bleu_verdict"] == head["perplexity_verdict"] == HOLDS
-    assert learned["bleu_verdict"] == learned["perplexity_verdict"] == HOLDS and learned["seeds"] == [1, 2, 3]
+    assert head.row == "A-h1" and head.bleu_verdict == head.perplexity_verdict == HOLDS
+    assert learned.bleu_verdict == learned.perplexity_verdict == HOLDS
+    assert compare_with_base(rows, "A-h1").bleu == [-1, -1, -1]
 
 
 @pytest.fixture
@@ -83,12 +93,11 @@ def test_missing_runs_are_trained_and_finished_ones_are_kept(command, tmp_path, 
     assert rows[1]["parameters"] < rows[0]["parameters"] and rows[0]["tokens"] == rows[1]["tokens"]
     for key in ("perplexity", "bleu", "bleu_interval", "seconds", "hardware", "commit", "command", "seeds"):
         assert key in rows[0], key
-    assert "| B-dk16 | d_k 1, d_v 2 | 5.16 | 25.1 | 58 M |" in (tmp_path / "table3.md").read_text()
-    capsys.readouterr()
+    assert "| B-dk16 | d_k 1, d_v 2 | 5.16 | 25.1 | 58 M |" in capsys.readouterr().out
     for words, said in (
         (["--rows", "C-N3"], "--rows C-N3: not a row of Table 3"),
         (["--seeds", "one"], "--seeds one: must be whole numbers"),
-        (["--rows", "base", "--label_smoothing", "0.3"], "was measured with the options"),
+        (["--rows", "base", "--label_smoothing", "0.3"], "base-seed1.json was made by `vaswani-transformer train"),
         (["--model.d_modl", "3"], "unknown config field 'd_modl'; did you mean 'd_model'?"),
     ):
         with pytest.raises(SystemExit) as stopped:

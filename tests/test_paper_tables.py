@@ -5,9 +5,10 @@ import json
 from functools import partial
 
 import pytest
+import torch
 
-from training.cost import count_parameters
-from training.paper.results import PAPER
+from training.cost import count_parameters, matmul_flop_rate
+from training.paper.result_files import PAPER
 from training.paper.table1 import (
     as_markdown,
     convolutional,
@@ -53,7 +54,7 @@ def test_steps_and_paths_of_running_layers():
     assert path_length(recurrent, 1024, 64) == 1024  # the signal does not vanish
 
 
-def test_table_2_has_a_row_for_every_result(text, tmp_path):
+def test_table_2_has_a_row_for_every_result(text, tmp_path, capsys):
     columns = "command,hardware,cpu_hours,steps,parameters,test,beam,alpha,bleu,bleu_signature,bleu_lowercase"
     command = "python -m training --config multi30k_en_de --output-dir runs/x --model.dropout 0.2 --max_length 40"
     command += " --vocab_size 270 --tokens_per_step 1000"
@@ -65,11 +66,13 @@ def test_table_2_has_a_row_for_every_result(text, tmp_path):
         writer.writerow([other, "a CPU", 1, 7, 1000, "test", 4, 0.6, 10, "nrefs:1", 11, 12])
     words = ["--output", str(tmp_path), "--data", str(text), "--results", str(tmp_path / "results.csv")]
     main(["paper", "table2", *words])
-    first, second = json.loads((tmp_path / "table2.json").read_text())["rows"]
-    assert first["bleu"] == 36.5 and first["changes"].startswith("--model.dropout=0.2")
+    result = json.loads((tmp_path / "table2.json").read_text())
+    first, second = result["rows"]
+    assert first["bleu"] == 36.5 and first["changes"]["model.dropout"] == "0.2" and second["changes"] == {}
     assert first["flops_counted"] > 100 * 1000 * 6 * 1e6 and second["flops_counted"] is None
-    assert first["flops_by_formula"] > 1e12 and second["flops_by_formula"] is None  # another machine has another rate
-    table = (tmp_path / "table2.md").read_text()
+    assert first["flops_estimated"] == pytest.approx(1800 * result["flop_per_cpu_second"])
+    assert second["flops_estimated"] is None  # another machine has another rate
+    table = capsys.readouterr().out
     assert "| Transformer (big) | 28.4 | 41.8 | 2.3e+19 | 2.3e+19 |" in table
     assert "| mine |  | 4, 0.6 | 10.00 | 12.00 |" in table
 
@@ -91,3 +94,11 @@ def test_the_quoted_parameters_belong_to_the_presets():
 
 def parameters(row: str) -> int:
     return count_parameters(VaswaniTransformerConfig(**PRESETS[row])).total
+
+
+def test_the_rate_of_cpu_time_does_not_grow_with_the_number_of_threads():
+    """Two threads take half the elapsed time of one, but the same CPU time."""
+    elapsed, cpu = iter(range(0, 100, 1)), iter(range(0, 200, 2))
+    device = torch.device("cpu")
+    by_elapsed, by_cpu = (matmul_flop_rate(device, torch.float32, 0, partial(next, ticks)) for ticks in (elapsed, cpu))
+    assert by_elapsed == 2 * by_cpu

@@ -1,7 +1,5 @@
 """`vaswani-transformer paper table3 --output FOLDER`: the paper's tables, figures and claims, one command each."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,37 +16,43 @@ app = typer.Typer(
     help="Reproduce the paper's tables, figures and claims at a small scale.",
 )
 
-Output = Annotated[Path, typer.Option(help="A folder for the result files, pictures and Markdown tables.")]
+Output = Annotated[Path, typer.Option(help="Folder for the results: JSON files and pictures.")]
 Model = Annotated[Path, typer.Option(help="A model folder.")]
 Source = Annotated[str | None, typer.Option(help="The sentence; default: a caption with pronouns.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, separated by commas.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Trainings at a time.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of models to train in parallel.")]
 Run = Annotated[Path, typer.Option(help="The folder of a finished training run.")]
-Seconds = Annotated[float, typer.Option(min=0, help="How long to measure each speed.")]
+Seconds = Annotated[float, typer.Option(min=0, help="Seconds per speed measurement.")]
+Multi30k = Annotated[str, typer.Option(help="The folder of Multi30k.")]
+
+VOCABULARY = 4000  # of the tokenizer of Table 4's words
+SENTENCES = 300  # of the development set, for the claims
+LINES = 50  # of text, for the report on heads
+FIGURES = [1, 2, 3, 4, 5]
 
 
 @app.command(help="Count operations, sequential steps and path lengths of four kinds of layers, and fit exponents.")
 def table1(output: Output) -> None:
     from .table1 import write_table1
 
-    write_table1(output)
+    typer.echo(write_table1(output))
 
 
-@app.command(help="Set our trained models, with their training FLOPs, beside the rows that the paper prints.")
+@app.command(help="Compare our models and their training FLOPs with the rows of the paper.")
 def table2(
     output: Output,
-    data: Annotated[str, typer.Option(help="The folder of Multi30k.")] = "data/multi30k",
+    data: Multi30k = "data/multi30k",
     results: Annotated[Path | None, typer.Option(help="A CSV file of `evaluate --record`; default: ours.")] = None,
 ) -> None:
     from .table2 import RESULTS, write_table2
 
-    write_table2(output, results or RESULTS, data)
+    typer.echo(write_table2(output, results or RESULTS, data))
 
 
 @app.command(
     context_settings=RECIPE_OPTIONS,
-    help="Train the rows of Table 3 and judge its directions. Other options are keys of the recipe multi30k_table3: "
-    "--data FOLDER, --max_steps 5000. The same command resumes.",
+    help="Train the rows of Table 3 and test the paper's findings on them. Other options are keys of the recipe "
+    "multi30k_table3: --data FOLDER, --max_steps 5000. Run the same command again to resume.",
 )
 def table3(
     context: typer.Context,
@@ -60,110 +64,114 @@ def table3(
     jobs: Jobs = 1,
 ) -> None:
     options = parse_options(context.args)
-    from .table3 import ROWS, write_table3
+    from .table3 import parse_rows, write_table3
 
-    write_table3(output, rows.split(",") if rows else ROWS, parse_seeds(seeds), jobs, options)
+    typer.echo(write_table3(output, parse_rows(rows), parse_seeds(seeds), jobs, options))
 
 
 @app.command(
     context_settings=RECIPE_OPTIONS,
     help="Train parsers on a treebank and measure labelled F1 (section 6.3). Other options are keys of the recipe "
-    "treebank_parsing: --max_steps 5000. The same command resumes.",
+    "treebank_parsing: --max_steps 5000. Run the same command again to resume.",
 )
 def table4(
     context: typer.Context,
     output: Output,
     treebank: Annotated[Path, typer.Option(help="A folder or .zip file with wsj_0001.mrg, ...: NLTK's treebank.zip.")],
     unlabelled: Annotated[
-        Path | None, typer.Option(help="Sentences for the semi-supervised row, one a line (.gz too); default: no row.")
+        Path | None,
+        typer.Option(
+            help="Sentences for the semi-supervised row, one per line, may be gzipped; default: leave the row out."
+        ),
     ] = None,
-    vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer of the words.")] = 4000,
+    vocabulary: Annotated[int, typer.Option(help="Size of the tokenizer of the words.")] = VOCABULARY,
     seeds: Seeds = "1",
 ) -> None:
     options = parse_options(context.args)
     from .table4 import write_table4
 
-    write_table4(output, treebank, unlabelled, vocabulary, parse_seeds(seeds), options)
+    typer.echo(write_table4(output, treebank, unlabelled, vocabulary, parse_seeds(seeds), options))
 
 
 @app.command(
     context_settings=RECIPE_OPTIONS,
-    help="Measure claims about the model, each with a number, a plot and a verdict: about 20 minutes on two cores. "
-    "Verdicts on trained models need several seeds, such as --seeds 1,2,3, and three times as long. The same command "
-    "resumes. Other options are keys of the recipe multi30k_table3, for the claims that train models.",
+    help="Test claims about the model; each gets a verdict and a plot. Takes about 20 minutes on two cores. Verdicts "
+    "on trained models need several seeds, such as --seeds 1,2,3, and three times as long. Other options are keys of "
+    "the recipe multi30k_table3, for the claims that train models. Run the same command again to resume.",
 )
 def claims(
     context: typer.Context,
     output: Output,
     run: Run,
-    data: Annotated[str | None, typer.Option(help="The folder of the run's text, if it has moved.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder of the run's text; default: the one recorded in the run.")
+    ] = None,
     only: Annotated[str | None, typer.Option(help="Claims, separated by commas; default: all.")] = None,
-    sentences: Annotated[int, typer.Option(min=2, help="Sentences of the validation text to translate.")] = 300,
+    sentences: Annotated[int, typer.Option(min=2, help="Sentences of the validation text to translate.")] = SENTENCES,
     seconds: Seconds = 2,
     seeds: Seeds = "1",
     jobs: Jobs = 2,
 ) -> None:
+    check_run(run)
     options = parse_options(context.args)
-    if not run.is_dir():
-        raise InputError(f"--run {run}: no such folder")
-    from ..evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
-    from .claims import CLAIMS, measure_claims
-    from .claims.claim import Setting
-    from .results import command_line
+    from .claims import CLAIMS, make_setting, measure_claims
 
-    recipe = recipe_of_run(run, None, {} if data is None else {"data": data})
-    validation = text_of_recipe(recipe.model_copy(update={"test": []}))
-    development = replace(
-        validation, sources=validation.sources[:sentences], references=validation.references[:sentences]
-    )
-    keys = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
-    text = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
-    setting = Setting(run, development, parse_seeds(seeds), output, seconds, jobs, text | options)
-    given = {"run": run, "sentences": sentences, "seconds": f"{seconds:g}", "seeds": seeds}
-    command = command_line("paper claims", given, options)
-    measure_claims(setting, only.split(",") if only else list(CLAIMS), command, typer.echo)
+    setting = make_setting(run, data, sentences, parse_seeds(seeds), output, seconds, jobs, options)
+    measure_claims(setting, only.split(",") if only else list(CLAIMS))
 
 
 @app.command(
     "all",
     context_settings=RECIPE_OPTIONS,
-    help="Run all of them for one trained model, and write the page. The same command resumes Table 3 and the claims.",
+    help="Run Tables 1 to 3, the figures, the walkthrough, the report on heads and the claims for one trained model, "
+    "and write the page. --treebank adds Table 4, with its default options. Other options are keys of the recipe "
+    "multi30k_table3. Run the same command again to resume.",
 )
 def run_all(
     context: typer.Context,
     output: Output,
     run: Run,
-    data: Annotated[str, typer.Option(help="The folder of Multi30k.")] = "data/multi30k",
+    data: Multi30k = "data/multi30k",
     rows: Annotated[str | None, typer.Option(help="Rows of Table 3; default: all.")] = None,
     seeds: Seeds = "1,2,3",
     jobs: Jobs = 1,
     treebank: Annotated[Path | None, typer.Option(help="A treebank for Table 4; default: no Table 4.")] = None,
     seconds: Seconds = 2,
 ) -> None:
-    chosen = [] if rows is None else ["--rows", rows]
-    trained = ["--data", data, "--seeds", seeds, *context.args]
-    problem: InputError | None = None  # of single claims; the page shows the others
-    for words in (
-        ["table1"],
-        ["table2", "--data", data],
-        ["table3", "--jobs", str(jobs), *chosen, *trained],
-        *([] if treebank is None else [["table4", "--treebank", str(treebank), "--seeds", seeds]]),
-        ["figures", "--model", str(run)],
-        ["walk", "--model", str(run)],
-        ["claims", "--run", str(run), "--seconds", str(seconds), "--jobs", str(jobs), *trained],
-        ["page"],
-    ):
-        try:
-            app([*words, "--output", str(output)], standalone_mode=False)
-        except InputError as error:
-            if words[0] != "claims":
-                raise
-            problem = error
+    check_run(run)
+    options, numbers = parse_options(context.args), parse_seeds(seeds)
+    from .claims import CLAIMS, make_setting, measure_claims
+    from .figures import draw_figures
+    from .heads import report_heads
+    from .page import write_page
+    from .result_files import command_line
+    from .table1 import write_table1
+    from .table2 import RESULTS, write_table2
+    from .table3 import parse_rows, write_table3
+    from .table4 import write_table4
+    from .walk import Head, draw_walk
+
+    setting = make_setting(run, data, SENTENCES, numbers, output, seconds, jobs, options)
+    chosen = parse_rows(rows)
+    typer.echo(write_table1(output))
+    typer.echo(write_table2(output, RESULTS, data))
+    typer.echo(write_table3(output, chosen, numbers, jobs, {"data": data, **options}))
+    if treebank is not None:
+        typer.echo(write_table4(output, treebank, None, VOCABULARY, numbers, {}))
+    echo_paths(draw_figures(run, FIGURES, None, output))
+    echo_paths(draw_walk(run, None, None, Head("encoder", 1, 1), output))
+    typer.echo(report_heads(run, setting.development.sources[:LINES], command_line("paper all", {"run": run}), output))
+    problem: InputError | None = None
+    try:
+        measure_claims(setting, list(CLAIMS))
+    except InputError as error:
+        problem = error  # raised after the page is written: it shows the claims that could be measured
+    typer.echo(write_page(output))
     if problem is not None:
         raise problem
 
 
-@app.command(help="Write README.md beside the result files of a folder: all tables, figures and claims on one page.")
+@app.command(help="Write README.md with all results of a folder.")
 def page(output: Output) -> None:
     from .page import write_page
 
@@ -175,8 +183,7 @@ def add_figures(name: str, numbers: list[int], text: str) -> None:
     def figures(model: Model, output: Output, source: Source = None) -> None:
         from .figures import draw_figures
 
-        for path in draw_figures(model, numbers, source, output):
-            typer.echo(path)
+        echo_paths(draw_figures(model, numbers, source, output))
 
 
 add_figures("figure1", [1], "Draw the architecture of a model: names, shapes and parameters of its running modules.")
@@ -184,7 +191,7 @@ add_figures("figure2", [2], "Draw the attention of a model: operations, shapes a
 add_figures("figure3", [3], "Find and draw heads that connect distant words.")
 add_figures("figure4", [4], "Find and draw heads that connect a pronoun to an earlier noun.")
 add_figures("figure5", [5], "Find and draw two heads with different tasks.")
-add_figures("figures", [1, 2, 3, 4, 5], "Draw figures 1 to 5.")
+add_figures("figures", FIGURES, "Draw figures 1 to 5.")
 
 
 @app.command(help="Show every value of one head for one sentence: Q, K, V, scores, mask, softmax, weighted values.")
@@ -199,19 +206,26 @@ def walk(
 ) -> None:
     from .walk import Head, draw_walk
 
-    draw_walk(model, source, target, Head(kind, layer, head), output)
+    echo_paths(draw_walk(model, source, target, Head(kind, layer, head), output))
 
 
 @app.command(help="Describe every head over many sentences: entropy, distance, fixed distance, alignment.")
 def heads(
     model: Model,
     output: Output,
-    text: Annotated[Path, typer.Option(help="Sentences, one a line (.gz too).")],
-    lines: Annotated[int, typer.Option(min=1, help="Sentences to read.")] = 50,
+    text: Annotated[Path, typer.Option(help="Sentences, one per line, may be gzipped.")],
+    lines: Annotated[int, typer.Option(min=1, help="Lines to read.")] = LINES,
 ) -> None:
-    from .heads import report_heads
+    from .heads import read_sentences, report_heads
+    from .result_files import command_line
 
-    report_heads(model, text, lines, output)
+    command = command_line("paper heads", {"model": model, "text": text, "lines": lines})
+    typer.echo(report_heads(model, read_sentences(text, lines), command, output))
+
+
+def check_run(run: Path) -> None:
+    if not run.is_dir():
+        raise InputError(f"--run {run}: no such folder")
 
 
 def parse_seeds(seeds: str) -> list[int]:
@@ -219,6 +233,11 @@ def parse_seeds(seeds: str) -> list[int]:
         return [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise InputError(f"--seeds {seeds}: must be whole numbers separated by commas, such as 1,2,3") from None
+
+
+def echo_paths(paths: list[Path]) -> None:
+    for path in paths:
+        typer.echo(path)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Figures 1 and 2, drawn from a running model: names, shapes, operations and parameters are the module's."""
+"""Figures 1 and 2, drawn from a running model with the names, shapes, operations and parameters of its modules."""
 
 import re
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ from vaswani_transformer.modeling_vaswani_transformer import (
 )
 from vaswani_transformer.pictures import RESOLUTION
 
-# The colours of the paper's figure.
+# The colours of the paper's Figure 1.
 COLOURS = {
     nn.Embedding: "#fce0e1", PositionalEncoding: "#ffffff", MultiHeadAttention: "#ffe2bb", FeedForward: "#c2e8f7",
     nn.LayerNorm: "#f2f4c1", nn.Linear: "#dddfef",
 }  # fmt: skip
-# Operations of the attention function and the paper's words for them.
+# Operations of the attention function and their names in the paper.
 OPERATIONS = {"bmm": "MatMul", "mul": "Scale", "masked_fill": "Mask (opt.)", "_softmax": "SoftMax"}
 OPERATION_COLOURS = {"MatMul": "#e2d5ee", "Scale": "#fbf3c6", "Mask (opt.)": "#fde0e3", "SoftMax": "#d5eeca"}
 
 
 @dataclass(frozen=True)
 class Call:
-    """A module that ran: its name in the model, kind, output shape and parameters."""
+    """A call of a module: the module's name, kind and parameters, and the shape of the output."""
 
     name: str
     kind: type[nn.Module]
@@ -42,9 +42,9 @@ class Call:
 
 
 def trace(model: VaswaniTransformerForConditionalGeneration, source: int = 7, target: int = 6) -> list[Call]:
-    """Return the calls of the parts that Figure 1 shows, in the order in which one forward pass makes them."""
+    """Return the calls of the modules that Figure 1 shows, in the order of one forward pass."""
     calls: list[Call] = []
-    # Without the details of a part: the projections of attention, the matrices of the feed-forward layer.
+    # Modules inside these are not drawn: the projections of attention, the matrices of the feed-forward layer.
     detail = re.compile(r"(_attn|feed_forward|positional_encoding)\.")
     names = {
         module: name for name, module in model.named_modules() if type(module) in COLOURS and not detail.search(name)
@@ -68,7 +68,7 @@ def figure1(model: VaswaniTransformerForConditionalGeneration) -> Figure:
     figure = Figure(figsize=(9, 11), dpi=RESOLUTION)
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set_axis_off()
-    # The first layer stands for all of a stack.
+    # The first layer of a stack represents all of its layers.
     calls = [call for call in calls if not re.search(r"layers\.[1-9]", call.name)]
     encoder = [call for call in calls if ".encoder." in call.name]
     decoder = [call for call in calls if ".decoder." in call.name or call.name == "lm_head"]
@@ -89,7 +89,7 @@ def figure1(model: VaswaniTransformerForConditionalGeneration) -> Figure:
 
 
 def draw_stack(axis: Axes, calls: list[Call], x: float, layers: int, inputs: str) -> None:
-    """Draw one column of boxes, a frame around the repeated layer, and its residual connections."""
+    """Draw one stack as a column of boxes, a frame around the repeated layer, and its residual connections."""
     axis.text(x, -0.95, inputs, ha="center", fontsize=11)
     outwards = 1 if x > 0.5 else -1
     inner = [n for n, call in enumerate(calls) if ".layers." in call.name]
@@ -113,7 +113,7 @@ def draw_stack(axis: Axes, calls: list[Call], x: float, layers: int, inputs: str
 def box(
     axis: Axes, x: float, y: float, width: float, colour: str, title: str, below: str, arrow_from: float | None = None
 ) -> None:
-    """Draw a box around (x, y) with a title and a text below it, and perhaps an arrow that comes up from a height."""
+    """Draw a box around (x, y) with a title and a text below it; arrow_from: height at which an arrow to it starts"""
     style = "round,pad=0.0,rounding_size=0.01"
     axis.add_patch(
         FancyBboxPatch((x - width / 2, y - 0.3), width, 0.6, boxstyle=style, facecolor=colour, edgecolor="black")
@@ -125,7 +125,7 @@ def box(
 
 
 def title_of(call: Call, norm_first: bool) -> str:
-    """Return the paper's words for a part."""
+    """Return the paper's name for a module."""
     words = {
         nn.Embedding: "Embedding, × √d_model", PositionalEncoding: "+ Positional Encoding", nn.Linear: "Linear",
         FeedForward: "Feed Forward", nn.LayerNorm: "Norm" if norm_first else "Add & Norm",
@@ -147,7 +147,7 @@ def details(call: Call, layers: int) -> str:
 
 
 class OperationRecorder(TorchDispatchMode):
-    """Records the tensor operations that Figure 2 names, with the shapes of their results."""
+    """Records the tensor operations that Figure 2 shows, with the shapes of their results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class OperationRecorder(TorchDispatchMode):
 
 
 def attention_operations(attention: MultiHeadAttention, heads: int, length: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the operations of the model's attention function on one head's worth of masked queries, in order."""
+    """Return the operations of the model's attention function on random masked inputs, in order."""
     query, key = (torch.randn(heads, length, attention.d_k) for _ in range(2))
     mask = torch.ones(length, length, dtype=torch.bool).tril()
     with OperationRecorder() as recorder:
@@ -184,11 +184,11 @@ def figure2(model: VaswaniTransformerForConditionalGeneration, length: int = 7) 
     return figure
 
 
-INPUTS, TOP = -0.48, 6.1  # heights of the arrows that come in and that go out
+INPUTS, TOP = -0.48, 6.1  # heights at which the arrows start and end
 
 
 def draw_operations(axis: Axes, attention: MultiHeadAttention, heads: int, length: int) -> None:
-    """Draw the operations from bottom to top; Scale comes first and acts on the queries alone."""
+    """Draw the operations from bottom to top; Scale comes first and applies only to the queries."""
     operations = attention_operations(attention, heads, length)
     for name, x, wide in (("Q", 0.2, attention.d_k), ("K", 0.5, attention.d_k), ("V", 0.86, attention.d_v)):
         axis.text(x, -0.75, f"{name}\n({heads}, {length}, {wide})", ha="center", va="center", fontsize=9)

@@ -1,4 +1,4 @@
-"""Trains models that `train` cannot build, on the batches of a recipe: an RNN, or a changed Transformer."""
+"""Train models that `train` cannot build on the batches of a recipe: an RNN, or a changed Transformer."""
 
 import time
 from collections.abc import Callable
@@ -18,8 +18,12 @@ from ..prepare import Prepared, prepare
 from ..processes import make_accelerator
 from ..recipe import Recipe
 from ..report import Reporter
+from ..schedule import linear_decay
+from .rnn import RnnWithAttention, rnn_of_size
 
 LOSSES = "losses.json"
+# Common values for LSTMs of this size.
+LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Curve = list[tuple[int, float]]
 
@@ -43,9 +47,9 @@ def fit(
 
     forward: source (batch, source), target (batch, target), mask like source or None
         -> logits (batch, target, vocabulary)
-    rate: learning rate of a step, counted from 1
-    A model that was trained before is loaded from the recipe's output_dir. An interrupted training starts again.
-    Raises InputError if that model had another recipe.
+    rate: returns the learning rate of a step; the first step is 1
+    Loads the model instead if output_dir holds a finished one; an interrupted training starts over.
+    Raises InputError if the finished model was trained with another recipe.
     """
     recipe, folder = prepared.recipe, Path(prepared.recipe.output_dir)
     weights, losses = folder / "fitted.safetensors", folder / LOSSES
@@ -91,3 +95,20 @@ def fit(
 def seconds_of_fit(folder: Path) -> float:
     """Return the CPU seconds that the training in this folder took."""
     return read_json_object(folder / LOSSES)["cpu_seconds"]
+
+
+def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Prepared]:
+    """Train an LSTM of the same size as the recipe's model, on the recipe's batches and with its dropout.
+
+    Loads the LSTM instead if recipe.output_dir holds a finished one.
+    """
+    prepared = prepare_recipe(recipe)
+    parameters, device = prepared.model.num_parameters(), prepared.accelerator.device
+    torch.manual_seed(recipe.seed)
+    model = rnn_of_size(parameters, len(prepared.tokenizer), "lstm", prepared.config.dropout).to(device)
+
+    def rate(step: int) -> float:  # constant, then linear decay to 0 in the second half
+        return LEARNING_RATE * linear_decay(step, prepared.total_steps, 0.5)
+
+    fit(model, model, prepared, rate, largest_gradient=LARGEST_GRADIENT)
+    return model, prepared

@@ -1,4 +1,4 @@
-"""The report on every head of a model: averages over many sentences."""
+"""A report on every head of a model: means over many sentences."""
 
 import math
 import time
@@ -15,28 +15,33 @@ from vaswani_transformer.cli import load_translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import existing_file, read_lines
 
-from .results import command_line, markdown, provenance, write_table
+from .result_files import markdown, provenance, write_result
 
 MEASURES = ("entropy", "distance", "fixed distance", "end", "agreement")
 
 
-def report_heads(model: Path, text: Path, lines: int, output: Path) -> None:
-    """Write heads.json and heads.md. lines: to read from the text"""
+def read_sentences(text: Path, lines: int) -> list[str]:
+    """Return the sentences in the first lines of a text. Raises InputError if there are none."""
     sentences = [line for line in islice(read_lines(existing_file(str(text))), lines) if line.strip()]
     if not sentences:
         raise InputError(f"--text {text} has no sentence in its first {lines} lines")
+    return sentences
+
+
+def report_heads(model: Path, sentences: list[str], command: str, output: Path) -> str:
+    """Write heads.json and return the report in Markdown. command: reproduces the file"""
     started = time.perf_counter()
     rows = describe_heads(load_translator(str(model), "cpu", "float32", download=False), sentences)
-    command = command_line("paper heads", {"model": model, "text": text, "lines": lines})
     result = {"sentences": len(sentences), "heads": rows} | provenance(command, [], time.perf_counter() - started)
-    write_table(output, "heads", result, as_markdown(rows))
+    write_result(output / "heads.json", result)
+    return as_markdown(rows)
 
 
 def describe_heads(translator: Translator, sentences: list[str]) -> list[dict[str, Any]]:
-    """Return averages over sentences for every head: entropy, distance, mass at its best distance, and on </s>.
+    """Return means over sentences for every head: entropy, distance, share at its best fixed distance, share on </s>.
 
-    Cross-attention heads also get their agreement with the alignment of the mean over all heads: the share of target
-    tokens for which both choose the same source token.
+    Cross-attention heads also have the agreement with the mean over all heads: the share of target tokens for which
+    both attend most to the same source token.
     """
     measured: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
     for sentence in sentences:

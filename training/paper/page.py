@@ -1,4 +1,4 @@
-"""The page that shows every result file of a folder: README.md beside them, and paper.md of the documentation."""
+"""The page with all results of a folder: its README.md, and paper.md of the documentation."""
 
 import re
 from pathlib import Path
@@ -11,13 +11,14 @@ from vaswani_transformer.model_folder import read_json_object
 from . import heads, table1, table2, table3, table4
 from .claims import CLAIMS, write_claim
 from .plots import save
-from .results import duration, markdown
+from .result_files import duration, markdown
 
-# page.md has the text of every section; the tables and pictures follow it.
-INTRODUCTION, TABLE1, TABLE2, TABLE3, TABLE4, FIGURES, WALK, HEADS, VERDICTS, PROVENANCE = (
-    section.strip() + "\n"
-    for section in re.split("^(?=## )", Path(__file__).with_name("page.md").read_text(encoding="utf-8"), flags=re.M)
-)
+# The text of every section by its title; the tables and pictures follow the text.
+SECTIONS = {
+    text.split("\n", 1)[0].lstrip("# "): text.strip() + "\n"
+    for text in re.split("^(?=## )", Path(__file__).with_name("page.md").read_text(encoding="utf-8"), flags=re.M)
+}
+NOTES = "NOTES.md"  # remarks on the results of a folder; they end the page
 CAPTIONS = {
     "figure1": "Figure 1: the architecture of the model",
     "figure2": "Figure 2: scaled dot-product attention and multi-head attention",
@@ -28,7 +29,7 @@ CAPTIONS = {
 
 
 def write_page(folder: Path) -> Path:
-    """Draw the plots and judge the claims again from the numbers in the result files, and write README.md."""
+    """Draw the plots and judge the claims again from the result files, and write README.md."""
     if (folder / "table1.json").is_file():
         save(table1.draw_curves(read_json_object(folder / "table1.json")["layers"]), folder / "table1.png")
     for name, measurements in result_files(folder / "claims").items():
@@ -45,38 +46,42 @@ def result_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def page(folder: Path) -> str:
-    """Return the page in Markdown for the result files that are there; pictures are linked by their names."""
+    """Return the page in Markdown with the results of the folder; pictures are linked by their names."""
     files, claims = result_files(folder), result_files(folder / "claims")
     if not files and not claims:
-        raise InputError(
-            f"--output {folder} has no result files; `vaswani-transformer paper --help` lists the commands"
-        )
-    parts = [INTRODUCTION]
+        raise InputError(f"--output {folder} has no results; `vaswani-transformer paper --help` lists the commands")
+    parts = [SECTIONS["The paper, reproduced"]]
     if "table1" in files:
-        parts += [TABLE1, table1.as_markdown(files["table1"]["layers"]), picture("table1.png", "Table 1 as curves")]
-    for name, text, module in (("table2", TABLE2, table2), ("table3", TABLE3, table3), ("table4", TABLE4, table4)):
+        table = table1.as_markdown(files["table1"]["layers"])
+        parts += [SECTIONS["Table 1: complexity"], table, picture("table1.png", "Table 1 as curves")]
+    for name, title, module in (
+        ("table2", "Table 2: BLEU and training cost", table2),
+        ("table3", "Table 3: variations of the architecture", table3),
+        ("table4", "Table 4: constituency parsing", table4),
+    ):
         if name in files:
-            parts += [text, module.as_markdown(files[name]["rows"])]
+            parts += [SECTIONS[title], module.as_markdown(files[name]["rows"])]
     if drawn := [name for name in CAPTIONS if name in files]:
-        parts.append(FIGURES)
+        parts.append(SECTIONS["Figures 1 to 5"])
         for name in drawn:
             sentences = map(heads_sentence, files[name].get("found", []))
             parts += [f"### {CAPTIONS[name]}\n", *sentences, picture(f"{name}.png", CAPTIONS[name])]
     if "walk" in files:
-        parts += [WALK, picture("walk.png", "The walk through attention")]
+        parts += [SECTIONS["A walk through attention"], picture("walk.png", "The walk through attention")]
     if "heads" in files:
-        parts += [HEADS, heads.as_markdown(files["heads"]["heads"])]
-    judged = {name: claims[name] for name in CLAIMS if name in claims}
-    if judged:
-        rows = [{"claim": claim["claim"], "verdict": claim["verdict"]} for claim in judged.values()]
-        parts += [VERDICTS, markdown(rows)]
-    for name, claim in judged.items():
-        evidence = claim["evidence"][:1].upper() + claim["evidence"][1:]
-        parts.append(f"### {claim['claim']}\n\nVerdict: **{claim['verdict']}**. {evidence}.\n")
-        if name == "beam_and_alpha":
-            parts.append(searches_table(claim["bleu"]))
-        parts.append(picture(f"claims/{name}.png", claim["claim"]))
-    return "\n".join([*parts, PROVENANCE, provenance_table(files | claims)])
+        parts += [SECTIONS["What each head does"], heads.as_markdown(files["heads"]["heads"])]
+    findings = {name: claim.judge(claims[name]) for name, claim in CLAIMS.items() if name in claims}
+    if findings:
+        rows = [{"claim": CLAIMS[name].text, "verdict": finding.verdict} for name, finding in findings.items()]
+        parts += [SECTIONS["Claims"], markdown(rows)]
+    for name, finding in findings.items():
+        text, evidence = CLAIMS[name].text, finding.evidence[:1].upper() + finding.evidence[1:]
+        parts.append(f"### {text}\n\nVerdict: **{finding.verdict}**. {evidence}.\n")
+        parts += [finding.table] if finding.table else []
+        parts.append(picture(f"claims/{name}.png", text))
+    if (folder / NOTES).is_file():
+        parts.append((folder / NOTES).read_text(encoding="utf-8"))
+    return "\n".join([*parts, SECTIONS["How the results were made"], provenance_table(files | claims)])
 
 
 def picture(name: str, text: str) -> str:
@@ -84,28 +89,15 @@ def picture(name: str, text: str) -> str:
 
 
 def heads_sentence(chosen: dict[str, Any]) -> str:
-    """Describe the heads that the search of a figure has chosen."""
+    """Describe the heads that the search selected for a figure."""
     numbers = ", ".join(map(str, chosen["heads"]))
     link = f", from “{chosen['query']}” most to “{chosen['key']}”" if chosen["query"] else ""
     heads = "heads" if len(chosen["heads"]) > 1 else "head"
     return f"Layer {chosen['layer']}, {heads} {numbers}{link} (score {chosen['score']:.2f}).\n"
 
 
-def searches_table(searches: dict[str, dict[str, Any]]) -> str:
-    return markdown(
-        [
-            {
-                "search": name,
-                "BLEU": f"{score['bleu']:.2f} ± {score['interval']:.2f}",
-                "p, against the first": "" if score["p"] is None else f"{score['p']:.3f}",
-            }
-            for name, score in searches.items()
-        ]
-    )
-
-
 def provenance_table(files: dict[str, dict[str, Any]]) -> str:
-    """Return the table of commands, each with all of its result files: Tables 3 and 4 have one for each model."""
+    """Return a table of the commands; Tables 3 and 4 have a result for each model."""
     made = [about for about in files.values() if "command" in about]
     made += files.get("table4", {}).get("rows", [])
     for row in files.get("table3", {}).get("rows", []):

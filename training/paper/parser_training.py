@@ -1,4 +1,4 @@
-"""The parsers of Table 4: their text (sentences and linearised trees), training and scores."""
+"""Prepare the text of Table 4 (sentences and linearised trees), train its parsers and score them."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -19,18 +19,18 @@ from ..checkpoint_folders import progress_of
 from ..recipe import Recipe
 from ..result_row import parameters
 from ..train import train
-from .fit_model import seconds_of_fit
-from .results import provenance
-from .rnn import train_lstm
+from .evalb import labelled_f1
+from .fit_model import seconds_of_fit, train_lstm
+from .result_files import provenance
 from .tree_search import FEW_BEAMS, parse, parse_with_lstm
-from .trees import labelled_f1, linearise, read_treebank, recombine, split_words, tree_from_tokens, words_of
+from .trees import linearise, read_treebank, recombine, split_words, tree_from_tokens, words_of
 
 COPIES = {"recombined": 20, "more": 60}  # recombined trees per tree of the sample
-MAX_UNLABELLED, SHARE_KEPT = 6000, 0.5  # captions to parse, and the share of them to train on
+MAX_UNLABELLED, SHARE_KEPT = 6000, 0.5  # sentences to parse, and the share of the parses to train on
 
 
 def prepare_data(treebank: Path, folder: Path, vocabulary: int) -> dict[str, list[Tree]]:
-    """Write the text and the tokenizer that training reads, and return the trees of val and test."""
+    """Write the text and the tokenizer for training, and return the trees of val and test."""
     trees = read_treebank(treebank)
     sample = trees.pop("train")
     corpora = {"sample": sample} | trees
@@ -43,7 +43,7 @@ def prepare_data(treebank: Path, folder: Path, vocabulary: int) -> dict[str, lis
 
 
 def write_pairs(path: Path, sentences: Iterable[str], trees: Iterable[str]) -> None:
-    """Write PATH.words and PATH.trees, a sentence a line."""
+    """Write PATH.words and PATH.trees, one sentence per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for language, lines in (("words", sentences), ("trees", trees)):
         with atomic_file(path.with_suffix(f".{language}")) as file:
@@ -51,9 +51,9 @@ def write_pairs(path: Path, sentences: Iterable[str], trees: Iterable[str]) -> N
 
 
 def parsing_tokenizer(trees: Sequence[Tree], vocabulary: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE on the words of the trees, and add a token for each of their brackets."""
+    """Train a byte-level BPE on the words of the trees, and add a token for each bracket."""
     tokenizer = train_tokenizer(map(words_of, trees), vocabulary)
-    # The prefix space makes the first word of a sentence the same tokens as anywhere else.
+    # With the prefix space, a word has the same tokens at the start of a sentence as elsewhere.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     labels = {node.label() for tree in trees for node in tree.subtrees() if node.height() > 2}
     # lstrip: the space before a bracket belongs to the bracket.
@@ -63,7 +63,7 @@ def parsing_tokenizer(trees: Sequence[Tree], vocabulary: int) -> PreTrainedToken
 
 
 def parse_unlabelled(text: Path, teacher: Path, target: Path) -> None:
-    """Write the teacher's most confident parses of a text's first sentences, as pairs to train on."""
+    """Parse the first sentences of a text and write the most confident parses as training pairs."""
     if target.with_suffix(".trees").is_file():
         return
     lines = islice(read_lines(existing_file(str(text))), MAX_UNLABELLED)
@@ -79,7 +79,7 @@ def parse_unlabelled(text: Path, teacher: Path, target: Path) -> None:
 
 
 def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], command: str) -> dict[str, Any]:
-    """Train a parser and return its result file."""
+    """Train a parser and return its row of the table."""
     started, model = time.perf_counter(), Path(recipe.output_dir)
     sentences = {part: [words_of(tree) for tree in trees] for part, trees in gold.items()}
     if is_lstm:
@@ -104,13 +104,13 @@ def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], com
 
 
 def scores_of(gold: Sequence[Tree], parsed: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return F1 over all sentences and the short ones. Raises ValueError if a tree is not well formed."""
+    """Return F1 over all sentences and over the short ones. Raises ValueError if a tree is not well formed."""
     trees = [tree_from_tokens(tokens, tree.pos()) for tree, tokens in zip(gold, parsed, strict=True)]
     return {"all": labelled_f1(gold, trees), "at most 40 words": labelled_f1(gold, trees, longest=40)}
 
 
 def share_well_formed(model: Path, gold: Sequence[Tree]) -> float:
-    """Return the share of trees that are well formed when nothing constrains the search."""
+    """Return the share of well-formed trees that the search finds without the constraint."""
     well_formed = 0
     parsed = parse(model, [words_of(tree) for tree in gold], beams=FEW_BEAMS, constrained=False)
     for output, tree in zip(parsed, gold, strict=True):

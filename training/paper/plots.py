@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.pictures import RESOLUTION
 
-from .results import Interval, mean_interval
+from .statistics import Interval, mean_interval
 
 
 def panels(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
@@ -28,7 +28,7 @@ def save(figure: Figure, path: Path) -> None:
 def curves(
     axis: Axes, series: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, log_x: bool = False
 ) -> None:
-    """Draw points (x, y) by label, joined by lines."""
+    """Draw a line through the points (x, y) of each label."""
     for label, points in series.items():
         axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
     label_axes(axis, x, y)
@@ -44,7 +44,7 @@ def mean_curves(
     y: str,
     legend: str | None = None,
 ) -> None:
-    """Draw means over seeds. series: by label, for each seed the values at all `xs`"""
+    """Draw means over seeds. series: {label: [[value for each x] for each seed]}"""
     for label, seeds in series.items():
         means = [mean_interval(values)[0] for values in zip(*seeds, strict=True)]
         axis.plot(xs, means, marker="o", label=label)
@@ -58,7 +58,7 @@ def label_axes(axis: Axes, x: str, y: str, legend: str | None = None) -> None:
 
 
 def intervals(axis: Axes, values: Mapping[str, Interval], y: str, zero: bool = False) -> None:
-    """Draw a point for each mean, with its interval if it has one. zero: draw a line there, for differences."""
+    """Draw each mean with its interval. zero: draw a line at zero, for differences"""
     means, halves = zip(*values.values(), strict=True)
     axis.errorbar(list(values), means, yerr=[half or 0 for half in halves], fmt="o", capsize=4)
     axis.set(ylabel=y)
@@ -69,7 +69,7 @@ def intervals(axis: Axes, values: Mapping[str, Interval], y: str, zero: bool = F
 
 
 def log_x_ticks(axis: Axes, values: set[float]) -> None:
-    """Make the x axis logarithmic, with ticks at the measured values, as plain numbers."""
+    """Make the x axis logarithmic, with ticks at the measured values, written as plain numbers."""
     axis.set_xscale("log")
     axis.set_xticks(sorted(values), [f"{value:,g}" for value in sorted(values)])
     axis.minorticks_off()

@@ -1,7 +1,4 @@
-"""An RNN with Bahdanau's attention, the baseline for the paper's model: bidirectional encoder, additive attention.
-
-It trains on the batches of a recipe (`train_lstm`) and decodes greedily (`greedy`) or as section 6.1 does (`search`).
-"""
+"""An RNN with the attention of Bahdanau et al. 2015, the baseline for the Transformer, and its beam search."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,13 +11,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vaswani_transformer import gnmt_length_penalty
 
-from ..prepare import Prepared
-from ..recipe import Recipe
-from ..schedule import linear_decay
-from .fit_model import fit, prepare_recipe
-
-# Usual for LSTMs of this size.
-LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0
 State = Tensor | tuple[Tensor, Tensor]
 
 
@@ -31,10 +21,10 @@ class Encoded(NamedTuple):
 
 
 class RnnWithAttention(nn.Module):
-    """One layer each for encoder and decoder; predicts from the decoder's state and what it attends to."""
+    """One-layer encoder and decoder; predicts from the decoder state and the context vector."""
 
     def __init__(self, vocabulary: int, width: int, cell: str, dropout: float = 0.0):
-        """cell: "gru" or "lstm"; width: even, of embeddings and states"""
+        """cell: "gru" or "lstm";  width: of embeddings and states, even"""
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         encoder, decoder = (nn.GRU, nn.GRUCell) if cell == "gru" else (nn.LSTM, nn.LSTMCell)
@@ -59,7 +49,7 @@ class RnnWithAttention(nn.Module):
         inputs = self.dropout(self.embedding(source))
         if mask is None:
             memory, padding = self.encoder(inputs)[0], None
-        else:  # packed, so that the backward direction does not read the padding first
+        else:  # packed, so that the backward direction does not start with the padding
             packed = pack_padded_sequence(inputs, mask.sum(1).cpu(), batch_first=True, enforce_sorted=False)
             memory, _ = pad_packed_sequence(self.encoder(packed)[0], batch_first=True, total_length=source.shape[1])
             padding = mask[:, :, None] == 0
@@ -69,9 +59,10 @@ class RnnWithAttention(nn.Module):
     def step(
         self, inputs: Tensor, state: State | None, context: Tensor, encoded: Encoded
     ) -> tuple[Tensor, State, Tensor]:
-        """inputs, context: (batch, width) -> what the output layer reads (batch, 2 x width), new state and context
+        """Compute one decoder step.
 
-        encoded: a batch, or one sentence for all of them
+        inputs, context: (batch, width);  encoded: a batch, or one sentence for the whole batch
+        Returns the input of the output layer (batch, 2 x width), the new state and the new context.
         """
         state = cast(State, self.cell(torch.cat((inputs, context), dim=-1), state))
         hidden = state[0] if isinstance(state, tuple) else state
@@ -83,8 +74,7 @@ class RnnWithAttention(nn.Module):
 
 
 def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.0) -> RnnWithAttention:
-    """Return the RNN whose number of parameters is closest to that of the Transformer it is compared with."""
-
+    """Return the RNN whose parameter count is closest to `parameters`."""
     make = partial(RnnWithAttention, vocabulary, cell=cell, dropout=dropout)
 
     def distance(width: int) -> int:
@@ -92,42 +82,6 @@ def rnn_of_size(parameters: int, vocabulary: int, cell: str, dropout: float = 0.
             return abs(sum(weight.numel() for weight in make(width).parameters()) - parameters)
 
     return make(min(range(32, 1025, 16), key=distance))
-
-
-# ---- training ------------------------------------------------------------------------------------------------------
-
-
-def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Prepared]:
-    """Train an LSTM of the size of the recipe's model, on the recipe's batches and with its dropout.
-
-    A finished LSTM in recipe.output_dir is loaded instead.
-    """
-    prepared = prepare_recipe(recipe)
-    parameters, device = prepared.model.num_parameters(), prepared.accelerator.device
-    torch.manual_seed(recipe.seed)
-    model = rnn_of_size(parameters, len(prepared.tokenizer), "lstm", prepared.config.dropout).to(device)
-
-    def rate(step: int) -> float:  # constant, and from the middle on a line down to 0
-        return LEARNING_RATE * linear_decay(step, prepared.total_steps, 0.5)
-
-    fit(model, model, prepared, rate, largest_gradient=LARGEST_GRADIENT)
-    return model, prepared
-
-
-# ---- search --------------------------------------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def greedy(model: RnnWithAttention, source: Tensor, length: int) -> Tensor:
-    """source: (batch, source) -> ids (batch, length)"""
-    encoded = model.encode(source)
-    state: State | None = None
-    context, token, tokens = torch.zeros_like(encoded.memory[:, 0]), source[:, 0], []
-    for _ in range(length):
-        output, state, context = model.step(model.embedding(token), state, context, encoded)
-        token = model.output(output).argmax(-1)
-        tokens.append(token)
-    return torch.stack(tokens, dim=1)
 
 
 @torch.inference_mode()
@@ -143,11 +97,12 @@ def beam_search(
     end: int,
     constraint: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> list[int]:
-    """Return the best hypothesis of section 6.1's beam search for one sentence, without its </s>.
+    """Run the beam search of section 6.1 for one sentence and return the best hypothesis without its </s>.
 
-    limit: output tokens, counting </s>;  lookahead: assume that no live hypothesis grows by more tokens
+    limit: maximum number of output tokens, including </s>
+    lookahead: stop when no live hypothesis can win by growing this many tokens
     start, end: ids of <s> and </s>
-    constraint: as in `generate()`: outputs with their <s>, log-probabilities of the next token -> changed ones
+    constraint: a logits processor of `generate()`: (outputs with <s>, log-probabilities) -> log-probabilities
     """
     device = model.embedding.weight.device
     encoded = model.encode(torch.tensor([source], device=device))
@@ -171,7 +126,7 @@ def beam_search(
                 best = max(best, (score / penalty, live[row][1]))
             elif score > -math.inf and len(extended) < beams:
                 extended.append((score, row, token))
-        # Log-probabilities only fall, so a live hypothesis scores best at the largest penalty that it reaches.
+        # Log-probabilities only fall, so a live hypothesis scores best with the largest penalty within its reach.
         largest = cast(float, gnmt_length_penalty(min(limit, length + lookahead), max(alpha, 0)))
         if not extended or best[0] >= extended[0][0] / largest:
             break

@@ -1,8 +1,8 @@
-"""Table 1, counted: operations, sequential steps and path lengths of four kinds of layers while they run.
+"""Table 1: counts operations, sequential steps and path lengths of four kinds of layers while they run.
 
-Operations come from torch's FLOP counter. Sequential steps are the longest chain of products in the autograd graph.
-The path length is the number of products between the first input position and the last output position, over as many
-stacked layers as the signal (the gradient) needs to get there.
+Operations come from torch's FLOP counter. Sequential steps are the longest chain of matrix products in the autograd
+graph. The path length is the number of products between the first input position and the last output position, through
+as many stacked layers as the signal (the derivative) needs to get there.
 """
 
 import math
@@ -23,13 +23,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention
 
 from .plots import curves, panels, save
-from .results import PAPER, markdown, provenance, write_table
+from .result_files import PAPER, markdown, provenance, write_result
+from .statistics import exponents
 
 LENGTHS, WIDTHS = (16, 32, 64, 128, 256, 512, 1024), (64, 128, 256, 512)
 PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "ConvolutionBackward")
 
-# A layer maps positions, each (1, d), to positions; the integer is its number in a stack. Positions are separate
-# tensors, so that the autograd graph knows which of them depends on which.
+# A layer maps n positions, each (1, d), to n positions; `depth` is its index in the stack. Positions are separate
+# tensors so that the autograd graph records which output depends on which input.
 Layer = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
 
 
@@ -42,7 +43,7 @@ def self_attention(positions: Sequence[Tensor], depth: int) -> Sequence[Tensor]:
 def recurrent(positions: Sequence[Tensor], depth: int) -> Sequence[Tensor]:
     d = positions[0].shape[1]
     cell = torch.nn.RNNCell(d, d, bias=False, dtype=positions[0].dtype).requires_grad_(False)
-    torch.nn.init.orthogonal_(cell.weight_hh)  # as far as possible, the signal neither grows nor vanishes
+    torch.nn.init.orthogonal_(cell.weight_hh)  # keeps the norm of the signal roughly constant
     states = [torch.zeros_like(positions[0])]
     for position in positions:
         states.append(cell(position, states[-1]))
@@ -59,7 +60,7 @@ def convolutional(positions: Sequence[Tensor], depth: int, kernel: int) -> Seque
 
 
 def restricted_self_attention(positions: Sequence[Tensor], depth: int, neighbourhood: int) -> Sequence[Tensor]:
-    """Attend from each position to the `neighbourhood` positions around it; missing ones are masked."""
+    """Attend from each position to the `neighbourhood` positions around it; positions beyond the ends are masked."""
     before = neighbourhood // 2
     after = neighbourhood - 1 - before
 
@@ -72,7 +73,8 @@ def restricted_self_attention(positions: Sequence[Tensor], depth: int, neighbour
     return output[:, 0].split(1)
 
 
-# Layers of each kind by the size that they have besides n and d, and the symbols of all sizes.
+# The layers of each kind by their size besides n and d (the kernel k or the neighbourhood r), and the symbols of all
+# sizes.
 KINDS: dict[str, tuple[dict[tuple[int, ...], Layer], str]] = {
     "self-attention": ({(): self_attention}, "n d"),
     "recurrent": ({(): recurrent}, "n d"),
@@ -88,14 +90,14 @@ KINDS: dict[str, tuple[dict[tuple[int, ...], Layer], str]] = {
 
 
 def measure_layers(lengths: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
-    """Return every measurement and the fitted exponents of each kind of layer."""
-    result = {}
+    """Return all measurements and the fitted exponents of each kind of layer."""
+    measured = {}
     for kind, (layers, symbols) in KINDS.items():
         work = [(n, d, *size, flops(layer, n, d)) for size, layer in layers.items() for d in widths for n in lengths]
         small = widths[0]  # steps and paths do not depend on d, and steps not on k or r
         steps = [(n, sequential_steps(next(iter(layers.values())), n, small)) for n in lengths]
         paths = [(n, *size, path_length(layer, n, small)) for size, layer in layers.items() for n in lengths]
-        result[kind] = {
+        measured[kind] = {
             "symbols": symbols.split(),
             "flops": work,
             "flops_exponents": exponents(work),
@@ -106,8 +108,8 @@ def measure_layers(lengths: tuple[int, ...], widths: tuple[int, ...]) -> dict[st
         }
         if kind == "convolutional":
             logarithms, longest = zip(*((math.log(n, k), length) for n, k, length in paths), strict=True)
-            result[kind]["path_per_log_k_n"] = linear_regression(logarithms, longest).slope
-    return result
+            measured[kind]["path_per_log_k_n"] = linear_regression(logarithms, longest).slope
+    return measured
 
 
 def flops(layer: Layer, length: int, d: int) -> int:
@@ -117,7 +119,7 @@ def flops(layer: Layer, length: int, d: int) -> int:
 
 
 def products(output: Tensor, select: Callable[[Iterable[int]], int]) -> int:
-    """Return the products on the longest (select=max) or shortest (min) path from an output to a leaf of its graph."""
+    """Return the number of products on the longest (select=max) or shortest (min) path from an output to a leaf."""
     count: dict[Any, int] = {}
     stack: list[Any] = [output.grad_fn]
     while stack:
@@ -135,7 +137,7 @@ def sequential_steps(layer: Layer, length: int, d: int) -> int:
 
 
 def path_length(layer: Layer, length: int, d: int) -> int:
-    """Return the products between the first input and the last output position."""
+    """Return the number of products between the first input position and the last output position."""
     positions = (1e-3 * torch.randn(length, d, dtype=torch.float64)).split(1)  # small: tanh must not saturate
     first = positions[0].clone().requires_grad_()
     with forward_ad.dual_level():
@@ -145,21 +147,15 @@ def path_length(layer: Layer, length: int, d: int) -> int:
     return products(positions[-1], min)
 
 
-def exponents(points: Sequence[tuple[float, ...]]) -> list[float]:
-    """Fit log y = c + sum of a_i log x_i to points (x_1, ..., y) by least squares; return the a_i."""
-    table = torch.tensor(points, dtype=torch.float64).log()
-    inputs = torch.cat((torch.ones_like(table[:, :1]), table[:, :-1]), dim=1)
-    return torch.linalg.lstsq(inputs, table[:, -1:]).solution[1:, 0].tolist()
-
-
-def write_table1(output: Path) -> None:
-    """Write table1.json, table1.md and table1.png."""
+def write_table1(output: Path) -> str:
+    """Write table1.json and table1.png, and return the table in Markdown."""
     torch.manual_seed(1)
     started = time.perf_counter()
     counted = measure_layers(LENGTHS, WIDTHS)
     result = {"layers": counted} | provenance("vaswani-transformer paper table1", [1], time.perf_counter() - started)
-    write_table(output, "table1", result, as_markdown(counted))
+    write_result(output / "table1.json", result)
     save(draw_curves(counted), output / "table1.png")
+    return as_markdown(counted)
 
 
 # ---- the table and its plot ----------------------------------------------------------------------------------------
@@ -192,7 +188,7 @@ def as_markdown(counted: dict[str, Any]) -> str:
 
 
 def fitted(symbols: list[str], exponents: list[float]) -> str:
-    """Write `n^2.00 d^1.00`; + 0.0 turns a rounded -0.0 into 0.0."""
+    """Format exponents as `n^2.00 d^1.00`; + 0.0 turns a rounded -0.0 into 0.0."""
     return " ".join(f"{symbol}^{round(power, 2) + 0.0:.2f}" for symbol, power in zip(symbols, exponents, strict=True))
 
 
@@ -212,7 +208,7 @@ def draw_curves(counted: dict[str, Any]) -> Figure:
         curves(axis, series, "sentence length n", y, log_x=True)
         axis.set_yscale("log")
         for number, line in enumerate(axis.lines):
-            line.set_linewidth(3.5 - 0.8 * number)  # some lie on others
+            line.set_linewidth(3.5 - 0.8 * number)  # some curves coincide
         if axis is not axes[0] and (legend := axis.get_legend()):
             legend.remove()
     axes[0].set_ylim(top=1e11)  # room for the legend

@@ -1,7 +1,7 @@
-"""Table 2: the paper's rows as quoted, and ours from the results of the package with their training cost.
+"""Table 2: the paper's rows, and our models with their training cost.
 
-FLOPs are given twice: counted (products of the model times steps), and by the paper's formula, training time times
-sustained FLOP/s, for which this machine's rate of large float32 products stands.
+FLOPs are given twice: counted (FLOPs per step times steps), and estimated as in the paper (CPU time times the measured
+FLOP/s of large matrix products).
 """
 
 import csv
@@ -20,28 +20,35 @@ from ..cost import matmul_flop_rate
 from ..dry_run import estimate
 from ..recipe import load_recipe, shipped_recipes
 from ..result_row import hardware
-from .results import PAPER, markdown, provenance, write_table
+from .result_files import PAPER, markdown, provenance, write_result
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
+# Options of a training that are not about the model or its training.
+NOT_A_CHANGE = ("data", "output_dir", "allow_changed")
 
 
-def write_table2(output: Path, results: Path, data: str) -> None:
-    """Write table2.json and table2.md. results: a CSV file of `evaluate --record`; data: folder of the recipes' text"""
+def write_table2(output: Path, results: Path, data: str) -> str:
+    """Write table2.json and return the table in Markdown.
+
+    results: a CSV file of `evaluate --record`;  data: folder of the recipes' text
+    """
     started = time.perf_counter()
     try:
         with results.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
     except OSError as error:
         raise InputError(f"--results {results}: {error.strerror}") from error
-    rate = matmul_flop_rate(torch.device("cpu"), torch.float32, 2)
+    # cpu_hours is summed over threads, so the rate is per second of CPU time too.
+    rate = matmul_flop_rate(torch.device("cpu"), torch.float32, 2, time.process_time)
     ours = [our_row(row, rate, data) for row in rows]
-    result = {"quoted": PAPER["table2"], "sustained_flop_per_second": rate, "rows": ours}
+    result = {"flop_per_cpu_second": rate, "rows": ours}
     result |= provenance("vaswani-transformer paper table2", [1], time.perf_counter() - started)
-    write_table(output, "table2", result, as_markdown(ours))
+    write_result(output / "table2.json", result)
+    return as_markdown(ours)
 
 
 def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
-    """Return the scores of a row of results and its training FLOPs. rate: FLOP/s of this machine"""
+    """Return the scores of a row of results and its training FLOPs. rate: FLOP per second of CPU time"""
     options = parse_options(shlex.split(row["command"])[3:])  # of `python -m training`
     name = str(options.pop("config"))
     flops = None
@@ -49,7 +56,7 @@ def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
         flops = flops_per_step(name, tuple((options | {"data": data}).items())) * int(row["steps"])
     return {
         "model": name.removesuffix(".yaml"),
-        "changes": shlex.join(f"--{key}={value}" for key, value in options.items() if key != "output-dir"),
+        "changes": {key: value for key, value in options.items() if key.replace("-", "_") not in NOT_A_CHANGE},
         "test": row["test"],
         "beam": int(row["beam"]),
         "alpha": float(row["alpha"]),
@@ -58,11 +65,11 @@ def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
         "parameters": int(row["parameters"]),
         "hardware": row["hardware"],
         "flops_counted": flops,
-        "flops_by_formula": 3600 * float(row["cpu_hours"]) * rate if row["hardware"] == hardware() else None,
+        "flops_estimated": 3600 * float(row["cpu_hours"]) * rate if row["hardware"] == hardware() else None,
     }
 
 
-@cache  # several rows are scores of one model
+@cache  # several rows can be scores of one model
 def flops_per_step(recipe: str, options: tuple[tuple[str, str | None], ...]) -> float:
     return estimate(load_recipe(recipe, dict(options)), seconds=0)["flop_per_step"]
 
@@ -81,7 +88,7 @@ def as_markdown(ours: list[dict[str, Any]]) -> str:
     measured = [
         {
             "recipe (ours, Multi30k)": row["model"],
-            "changes": changes_of(row),
+            "changes": ", ".join(f"{key} {value}" for key, value in row["changes"].items()),
             "beam, alpha": f"{row['beam']}, {row['alpha']}",
             "sacreBLEU": f"{row['bleu']:.2f}",
             "compounds split": f"{row['bleu_compound_split']:.2f}",
@@ -89,7 +96,7 @@ def as_markdown(ours: list[dict[str, Any]]) -> str:
             "parameters": f"{row['parameters'] / 1e6:.2f} M",
             "CPU hours": f"{row['cpu_hours']:.2f}",
             "FLOPs, counted": scientific(row["flops_counted"]),
-            "FLOPs, time × rate": scientific(row["flops_by_formula"]),
+            "FLOPs, estimated": scientific(row["flops_estimated"]),
         }
         for row in ours
     ]
@@ -98,9 +105,3 @@ def as_markdown(ours: list[dict[str, Any]]) -> str:
 
 def scientific(value: float | None) -> str:
     return "" if value is None else f"{value:.1e}"
-
-
-def changes_of(row: dict[str, Any]) -> str:
-    """Return the options of a training that are not about its files."""
-    options = (word.removeprefix("--").split("=", 1) for word in shlex.split(row["changes"]))
-    return ", ".join(f"{key} {value}" for key, value in options if key not in ("data", "output_dir", "allow_changed"))

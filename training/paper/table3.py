@@ -1,7 +1,7 @@
-"""Table 3 at a small scale: every row with the paper's proportions, and whether its directions hold.
+"""Table 3 at a small scale: every row with the paper's proportions, and tests of the paper's findings.
 
-Each (row, seed) is trained and measured once and leaves OUTPUT/table3/ROW-seedN.json; table3.json and table3.md are
-made from these files. The same command resumes interrupted runs and skips finished ones.
+The result of each row and seed is OUTPUT/table3/ROW-seedN.json; table3.json collects them. The same command resumes
+interrupted runs and skips finished ones.
 """
 
 import json
@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
 
@@ -24,32 +24,24 @@ from ..evaluation_text import text_of_recipe
 from ..model import model_config
 from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
+from ..scores import nats_per_token
 from ..train import train
 from .processes import in_processes
-from .results import (
-    PAPER,
-    command_line,
-    markdown,
-    mean_interval,
-    portable,
-    provenance,
-    verdict,
-    with_interval,
-    write_table,
-)
+from .result_files import PAPER, command_line, is_measured, markdown, provenance, write_result
+from .statistics import Interval, mean_interval, plus_minus, verdict, with_interval
 
 RECIPE = "multi30k_table3"
 ROWS: list[str] = list(PAPER["table3"])
 
-# Sections 5.4 and 6.2: row, claim, sign of its difference from the base row in BLEU and in perplexity.
-DIRECTIONS = (
+# Sections 5.4 and 6.2: row, finding, signs of its differences from the base row in BLEU and in perplexity.
+FINDINGS = (
     ("A-h1", "a single head is worse", -1, +1),
     ("A-h32", "too many heads are worse", -1, +1),
     ("B-dk16", "a small key size hurts", -1, +1),
     ("B-dk32", "a small key size hurts", -1, +1),
     ("C-N2", "fewer layers are worse", -1, +1),
     ("C-N4", "fewer layers are worse", -1, +1),
-    ("C-N8", "more layers are better", +1, -1),
+    ("C-N8", "more layers: better perplexity, lower BLEU", -1, -1),
     ("C-d256", "a narrow model is worse", -1, +1),
     ("C-d1024", "a wide model is better", +1, -1),
     ("C-ff1024", "a narrow feed-forward layer is worse", -1, +1),
@@ -67,13 +59,13 @@ SYMBOLS = {
 
 
 def resolved_fields(config: VaswaniTransformerConfig) -> dict[str, Any]:
-    """Return the fields of a config, with d_k and d_v as numbers."""
+    """Return the fields of a config, with d_k and d_v resolved to numbers."""
     of_head = config.d_model // config.encoder_attention_heads
     return config.to_dict() | {"d_k": config.d_k or of_head, "d_v": config.d_v or of_head}
 
 
 def row_options(row: str, base: Recipe) -> dict[str, str]:
-    """Return the row's changes as options of training: the paper's sizes, times our base model's over the paper's."""
+    """Return the row's changes as recipe keys: the paper's sizes, scaled from the paper's base model to ours."""
     if smoothing := re.fullmatch(r"D-ls(.*)", row):
         return {"label_smoothing": smoothing[1]}
     paper, ours = resolved_fields(VaswaniTransformerConfig()), resolved_fields(model_config(base, base.vocab_size))
@@ -85,66 +77,63 @@ def row_options(row: str, base: Recipe) -> dict[str, str]:
     return options
 
 
-def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: Mapping[str, str | None]) -> None:
-    """Train and measure the missing rows, `jobs` at a time, and write the table."""
-    folder, recipe = output / "table3", load_recipe(RECIPE, options)
-    for row in rows:
+def parse_rows(rows: str | None) -> list[str]:
+    """Return the rows of a list separated by commas; all if there is none."""
+    names = ROWS if rows is None else rows.split(",")
+    for row in names:
         if row not in ROWS:
             raise InputError(f"--rows {row}: not a row of Table 3; rows: {', '.join(ROWS)}")
-        row_options(row, recipe)  # raises for a wrong option before the first run
-    missing = [
-        (folder / f"{row}-seed{seed}.log", partial(train_row, folder, row, seed, dict(options)))
-        for seed in seeds
-        for row in rows
-        if not is_measured(folder / f"{row}-seed{seed}.json", options)
-    ]
-    if len(missing) == 1:
-        missing[0][1]()  # in this process, with its messages on the terminal
-    else:
-        in_processes(missing, jobs)
+    return names
+
+
+def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: Mapping[str, str | None]) -> str:
+    """Train and measure the missing rows, `jobs` in parallel, write table3.json and return the table in Markdown."""
+    folder, base = output / "table3", load_recipe(RECIPE, options)
+    missing = []
+    for seed in seeds:
+        for row in rows:
+            changes = row_options(row, base)
+            command = command_line("train", {"config": RECIPE}, {**options, **changes, "seed": str(seed)})
+            if not is_measured(folder / f"{row}-seed{seed}.json", command):
+                call = partial(train_row, folder, row, seed, dict(options), changes, command)
+                missing.append((folder / f"{row}-seed{seed}.log", call))
+    in_processes(missing, jobs)
     measured = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
     measured.sort(key=lambda row: (ROWS.index(row["row"]), row["seed"]))
-    write_table(output, "table3", {"rows": measured, "claims": judge_rows(measured)}, as_markdown(measured))
+    write_result(output / "table3.json", {"rows": measured})
+    return as_markdown(measured)
 
 
-def is_measured(path: Path, options: Mapping[str, str | None]) -> bool:
-    """Return whether there is a result file. Raises InputError if it was measured with other options."""
-    if not path.is_file():
-        return False
-    before = read_json_object(path).get("options")
-    if before != portable(options):
-        raise InputError(f"{path} was measured with the options {before}; choose another --output")
-    return True
+def train_row(
+    folder: Path, row: str, seed: int, options: Mapping[str, str | None], changes: Mapping[str, str], command: str
+) -> None:
+    """Train one row with one seed, or resume its training, and write its result file.
 
-
-def train_row(folder: Path, row: str, seed: int, options: Mapping[str, str | None]) -> None:
-    """Train one row with one seed, or resume its training, and write its result file."""
-    changes = row_options(row, load_recipe(RECIPE, options))
-    keys = {**options, **changes, "seed": str(seed)}
+    options, changes: recipe keys;  command: trains the row
+    """
     model = folder / f"{row}-seed{seed}"
-    recipe = load_recipe(RECIPE, {**keys, "output_dir": str(model)})
+    recipe = load_recipe(RECIPE, {**options, **changes, "seed": str(seed), "output_dir": str(model)})
     train(recipe)
     progress = progress_of(model)
     result = {
         "row": row,
         "seed": seed,
         "change": in_symbols(changes),
-        "options": portable(options),
         **measure(model, recipe),
         "parameters": parameters(model),
         "steps": progress["step"],
         "tokens": progress["tokens"],
         "cpu_seconds": round(progress["cpu_seconds"], 1),
-        **provenance(command_line("train", {"config": RECIPE}, keys), [seed], progress["seconds"]),
+        **provenance(command, [seed], progress["seconds"]),
     }
-    write_json(folder / f"{row}-seed{seed}.json", result)
+    write_result(folder / f"{row}-seed{seed}.json", result)
     for name in ("checkpoints", "corpus"):
         shutil.rmtree(model / name, ignore_errors=True)
 
 
 def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     """Return perplexity per token and BLEU on the development set, as in the paper's table."""
-    development = text_of_recipe(recipe)  # its validation text: the recipe names no test corpus
+    development = text_of_recipe(recipe)  # the validation text: the recipe names no test corpus
     translator = Translator.from_pretrained(model)
     nats = nats_per_token(translator, development.sources, development.references)
     metric = BLEU(force=True)
@@ -161,13 +150,7 @@ def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def nats_per_token(translator: Translator, sources: list[str], references: list[str]) -> float:
-    """Return the mean negative log-likelihood of the references' tokens, `</s>` included."""
-    scores = translator.score(sources, references)
-    return -math.fsum(score.total for score in scores) / sum(len(score.tokens) for score in scores)
-
-
-def in_symbols(options: dict[str, str]) -> str:
+def in_symbols(options: Mapping[str, str]) -> str:
     """Write a row's changes in the paper's symbols: `h 4, d_ff 256`."""
     changes = {}
     for key, value in options.items():
@@ -180,47 +163,66 @@ def in_symbols(options: dict[str, str]) -> str:
 # ---- the table ---------------------------------------------------------------------------------------------------
 
 
-def judge_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge the direction of each row by its differences from the base row, seed by seed."""
+class Difference(NamedTuple):
+    """Differences of a row from the base row, by seed."""
+
+    seeds: list[int]
+    bleu: list[float]
+    log_perplexity: list[float]
+
+
+def compare_with_base(rows: list[dict[str, Any]], name: str) -> Difference:
+    """Return the differences of a row from the base row for the seeds that both rows have."""
     measured = {(row["row"], row["seed"]): row for row in rows}
+    seeds = [seed for row, seed in measured if row == name and ("base", seed) in measured]
+    pairs = [(measured[name, seed], measured["base", seed]) for seed in seeds]
+    return Difference(
+        seeds,
+        [row["bleu"] - base["bleu"] for row, base in pairs],
+        [math.log(row["perplexity"] / base["perplexity"]) for row, base in pairs],
+    )
+
+
+class Judged(NamedTuple):
+    """A finding of the paper with our differences and their verdicts."""
+
+    row: str
+    finding: str
+    bleu: Interval
+    log_perplexity: Interval
+    bleu_verdict: str
+    perplexity_verdict: str
+
+
+def judge_rows(rows: list[dict[str, Any]]) -> list[Judged]:
+    """Judge the paper's findings by the differences of the rows from the base row."""
     judged = []
-    for name, claim, bleu_sign, perplexity_sign in DIRECTIONS:
-        seeds = [seed for row, seed in measured if row == name and ("base", seed) in measured]
-        if not seeds:
-            continue
-        pairs = [(measured[name, seed], measured["base", seed]) for seed in seeds]
-        bleu = [row["bleu"] - base["bleu"] for row, base in pairs]
-        nats = [math.log(row["perplexity"] / base["perplexity"]) for row, base in pairs]
-        judged.append(
-            {
-                "row": name,
-                "claim": claim,
-                "seeds": seeds,
-                "bleu_difference": mean_interval(bleu),
-                "perplexity_ratio": [round(math.exp(difference), 4) for difference in nats],
-                "bleu_shown": with_interval(bleu, signed=True),
-                "perplexity_shown": with_interval([100 * difference for difference in nats], 1, signed=True),
-                "bleu_verdict": verdict(mean_interval(bleu), bleu_sign, MARGIN["bleu"]),
-                "perplexity_verdict": verdict(mean_interval(nats), perplexity_sign, MARGIN["log_perplexity"]),
-            }
-        )
+    for name, finding, bleu_sign, perplexity_sign in FINDINGS:
+        difference = compare_with_base(rows, name)
+        if difference.seeds:
+            bleu, nats = mean_interval(difference.bleu), mean_interval(difference.log_perplexity)
+            verdicts = (
+                verdict(bleu, bleu_sign, MARGIN["bleu"]),
+                verdict(nats, perplexity_sign, MARGIN["log_perplexity"]),
+            )
+            judged.append(Judged(name, finding, bleu, nats, *verdicts))
     return judged
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    quoted = PAPER["table3"]
+    paper = PAPER["table3"]
     measured = []
     for name in ROWS:
         ours = [row for row in rows if row["row"] == name]
         if not ours:
             continue
-        millions = quoted[name].get("parameters")
+        millions = paper[name].get("parameters")
         measured.append(
             {
                 "row": name,
                 "change": ours[0]["change"] or "-",
-                "perplexity, paper": f"{quoted[name]['perplexity']:.2f}",
-                "BLEU, paper": f"{quoted[name]['bleu']:.1f}",
+                "perplexity, paper": f"{paper[name]['perplexity']:.2f}",
+                "BLEU, paper": f"{paper[name]['bleu']:.1f}",
                 "parameters, paper": "" if millions is None else f"{millions / 1e6:.0f} M",
                 "perplexity, ours": with_interval([row["perplexity"] for row in ours]),
                 "BLEU, ours": with_interval([row["bleu"] for row in ours]),
@@ -229,23 +231,27 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
                 "seeds": len(ours),
             }
         )
+    log_perplexity = {name: math.log(row["perplexity"]) for name, row in paper.items()}
     judged = [
         {
-            "row": row["row"],
-            "claim": row["claim"],
-            "BLEU, paper": f"{quoted[row['row']]['bleu'] - quoted['base']['bleu']:+.1f}",
-            "BLEU, ours": row["bleu_shown"],
-            "verdict on BLEU": row["bleu_verdict"],
-            "log-perplexity, paper": (
-                f"{100 * math.log(quoted[row['row']]['perplexity'] / quoted['base']['perplexity']):+.1f}"
-            ),
-            "ours": row["perplexity_shown"],
-            "verdict on log-perplexity": row["perplexity_verdict"],
+            "row": row.row,
+            "finding": row.finding,
+            "BLEU, paper": f"{paper[row.row]['bleu'] - paper['base']['bleu']:+.1f}",
+            "BLEU, ours": plus_minus(row.bleu, signed=True),
+            "verdict on BLEU": row.bleu_verdict,
+            "log-perplexity, paper": hundredths((log_perplexity[row.row] - log_perplexity["base"], None)),
+            "log-perplexity, ours": hundredths(row.log_perplexity),
+            "verdict on log-perplexity": row.perplexity_verdict,
         }
         for row in judge_rows(rows)
     ]
     return (
         markdown(measured)
-        + "\nDifferences from the base row; log-perplexity in hundredths of a nat per token:\n\n"
+        + "\nDifferences from the base row; log-perplexity is in hundredths of a nat per token:\n\n"
         + markdown(judged)
     )
+
+
+def hundredths(interval: Interval) -> str:
+    mean, half = interval
+    return plus_minus((100 * mean, None if half is None else 100 * half), 1, signed=True)

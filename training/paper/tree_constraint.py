@@ -1,4 +1,4 @@
-"""Constrains a search to well-formed trees over the words of its sentence (section 6.3)."""
+"""Constrain a search to well-formed trees over the words of its sentence (section 6.3)."""
 
 from collections.abc import Sequence
 
@@ -6,23 +6,23 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
-# Constituents in a row that begin at the same word. The longest chain in the treebank's sample has 6.
+# Maximum number of constituents that begin at the same word. The longest chain in NLTK's treebank sample has 6.
 LONGEST_CHAIN = 12
-# How much the log-probability of all words counts for the only possible one; the rest is its own. Chosen on 80
-# sentences of the development part, beam 4. F1 there with 0, 0.5, 0.75, 0.9 and 1: the Transformer 48.0, 62.4, 64.4,
-# 63.5 and 60.1, the LSTM 53.4, 67.5, 64.4, 62.2 and 58.0.
+# Weight of the log-probability of all words in the score of the only possible word; the rest is the word's own. Chosen
+# on 80 sentences of the development set with beam 4. F1 there with 0, 0.5, 0.75, 0.9 and 1: the Transformer 48.0, 62.4,
+# 64.4, 63.5 and 60.1, the LSTM 53.4, 67.5, 64.4, 62.2 and 58.0.
 SHARE_OF_ALL_WORDS = 0.75
 SHARE_FOR_THE_LSTM = 0.5
 
 
 class WellFormedTrees(LogitsProcessor):
-    """Restricts each next token so that brackets balance and every word occurs once and in order.
+    """Allow only tokens that continue a well-formed tree over the words of the sentence, in order.
 
-    An instance is a `logits_processor` of `generate()`; exported graphs do not have it, for their search keeps no open
-    brackets per hypothesis. What it allows can always be completed within the sentence's limit.
+    Pass it to `generate()` as a logits processor; exported ONNX graphs do not support it. Every allowed prefix can be
+    completed within the limit.
 
-    Only one word is possible at a time, so its log-probability is mixed with that of all words: the model says whether
-    a word comes, the sentence says which. Without that, a model that copies badly opens a bracket instead.
+    Only one word is possible at a time, so its score is mixed with that of all words; otherwise a model that copies
+    badly opens brackets instead.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class WellFormedTrees(LogitsProcessor):
         limits: Sequence[int],
         share: float = SHARE_OF_ALL_WORDS,
     ):
-        """sources: the tokens of each sentence, without </s>;  limits: output tokens, counting </s>
-
-        share: how much the log-probability of all words counts for the only possible one, 0 to 1
+        """sources: the tokens of each sentence, without </s>
+        limits: the maximum number of output tokens for each sentence, including </s>
+        share: weight of the score of all words in the score of the only possible word, 0 to 1
         """
         self.sources, self.limits, self.share = sources, limits, share
         vocabulary = tokenizer.get_vocab()
         self.end = vocabulary[str(tokenizer.eos_token)]
         self.closing = brackets(vocabulary)
         self.opening = sorted(self.closing)
-        self.starts = {id for token, id in vocabulary.items() if token.startswith("Ġ")}  # of words, in byte-level BPE
+        self.starts = {id for token, id in vocabulary.items() if token.startswith("Ġ")}  # first tokens of words
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """input_ids: (sentences x beams, length), start token first;  scores: (sentences x beams, vocabulary)"""
@@ -57,10 +57,10 @@ class WellFormedTrees(LogitsProcessor):
         return chosen
 
     def allowed(self, tokens: Sequence[int], source: Sequence[int], limit: int) -> list[int]:
-        """Return the tokens that may follow; only </s> if the tokens are not a prefix of a tree."""
+        """Return the tokens that may come next; only </s> if the tokens are not a prefix of a tree."""
         open_brackets: list[int] = []
-        read = 0  # tokens of the source that are in the tree
-        chain = 0  # opening brackets since the last of these tokens, or since a closing bracket
+        read = 0  # number of source tokens in the tree
+        chain = 0  # number of opening brackets since the last source token or closing bracket
         for token in tokens:
             if token in self.closing:
                 open_brackets.append(token)
@@ -79,7 +79,7 @@ class WellFormedTrees(LogitsProcessor):
         if left and open_brackets and source[read] not in self.starts:  # in the middle of a word
             return [source[read]]
         choices: list[int] = []
-        # A bracket costs two tokens; the words, the brackets that are open and </s> must still fit.
+        # An opening bracket costs two tokens; the remaining words, the closing brackets and </s> must still fit.
         if left and chain < LONGEST_CHAIN and len(tokens) + 2 + left + len(open_brackets) + 1 <= limit:
             choices += self.opening
         if left and open_brackets:
@@ -90,6 +90,6 @@ class WellFormedTrees(LogitsProcessor):
 
 
 def brackets(vocabulary: dict[str, int]) -> dict[int, int]:
-    """Return the closing bracket of every opening one, by id: `)NP` for `(NP`."""
+    """Return {id of an opening bracket: id of its closing bracket}, such as `(NP` and `)NP`."""
     labels = {token[1:] for token in vocabulary if len(token) > 1 and token.startswith("(")}
     return {vocabulary[f"({label}"]: vocabulary[f"){label}"] for label in labels if f"){label}" in vocabulary}

@@ -1,4 +1,4 @@
-"""Parses sentences with a trained model: beam 21, alpha 0.3 and up to 300 tokens more than the source (section 6.3)."""
+"""Parse sentences with a trained model: beam 21, alpha 0.3 and up to 300 tokens more than the source (section 6.3)."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from .tree_constraint import SHARE_FOR_THE_LSTM, WellFormedTrees, brackets
 
 BEAMS, ALPHA, OFFSET = 21, 0.3, 300
 LOOKAHEAD = 20  # see `early_stopping` of generate()
-FEW_BEAMS = 4  # where a wide search takes too long
+FEW_BEAMS = 4  # when a wide search takes too long
 
 
 @dataclass(frozen=True)
 class Parse:
-    """The words and brackets of a tree, and the mean score of the output tokens.
+    """The words and brackets of a tree, and the mean log-probability of the output tokens.
 
-    A score is a log-probability; those of words are mixed (`WellFormedTrees`).
+    The log-probabilities of words are mixed, see `WellFormedTrees`.
     """
 
     tokens: list[str]
@@ -32,9 +32,9 @@ class Parse:
 def parse(
     folder: Path, sentences: Sequence[str], beams: int = BEAMS, batch: int = 8, constrained: bool = True
 ) -> list[Parse]:
-    """Parse sentences with `generate()` and a model folder of table 4.
+    """Parse sentences with `generate()` and a model of Table 4.
 
-    sentences: words separated by spaces;  batch: sentences at a time
+    sentences: words separated by spaces;  batch: number of sentences in a batch
     """
     translator = Translator.from_pretrained(folder)
     tokenizer, parses = translator.tokenizer, dict[int, Parse]()
@@ -62,7 +62,7 @@ def parse(
 
 
 def tokens_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Return the words and brackets of an output."""
+    """Return the words and brackets of an output sequence."""
     pairs = brackets(tokenizer.get_vocab())
     signs = {*pairs, *pairs.values()}
     tokens: list[str] = []
@@ -78,7 +78,7 @@ def tokens_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[st
 def parse_with_lstm(
     model: RnnWithAttention, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str]
 ) -> list[list[str]]:
-    """Return the tokens of each sentence's tree, by the same search under the same constraint."""
+    """Return the tokens of each sentence's tree, found by the same search under the same constraint."""
     parsed = []
     for sentence in sentences:
         source = cast(list[int], tokenizer(sentence)["input_ids"])

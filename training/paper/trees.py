@@ -1,13 +1,13 @@
 """Constituency trees as the sequences of section 6.3: `(S (NP John )NP (VP sleeps )VP )S`.
 
-The form is that of Vinyals et al. 2015 (arXiv 1412.7449), but for the words. They write XX for each; a decoder that has
-seen 3,000 trees instead of 40,000 does not learn to count them (F1 14). Trees are nltk's; a leaf's parent is its tag.
+The format of Vinyals et al. 2015 (arXiv 1412.7449), except that words are kept instead of replaced by XX: with 3,000
+training trees, a decoder does not learn to count the XX (F1 14). Trees are nltk's; the parent of a leaf is its tag.
 """
 
 import random
 import re
 import zipfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from nltk.tree import Tree
 
 from vaswani_transformer.errors import InputError
 
-# The sample of NLTK has sections 0 and 1 only; its last files replace the standard development and test sections.
+# NLTK's sample has only sections 0 and 1; its last files replace the standard development and test sections.
 DEVELOPMENT_FILES, TEST_FILES = range(160, 180), range(180, 200)
 
 
 def read_treebank(path: Path) -> dict[str, list[Tree]]:
-    """Return the trees of training, development and test: sections 2 to 21, 22 and 23, or parts of NLTK's sample.
+    """Return the trees for training, development and test: sections 2 to 21, 22 and 23, or parts of NLTK's sample.
 
     path: a folder or a .zip file with the treebank's .mrg files, wsj_0001.mrg to wsj_2454.mrg
     """
@@ -62,14 +62,17 @@ def mrg_files(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def trees_of(text: str) -> list[Tree]:
-    """Return the trees of a .mrg file, which start in the first column, without traces and function tags."""
+    """Return the trees of a .mrg file without traces and function tags. A tree starts in the first column."""
     bracketed = [part for part in re.split(r"^(?=\()", text, flags=re.MULTILINE) if part.strip()]
     trees = [Tree.fromstring(part, remove_empty_top_bracketing=True) for part in bracketed]
     return [kept for tree in trees if (kept := without_traces(tree)) is not None]
 
 
 def without_traces(tree: Tree) -> Tree | None:
-    """Return the tree with NP-SBJ as NP, and without -NONE- and what is empty then; None if nothing is left."""
+    """Strip function tags (NP-SBJ becomes NP), traces, and constituents that become empty.
+
+    Returns None if nothing is left.
+    """
     if isinstance(tree[0], str):
         return None if tree.label() == "-NONE-" else tree
     children = [kept for child in tree if (kept := without_traces(child)) is not None]
@@ -89,9 +92,10 @@ def linearise(tree: Any) -> list[str]:
 
 
 def tree_from_tokens(tokens: Sequence[str], tagged: Sequence[tuple[str, str]]) -> Tree:
-    """Return the tree of tokens over words with their parts of speech: the inverse of `linearise`.
+    """Return the tree of the tokens: the inverse of `linearise`.
 
-    Raises ValueError if the brackets do not balance, a constituent is empty, or the words are others.
+    tagged: the words of the sentence with their parts of speech
+    Raises ValueError if the brackets do not balance, a constituent is empty, or the words differ.
     """
     rest = list(reversed(tagged))
     root: Any = Tree("", [])
@@ -119,14 +123,13 @@ def split_words(sentence: str) -> list[str]:
 
 
 def recombine(trees: Sequence[Any], copies: int, seed: int) -> list[Tree]:
-    """Return new trees in which constituents were replaced by others with the same label under the same parent's.
+    """Return new trees with constituents replaced by constituents that have the same label and the same parent label.
 
-    A treebank of 3,000 sentences shows few of the sentences that its phrases can form; this is the data recombination
-    of Jia and Liang 2016 (arXiv 1606.03622) with the treebank's own constituents.
-    copies: per tree, each with one to three replacements
+    Data recombination (Jia and Liang 2016, arXiv 1606.03622) for a small treebank.
+    copies: new trees per tree, each with one to three replacements
     """
     generator = random.Random(seed)
-    substitutes: dict[tuple[str, str], list[Any]] = defaultdict(list)  # by the labels of parent and constituent
+    substitutes: dict[tuple[str, str], list[Any]] = defaultdict(list)  # {(parent label, label): constituents}
     positions = [inner_positions(tree) for tree in trees]
     for tree, inner in zip(trees, positions, strict=True):
         for position in inner:
@@ -136,7 +139,7 @@ def recombine(trees: Sequence[Any], copies: int, seed: int) -> list[Tree]:
         for _ in range(copies if inner else 0):
             changed = tree.copy(deep=True)
             chosen = generator.sample(inner, min(len(inner), generator.randint(1, 3)))
-            # From right to left, so that a replacement does not move the positions that follow in this loop.
+            # From right to left, so that a replacement does not shift the remaining positions.
             for position in sorted(chosen, reverse=True):
                 changed[position] = generator.choice(substitutes[labels_at(tree, position)])
             new.append(changed)
@@ -150,50 +153,3 @@ def inner_positions(tree: Any) -> list[tuple[int, ...]]:
 
 def labels_at(tree: Any, position: tuple[int, ...]) -> tuple[str, str]:
     return tree[position[:-1]].label(), tree[position].label()
-
-
-# ---- labelled F1, as EVALB computes it with the parameters of Collins (COLLINS.prm) ----------------------------------
-
-
-PUNCTUATION = {",", ":", "``", "''", "."}  # parts of speech whose words EVALB deletes from both trees
-ROOTS = {"TOP", "S1"}
-
-
-def constituents(tree: Tree) -> Counter[tuple[str, int, int]]:
-    """Count the (label, start, end) of a tree; positions count the words that are not punctuation.
-
-    Constituents of punctuation alone and the root's extra label do not count; PRT counts as ADVP.
-    """
-    spans: Counter[tuple[str, int, int]] = Counter()
-
-    def visit(node: Any, start: int) -> int:
-        if isinstance(node[0], str):
-            return start + (node.label() not in PUNCTUATION)
-        end = start
-        for child in node:
-            end = visit(child, end)
-        if end > start and node.label() not in ROOTS:
-            spans["ADVP" if node.label() == "PRT" else node.label(), start, end] += 1
-        return end
-
-    visit(tree, 0)
-    return spans
-
-
-def labelled_f1(gold: Sequence[Tree], parsed: Sequence[Tree], longest: int | None = None) -> dict[str, float]:
-    """Return recall, precision and F1 in percent, summed over sentences of at most `longest` words, all by default."""
-    in_gold = in_parsed = in_both = sentences = 0
-    for reference, tree in zip(gold, parsed, strict=True):
-        if reference.leaves() != tree.leaves():
-            raise ValueError(f"sentence {sentences + 1}: the parsed tree has other words than the reference")
-        if longest is not None and len(reference.leaves()) > longest:
-            continue
-        expected, found = constituents(reference), constituents(tree)
-        in_gold, in_parsed = in_gold + expected.total(), in_parsed + found.total()
-        in_both, sentences = in_both + (expected & found).total(), sentences + 1
-    return {
-        "recall": 100 * in_both / in_gold if in_gold else 0.0,
-        "precision": 100 * in_both / in_parsed if in_parsed else 0.0,
-        "f1": 200 * in_both / (in_gold + in_parsed) if in_gold + in_parsed else 0.0,
-        "sentences": sentences,
-    }

@@ -1,4 +1,4 @@
-"""The walk through attention: every intermediate value of one head for one sentence, as numbers and as a picture."""
+"""A walk through attention: every intermediate value of one head for one sentence, as numbers and as a picture."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_
 from vaswani_transformer.pictures import RESOLUTION, drawable
 
 from .plots import save
-from .results import command_line, provenance
+from .result_files import command_line, provenance, write_result
 
 SENTENCE = "A man is throwing a ball to his dog ."
 
@@ -29,12 +29,13 @@ class Head(NamedTuple):
     head: int
 
 
-def draw_walk(model: Path, source: str | None, target: str | None, chosen: Head, output: Path) -> None:
-    """Write walk.png and walk.json, which holds all numbers."""
+def draw_walk(model: Path, source: str | None, target: str | None, chosen: Head, output: Path) -> list[Path]:
+    """Write walk.png and walk.json, which has all numbers, and return their paths."""
     started = time.perf_counter()
     translator = load_translator(str(model), "cpu", "float32", download=False)
     values, maps = walk(translator, source or SENTENCE, target, chosen)
-    save(walk_figure(values, maps, chosen), output / "walk.png")
+    picture, numbers_file = output / "walk.png", output / "walk.json"
+    save(walk_figure(values, maps, chosen), picture)
     # JSON has no infinity: null where attending is not allowed.
     numbers = {
         name: [[round(x, 5) if x > -1e30 else None for x in row] for row in tensor.tolist()]
@@ -42,13 +43,14 @@ def draw_walk(model: Path, source: str | None, target: str | None, chosen: Head,
     }
     result = {"source": maps.source, "target": maps.target, **chosen._asdict(), **numbers}
     command = command_line("paper walk", {"model": model, **chosen._asdict(), "source": source, "target": target})
-    write_json(output / "walk.json", result | provenance(command, [], time.perf_counter() - started))
+    write_result(numbers_file, result | provenance(command, [], time.perf_counter() - started))
+    return [picture, numbers_file]
 
 
 def walk(
     translator: Translator, source: str, target: str | None, chosen: Head
 ) -> tuple[dict[str, Tensor], AttentionMaps]:
-    """Return the values of Equation (1) by name, each (query, ...), and the labels of the sentence."""
+    """Return the values of Equation (1) by name, each (query or key, ...), and the attention maps with the tokens."""
     model: Any = translator.model
     kind, layer, head = chosen
     stack = model.model.encoder if kind == "encoder" else model.model.decoder
@@ -57,7 +59,7 @@ def walk(
     check("head", head, attention.q_proj.out_features // attention.d_k)
     seen: dict[nn.Module, Tensor] = {}
     projections = [getattr(attention, f"{name}_proj") for name in "qkv"]
-    # The last forward pass is the one over the whole sentence.
+    # Keep the outputs of the last forward pass, the one over the whole sentence.
     with register_module_forward_hook(lambda module, _inputs, output: seen.update({module: output})):
         maps = attention_maps(model, translator.tokenizer, source, target, translator.target_tokenizer)
     sizes = (attention.d_k, attention.d_k, attention.d_v)
@@ -80,7 +82,7 @@ def walk(
 
 def check(name: str, choice: int, most: int) -> None:
     if not 1 <= choice <= most:
-        raise InputError(f"--{name} {choice}: the model has {name}s 1 to {most} there")
+        raise InputError(f"--{name} {choice}: must be 1 to {most}")
 
 
 TITLES = {"mask": "masked: -∞ where attending is not allowed", "softmax V": "(softmax) V"}

@@ -1,21 +1,25 @@
-"""Claims about the paper's model, each with measurements, a plot and a verdict in a result file of its own.
+"""Claims about the model.
 
-A claim whose result file is there is not measured again, so an interrupted command resumes.
+Each is measured, judged and plotted; results are in claims/NAME.json and NAME.png. Claims that already have a result
+file are skipped, so the same command resumes.
 """
 
+import json
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+import typer
 
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import write_json
 
+from ...evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
 from ..plots import save
-from ..results import provenance
-from . import attention, positions, search, small_data, speed, training
+from ..result_files import command_line, is_measured, provenance, write_result
+from . import attention, label_smoothing, positions, search, small_data, speed, training
 from .claim import Claim, Measurements, Setting
 
 CLAIMS = {
@@ -28,30 +32,34 @@ CLAIMS = {
         "The memory of self-attention grows quadratically with the length",
         attention.measure_memory_of_attention,
         attention.judge_memory_of_attention,
+        uses_seeds=False,
     ),
     "beam_and_alpha": Claim(
         "A beam of 4 with alpha 0.6 is better than greedy search (section 6.1)",
         search.measure_beam_and_alpha,
         search.judge_beam_and_alpha,
+        uses_seeds=False,
     ),
     "averaging": Claim(
         "The average of the last five checkpoints is better than the last one (section 6.1)",
         search.measure_averaging,
         search.judge_averaging,
+        uses_seeds=False,
     ),
     "label_smoothing": Claim(
         "Label smoothing hurts perplexity but improves BLEU (section 5.4)",
-        training.measure_label_smoothing,
-        training.judge_label_smoothing,
+        label_smoothing.measure_label_smoothing,
+        label_smoothing.judge_label_smoothing,
+        uses_seeds=False,
     ),
     "training_speed": Claim(
-        "A Transformer trains 10 to 100 times as fast as an RNN with attention (often repeated, not in the paper)",
-        partial(speed.measure_speeds, speed.training_step, True),
+        "A Transformer trains 10 to 100 times as fast as an RNN with attention (folklore)",
+        speed.measure_training_speed,
         speed.judge_training_speed,
     ),
     "decoding_speed": Claim(
-        "An RNN with attention decodes at least as fast as a Transformer with `generate()` (often repeated)",
-        partial(speed.measure_speeds, speed.decode, False),
+        "An RNN with attention decodes at least as fast as a Transformer with `generate()` (folklore)",
+        speed.measure_decoding_speed,
         speed.judge_decoding_speed,
     ),
     "training_without_the_factor": Claim(
@@ -60,63 +68,85 @@ CLAIMS = {
         training.judge_training_without_the_factor,
     ),
     "warm_up": Claim(
-        "Training without warm-up of the learning rate is worse (section 5.3)",
+        "Training without learning-rate warm-up is worse (section 5.3)",
         training.measure_warm_up,
         training.judge_warm_up,
     ),
     "length_extrapolation": Claim(
-        "Beyond the lengths of its training, a model with sinusoids loses less than one with learned positions "
-        "(section 3.5)",
+        "On sentences longer than any in training, sinusoidal positions degrade less than learned ones (section 3.5)",
         positions.measure_length_extrapolation,
         positions.judge_length_extrapolation,
     ),
     "small_data": Claim(
-        "On little text, an RNN is better than a Transformer of its size, and on more text no longer (often repeated)",
+        "An RNN beats a Transformer of the same size on little training data, but not on more (folklore)",
         small_data.measure_small_data,
         small_data.judge_small_data,
     ),
 }
 
 
-def measure_claims(setting: Setting, names: list[str], command: str, say: Callable[[str], None]) -> None:
+def make_setting(
+    run: Path,
+    data: str | None,
+    sentences: int,
+    seeds: list[int],
+    output: Path,
+    seconds: float,
+    jobs: int,
+    options: Mapping[str, str | None],
+) -> Setting:
+    """Return the inputs of the measurements; models are trained on the text of the run.
+
+    data: folder of the run's text, if it has moved;  sentences: number of validation sentences to translate
+    """
+    recipe = recipe_of_run(run, None, {} if data is None else {"data": data})
+    validation = text_of_recipe(recipe.model_copy(update={"test": []}))
+    development = replace(
+        validation, sources=validation.sources[:sentences], references=validation.references[:sentences]
+    )
+    keys = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
+    text = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
+    given = {"run": run, "sentences": sentences, "seconds": f"{seconds:g}", "seeds": ",".join(map(str, seeds))}
+    command = command_line("paper claims", given, options)
+    return Setting(run, development, seeds, output, seconds, jobs, text | dict(options), command)
+
+
+def measure_claims(setting: Setting, names: list[str]) -> None:
     """Write claims/NAME.json and claims/NAME.png for every claim that has no result file yet.
 
     Raises InputError at the end if some claims could not be measured.
     """
     folder = setting.output / "claims"
-    folder.mkdir(parents=True, exist_ok=True)
     if unknown := [name for name in names if name not in CLAIMS]:
         raise InputError(f"--only {unknown[0]}: not a claim; claims: {', '.join(CLAIMS)}")
+    commands = {name: f"{setting.command} --only {name}" for name in names}
+    measured = {name for name, command in commands.items() if is_measured(folder / f"{name}.json", command)}
     problems: list[str] = []
-    for name in names:
-        if (folder / f"{name}.json").is_file():
-            say(f"{name}: measured before")
+    for name, command in commands.items():
+        if name in measured:
+            typer.echo(f"{name}: already measured, skipped")
             continue
         torch.manual_seed(setting.seeds[0])
-        started = time.perf_counter()
+        started, claim = time.perf_counter(), CLAIMS[name]
         try:
-            measurements = CLAIMS[name].measure(setting)
+            measurements = claim.measure(setting)
         except InputError as error:
             problems.append(f"{name}: {error}")
-            say(f"{name}: not measured")
+            typer.echo(f"{name}: not measured")
             continue
-        result = provenance(f"{command} --only {name}", setting.seeds, time.perf_counter() - started) | measurements
+        seeds = setting.seeds if claim.uses_seeds else []
+        result = provenance(command, seeds, time.perf_counter() - started) | measurements
         result = write_claim(folder, name, result)
-        say(f"{name}: {result['verdict']}: {result['evidence']}")
+        typer.echo(f"{name}: {result['verdict']}: {result['evidence']}")
     if problems:
         raise InputError("; ".join(problems))
 
 
 def write_claim(folder: Path, name: str, result: Measurements) -> Measurements:
-    """Write the result file and the picture of a claim, with what follows from its measurements."""
+    """Write the result file and the picture of a claim, with the verdict that follows from its measurements."""
+    finding = CLAIMS[name].judge(result)
+    result = {**result, "claim": CLAIMS[name].text, "verdict": finding.verdict, "evidence": finding.evidence}
     path = folder / f"{name}.json"
-    try:
-        verdict, evidence, figure = CLAIMS[name].judge(result)
-    except KeyError as error:
-        raise BrokenFileError(
-            f"{path} lacks {error}: an earlier version wrote it; remove it to measure again"
-        ) from error
-    result = {**result, "claim": CLAIMS[name].text, "verdict": verdict, "evidence": evidence}
-    save(figure, path.with_suffix(".png"))
-    write_json(path, result)
+    save(finding.figure, path.with_suffix(".png"))
+    write_result(path, result)
     return result

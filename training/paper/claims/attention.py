@@ -1,4 +1,4 @@
-"""Claims about the attention function, measured on random measurements."""
+"""Claims about the attention function, measured on random input."""
 
 import math
 
@@ -9,14 +9,13 @@ from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
 from ..plots import curves, log_y, panels
-from ..results import FAILS, HOLDS, mean_interval, verdict, with_interval
-from ..table1 import exponents
+from ..statistics import FAILS, HOLDS, exponents, mean_interval, verdict, with_interval
 from .claim import Finding, Measurements, Setting
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
 
 
-NUMBER_OF_KEYS = 64  # that a query attends to
+NUMBER_OF_KEYS = 64
 WITH, WITHOUT = "with the factor", "without it"
 
 
@@ -31,7 +30,7 @@ def measure_saturation(setting: Setting) -> Measurements:
 
 
 def saturation(d_k: int, scaled: bool, seed: int) -> tuple[float, float]:
-    """Return mean entropy of attention over random keys, and the norm of d loss / d scores for a random loss."""
+    """Return the mean entropy of attention over random keys, and the norm of d loss / d scores for a random loss."""
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(256, NUMBER_OF_KEYS, d_k, generator=generator) for _ in range(3))
     scores = (query[:, :1] @ key.transpose(1, 2)).mul_(d_k**-0.5 if scaled else 1.0).requires_grad_()
@@ -64,8 +63,9 @@ def judge_saturation(measurements: Measurements) -> Finding:
     }
     evidence = (
         f"at d_k = {sizes[-1]}, the gradient of the softmax without the factor is {with_interval(ratios)} times the "
-        f"gradient with it; attention over {NUMBER_OF_KEYS} random keys has an entropy of "
-        f"{entropy[WITHOUT]:.2f} nats without the factor and of {entropy[WITH]:.2f} with it (uniform attention: {math.log(NUMBER_OF_KEYS):.2f})"
+        f"gradient with it; attention over {NUMBER_OF_KEYS} random keys has an entropy of {entropy[WITHOUT]:.2f} "
+        f"nats without the factor and of {entropy[WITH]:.2f} with it (uniform attention: "
+        f"{math.log(NUMBER_OF_KEYS):.2f})"
     )
     return Finding(verdict(mean_interval([ratio - 1 for ratio in ratios]), -1), evidence, figure)
 
@@ -80,11 +80,11 @@ def measure_memory_of_attention(setting: Setting) -> Measurements:
     lengths = [128, 256, 512, 1024, 2048]
     series = {kernel: [(n, saved_bytes(kernel, n)) for n in lengths] for kernel in KERNELS}
     powers = {kernel: exponents(points[-3:])[0] for kernel, points in series.items()}
-    return {"bytes": series, "exponents": powers, "seeds": []}
+    return {"bytes": series, "exponents": powers}
 
 
 def saved_bytes(kernel: str, length: int) -> int:
-    """Return the bytes of distinct tensors that one attention layer keeps for the backward pass."""
+    """Return the bytes of all tensors that one attention layer keeps for the backward pass."""
     config = VaswaniTransformerConfig(d_model=128, encoder_attention_heads=8)
     config._attn_implementation = kernel
     attention = MultiHeadAttention(config, heads=8, is_causal=False)

@@ -1,4 +1,4 @@
-"""A claim about the paper's model: what it is measured on, and what follows from the measurements."""
+"""The types of a claim: its inputs, its measurement and its verdict."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ class Setting:
     development: EvaluationText
     seeds: list[int]
     output: Path
-    seconds: float  # to measure one speed
-    jobs: int  # trainings at a time
+    seconds: float  # per speed measurement
+    jobs: int  # models to train in parallel
     options: Mapping[str, str | None]  # keys of the recipe multi30k_table3, for the claims that train models
+    command: str  # reproduces the measurements with `--only NAME`
 
 
 class Finding(NamedTuple):
@@ -31,9 +32,13 @@ class Finding(NamedTuple):
     verdict: str
     evidence: str  # a clause with the measurements on which the verdict rests
     figure: Figure
+    table: str = ""  # in Markdown
 
 
 class Claim(NamedTuple):
+    """A statement, the function that measures it and the function that judges the measurements."""
+
     text: str
     measure: Callable[[Setting], Measurements]
     judge: Callable[[Measurements], Finding]
+    uses_seeds: bool = True

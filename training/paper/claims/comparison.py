@@ -1,4 +1,4 @@
-"""Trains the models that a claim compares, each with every seed: variations of Table 3's recipe."""
+"""Train the models that a claim compares, variations of Table 3's recipe, with every seed."""
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
@@ -19,33 +19,33 @@ from ..processes import in_processes
 from ..table3 import RECIPE
 from .claim import Measurements, Setting
 
-# Steps of the trainings. With these and one seed, all claims together take less than half an hour on two cores.
+# Training steps. With these and one seed, all claims together take less than half an hour on two cores.
 SHORT_STEPS, LONG_STEPS = 300, 800
 Kind = TypeVar("Kind", bound=Hashable)
 
 
 class Variant(NamedTuple):
-    """A model of a comparison. measure: trains it and returns what was measured, by name"""
+    """A model to train and measure."""
 
     folder: str
-    keys: Mapping[str, str]  # in which it differs from the recipe
-    measure: Callable[[Recipe], Measurements]
+    keys: Mapping[str, str]  # recipe keys that differ from Table 3's recipe
+    measure: Callable[[Recipe], Measurements]  # trains the model and returns measurements by name
 
 
 def train_models(setting: Setting, models: Mapping[Kind, Variant], steps: int) -> Measurements:
-    """Train each kind of model with each seed, several at a time.
+    """Train each kind of model with each seed, several in parallel.
 
-    steps: unless the user gives another number
-    Returns {"steps": number of steps, name of a measurement: {kind: [of each seed]}, ...}.
-    Raises InputError if the user sets what the claim compares.
+    steps: default for the option --max_steps
+    Returns {"steps": number of steps, name of a measurement: {kind: [value for each seed]}, ...}.
+    Raises InputError if an option sets a key that the claim sets.
     """
     options = {"max_steps": str(steps), "validate_every": str(steps), **setting.options}
     calls = []
     for model in models.values():
+        for key in {*model.keys, "seed"} & setting.options.keys() - set(TEXT_KEYS):
+            raise InputError(f"--{key} cannot be given: the claim sets it")
         for seed in setting.seeds:
             keys = {**model.keys, "seed": str(seed)}
-            for key in keys.keys() & setting.options.keys() - set(TEXT_KEYS):
-                raise InputError(f"--{key}: the claim sets it; leave it out")
             folder = runs_folder(setting) / f"{model.folder}-seed{seed}"
             recipe = load_recipe(RECIPE, {**options, **keys, "output_dir": str(folder)})
             calls.append((Path(f"{folder}.log"), partial(model.measure, recipe)))
@@ -63,7 +63,7 @@ def runs_folder(setting: Setting) -> Path:
 
 
 def train_and_load(recipe: Recipe) -> Translator:
-    """Train a model, resume its training or load it. Raises InputError if its recipe was another."""
+    """Train a model, or resume or load it if it exists. Raises InputError if it was trained with another recipe."""
     train(recipe)
     return Translator.from_pretrained(Path(recipe.output_dir))
 
@@ -71,7 +71,7 @@ def train_and_load(recipe: Recipe) -> Translator:
 def train_changed(
     recipe: Recipe, change: Callable[[VaswaniTransformerForConditionalGeneration], None] | None
 ) -> tuple[Translator, Curve]:
-    """Change a new model and train it as the recipe says, in float32 and without checkpoints."""
+    """Change a new model and train it with the recipe, in float32 and without checkpoints."""
     prepared = prepare_recipe(recipe)
     model = prepared.model
     if change is not None:

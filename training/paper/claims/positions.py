@@ -1,4 +1,4 @@
-"""The claim of section 3.5 about sentences that are longer than those in training."""
+"""The claim of section 3.5 about sentences that are longer than those seen in training."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,14 +12,13 @@ from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding,
 
 from ...evaluation_text import EvaluationText
 from ...recipe import Recipe
-from ...scores import corpus_bleu
+from ...scores import corpus_bleu, nats_per_token
 from ..plots import intervals, mean_curves, panels
-from ..results import differences, mean_interval, verdict, with_interval
-from ..table3 import nats_per_token
+from ..statistics import differences, mean_interval, verdict, with_interval
 from .claim import Finding, Measurements, Setting
 from .comparison import LONG_STEPS, Variant, train_and_load, train_changed, train_models
 
-BUCKETS = ((1, 10), (11, 20), (21, 256))  # source tokens; models are trained on the first two
+BUCKETS = ((1, 10), (11, 20), (21, 256))  # source tokens; models are trained on the first two buckets
 LONGEST = {"max_length": str(BUCKETS[1][1])}
 
 
@@ -35,14 +34,16 @@ def measure_length_extrapolation(setting: Setting) -> Measurements:
 
 
 def by_length(text: EvaluationText, train_model: Callable[[Recipe], Translator], recipe: Recipe) -> Measurements:
-    """Train a model and return nats per token, BLEU and the number of sentences of each bucket of source lengths."""
+    """Train a model and return nats per token, BLEU and the number of sentences for each bucket of source lengths."""
     translator = train_model(recipe)
     lengths = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]
     measured: Measurements = {"sentences": [], "nats_per_token": [], "bleu": []}
     for low, high in BUCKETS:
         chosen = [number for number, length in enumerate(lengths) if low <= length <= high]
         if not chosen:
-            raise InputError(f"no sentence of {low} to {high} tokens among the {len(lengths)} read; raise --sentences")
+            raise InputError(
+                f"none of the {len(lengths)} development sentences has {low} to {high} tokens; raise --sentences"
+            )
         sources, references = ([side[number] for number in chosen] for side in (text.sources, text.references))
         translations = translator.translate(sources, split_sentences=False, max_source_length=256)
         measured["sentences"].append(len(chosen))
@@ -68,7 +69,7 @@ class NoPositions(PositionalEncoding):
 
 def judge_length_extrapolation(measurements: Measurements) -> Finding:
     nats, (_, seen, unseen) = measurements["nats_per_token"], measurements["buckets"]
-    # The loss of the unseen lengths over that of the longest seen ones.
+    # How much higher the loss is on unseen lengths than on the longest lengths seen in training.
     rise = {kind: [buckets[2] - buckets[1] for buckets in by_seed] for kind, by_seed in nats.items()}
     more = differences(rise["sinusoidal"], rise["learned"])
     evidence = (

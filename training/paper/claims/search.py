@@ -11,7 +11,8 @@ from vaswani_transformer.errors import InputError
 from ...average import average_weights
 from ...checkpoint_folders import checkpoints
 from ..plots import curves, intervals, log_x_ticks, panels
-from ..results import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
+from ..result_files import markdown
+from ..statistics import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
 from .claim import Finding, Measurements, Setting
 
 BEAMS, ALPHAS = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 1.0, 1.5)
@@ -30,7 +31,7 @@ def measure_beam_and_alpha(setting: Setting) -> Measurements:
         )
         for beam, alpha in searches
     }
-    return {"bleu": paired_bleu(systems, setting.development.references), "seeds": []}
+    return {"bleu": paired_bleu(systems, setting.development.references)}
 
 
 def judge_beam_and_alpha(measurements: Measurements) -> Finding:
@@ -56,11 +57,24 @@ def judge_beam_and_alpha(measurements: Measurements) -> Finding:
         axis.legend(fontsize=8, loc="lower right")
     log_x_ticks(axes[0], set(BEAMS))
     axes[1].sharey(axes[0])
-    return Finding(better if four["p"] < 0.05 else UNSURE, evidence, figure)
+    return Finding(better if four["p"] < 0.05 else UNSURE, evidence, figure, searches_table(bleu))
+
+
+def searches_table(searches: dict[str, dict[str, Any]]) -> str:
+    return markdown(
+        [
+            {
+                "search": name,
+                "BLEU": f"{score['bleu']:.2f} ± {score['interval']:.2f}",
+                "p, against greedy search": "" if score["p"] is None else f"{score['p']:.3f}",
+            }
+            for name, score in searches.items()
+        ]
+    )
 
 
 def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[str, dict[str, Any]]:
-    """Return BLEU of each system and, by paired bootstrap, the p value of its difference from the first."""
+    """Return the BLEU of each system and the p value of its difference from the first (paired bootstrap)."""
     metrics = {"BLEU": BLEU(references=[references], force=True)}
     _, columns = PairedTest(list(systems.items()), metrics, [references], "bs", 1000)()
     scores: list[Any] = columns["BLEU"]
@@ -88,7 +102,6 @@ def measure_averaging(setting: Setting) -> Measurements:
         "bleu": paired_bleu(systems, text.references),
         "nats_difference": mean_interval(differences(average, last)),
         "checkpoints": [folder.name for folder in folders],
-        "seeds": [],
     }
 
 

@@ -1,4 +1,4 @@
-"""The claim that an RNN learns more than a Transformer from little text."""
+"""The claim that an RNN beats a Transformer on little training data."""
 
 from functools import partial
 from itertools import chain, islice
@@ -10,15 +10,16 @@ from ...evaluation_text import EvaluationText
 from ...parallel_text import parallel_texts
 from ...recipe import Recipe, load_recipe
 from ...scores import corpus_bleu
+from ..fit_model import train_lstm
 from ..plots import intervals, log_x_ticks, mean_curves, panels
-from ..results import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
-from ..rnn import beam_search, train_lstm
+from ..rnn import beam_search
+from ..statistics import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
 from ..table3 import RECIPE
 from .claim import Finding, Measurements, Setting
 from .comparison import LONG_STEPS, Variant, runs_folder, train_and_load, train_models
 
 PAIRS = (1000, 3000, 10_000, 29_000)
-# Recipe keys for the files that `first_pairs` writes, wherever the text came from.
+# Recipe keys for the files that `first_pairs` writes, whatever the source of the text.
 FILES = {"dataset": "null", "dataset_config": "null", "streaming": "false", "train": "train", "validation": "val"}
 
 
@@ -34,7 +35,7 @@ def measure_small_data(setting: Setting) -> Measurements:
         for count in counts
     }
     measurements = train_models(setting, models, LONG_STEPS)
-    bleu = {}  # by system, for each seed the BLEU of all counts
+    bleu = {}  # {system: [[BLEU for each count] for each seed]}
     for system in systems:
         by_count = [measurements["bleu"][system, count] for count in counts]
         bleu[system] = [list(of_seed) for of_seed in zip(*by_count, strict=True)]
@@ -42,7 +43,7 @@ def measure_small_data(setting: Setting) -> Measurements:
 
 
 def first_pairs(setting: Setting, count: int) -> tuple[int, Path]:
-    """Write the first pairs of the training text, and the development text beside them; return how many there are."""
+    """Write the first training pairs and the development text; return the number of training pairs and the folder."""
     recipe = load_recipe(RECIPE, setting.options)
     chunks = chain.from_iterable(text.chunks() for text in parallel_texts(recipe, recipe.train))
     pairs = chain.from_iterable(zip(chunk.sources, chunk.targets, strict=True) for chunk in chunks)
@@ -63,7 +64,7 @@ def bleu_of_transformer(text: EvaluationText, recipe: Recipe) -> Measurements:
 
 
 def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Measurements:
-    """Train an LSTM of the model's size and return its BLEU with the search of section 6.1."""
+    """Train an LSTM of the same size and return its BLEU with the search of section 6.1."""
     model, prepared = train_lstm(recipe)
     start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id
     translations = []
@@ -81,7 +82,8 @@ def judge_small_data(measurements: Measurements) -> Finding:
     leads = [differences(*pair) for pair in zip(by_count["LSTM"], by_count["Transformer"], strict=True)]
     verdicts = {verdict(mean_interval(lead), +1) for lead in (leads[0], differences(leads[0], leads[-1]))}
     evidence = (
-        f"BLEU of the LSTM minus BLEU of the Transformer after {measurements['steps']} steps, nothing tuned to a size: "
+        f"BLEU of the LSTM minus BLEU of the Transformer after {measurements['steps']} steps, with the same "
+        "hyperparameters for every size: "
     )
     evidence += ", ".join(
         f"{with_interval(lead, 1, signed=True)} from {count:,} pairs" for count, lead in zip(counts, leads, strict=True)

@@ -1,4 +1,4 @@
-"""Claims about the speed of the Transformer and of an RNN of its size."""
+"""Claims about the speed of a Transformer and of RNNs of the same size."""
 
 import statistics
 import time
@@ -13,14 +13,22 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 
 from ...cost import seconds_of_calls
 from ..plots import curves, log_y, panels
-from ..results import FAILS, HOLDS
-from ..rnn import RnnWithAttention, greedy, rnn_of_size
+from ..rnn import RnnWithAttention, State, rnn_of_size
+from ..statistics import FAILS, HOLDS
 from .claim import Finding, Measurements, Setting
 
 LENGTHS = [10, 25, 50, 100, 200, 400]  # tokens of each sentence
 SENTENCES = 16  # decoded together
 VOCABULARY = 2000
 CELLS = ("GRU", "LSTM")
+
+
+def measure_training_speed(setting: Setting) -> Measurements:
+    return measure_speeds(training_step, True, setting.seconds)
+
+
+def measure_decoding_speed(setting: Setting) -> Measurements:
+    return measure_speeds(decode, False, setting.seconds)
 
 
 def training_step(model: nn.Module, ids: Tensor) -> None:
@@ -37,8 +45,24 @@ def decode(model: nn.Module, ids: Tensor) -> None:
         cast(Any, model).generate(ids, num_beams=1, min_new_tokens=length, max_new_tokens=length)
 
 
-def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool, setting: Setting) -> Measurements:
-    """Measure tokens per second of a Transformer and of RNNs of its size, by sentence length."""
+@torch.inference_mode()
+def greedy(model: RnnWithAttention, source: Tensor, length: int) -> Tensor:
+    """Decode greedily. source: (batch, source) -> ids (batch, length)"""
+    encoded = model.encode(source)
+    state: State | None = None
+    context, token, tokens = torch.zeros_like(encoded.memory[:, 0]), source[:, 0], []
+    for _ in range(length):
+        output, state, context = model.step(model.embedding(token), state, context, encoded)
+        token = model.output(output).argmax(-1)
+        tokens.append(token)
+    return torch.stack(tokens, dim=1)
+
+
+def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool, seconds: float) -> Measurements:
+    """Measure tokens per second of a Transformer and of RNNs of the same size, by sentence length.
+
+    work: trains or decodes once;  seconds: per measurement
+    """
     device = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     config = VaswaniTransformerConfig(
         vocab_size=VOCABULARY, d_model=256, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
@@ -47,7 +71,7 @@ def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool,
     transformer = VaswaniTransformerForConditionalGeneration(config)
     models = {"Transformer": cast(nn.Module, transformer)}
     models |= {cell: rnn_of_size(transformer.num_parameters(), VOCABULARY, cell.lower()) for cell in CELLS}
-    # CPU time on a CPU, so that other programs do not count
+    # On a CPU, measure CPU time: other programs do not change it.
     unit, clock = ("second of CPU time", time.process_time) if device.type == "cpu" else ("second", time.perf_counter)
     series: dict[str, list[tuple[int, float]]] = {}
     for length in LENGTHS:
@@ -56,8 +80,8 @@ def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool,
         tokens = 2 * ids.numel() if is_training else ids.numel()
         for name, model in models.items():
             model.to(device).train(is_training)
-            seconds = statistics.median(seconds_of_calls(partial(work, model, ids), device, setting.seconds, clock))
-            series.setdefault(name, []).append((length, tokens / seconds))
+            median = statistics.median(seconds_of_calls(partial(work, model, ids), device, seconds, clock))
+            series.setdefault(name, []).append((length, tokens / median))
     speeds = {name: [speed for _, speed in points] for name, points in series.items()}
     ratios = {cell: [a / b for a, b in zip(speeds["Transformer"], speeds[cell], strict=True)] for cell in CELLS}
     return {"lengths": LENGTHS, "unit": unit, "tokens_per_second": series, "ratios": ratios}
@@ -76,14 +100,14 @@ def judge_decoding_speed(measurements: Measurements) -> Finding:
     return finding(measurements, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
 
 
-def finding(measurements: Measurements, verdict: str, does: str, y: str) -> Finding:
-    """Compare the speeds. does: the verb of the sentence;  y: what the plot counts"""
+def finding(measurements: Measurements, verdict: str, verb: str, counted: str) -> Finding:
+    """Compare the speeds. verb: of the evidence;  counted: label of the y axis"""
     unit = measurements["unit"]
-    evidence = f"per {unit}, the Transformer {does} " + " and ".join(
+    evidence = f"per {unit}, the Transformer {verb} " + " and ".join(
         f"{min(ratios):.2f} to {max(ratios):.2f} times as many tokens as the {cell}"
         for cell, ratios in measurements["ratios"].items()
     )
     figure, (axis,) = panels()
-    curves(axis, measurements["tokens_per_second"], "tokens of a sentence", f"{y}\nper {unit}", log_x=True)
+    curves(axis, measurements["tokens_per_second"], "tokens of a sentence", f"{counted}\nper {unit}", log_x=True)
     log_y(axis)
     return Finding(verdict, evidence, figure)

@@ -1,23 +1,21 @@
-"""Claims about training: warm-up, the factor 1 / sqrt(d_k), label smoothing."""
+"""Claims about training: warm-up and the factor 1 / sqrt(d_k)."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from torch import nn
 
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 from vaswani_transformer.training_curve import curves_of
 
 from ...evaluation_text import EvaluationText
 from ...recipe import Recipe, load_recipe
+from ...scores import nats_per_token
 from ...train import train
 from ..plots import curves, intervals, panels
-from ..results import differences, mean_interval, plus_minus, verdict, with_interval
-from ..table3 import RECIPE, judge_rows, nats_per_token
+from ..statistics import differences, mean_interval, verdict, with_interval
+from ..table3 import RECIPE
 from .claim import Finding, Measurements, Setting
 from .comparison import SHORT_STEPS, Variant, train_changed, train_models
 
@@ -29,7 +27,7 @@ LOSS = "training loss, label-smoothed (first seed)"
 def measure_warm_up(setting: Setting) -> Measurements:
     peak = load_recipe(RECIPE).learning_rate
     assert peak is not None
-    # The rate falls with the root of the step, so that it is the same from step 100 on.
+    # The rate falls with the square root of the step, so both models have the same rate from step 100 on.
     without = {"warmup_steps": "1", "learning_rate": str(peak * 10), "decay_share": "0"}
     with_warm_up = {"warmup_steps": "100", "learning_rate": str(peak), "decay_share": "0"}
     models = {
@@ -40,7 +38,7 @@ def measure_warm_up(setting: Setting) -> Measurements:
 
 
 def losses_of_training(recipe: Recipe) -> Measurements:
-    """Train a model and return its last validation loss and the curve of its training loss."""
+    """Train a model and return its final validation loss and its training loss curve."""
     train(recipe)
     metrics = curves_of(Path(recipe.output_dir) / "metrics.jsonl")
     last = metrics["validation_loss"][max(metrics["validation_loss"])]
@@ -48,7 +46,7 @@ def losses_of_training(recipe: Recipe) -> Measurements:
 
 
 def with_first_losses(measurements: Measurements) -> Measurements:
-    """Keep the curve of the first seed only."""
+    """Keep only the loss curve of the first seed."""
     return measurements | {"losses": {kind: by_seed[0] for kind, by_seed in measurements["losses"].items()}}
 
 
@@ -63,7 +61,7 @@ def judge_warm_up(measurements: Measurements) -> Finding:
     figure, (axis,) = panels()
     if "losses" in measurements:
         curves(axis, measurements["losses"], "step", LOSS)
-    else:  # a result file of an earlier version
+    else:  # the published result was measured without the curves
         means = {kind: mean_interval(by_seed) for kind, by_seed in measurements["validation_loss"].items()}
         intervals(axis, means, f"validation loss after {measurements['steps']} steps")
     return Finding(verdict(mean_interval(worse), +1), evidence, figure)
@@ -82,7 +80,7 @@ def measure_training_without_the_factor(setting: Setting) -> Measurements:
 
 
 def loss_after_change(text: EvaluationText, change: Callable[[nn.Module], None] | None, recipe: Recipe) -> Measurements:
-    """Train a changed model and return its nats per token and the curve of its training loss."""
+    """Train a changed model and return its nats per token and its training loss curve."""
     translator, curve = train_changed(recipe, change)
     return {"nats_per_token": nats_per_token(translator, text.sources, text.references), "losses": curve}
 
@@ -104,28 +102,3 @@ def judge_training_without_the_factor(measurements: Measurements) -> Finding:
     figure, (axis,) = panels()
     curves(axis, measurements["losses"], "step", LOSS)
     return Finding(verdict(mean_interval(worse), +1), evidence, figure)
-
-
-# ---- section 5.4: label smoothing, from the rows of Table 3 --------------------------------------------------------
-
-
-def measure_label_smoothing(setting: Setting) -> Measurements:
-    path = setting.output / "table3.json"
-    for row in judge_rows(read_json_object(path)["rows"] if path.is_file() else []):
-        if row["row"] == "D-ls0.0":
-            return row | {"seeds": [], "seeds_compared": row["seeds"]}  # the models are Table 3's
-    raise InputError(f"{path} has no rows base and D-ls0.0 of one seed; run `paper table3 --rows base,D-ls0.0` first")
-
-
-def judge_label_smoothing(measurements: Measurements) -> Finding:
-    nats = mean_interval([math.log(ratio) for ratio in measurements["perplexity_ratio"]])
-    evidence = (
-        f"without label smoothing, the log-perplexity changes by {plus_minus(nats, 3, signed=True)} nats per token and "
-        f"BLEU by {measurements['bleu_shown']}"
-    )
-    figure, axes = panels(2)
-    label = "without label smoothing, minus with it"
-    intervals(axes[0], {label: nats}, "log-perplexity, nats per token\n(below 0: better without)", zero=True)
-    intervals(axes[1], {label: measurements["bleu_difference"]}, "BLEU\n(below 0: worse without)", zero=True)
-    judged = f"perplexity: {measurements['perplexity_verdict']}; BLEU: {measurements['bleu_verdict']}"
-    return Finding(judged, evidence, figure)
