@@ -132,7 +132,17 @@ def test_devices_and_pipes_are_written_directly(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
+def test_weights_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with atomic_folder(tmp_path / "model") as folder:
+            save_file({"a": np.zeros(1)}, folder / "model.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model" / "model.safetensors").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o755])
 def test_a_replaced_file_keeps_its_permissions(tmp_path: Path, mode: int) -> None:
     (tmp_path / "out").touch()
     (tmp_path / "out").chmod(mode)

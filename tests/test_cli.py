@@ -129,8 +129,6 @@ def test_version(capsys):
         ("evaluate", "--bad"),
         ("push", "--bad"),
         ("translate", "--dtype int4"),
-        ("translate", "--backend tensorflow"),
-        ("plot attention", "--kind crosswise"),
     ],
 )
 def test_a_usage_error_names_the_option_and_the_command(words, option, capsys):

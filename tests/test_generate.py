@@ -162,7 +162,6 @@ def test_custom_processors_and_criteria_are_applied(lively_model: ModelMaker) ->
     ("field", "value"),
     [
         ("num_beams", 0),
-        ("num_beams", -1),
         ("length_penalty", float("nan")),
         ("early_stopping", -1),
     ],

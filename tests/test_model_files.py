@@ -54,7 +54,7 @@ def test_an_intact_folder_loads_as_it_was_saved(intact):
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("what", ["empty", "truncated", "noise", "missing", "a folder"])
+@pytest.mark.parametrize("what", ["empty", "truncated", "missing", "a folder"])
 def test_a_damaged_file_is_named(folder, file, what):
     path = folder / file
     content = path.read_bytes()
@@ -63,7 +63,7 @@ def test_a_damaged_file_is_named(folder, file, what):
     if what == "a folder":
         path.mkdir()
     elif what != "missing":
-        path.write_bytes({"empty": b"", "truncated": content[: len(content) // 2], "noise": b"\x93\x00\xff" * 99}[what])
+        path.write_bytes(b"" if what == "empty" else content[: len(content) // 2])
     if (file, what) == ("generation_config.json", "missing"):  # the only optional file
         loaded = load_model(folder, device="cpu")
         assert loaded.generation_config.to_diff_dict() == trained_model().generation_config.to_diff_dict()
