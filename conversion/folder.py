@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vaswani_transformer.atomic import check_new_folder
 from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.loading import load_model
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER

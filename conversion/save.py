@@ -8,9 +8,8 @@ from typing import Any
 from transformers.utils import logging
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.atomic import atomic_folder
+from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import check_new_folder
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import Description

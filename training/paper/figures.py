@@ -4,9 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer.attention_maps import AttentionMaps, attention_maps
+from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.cli import load_translator
-from vaswani_transformer.model_folder import write_json
 
 from .architecture import figure1, figure2
 from .head_figures import heads_figure, word_maps

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
-from vaswani_transformer.attention import AttentionMaps
 
+from vaswani_transformer.attention_maps import AttentionMaps
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.pictures import RESOLUTION, drawable
 

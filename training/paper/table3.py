@@ -17,7 +17,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from vaswani_transformer import PRESETS, Translator, VaswaniTransformerConfig
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import read_json_object, write_json
+from vaswani_transformer.model_folder import read_json_object
 
 from ..checkpoint_folders import progress_of
 from ..evaluation_text import text_of_recipe

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from vaswani_transformer.model_folder import read_json_object, write_json
+from vaswani_transformer.model_folder import read_json_object
 
 from ..recipe import load_recipe
 from .result_files import PAPER, command_line, duration, is_measured, markdown, write_result

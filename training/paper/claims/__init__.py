@@ -14,7 +14,6 @@ import torch
 import typer
 
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.model_folder import write_json
 
 from ...evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
 from ..plots import save
