@@ -191,7 +191,10 @@ def test_a_row_that_does_not_fit_is_not_recorded(model_folder, capsys, words, me
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
-        (["model", "--config", "demo", "--hypotheses", "no/where"], "no/where: give the name of a file in a folder"),
+        (
+            ["model", "--config", "demo", "--hypotheses", "no/where"],
+            "no/where: give the name of a file in an existing folder",
+        ),
         (["model", "--config", "paper_base_en_de", "--data", "nowhere"], "there is no folder nowhere"),
     ],
 )
