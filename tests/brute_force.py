@@ -77,7 +77,6 @@ def beam_search(
     limit: int,
     returned: int | None = None,
     early_stopping: bool | int | str = "never",
-    forbidden: Sequence[int] = (START, PAD),
 ) -> Found:
     """Return the best translations of one sentence, at most `returned`.
 
@@ -102,7 +101,7 @@ def beam_search(
         for rank, hypothesis in enumerate(live):
             log_probabilities = next_log_probabilities((START, *hypothesis.tokens))
             for token, log_probability in enumerate(log_probabilities.tolist()):
-                if token not in forbidden and log_probability > -math.inf:
+                if token not in (START, PAD) and log_probability > -math.inf:
                     total = hypothesis.log_probability + log_probability
                     tokens = (*hypothesis.tokens, token)
                     # While a hypothesis lives, hypotheses have the same length: the score is logP itself.
@@ -139,26 +138,14 @@ def beam_search(
     return Found(pool, step, min(margins, default=math.inf), live_would_have_won)
 
 
-def enumerate_everything(
-    next_log_probabilities: NextLogProbabilities,
-    *,
-    alpha: float,
-    limit: int,
-    forbidden: Sequence[int] = (START, PAD),
-) -> list[Hypothesis]:
-    """Return all translations of at most `limit` tokens that end in `</s>`, best first."""
+def enumerate_everything(next_log_probabilities: NextLogProbabilities, *, alpha: float, limit: int) -> list[Hypothesis]:
+    """Return all translations of at most `limit` tokens from {3, 4, 5} that end in `</s>`, best first."""
     found = []
-    frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for length in range(1, limit + 1):
-        extended = []
-        for tokens, logp in frontier:
-            for token, log_probability in enumerate(next_log_probabilities((START, *tokens)).tolist()):
-                if token not in forbidden:
-                    extended.append(((*tokens, token), logp + log_probability))
-        for tokens, logp in extended:
-            if tokens[-1] == END:
-                found.append(Hypothesis(tokens, logp, logp / length_penalty(length, alpha), ()))
-        frontier = [(tokens, logp) for tokens, logp in extended if tokens[-1] != END]
+        for words in itertools.product((3, 4, 5), repeat=length - 1):
+            tokens = (*words, END)
+            logp = sum(float(next_log_probabilities((START, *tokens[:i]))[token]) for i, token in enumerate(tokens))
+            found.append(Hypothesis(tokens, logp, logp / length_penalty(length, alpha), ()))
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 

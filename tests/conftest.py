@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -67,21 +67,24 @@ def tiny_config(**changes: Any) -> VaswaniTransformerConfig:
     return VaswaniTransformerConfig(**(sizes | changes))
 
 
-def randomise(model: torch.nn.Module, seed: int, gain: float = 1.0) -> None:
-    """Draw every parameter, biases and LayerNorms too, from a normal distribution.
+def randomise(model: Any, seed: int = 0) -> Any:
+    """Draw every trained parameter, biases and LayerNorms too, from a normal distribution; return it in eval mode.
 
     No parameter stays at 0 or 1, so that a swapped or forgotten one changes the output.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # a table of positions
+                continue
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             if "norm" in name and name.endswith("weight"):
                 parameter.copy_(1 + 0.2 * noise)
             elif parameter.dim() == 1:
                 parameter.copy_(0.2 * noise)
             else:
-                parameter.copy_(gain * noise / math.sqrt(parameter.shape[-1]))
+                parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
+    return model.eval()
 
 
 @pytest.fixture
@@ -135,6 +138,21 @@ def wait_until(condition: Callable[[], object], limit: float = 300) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.05)
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """refused(main, arguments, code=2) -> the error with which a command ends, without a traceback"""
+
+    def run(main: Callable[[list[str]], object], arguments: Iterable[object], code: int = 2) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        error = capsys.readouterr().err
+        assert stopped.value.code == code and "Traceback" not in error, error
+        return error
+
+    return run
 
 
 @contextlib.contextmanager

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from conversion.__main__ import main
@@ -96,17 +95,6 @@ def converted(name: str) -> Golden:
     return Golden(golden(name), folder)
 
 
-def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Make every parameter random, including norms and biases, so that a swapped one is detected."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                noise = torch.randn(parameter.shape)
-                parameter.copy_(1 + 0.2 * noise if "norm" in name and name.endswith("weight") else 0.3 * noise)
-    return module.eval()
-
-
 def change_marians_options(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change the options inside a model.npz."""
     with np.load(file) as archive:
@@ -116,18 +104,13 @@ def change_marians_options(file: Path, change: Callable[[dict[str, Any]], Any]) 
     np.savez(file, allow_pickle=False, **arrays)
 
 
-def refusal(capsys: pytest.CaptureFixture, *arguments: str | Path, code: int = 2) -> str:
+def refusal(refused: Callable[..., str], *arguments: str | Path, code: int = 2) -> str:
     """Run `conversion` with these arguments; return its one-line error. Nothing must have been written.
 
     The last argument is the output folder.
     """
     parent = Path(arguments[-1]).parent
     before = sorted(parent.iterdir())
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    message = capsys.readouterr().err
-    assert stop.value.code == code, message
-    assert message.count("\n") == 1 and "Traceback" not in message
-    assert sorted(parent.iterdir()) == before
+    message = refused(main, arguments, code)
+    assert message.count("\n") == 1 and sorted(parent.iterdir()) == before
     return message

@@ -6,7 +6,9 @@ search do not always agree. No test depends on the translations themselves.
 
 import copy
 import functools
+import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from filelock import FileLock
 from searches import MANY_AT_ONCE, OFFSET
 from transformers import PreTrainedTokenizerFast
 
-from vaswani_transformer import VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -76,6 +78,27 @@ def saved_model(folder: Path) -> Path:
     trained_model().save_pretrained(folder)
     trained_tokenizer().save_pretrained(folder)
     return folder
+
+
+def change_json(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields))
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the trained model. Tests must not modify it."""
+    return saved_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def folder(model_folder: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, which the test may change."""
+    return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
+def translator() -> Translator:
+    return Translator(trained_model(), trained_tokenizer())
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

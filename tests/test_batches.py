@@ -107,14 +107,3 @@ def test_padding_is_below_five_percent_at_4096_tokens():
 def test_a_pair_larger_than_the_budget_is_refused():
     with pytest.raises(ValueError, match="70 tokens does not fit into a micro-batch of 64"):
         plan_batches(np.array([3, 40]), np.array([4, 30]), 64)
-
-
-@pytest.mark.slow
-def test_five_million_pairs_are_planned_in_twenty_seconds():
-    import time
-
-    source, target = normal_lengths(5_000_000)
-    started = time.process_time()
-    plan = plan_batches(source, target, 6250, 8)
-    Epoch(plan, 1, 0)
-    assert time.process_time() - started < 20

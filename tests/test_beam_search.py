@@ -1,11 +1,10 @@
 """The search in tensors gives what `generate()` gives, token for token, for every switch of the configuration."""
 
-import warnings
 from typing import Any
 
 import pytest
 import torch
-from conftest import ModelMaker, padded, random_sentences
+from conftest import ModelMaker
 from searches import OFFSET, SWITCHES, batch_for, by_generate, by_search, check_same, stripped
 from torch import nn
 
@@ -55,15 +54,6 @@ def test_adapters_on_queries_and_values_are_applied(lively_model: ModelMaker) ->
         layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)
     compared(model, batch, 4, 0.6)
     assert best_of(model, batch) != before
-
-
-def test_quantised_layers_are_called(lively_model: ModelMaker) -> None:
-    with warnings.catch_warnings(action="ignore"):  # deprecated in torch
-        model = torch.ao.quantization.quantize_dynamic(lively_model(2), {nn.Linear})
-    assert type(model.model.decoder.layers[0].self_attn.q_proj) is not nn.Linear
-    # A product has one scale for all its rows: both searches quantise alike only for one sentence and one beam.
-    for sentence in random_sentences(2, count=9, vocab_size=model.config.vocab_size, longest=9):
-        compared(model, padded([sentence]), 1, 0.6)
 
 
 def test_offloaded_layers_are_called(lively_model: ModelMaker) -> None:

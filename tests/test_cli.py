@@ -39,11 +39,6 @@ def command(*arguments, stdin: int = subprocess.PIPE, **environment: str) -> sub
     )
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("cli") / "model")
-
-
 @pytest.fixture
 def translate(exported) -> list[str]:
     """The command of processes, on ONNX, which starts in a tenth of the time that torch takes."""
@@ -123,13 +118,7 @@ def test_version(capsys):
 
 @pytest.mark.parametrize(
     ("words", "option"),
-    [
-        ("plot", "--bad"),
-        ("export onnx", "--bad"),
-        ("evaluate", "--bad"),
-        ("push", "--bad"),
-        ("translate", "--dtype int4"),
-    ],
+    [("plot", "--bad"), ("push", "--bad"), ("translate", "--dtype int4"), ("plot attention", "--kind crosswise")],
 )
 def test_a_usage_error_names_the_option_and_the_command(words, option, capsys):
     code, lines = refused(capsys, *words.split(), *option.split())
@@ -137,10 +126,10 @@ def test_a_usage_error_names_the_option_and_the_command(words, option, capsys):
     assert lines.endswith(f"(more: vaswani-transformer {words} --help)\n")
 
 
-def test_a_file_is_translated_line_by_line(model, source, tmp_path, expected):
+def test_a_file_is_translated_line_by_line(model_folder, source, tmp_path, expected):
     output = tmp_path / "target.de"
     options = ["--output", str(output), "--device", "cpu", "--chunk-lines", "2"]
-    main(["translate", "--model", str(model), "--input", str(source), *options])
+    main(["translate", "--model", str(model_folder), "--input", str(source), *options])
     assert output.read_bytes() == "".join(f"{line}\n" for line in expected).encode()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source ü.en", "target.de"]
 
@@ -156,8 +145,8 @@ def test_utf_8_is_used_in_any_locale(exported, translate, expected, tmp_path):
 @pytest.mark.parametrize(
     "words, bar", [("translate --input {}", b"translating"), ("score --source {0} --target {0}", b"scoring")]
 )
-def test_progress_is_shown_on_a_terminal_alone(model, parallel, words, bar, monkeypatch):
-    arguments = [*words.format(parallel[0]).split(), "--model", str(model), "--device", "cpu"]
+def test_progress_is_shown_on_a_terminal_alone(model_folder, parallel, words, bar, monkeypatch):
+    arguments = [*words.format(parallel[0]).split(), "--model", str(model_folder), "--device", "cpu"]
     monkeypatch.setenv("TERM", "xterm")
     for ends, is_shown in ((os.openpty(), True), (os.pipe(), False)):
         with open(ends[0], "rb", buffering=0) as reader:
@@ -182,8 +171,8 @@ def test_typed_lines_are_translated_at_once_until_ctrl_c(translate, expected):
     assert process.communicate(timeout=300) == (b"", b"interrupted\n") and process.returncode == 130
 
 
-def test_n_best_and_scores_are_columns(model, source, expected, capfdbinary):
-    options = ["translate", "--model", model, "--input", source, "--device", "cpu"]
+def test_n_best_and_scores_are_columns(model_folder, source, expected, capfdbinary):
+    options = ["translate", "--model", model_folder, "--input", source, "--device", "cpu"]
     rows = columns_of(capfdbinary, *options, "--scores")
     assert [text for _, text in rows] == expected
     best = columns_of(capfdbinary, *options, "--n-best", "3")
@@ -218,14 +207,6 @@ def test_line_breaks_in_a_translation_become_spaces(tmp_path, source):
     assert (tmp_path / "out").read_bytes().count(b"\n") == len(LINES)
 
 
-def test_invalid_utf_8_is_refused_and_leaves_no_output(model, tmp_path, capsys):
-    (tmp_path / "bad.en").write_bytes(b"fine\nna\xefve\n")
-    arguments = ["translate", "--model", model, "--input", tmp_path / "bad.en", "--output", tmp_path / "out"]
-    code, line = refused(capsys, *arguments)
-    assert code == 2 and "bad.en line 2: byte 0xef at column 3" in line and line.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.en"]
-
-
 @pytest.mark.parametrize(
     "arguments, code, named",
     [
@@ -242,9 +223,9 @@ def test_invalid_utf_8_is_refused_and_leaves_no_output(model, tmp_path, capsys):
         ("--device cuda:99", 4, "cuda:99"),
     ],
 )
-def test_a_wrong_option_is_a_one_line_error(model, source, capsys, arguments, code, named):
+def test_a_wrong_option_is_a_one_line_error(model_folder, source, capsys, arguments, code, named):
     words = [word.format(source=source) for word in arguments.split()]
-    got, line = refused(capsys, "translate", "--model", model, "--input", source, *words)
+    got, line = refused(capsys, "translate", "--model", model_folder, "--input", source, *words)
     assert (got, line.count("\n")) == (code, 1) and named in line
 
 
@@ -262,8 +243,8 @@ def test_an_exported_folder_hints_at_the_onnx_backend(tmp_path, capsys):
     assert code == 2 and "holds an ONNX export; " in line and "--backend onnx" in line
 
 
-def test_score_prints_the_log_probability_of_each_pair(model, parallel, capfdbinary):
-    options = ["score", "--model", model, "--source", parallel[0], "--target", parallel[1], "--device", "cpu"]
+def test_score_prints_the_log_probability_of_each_pair(model_folder, parallel, capfdbinary):
+    options = ["score", "--model", model_folder, "--source", parallel[0], "--target", parallel[1], "--device", "cpu"]
     forced = Translator(trained_model(), trained_tokenizer()).score(ENGLISH, GERMAN)
     rows = columns_of(capfdbinary, *options)
     assert [float(total) for total, _ in rows] == pytest.approx([pair.total for pair in forced], abs=1e-4)
@@ -274,8 +255,8 @@ def test_score_prints_the_log_probability_of_each_pair(model, parallel, capfdbin
         assert len(fields["tokens"]) == len(pair.tokens) and fields["tokens"][-1] == "</s>"
 
 
-def test_score_needs_as_many_translations_as_sources(model, parallel, source, capsys):
-    code, line = refused(capsys, "score", "--model", model, "--source", source, "--target", parallel[1])
+def test_score_needs_as_many_translations_as_sources(model_folder, parallel, source, capsys):
+    code, line = refused(capsys, "score", "--model", model_folder, "--source", source, "--target", parallel[1])
     assert code == 2 and f"en has {len(LINES)} lines" in line and f"a.de has {len(GERMAN)}" in line
 
 
@@ -300,9 +281,9 @@ def test_tokenizer_trains_a_folder_that_autotokenizer_loads(parallel, tmp_path, 
         assert code == 2 and named in line and not new.exists()
 
 
-def test_plot_writes_pictures(model, tmp_path, capsys):
+def test_plot_writes_pictures(model_folder, tmp_path, capsys):
     main(["plot", "positions", "--output", str(tmp_path / "positions.png"), "--length", "20", "--d-model", "32"])
-    options = ["--model", str(model), "--source", ENGLISH[0]]
+    options = ["--model", str(model_folder), "--source", ENGLISH[0]]
     main(["plot", "attention", *options, "--output", str(tmp_path / "attention.png"), "--head", "0"])
     main(["plot", "attention", *options, "--output", str(tmp_path / "attention.svg"), "--target", GERMAN[0]])
     for name in ("positions.png", "attention.png"):
@@ -315,8 +296,8 @@ def test_plot_writes_pictures(model, tmp_path, capsys):
         assert code == 2 and named in line and not (tmp_path / words[0]).exists()
 
 
-def test_doctor_fits_on_a_screen_and_checks_a_model(model, tmp_path, capsys):
-    main(["doctor", "--model", str(model)])
+def test_doctor_fits_on_a_screen_and_checks_a_model(model_folder, tmp_path, capsys):
+    main(["doctor", "--model", str(model_folder)])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
     assert any(torch.__version__ in line for line in lines)
@@ -343,30 +324,24 @@ signal.signal(signal.SIGINT, stop)
 print(sys.argv[1:], os.environ.get("OMP_NUM_THREADS"), flush=True)
 time.sleep(600)
 """
-# One process starts without torch and Accelerate, which take seconds to import.
 LAUNCH = """
 import sys
 from pathlib import Path
 sys.argv[0] = "vaswani-transformer"
-if sys.argv[2] == "1":
-    sys.modules["torch"] = sys.modules["accelerate"] = None
+sys.modules["torch"] = sys.modules["accelerate"] = None  # one process starts without them
 from vaswani_transformer import launch, programs
 programs.repository_root = lambda: Path(sys.argv[1])
-raise SystemExit(launch.launch("training", sys.argv[3:], int(sys.argv[2])))
+raise SystemExit(launch.launch("training", sys.argv[2:], 1))
 """
-
-
-def write_program(folder: Path, code: str) -> None:
-    (folder / "training").mkdir()
-    (folder / "training" / "__init__.py").touch()
-    (folder / "training" / "__main__.py").write_text(code)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_the_training_program_once(tmp_path, number):
-    write_program(tmp_path, PROGRAM)
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__init__.py").touch()
+    (tmp_path / "training" / "__main__.py").write_text(PROGRAM)
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, tmp_path, "1", "--config", "a b", "--", "-x"],
+        [sys.executable, "-c", LAUNCH, tmp_path, "--config", "a b", "--", "-x"],
         env=ENVIRONMENT | {"HF_HOME": str(tmp_path)},
         stdout=subprocess.PIPE,
         start_new_session=True,  # no terminal
@@ -377,31 +352,6 @@ def test_a_signal_reaches_the_training_program_once(tmp_path, number):
     launcher.send_signal(number)
     out, _ = launcher.communicate(timeout=300)
     assert (out, launcher.returncode) == (f"stopped by {int(number)}\n".encode(), 128 + number)
-
-
-def test_an_error_of_several_processes_is_one_line_with_a_rank(tmp_path):
-    write_program(
-        tmp_path,
-        "import os, sys\nimport typer\nsys.argv[0] = 'vaswani-transformer'  # which does not import torch\n"
-        "from vaswani_transformer.errors import BrokenFileError\nfrom vaswani_transformer.exit import exit_cleanly\n"
-        "def fail() -> None:\n    raise BrokenFileError('broken, says each of ' + os.environ['WORLD_SIZE'])\n"
-        "app = typer.Typer()\napp.command()(fail)\nexit_cleanly(app, [])\n",
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", LAUNCH, tmp_path, "2"],
-        env=ENVIRONMENT | {"HF_HOME": str(tmp_path)},
-        capture_output=True,
-        cwd=tmp_path,
-    )
-    assert result.returncode == 3
-    assert re.fullmatch(rb"error: rank [01]: broken, says each of 2\n", result.stderr), result.stderr
-
-
-def test_the_shell_completes_commands():
-    words = "vaswani-transformer tr"
-    process = command(_VASWANI_TRANSFORMER_COMPLETE="complete_bash", COMP_CWORD="1", COMP_WORDS=words)
-    out, _ = process.communicate()
-    assert out.decode().split() == ["train", "translate"]
 
 
 def test_non_blocking_pipes_work(translate):

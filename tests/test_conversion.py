@@ -7,7 +7,6 @@ import pytest
 import torch
 from golden import NAMES, VARIANTS, Golden, converted, golden
 
-from benchmarks import conversion_marian
 from conversion.toolkits import READERS, WRITERS, load_toolkit
 from vaswani_transformer import Translator
 
@@ -117,20 +116,6 @@ def test_variants_of_marian_have_the_printed_scores(name: str):
     for found, theirs in zip(translator.score(sources.tolist(), targets.tolist()), scores, strict=True):
         theirs = theirs[~np.isnan(theirs)]  # without </s> for a hypothesis of the greatest length
         assert found.log_probabilities[: len(theirs)] == pytest.approx(theirs.tolist(), abs=2e-5)  # five digits
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["marian", "marian-spm"])
-@pytest.mark.parametrize("other", [conversion_marian.transformers, conversion_marian.ctranslate2])
-def test_marians_scores_are_closer_than_other_conversions(name: str, other):
-    if other is conversion_marian.ctranslate2:
-        pytest.importorskip("ctranslate2")
-    largest = []
-    for scorer in (conversion_marian.ours, other):
-        with scorer(golden(name)) as score:
-            words = conversion_marian.word_scores(golden(name))
-            largest.append(max(np.abs(score(source, target) - theirs).max() for source, target, theirs in words))
-    assert largest[1] >= 100 * largest[0]
 
 
 def test_prenorm_marian_is_the_trained_function():

@@ -54,7 +54,7 @@ def test_a_model_that_transformers_cannot_open_is_reported(tmp_path: Path, capsy
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monkeypatch):
+def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, refused, monkeypatch):
     """A reader with a fault, as no checkpoint shows one: its final norm is not that of the file."""
     read = torch_nn_transformer.read
 
@@ -64,7 +64,7 @@ def test_a_conversion_with_other_scores_is_refused(tmp_path: Path, capsys, monke
         return found
 
     monkeypatch.setattr(torch_nn_transformer, "read", wrongly)
-    message = refusal(capsys, golden("torch-nn-transformer"), tmp_path / "out", code=1)
+    message = refusal(refused, golden("torch-nn-transformer"), tmp_path / "out", code=1)
     assert "the converted model's log-probabilities differ from torch-nn-transformer's by" in message
 
 
@@ -85,9 +85,9 @@ def unscaled(tmp_path: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_unscaled_embeddings_need_a_setting(unscaled: Path, tmp_path: Path, capsys):
+def test_unscaled_embeddings_need_a_setting(unscaled: Path, tmp_path: Path, capsys, refused):
     logits = ["--logits", tmp_path / "logits.npz"]
-    message = refusal(capsys, *logits, unscaled, tmp_path / "out", code=1)
+    message = refusal(refused, *logits, unscaled, tmp_path / "out", code=1)
     assert "logits.npz's by " in message and 'set "scale_embeddings": false in config.json' in message
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
     assert largest_difference(check_line(capsys, unscaled, tmp_path / "ours", *logits)) <= 1e-5
@@ -95,7 +95,7 @@ def test_unscaled_embeddings_need_a_setting(unscaled: Path, tmp_path: Path, caps
     # torch's own module, which is compared without --logits, follows the setting as well.
     assert largest_difference(check_line(capsys, unscaled, tmp_path / "by_torch")) <= 1e-5
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": "no"}')
-    assert "scale_embeddings is 'no'" in refusal(capsys, unscaled, tmp_path / "out")
+    assert "scale_embeddings is 'no'" in refusal(refused, unscaled, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_unscaled_embeddings_need_a_setting(unscaled: Path, tmp_path: Path, caps
         ({"logits": np.full((3, 5, 13), np.nan, np.float32)}, 1, "differ from"),
     ],
 )
-def test_a_wrong_file_of_logits_is_refused(unscaled: Path, change: dict, code: int, message: str, tmp_path, capsys):
+def test_a_wrong_file_of_logits_is_refused(unscaled: Path, change: dict, code: int, message: str, tmp_path, refused):
     with np.load(tmp_path / "logits.npz") as archive:
         arrays: dict[str, Any] = dict(archive) | change
     np.savez(tmp_path / "logits.npz", **{name: array for name, array in arrays.items() if array is not None})
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
     arguments = ["--logits", tmp_path / "logits.npz", unscaled, tmp_path / "out"]
-    assert message in refusal(capsys, *arguments, code=code)
+    assert message in refusal(refused, *arguments, code=code)

@@ -64,10 +64,10 @@ class Malice:
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("part", ["model", "cfg", "extra_state"])
-def test_code_in_a_pickle_never_runs(part: str, zipped: bool, tmp_path: Path, capsys, copy_of):
+def test_code_in_a_pickle_never_runs(part: str, zipped: bool, tmp_path: Path, refused, copy_of):
     folder, malice = copy_of("fairseq"), {"model": Malice(tmp_path / "executed")}
     change_pickle(folder / "checkpoint_best.pt", {part: malice}, _use_new_zipfile_serialization=zipped)
-    message = refusal(capsys, folder, tmp_path / "out")
+    message = refusal(refused, folder, tmp_path / "out")
     assert "system" in message and "none of it was run" in message
     assert not (tmp_path / "executed").exists()
 
@@ -109,32 +109,32 @@ def test_objects_of_a_toolkit_become_stubs_without_code(tmp_path: Path):
     ],
 )
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
-def test_truncated_files_are_named(name: str, file: str, part: float, tmp_path: Path, capsys, copy_of):
+def test_truncated_files_are_named(name: str, file: str, part: float, tmp_path: Path, refused, copy_of):
     path = copy_of(name) / file
     content = path.read_bytes()
     path.write_bytes(content[: int(part * len(content))])
     place = path if file.endswith(("best", ".pt", ".ckpt")) else path.parent
-    assert file in refusal(capsys, "--from", name.removesuffix("-spm"), place, tmp_path / "out", code=3)
+    assert file in refusal(refused, "--from", name.removesuffix("-spm"), place, tmp_path / "out", code=3)
 
 
 @pytest.mark.parametrize("name", ["model.npz", "model.pt"])
-def test_a_file_that_would_unpack_to_gigabytes_is_refused(name: str, tmp_path: Path, capsys):
+def test_a_file_that_would_unpack_to_gigabytes_is_refused(name: str, tmp_path: Path, refused):
     with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
         for part in ("special:model.yml.npy", "model/data.pkl"):
             with archive.open(part, "w", force_zip64=True) as stream:
                 for _ in range(64):
                     stream.write(bytes(1 << 20))
-    assert "would unpack to" in refusal(capsys, tmp_path / name, tmp_path / "out", code=3)
+    assert "would unpack to" in refusal(refused, tmp_path / name, tmp_path / "out", code=3)
 
 
-def test_every_wrong_tensor_is_named(tmp_path: Path, capsys, copy_of):
+def test_every_wrong_tensor_is_named(tmp_path: Path, refused, copy_of):
     folder = copy_of("fairseq")
     tensors = dict(load_checkpoint(folder / "checkpoint_best.pt")["model"])
     del tensors["decoder.layers.1.fc1.bias"]
     tensors["decoder.adapter.weight"] = torch.ones(3)
     tensors["encoder.embed_tokens.weight"] = torch.ones(1).expand(10**9, 8)
     change_pickle(folder / "checkpoint_best.pt", {"model": tensors})
-    message = refusal(capsys, folder, tmp_path / "out", code=3)
+    message = refusal(refused, folder, tmp_path / "out", code=3)
     assert "tensor decoder.layers.1.fc1.bias is missing" in message
     assert "unexpected tensor decoder.adapter.weight" in message
     assert "tensor encoder.embed_tokens.weight is of shape (1000000000, 8), more than its file contains" in message
@@ -144,21 +144,21 @@ def test_every_wrong_tensor_is_named(tmp_path: Path, capsys, copy_of):
     ("name", "file"),
     [("fairseq-old", "dict.src.txt"), ("joeynmt", "trg_vocab.txt"), ("torch-nn-transformer", "vocab.src.txt")],
 )
-def test_dictionaries_of_another_size_are_refused(name: str, file: str, tmp_path: Path, capsys, copy_of):
+def test_dictionaries_of_another_size_are_refused(name: str, file: str, tmp_path: Path, refused, copy_of):
     path = copy_of(name) / file
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join(lines[:-2]) + "\n", encoding="utf-8")
-    message = refusal(capsys, path.parent, tmp_path / "out", code=3)
+    message = refusal(refused, path.parent, tmp_path / "out", code=3)
     assert "vocabulary has" in message and "rows" in message
 
 
-def test_endless_yaml_stays_a_short_message(tmp_path: Path, capsys, copy_of):
+def test_endless_yaml_stays_a_short_message(tmp_path: Path, refused, copy_of):
     """Each line refers to the one before nine times: written out, the last has 10^9 words."""
     folder = copy_of("variants/joeynmt-post")
     lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))]
     text = "\n".join(lines) + "\nmodel: {encoder: {type: *a9, num_layers: *a9}, decoder: {type: *a9}}\n"
     (folder / "config.yaml").write_text(text)
-    message = refusal(capsys, folder, tmp_path / "out")
+    message = refusal(refused, folder, tmp_path / "out")
     assert "encoder.type: " in message and len(message) < 5000
 
 
@@ -197,19 +197,19 @@ def test_endless_yaml_stays_a_short_message(tmp_path: Path, capsys, copy_of):
         ),
     ],
 )
-def test_all_unsupported_options_are_listed(name: str, changes: dict, reasons: list[str], tmp_path, capsys, copy_of):
+def test_all_unsupported_options_are_listed(name: str, changes: dict, reasons: list[str], tmp_path, refused, copy_of):
     folder = copy_of(name)
     change_options(folder, changes)
-    message = refusal(capsys, folder, tmp_path / "out")
+    message = refusal(refused, folder, tmp_path / "out")
     assert all(reason in message for reason in reasons), message
 
 
-def test_joeynmt_without_layer_norm_has_joeynmts_defaults(tmp_path: Path, capsys, copy_of):
+def test_joeynmt_without_layer_norm_has_joeynmts_defaults(tmp_path: Path, refused, copy_of):
     """JoeyNMT 2.3, encoders.py line 208 and decoders.py line 537: pre in the encoder, post in the decoder."""
     folder = copy_of("variants/joeynmt-post")
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"\n +layer_norm: \w+", "", text))
-    message = refusal(capsys, folder, tmp_path / "out")
+    message = refusal(refused, folder, tmp_path / "out")
     assert "encoder.layer_norm: 'pre' and decoder.layer_norm: 'post' differ" in message
 
 
@@ -234,10 +234,10 @@ def test_trained_sinusoids_become_a_learned_table(tmp_path: Path, copy_of):
 # ---- arguments ---------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_with_several_checkpoints_is_refused(tmp_path: Path, capsys, copy_of):
+def test_a_folder_with_several_checkpoints_is_refused(tmp_path: Path, refused, copy_of):
     folder = copy_of("fairseq")
     shutil.copyfile(folder / "checkpoint_best.pt", folder / "checkpoint_last.pt")
-    message = refusal(capsys, folder, tmp_path / "out")
+    message = refusal(refused, folder, tmp_path / "out")
     assert "checkpoint_best.pt" in message and "checkpoint_last.pt" in message
     main([str(folder / "checkpoint_last.pt"), str(tmp_path / "out")])
     assert (tmp_path / "out" / "model.safetensors").exists()
@@ -259,12 +259,12 @@ def test_sockeyes_best_parameters_are_preferred(tmp_path: Path, copy_of):
         (["--to", "fairseq", "--from", "marian", "nowhere"], "takes no other option"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: list[str], message: str, tmp_path: Path, capsys):
-    assert message in refusal(capsys, *arguments, tmp_path / "out")
+def test_wrong_arguments_are_refused(arguments: list[str], message: str, tmp_path: Path, refused):
+    assert message in refusal(refused, *arguments, tmp_path / "out")
 
 
-def test_an_existing_folder_is_not_overwritten(tmp_path: Path, capsys):
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path, refused):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
-    assert "not empty" in refusal(capsys, FIXTURES / "fairseq", tmp_path / "out")
+    assert "not empty" in refusal(refused, FIXTURES / "fairseq", tmp_path / "out")
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"

@@ -149,38 +149,38 @@ def test_ctranslate2_computes_the_same_scores(name: str, tmp_path: Path):
         assert a.tolist() == pytest.approx(b, abs=2e-4)  # its float32 kernels; a wrong table is off by 3e-3 to 5e-2
 
 
-def test_all_unsupported_settings_of_a_target_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_all_unsupported_settings_of_a_target_are_listed(tmp_path: Path, refused):
     trained_model().save_pretrained(tmp_path / "paper")
     trained_tokenizer().save_pretrained(tmp_path / "paper")
-    message = refusal(capsys, "--to", "fairseq", tmp_path / "paper", tmp_path / "out")
+    message = refusal(refused, "--to", "fairseq", tmp_path / "paper", tmp_path / "out")
     for reason in ("position_base", "position_offset 0", "layer_norm_eps 1e-06", "decoder with </s>"):
         assert reason in message
     untrained_model(layer_norm_eps=1e-5, tie_word_embeddings=False, position_offset=2).save_pretrained(tmp_path / "o")
-    message = refusal(capsys, "--to", "hf-marian", tmp_path / "o", tmp_path / "out")
+    message = refusal(refused, "--to", "hf-marian", tmp_path / "o", tmp_path / "out")
     assert "position_offset 2" in message and "tie_word_embeddings False" in message
 
 
-def test_a_trained_start_token_cannot_be_written_for_marian(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_trained_start_token_cannot_be_written_for_marian(tmp_path: Path, refused):
     folder = shutil.copytree(converted("marian").folder, tmp_path / "ours")
     model = load_model(folder, device="cpu")
     with torch.no_grad():
         model.model.decoder.embed_tokens.weight[model.config.decoder_start_token_id] = 1
     model.save_pretrained(folder)
-    message = refusal(capsys, "--to", "marian", folder, tmp_path / "out")
+    message = refusal(refused, "--to", "marian", folder, tmp_path / "out")
     assert "the decoder's first token has an embedding" in message
 
 
 @pytest.mark.parametrize("field, value", [("position_base", 10000), ("position_offset", 2), ("layer_norm_eps", 0.01)])
-def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, capsys):
+def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, refused):
     folder = shutil.copytree(converted("marian-prenorm").folder, tmp_path / "ours")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {field: value}))
-    assert field in refusal(capsys, "--to", "marian", folder, tmp_path / "out")
+    assert field in refusal(refused, "--to", "marian", folder, tmp_path / "out")
 
 
 @pytest.mark.parametrize("record", ["{}", '{"toolkit": "marian", "options": []}', "[]", "{"])
-def test_a_broken_record_of_a_conversion_is_named(record: str, tmp_path: Path, capsys):
+def test_a_broken_record_of_a_conversion_is_named(record: str, tmp_path: Path, refused):
     folder = shutil.copytree(converted("fairseq").folder, tmp_path / "ours")
     (folder / "conversion.json").write_text(record)
-    message = refusal(capsys, "--to", "fairseq", folder, tmp_path / "out", code=3)
+    message = refusal(refused, "--to", "fairseq", folder, tmp_path / "out", code=3)
     assert "conversion.json is not a record of a conversion" in message

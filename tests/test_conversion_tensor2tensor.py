@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import randomise
 from numpy_transformer import Array, NumpyTransformer
-from test_conversion_variants import randomised
 
 from conversion.__main__ import main
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
@@ -99,7 +99,7 @@ class Tensor2Tensor(NumpyTransformer):
             share_encoder_decoder_embeddings=shared,
             tie_word_embeddings=shared,
         )
-        super().__init__(randomised(VaswaniTransformerForConditionalGeneration(config)))
+        super().__init__(randomise(VaswaniTransformerForConditionalGeneration(config)))
         self.spaces = np.random.default_rng(0).normal(size=(32, config.d_model)).astype(np.float32)
 
     def embed(self, side: str, tokens: Sequence[int]) -> Array:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import padded
-from golden import randomised
+from conftest import padded, randomise
 from torch import Tensor, nn
 from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
 
@@ -51,7 +50,7 @@ class TutorialTransformer(nn.Module):
         else:
             self.register_buffer("pos_embedding", PAPER.table(32, d_model).float())
         self.scale, self.learned = d_model**0.5, learned
-        randomised(self)
+        randomise(self)
 
     def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         table = self.positions.weight if self.learned else self.get_buffer("pos_embedding")
@@ -147,7 +146,7 @@ def test_marian_models_of_transformers(shared: bool, activation: str | None, tmp
     if activation:
         settings |= {"activation_function": activation, "scale_embedding": shared}
     model = MarianMTModel(MarianConfig(**settings))
-    randomised(model)
+    randomise(model)
     model.get_buffer("final_logits_bias").normal_()
     left_out = () if activation else ("activation_function", "scale_embedding")
     assert save_and_compare(model, tmp_path, 13, *left_out) <= 1e-5
@@ -159,7 +158,7 @@ def test_fsmt_models_of_transformers(tied: bool, tmp_path: Path):
     model = FSMTForConditionalGeneration(FSMTConfig(langs=["en", "de"], activation_function="relu", **sizes))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("embed_positions" not in name)
-    randomised(model)
+    randomise(model)
     with torch.no_grad():
         for embedding in (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens):
             embedding.weight[1] = 0

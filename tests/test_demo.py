@@ -124,15 +124,11 @@ def test_the_demo_runs_every_command(capsys, monkeypatch, tmp_path, onnxruntime)
     assert (missing in said) != onnxruntime
 
 
-def test_the_demo_refuses_a_folder_with_other_files(capsys, tmp_path):
+def test_the_demo_refuses_a_folder_with_other_files(refused, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "eight.en").write_text("mine\n")
-    with pytest.raises(SystemExit) as stopped:
-        demo.main([str(tmp_path)])
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == (
-        f"error: {tmp_path} is not empty and was not created by `demo`; choose a new folder\n"
-    )
+    said = f"error: {tmp_path} is not empty and was not created by `demo`; choose a new folder\n"
+    assert refused(demo.main, [tmp_path]) == said
     assert (tmp_path / "eight.en").read_text() == "mine\n" and len(list(tmp_path.iterdir())) == 2
 
 

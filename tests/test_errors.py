@@ -116,12 +116,10 @@ def test_a_closed_pipe_is_no_error(statement, tmp_path):
     writer.stderr.close()
 
 
-def test_a_missing_package_is_named_by_the_command_that_needs_it(monkeypatch, capsys):
+def test_a_missing_package_is_named_by_the_command_that_needs_it(monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(SystemExit) as stopped:
-        main(["plot", "positions", "--output", "positions.png"])
-    line = capsys.readouterr().err
-    assert stopped.value.code == 4 and line.endswith(': pip install "vaswani-transformer[viz]"\n')
+    line = refused(main, ["plot", "positions", "--output", "positions.png"], 4)
+    assert line.endswith(': pip install "vaswani-transformer[viz]"\n')
 
 
 @pytest.mark.parametrize("where", ["2>&-", "<&- 2>&-", "2>/dev/full", "2>file"])

@@ -17,19 +17,11 @@ import transformers
 from hub_server import OWNER, WRITE_TOKEN, HubServer
 from huggingface_hub import constants
 from saved_model import ENGLISH, GERMAN, trained_tokenizer, untrained_model
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    PreTrainedTokenizerFast,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hub.__main__ import main
 from vaswani_transformer import Translator
 from vaswani_transformer.tokenization import train_tokenizer
-
-# huggingface_hub uploads with an argument that httpx has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 
 pipeline: Any = transformers.pipeline  # typed for the tasks of transformers only
 ROOT = Path(__file__).parents[1]

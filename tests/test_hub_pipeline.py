@@ -1,20 +1,14 @@
 """`pipeline("translation", model=...)` with the package equals the Translator."""
 
-import copy
-import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
-from tokenizers import normalizers
+from saved_model import ENGLISH, GERMAN, trained_tokenizer, untrained_model
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 from transformers import pipeline as typed_pipeline
 
 from vaswani_transformer import Translator
-from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline
-from vaswani_transformer.text_vaswani_transformer import split_text
 
 pipeline: Any = typed_pipeline  # typed for the tasks of transformers only
 TEXTS = [*ENGLISH, "The cat is cold.", "Two apples"]
@@ -22,26 +16,12 @@ LONG = " ".join(ENGLISH[:3]) + "\n" + "".join(ENGLISH[0].split())
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def translate(folder) -> Any:
-    return pipeline("translation", model=str(folder), device="cpu")
-
-
-@pytest.fixture(scope="module")
-def translator(folder) -> Translator:
-    return Translator.from_pretrained(folder, device="cpu")
+def translate(model_folder) -> Any:
+    return pipeline("translation", model=str(model_folder), device="cpu")
 
 
 def texts(translations: list[dict[str, Any]]) -> list[str]:
     return [translation["translation_text"] for translation in translations]
-
-
-def test_the_package_registers_the_pipeline(translate):
-    assert type(translate) is VaswaniTransformerTranslationPipeline
 
 
 def test_names_with_languages_are_accepted(folder, translate):
@@ -88,10 +68,6 @@ def test_batching_does_not_change_translations(translate):
     assert translate(batch, batch_size=3, max_source_length=30) == translate(batch, max_source_length=30)
 
 
-def test_generate_arguments_reach_the_search(translate, translator):
-    assert texts(translate(TEXTS, num_beams=1)) == translator.translate(TEXTS, num_beams=1)
-
-
 def test_n_best_translations_and_scores_equal_the_translator(translate, translator):
     expected = translator.translate(TEXTS, n_best=3, length_penalty=1.0)
     found = translate(TEXTS, num_return_sequences=3, length_penalty=1.0, return_scores=True)
@@ -115,12 +91,6 @@ def test_scores_use_the_default_of_generate_if_no_config_has_a_length_penalty(tr
     assert found == expected
 
 
-def test_several_translations_per_text_are_nested_lists(translate):
-    found = translate(TEXTS[:2], num_return_sequences=2)
-    assert [len(translations) for translations in found] == [2, 2]
-    assert translate(TEXTS[0], num_return_sequences=2) == found[0]
-
-
 def test_greedy_scores_equal_forced_decoding(translate, translator):
     (found,) = translate(TEXTS[:1], num_beams=1, length_penalty=0.0, return_scores=True)
     ids = translate(TEXTS[:1], num_beams=1, return_tensors=True)[0]["translation_token_ids"]
@@ -140,31 +110,12 @@ def test_long_texts_are_translated_like_the_translator(translate, translator):
     assert [translation["translation_token_ids"].tolist() for translation in found] == tokens
 
 
-@pytest.mark.parametrize("text", [" " * 400 + LONG, "ab \ufdfa\ufdfa cd"])
-def test_odd_characters_are_split_like_the_translator(text):
-    tokenizer = copy.deepcopy(trained_tokenizer())
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()  # expands U+FDFA to 18 characters
-    cutter = VaswaniTransformerTranslationPipeline(trained_model(), tokenizer=tokenizer, device="cpu")
-    expected = [ids for ids, _ in split_text(text, 8, Translator(trained_model(), tokenizer)._encode)]
-    found = itertools.islice(cutter.preprocess(text, max_source_length=8), 99)
-    assert [part["input_ids"][0].tolist() for part in found] == expected
-
-
 def test_learned_positions_limit_the_parts():
     model = untrained_model(position_embedding_type="learned", max_position_embeddings=12).eval()
     translate = pipeline("translation", model=model, tokenizer=trained_tokenizer(), device="cpu")
     assert texts(translate([LONG])) == Translator(model, trained_tokenizer()).translate([LONG])
     with pytest.raises(ValueError, match="max_source_length is 13; it must lie between 8 and 12"):
         translate(LONG, max_source_length=13)
-
-
-@pytest.mark.parametrize(
-    "positions", [{}, {"position_embedding_type": "learned", "max_position_embeddings": 300}], ids=str
-)
-def test_the_default_limit_is_256_tokens(positions):
-    model = untrained_model(**positions)
-    cutter = VaswaniTransformerTranslationPipeline(model, tokenizer=trained_tokenizer(), device="cpu")
-    assert cutter._source_limit(None) == Translator(model, trained_tokenizer())._source_limit(None) == 256
 
 
 def test_white_space_has_an_empty_translation(translate):

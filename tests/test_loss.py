@@ -1,12 +1,14 @@
-"""training/loss.py against torch's cross-entropy, the model's own loss, and the definition of label smoothing."""
+"""training/loss.py and the loss of the model: labels, padding, label smoothing, against definitions and torch."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import TOLERANCE, ModelMaker, labelled_batch
+from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from training.dropout import ByteDropout, use_byte_dropout
-from training.loss import TrainingLoss, linear_cross_entropy, smoothing_weights
+from training.loss import TrainingLoss, linear_cross_entropy
 from training.recipe import load_recipe
 from vaswani_transformer import label_smoothed_cross_entropy
 
@@ -33,26 +35,16 @@ def assert_equal(found, expected, *inputs):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("spread", ["all", "others"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 23, 100])
-def test_spread_all_equals_torch(bias, rows):
+def test_the_loss_in_parts_equals_the_whole(bias, rows, spread):
+    """label_smoothed_cross_entropy follows the definition: test_paper.py."""
     hidden, weight, offset, labels = random_inputs(bias)
-    loss, plain = linear_cross_entropy(hidden, weight, offset, labels, 0.1, "all", rows)
+    loss, plain = linear_cross_entropy(hidden, weight, offset, labels, 0.1, spread, rows)
     logits = F.linear(hidden, weight, offset)
     torch.testing.assert_close(plain, F.cross_entropy(logits, labels, reduction="sum"), atol=1e-5, rtol=1e-6)
-    expected = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.1)
-    assert_equal(loss, expected, hidden, weight, offset)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9])
-def test_spread_others_gives_the_label_one_minus_epsilon(epsilon):
-    hidden, weight, offset, labels = random_inputs()
-    target, other = smoothing_weights(epsilon, VOCABULARY, "others")
-    assert target == 1 - epsilon
-    assert target + (VOCABULARY - 1) * other == pytest.approx(1)
-    distribution = torch.full((TOKENS, VOCABULARY), other).scatter_(1, labels[:, None], target)
-    expected = -(distribution * F.linear(hidden, weight, offset).log_softmax(-1)).sum()
-    loss, _ = linear_cross_entropy(hidden, weight, offset, labels, epsilon, "others", 7)
+    expected = label_smoothed_cross_entropy(logits, labels, 0.1, spread=spread, num_items_in_batch=1)
     assert_equal(loss, expected, hidden, weight, offset)
 
 
@@ -133,3 +125,48 @@ def test_training_compiles_once_for_all_sizes(tiny_model, attention):
         loss.backward()
         assert loss.isfinite() and all(weight.grad.isfinite().all() for weight in model.parameters())
     assert captured.frame_count == 1
+
+
+def test_labels_are_shifted_once(tiny_model: ModelMaker) -> None:
+    """The logits at position t predict label t: plain cross-entropy of both, even in training mode."""
+    model = tiny_model(dropout=0.0).train()
+    batch = labelled_batch()
+    shifted = torch.tensor([[0, 8, 9, 2, 1], [0, 13, 14, 15, 16], [0, 17, 2, 1, 1]])
+    assert torch.equal(model.prepare_decoder_input_ids_from_labels(batch["labels"]), shifted)
+    output = model(**batch)
+    expected = model(batch["input_ids"], batch["attention_mask"], decoder_input_ids=shifted).logits
+    torch.testing.assert_close(output.logits, expected, **TOLERANCE)
+    loss = nn.functional.cross_entropy(expected.flatten(0, 1), batch["labels"].flatten())
+    torch.testing.assert_close(output.loss, loss)
+
+
+def test_ignored_labels_do_not_change_the_loss(tiny_model: ModelMaker) -> None:
+    """The loss of the padded batch is the mean of three separate sentences, weighted by their lengths."""
+    model = tiny_model()
+    batch = labelled_batch()
+    together = model(**batch).loss
+    total = torch.zeros(())
+    for row, (source, target) in enumerate([(6, 3), (3, 5), (2, 2)]):
+        loss = model(batch["input_ids"][row : row + 1, :source], labels=batch["labels"][row : row + 1, :target]).loss
+        total = total + loss * target
+    torch.testing.assert_close(together, total / 10)
+
+
+@pytest.mark.parametrize("spread", ["others", "all"])
+def test_label_smoothing_arguments_reach_the_loss(tiny_model: ModelMaker, spread: str) -> None:
+    model, batch = tiny_model(), labelled_batch()
+    output = model(**batch, label_smoothing=0.1, label_smoothing_spread=spread)
+    expected = label_smoothed_cross_entropy(output.logits, batch["labels"], 0.1, spread)
+    torch.testing.assert_close(output.loss, expected)
+    assert (output.loss - model(**batch).loss).abs() > 1e-3
+
+
+def test_an_unknown_label_smoothing_spread_is_refused(tiny_model: ModelMaker) -> None:
+    with pytest.raises(ValueError, match="some"):
+        tiny_model()(**labelled_batch(), label_smoothing=0.1, label_smoothing_spread="some")
+
+
+def test_a_batch_without_labels_has_loss_zero(tiny_model: ModelMaker) -> None:
+    batch = labelled_batch()
+    batch["labels"][:] = -100
+    assert tiny_model()(**batch).loss.item() == 0

@@ -29,45 +29,17 @@ def test_gradient_checkpointing_gives_the_same_gradients(
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_the_forward_pass_compiles_into_one_graph(tiny_model: ModelMaker, implementation: str) -> None:
-    """fullgraph=True makes a graph break an error. The backend "eager" tests the capture, not the kernels."""
+# The backend "eager" tests the capture; inductor's kernels take a compiler and minutes.
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor itself still uses torch.jit
+def test_the_forward_pass_compiles_into_one_graph(tiny_model: ModelMaker, implementation: str, backend: str) -> None:
+    """fullgraph=True makes a graph break an error."""
     torch._dynamo.reset()
     model = tiny_model(attn_implementation=implementation, encoder_layers=1, decoder_layers=1)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     batch = labelled_batch()
     torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits, **TOLERANCE)
     torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
-
-
-@pytest.mark.slow
-def test_the_training_step_compiles_into_one_dynamic_graph(tiny_model: ModelMaker) -> None:
-    torch._dynamo.reset()
-    model = tiny_model(dropout=0.0, encoder_layers=1, decoder_layers=1).train()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
-    generator = torch.Generator().manual_seed(0)
-    for source_length, target_length in ((5, 6), (9, 4)):
-        source = torch.randint(4, 30, (3, source_length), generator=generator)
-        mask = torch.ones_like(source)
-        mask[1, 3:] = 0
-        labels = torch.randint(4, 30, (3, target_length), generator=generator)
-        batch = {"input_ids": source, "attention_mask": mask, "labels": labels}
-        gradients = []
-        for run in (compiled, model):
-            model.zero_grad()
-            run(**batch, label_smoothing=0.1).loss.backward()
-            gradients.append([weight.grad.clone() for weight in model.parameters()])
-        for found, expected in zip(*gradients, strict=True):
-            torch.testing.assert_close(found, expected, **TOLERANCE)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor itself still uses torch.jit
-def test_inductor_gives_the_same_numbers(tiny_model: ModelMaker) -> None:
-    torch._dynamo.reset()
-    model = tiny_model(encoder_layers=1, decoder_layers=1)
-    compiled = torch.compile(model, fullgraph=True)
-    batch = labelled_batch()
-    torch.testing.assert_close(compiled(**batch).logits, model(**batch).logits, **TOLERANCE)
 
 
 def test_the_forward_pass_exports_with_dynamic_shapes(tiny_model: ModelMaker) -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from saved_model import ENGLISH, VOCABULARY, saved_model, trained_model
+from saved_model import ENGLISH, VOCABULARY, change_json, trained_model
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
@@ -22,21 +20,6 @@ WEIGHTS = "model.safetensors"
 FILES = ["config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json"]
 
 
-@pytest.fixture(scope="session")
-def intact(tmp_path_factory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("intact"))
-
-
-@pytest.fixture
-def folder(intact, tmp_path) -> Path:
-    """A copy of the model folder that a test may damage."""
-    return Path(shutil.copytree(intact, tmp_path / "model"))
-
-
-def change(file: Path, **fields) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-
-
 def refusal(folder: Path, kind: type[Exception] = BrokenFileError) -> str:
     """Return the one-line error of loading the folder."""
     with pytest.raises(kind) as refused:
@@ -45,12 +28,12 @@ def refusal(folder: Path, kind: type[Exception] = BrokenFileError) -> str:
     return str(refused.value)
 
 
-def test_an_intact_folder_loads_as_it_was_saved(intact):
-    loaded = load_model(intact, device="cpu")
+def test_an_intact_folder_loads_as_it_was_saved(model_folder):
+    loaded = load_model(model_folder, device="cpu")
     for name, tensor in trained_model().state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
     assert not loaded.training and loaded.generation_config.to_dict()["max_source_length_offset"] == 50
-    assert load_tokenizer(intact, loaded.config).vocab_size == VOCABULARY
+    assert load_tokenizer(model_folder, loaded.config).vocab_size == VOCABULARY
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -90,11 +73,11 @@ def test_a_weight_that_is_not_finite_is_named(folder, value):
 
 
 def test_a_missing_unknown_or_misshapen_tensor_is_named(folder):
-    change(folder / "config.json", decoder_layers=3)
+    change_json(folder / "config.json", decoder_layers=3)
     assert "lacks model.decoder.layers.2." in refusal(folder)
-    change(folder / "config.json", decoder_layers=1)
+    change_json(folder / "config.json", decoder_layers=1)
     assert "has model.decoder.layers.1." in refusal(folder)
-    change(folder / "config.json", decoder_layers=2)
+    change_json(folder / "config.json", decoder_layers=2)
     tensors = load_file(folder / WEIGHTS)
     name = "model.encoder.layers.0.self_attn.q_proj.weight"
     without = {key: tensor for key, tensor in tensors.items() if key != name}
@@ -121,28 +104,31 @@ def test_any_copy_of_the_tied_matrix_is_enough(folder):
 
 
 @pytest.mark.parametrize(
-    "field, value",
+    "file, field, value",
     [
-        ("d_model", "32"),
-        ("encoder_layers", 2.5),
-        ("vocab_size", 10**12),
-        ("dropout", [0.1]),
-        ("norm_position", "middle"),
-        ("eos_token_id", [2, 5]),
-        ("eos_token_id", None),
-        ("pad_token_id", None),
-        ("decoder_start_token_id", 10**6),
+        ("config.json", "d_model", "32"),
+        ("config.json", "encoder_layers", 2.5),
+        ("config.json", "vocab_size", 10**12),
+        ("config.json", "norm_position", "middle"),
+        ("config.json", "eos_token_id", [2, 5]),
+        ("config.json", "pad_token_id", None),
+        ("config.json", "decoder_start_token_id", 10**6),
+        ("generation_config.json", "num_beams", 0),
+        ("generation_config.json", "num_beams", "4"),
+        ("generation_config.json", "length_penalty", "x"),
+        ("generation_config.json", "early_stopping", 7),
+        ("generation_config.json", "eos_token_id", VOCABULARY),
+        ("generation_config.json", "suppress_tokens", [-1]),
     ],
 )
-def test_a_wrong_config_field_is_named_with_its_value(folder, field, value):
-    change(folder / "config.json", **{field: value})
+def test_a_wrong_field_is_named_with_its_value(folder, file, field, value):
+    change_json(folder / file, **{field: value})
     message = refusal(folder)
-    assert field in message and "config.json" in message
-    assert str(value).strip("[]") in message
+    assert field in message and file in message and str(value).strip("[]") in message
 
 
 def test_another_kind_of_model_is_refused(folder):
-    change(folder / "config.json", model_type="marian")
+    change_json(folder / "config.json", model_type="marian")
     assert "model_type is 'marian'" in refusal(folder, InputError)
     (folder / "config.json").write_text("[1, 2]")
     assert "holds a list" in refusal(folder)
@@ -150,30 +136,11 @@ def test_another_kind_of_model_is_refused(folder):
 
 def test_a_tokenizer_of_another_model_is_refused(folder):
     for token in ("<unk>", None, "<other>"):
-        change(folder / "tokenizer_config.json", eos_token=token)
+        change_json(folder / "tokenizer_config.json", eos_token=token)
         assert "eos_token" in refusal(folder)
     content = json.loads((folder / "tokenizer.json").read_text())["model"]
-    change(folder / "tokenizer.json", model=content | {"vocab": content["vocab"] | {"new": VOCABULARY}})
+    change_json(folder / "tokenizer.json", model=content | {"vocab": content["vocab"] | {"new": VOCABULARY}})
     assert f"ids up to {VOCABULARY}, but config.json has vocab_size {VOCABULARY}" in refusal(folder)
-
-
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("num_beams", 0),
-        ("num_beams", "4"),
-        ("max_new_tokens", -1),
-        ("length_penalty", "x"),
-        ("early_stopping", 7),
-        ("stopping_lookahead", True),
-        ("eos_token_id", VOCABULARY),
-        ("suppress_tokens", [-1]),
-    ],
-)
-def test_an_invalid_generation_config_entry_is_named(folder, field, value):
-    change(folder / "generation_config.json", **{field: value})
-    message = refusal(folder)
-    assert field in message and "generation_config.json" in message
 
 
 @pytest.mark.parametrize(
@@ -189,7 +156,7 @@ def test_an_invalid_generation_config_entry_is_named(folder, field, value):
     ],
 )
 def test_settings_that_only_generate_supports_are_refused(folder, field, value):
-    change(folder / "generation_config.json", **{field: value})
+    change_json(folder / "generation_config.json", **{field: value})
     found = f"generation_config.json: {field} is " + ("" if isinstance(value, dict) else str(value))
     assert found in refusal(folder, InputError)
     load_model(folder, device="cpu")  # for generate()
@@ -197,13 +164,13 @@ def test_settings_that_only_generate_supports_are_refused(folder, field, value):
 
 def test_neutral_settings_are_accepted(folder):
     neutral = {"num_beam_groups": 1, "guidance_scale": 1, "renormalize_logits": False, "temperature": 0.5, "top_k": 9}
-    change(folder / "generation_config.json", **neutral)
+    change_json(folder / "generation_config.json", **neutral)
     Translator.from_pretrained(folder, device="cpu")
 
 
 def test_omitted_search_settings_are_those_of_transformers(folder):
     path = folder / "generation_config.json"
-    change(path, num_beams=None, length_penalty=None, early_stopping=None)
+    change_json(path, num_beams=None, length_penalty=None, early_stopping=None)
     translator = Translator.from_pretrained(folder, device="cpu")
     assert translator.default_search == (1, 1.0, False)
     batch = translator.tokenizer(ENGLISH, return_tensors="pt", padding=True)
@@ -217,7 +184,7 @@ def test_omitted_search_settings_are_those_of_transformers(folder):
     "early_stopping, lookahead, expected", [("never", None, 5), ("never", 0, 0), ("never", 9, 9), (True, 9, True)]
 )
 def test_stopping_rule_comes_from_generation_config(folder, early_stopping, lookahead, expected):
-    change(folder / "generation_config.json", early_stopping=early_stopping, stopping_lookahead=lookahead)
+    change_json(folder / "generation_config.json", early_stopping=early_stopping, stopping_lookahead=lookahead)
     assert Translator.from_pretrained(folder, device="cpu").default_search == (4, 0.6, expected)
 
 
@@ -242,8 +209,8 @@ def test_code_in_the_folder_does_not_run(folder, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "evil.py").write_text("import os\nos.mkdir('exploded')\nclass Evil: pass\n")
     auto_map = {name: "evil.Evil" for name in ("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM")}
-    change(folder / "config.json", auto_map=auto_map, architectures=["Evil"])
-    change(
+    change_json(folder / "config.json", auto_map=auto_map, architectures=["Evil"])
+    change_json(
         folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
     )
     assert Translator.from_pretrained(folder, device="cpu").translate(["a"])
@@ -276,51 +243,28 @@ def test_an_index_cannot_name_files_outside_the_folder(folder, file, tmp_path):
 
 
 def test_a_config_cannot_name_other_weights(folder, tmp_path):
-    change(folder / "config.json", transformers_weights="../elsewhere.safetensors")
+    change_json(folder / "config.json", transformers_weights="../elsewhere.safetensors")
     loaded = load_model(folder, device="cpu")
     assert torch.equal(loaded.lm_head.weight, trained_model().lm_head.weight)
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_random_damage_loads_or_raises_one_line(intact, tmp_path_factory, data):
-    folder = tmp_path_factory.getbasetemp() / "damaged"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(intact, folder)
-    path = folder / data.draw(st.sampled_from(FILES))
-    content = bytearray(path.read_bytes())
-    # Headers and fields are at the beginning; the rest of the weights are numbers.
-    place = data.draw(st.integers(0, min(len(content), 4000) - 1))
-    end = place + data.draw(st.integers(0, 8)) if data.draw(st.booleans()) else None
-    content[place:end] = data.draw(st.binary(max_size=4))
-    path.write_bytes(content)
-    try:
-        Translator.from_pretrained(folder, device="cpu")
-    except (InputError, BrokenFileError) as refused:
-        assert str(folder) in str(refused)
 
 
 def test_a_missing_folder_is_refused_without_the_network(tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
     (tmp_path / "file").touch()
-    for path, named in (
-        (tmp_path / "file", "is a file"),
-        ("tests/nowhere", "no such folder"),
-        ("name", "no such folder"),
-    ):
+    for path, named in ((tmp_path / "file", "is a file"), ("name", "no such folder")):
         with pytest.raises(InputError, match=named):
             local_folder(path)
 
 
 def test_a_panic_in_tokenizers_is_an_ordinary_error(folder):
-    change(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    change_json(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
     assert "tokenizer.json is not a tokenizer (Precompiled: " in refusal(folder)
 
 
-def test_the_links_of_a_hub_cache_are_followed(intact, tmp_path):
+def test_the_links_of_a_hub_cache_are_followed(model_folder, tmp_path):
     repository = tmp_path / "models--a--b"
     blobs, snapshot = repository / "blobs", repository / "snapshots" / "0123"
-    shutil.copytree(intact, blobs)
+    shutil.copytree(model_folder, blobs)
     sharded(blobs, "two.safetensors")
     snapshot.mkdir(parents=True)
     for file in blobs.iterdir():

@@ -84,18 +84,6 @@ def test_every_matrix_is_stored_once_in_eight_bits(folders: dict[str, Path], pre
     assert not [node for body in graphs_of(graph) for node in body.node if node.op_type == "Gemm"]
 
 
-@pytest.mark.parametrize("precision", EIGHT_BITS)
-def test_int8_translations_of_a_trained_model_equal_float32(
-    model: Path, folders: dict[str, Path], precision: str
-) -> None:
-    translators = OnnxTranslator.from_pretrained(folders[precision]), Translator.from_pretrained(model, device="cpu")
-    found, expected = (
-        [best for (best,) in translator.translate(SENTENCES, return_scores=True)] for translator in translators
-    )
-    assert sum(ours.text == theirs.text for ours, theirs in zip(found, expected, strict=True)) >= 6
-    assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=0.1)
-
-
 @pytest.mark.parametrize("precision", ["fp32", *EIGHT_BITS])
 def test_translations_do_not_depend_on_their_batch(folders: dict[str, Path], precision: str) -> None:
     """In int8 each row has its own scale, and sums of integers are exact; padding changes nothing."""
@@ -187,31 +175,15 @@ def test_float16_has_half_the_bytes_and_float32_scores(model: Path, tmp_path: Pa
         check_same_hypotheses(ours, theirs, tolerance=0.01)
 
 
-def dequantised(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return, by name, each matrix and half a step of its columns or rows."""
-    tensors, shapes = initializers(folder), {}
+def dequantised(folder: Path) -> dict[str, np.ndarray]:
+    """Return each matrix by name."""
+    tensors, matrices = initializers(folder), {}
     for name, array in tensors.items():
         if name.endswith(".int8"):
             scale = tensors[f"{name.removesuffix('.int8')}.scale"]
             by_row = len(scale) == array.shape[0] != array.shape[1]  # the embedding
-            steps = np.expand_dims(scale, 1 if by_row else 0)
-            shapes[name.removesuffix(".int8")] = array * steps, steps / 2
-    return shapes
-
-
-@pytest.mark.parametrize("precision", EIGHT_BITS)
-def test_quantised_weights_are_within_half_a_step(folders: dict[str, Path], precision: str) -> None:
-    """One step is a 127th of the largest value, or sum of two neighbours, of the column, or of the embedding's row."""
-    floats, small = initializers(folders["fp32"]), dequantised(folders[precision])
-    for name, (restored, half_a_step) in small.items():
-        assert (np.abs(restored - floats[name]) <= half_a_step * 1.0002).all()
-        columns = floats[name].T if half_a_step.shape[1] == 1 else floats[name]
-        largest = np.abs(columns).max(axis=0)
-        if precision == "int8":
-            assert len(columns) % 2 == 0
-            largest = np.maximum(largest, np.abs(columns[::2] + columns[1::2]).max(axis=0))
-        np.testing.assert_allclose(2 * half_a_step.ravel(), largest / 127, rtol=1e-6)
-    assert sum(restored.size for restored, _ in small.values()) >= 30_000
+            matrices[name.removesuffix(".int8")] = array * np.expand_dims(scale, 1 if by_row else 0)
+    return matrices
 
 
 def test_weight_only_int8_computes_in_float32(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -219,7 +191,7 @@ def test_weight_only_int8_computes_in_float32(folders: dict[str, Path], tmp_path
     small, rounded, replaced = dequantised(folders["int8-weights"]), onnx.load(folders["fp32"] / "model.onnx"), 0
     for tensor in (tensor for body in graphs_of(rounded.graph) for tensor in body.initializer):
         if tensor.name in small:
-            tensor.raw_data = small[tensor.name][0].astype(np.float32).tobytes()
+            tensor.raw_data = small[tensor.name].astype(np.float32).tobytes()
             replaced += 1
     assert replaced >= 10
     shutil.copytree(folders["fp32"], tmp_path / "rounded")

@@ -11,11 +11,9 @@ import torch
 from conftest import ModelMaker, padded, random_sentences
 from saved_model import saved_model, trained_model, trained_tokenizer, untrained_model
 
-from conversion.onnx import split, torch_export
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_split_folder
-from conversion.onnx.single_graph import export_single_graph
-from conversion.onnx.split import FirstDecoder, NextDecoder, export_split
+from conversion.onnx.split import FirstDecoder, NextDecoder
 from conversion.onnx.verify import cross_attentions
 from conversion.onnx.verify_split import verify_split
 from vaswani_transformer.beam_search import MASKED
@@ -141,25 +139,6 @@ def test_sizes_that_transformers_js_does_not_know_are_refused(tmp_path: Path) ->
     with pytest.raises(InputError, match="assumes d_k = d_v = d_model / heads"):
         export_split_folder(tmp_path / "model", tmp_path / "out", for_javascript=True)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("export", [export_split, export_single_graph])
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_a_failed_export_restores_the_models_attention_implementation(
-    tiny_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, export: Any, implementation: str
-) -> None:
-    model = tiny_model(1, attn_implementation=implementation)
-    seen = []
-
-    def failing(*_: object) -> None:
-        seen.append(model.config._attn_implementation)
-        raise MemoryError
-
-    for part in (split, torch_export):
-        monkeypatch.setattr(part, "export_module", failing)
-    with pytest.raises(MemoryError):
-        export(model)
-    assert (seen, model.config._attn_implementation) == (["eager"], implementation)
 
 
 @pytest.mark.slow

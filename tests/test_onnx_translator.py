@@ -1,7 +1,6 @@
 """OnnxTranslator translates as Translator does, and needs neither torch nor transformers."""
 
 import json
-import math
 import os
 import pickle
 import shutil
@@ -15,7 +14,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import typer
 from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer
 
 from conversion.onnx.export import export_single_folder
@@ -23,7 +21,7 @@ from conversion.onnx.graph_builder import GraphBuilder
 from training.evaluate import main as evaluate
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
-from vaswani_transformer.exit import exit_cleanly
+from vaswani_transformer.exit import exit_code_of, render
 from vaswani_transformer.loading import load_config, load_model, load_tokenizer
 from vaswani_transformer.onnx_translator import OnnxTranslator, load_runtime_tokenizer
 from vaswani_transformer.search_settings import NO_MAXIMUM
@@ -119,9 +117,6 @@ def test_evaluate_gives_an_export_the_scores_of_its_model(folder: Path, tmp_path
     evaluate([str(folder), *texts, "--backend", "onnx", "--device", "cpu", "--batch-tokens", "100"])
     assert json.loads(capsys.readouterr().out) == expected
     assert 0 < expected["exact_match"] < 100
-    with pytest.raises(SystemExit) as stop:
-        evaluate([str(folder), *texts, "--backend", "onnx", "--record", str(tmp_path / "results.csv")])
-    assert stop.value.code == 2 and "without --dtype and --backend" in capsys.readouterr().err
 
 
 def test_translating_needs_neither_torch_nor_transformers_nor_telemetry(folder: Path, tmp_path: Path) -> None:
@@ -154,12 +149,7 @@ def test_translating_needs_neither_torch_nor_transformers_nor_telemetry(folder: 
         ({"input_ids": [[5, 6, 2]], "attention_mask": [[1, 2, 0]]}, "1 at tokens"),
         ({"input_ids": [[5, 6, 2]], "attention_mask": [[0.5, 1.0, 1.0]]}, "integers"),
         ({"input_ids": [[5, 6, 2]], "num_beams": 0}, "num_beams is 0; it must lie between 1 and 1000"),
-        ({"input_ids": [[5, 6, 2]], "num_beams": 10_000}, "num_beams is 10000"),
-        ({"input_ids": [[5, 6, 2]], "num_beams": "4"}, "num_beams is '4'"),
-        ({"input_ids": [[5, 6, 2]], "num_beams": np.float64(4)}, "num_beams is .*4.0"),
         ({"input_ids": [[5, 6, 2]], "num_beams": np.bool_(True)}, "num_beams is .*True"),
-        ({"input_ids": [[5, 6, 2]], "length_penalty": math.nan}, "length_penalty is nan; it must lie between -1 and 5"),
-        ({"input_ids": [[5, 6, 2]], "length_penalty": "0.6"}, "length_penalty is '0.6'"),
         ({"input_ids": [[5, 6, 2]], "max_length": 0}, "max_length is 0"),
         ({"input_ids": [[5, 6, 2]], "min_length": -1}, "min_length is -1"),
     ],
@@ -186,20 +176,15 @@ def test_numpy_integers_are_accepted_as_settings(translator: Any, by_torch: Tran
 
 @pytest.mark.parametrize(
     ("file", "content", "said"),
-    [
+    [  # The other files are read by the functions of test_model_files.py.
         ("model.onnx", None, "model.onnx: no such file"),
         ("model.onnx", b"", "model.onnx is not a complete ONNX file"),
         ("model.onnx", 0.5, "model.onnx is not a complete ONNX file"),
-        ("config.json", None, "config.json: no such file"),
-        ("config.json", 0.5, "config.json is not valid JSON"),
         ("config.json", {"vocab_size": 299, "decoder_vocab_size": 299}, "tokenizer.json has ids up to 299"),
         ("config.json", {"vocab_size": 999, "decoder_vocab_size": 999}, "vocab_size 300, but .*config.json has 999"),
-        ("generation_config.json", {"num_beams": 0}, "num_beams is 0; it must lie between 1 and 1000"),
         ("config.json", {"pad_token_id": -1}, "pad_token_id is -1"),
         ("config.json", {"eos_token_id": 7}, "does not end a sentence"),
         ("tokenizer.json", None, "tokenizer.json: no such file"),
-        ("tokenizer.json", 0.5, "tokenizer.json is not valid JSON"),
-        ("tokenizer.json", b"{}", "tokenizer.json is not a tokenizer"),
     ],
 )
 def test_broken_files_are_named(folder: Path, tmp_path: Path, file: str, content: Any, said: str) -> None:
@@ -252,7 +237,7 @@ def test_external_weights_are_read_from_the_folder_only(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("arena", [True, False])
-def test_running_out_of_memory_is_a_one_line_error(arena: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_running_out_of_memory_is_recognised(arena: bool) -> None:
     op = GraphBuilder("large.")
     op.ConstantOfShape("shape", name="out")
     shape, out = onnx.helper.make_tensor_value_info("shape", 7, [1]), onnx.helper.make_tensor_value_info("out", 1, None)
@@ -260,13 +245,9 @@ def test_running_out_of_memory_is_a_one_line_error(arena: bool, capsys: pytest.C
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.enable_cpu_mem_arena = 4, arena
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    app = typer.Typer(add_completion=False)
-    app.command()(lambda: session.run(None, {"shape": np.array([10**13])}))
-    with pytest.raises(SystemExit) as stop:
-        exit_cleanly(app, [])
-    error = capsys.readouterr().err
-    assert stop.value.code == 4 and error.startswith("error: out of memory: ") and error.count("\n") == 1
-    assert "unexpected" not in error
+    with pytest.raises(Exception) as error:  # noqa: B017
+        session.run(None, {"shape": np.array([10**13])})
+    assert exit_code_of(error.value) == 4 and render(error.value)[0].startswith("error: out of memory: ")
 
 
 def test_a_converted_config_gets_the_defaults_of_torch(exported: Path, tmp_path: Path) -> None:

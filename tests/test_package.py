@@ -103,15 +103,6 @@ def test_the_wheel_links_to_the_origin_of_the_clone(clone, url):
     assert inside and [name for name in inside if not (ROOT / name).exists()] == []
 
 
-def test_an_sdist_keeps_the_urls(clone):
-    add_origin(clone, "https://github.com/them/vaswani")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "sdist"], cwd=clone, check=True)
-    (archive,) = clone.glob("dist/*.tar.gz")
-    shutil.unpack_archive(archive, clone / "unpacked", filter="data")
-    (unpacked,) = clone.glob("unpacked/*")
-    assert metadata_of(unpacked)["urls"] == metadata_of(clone)["urls"]
-
-
 def test_the_installed_script_runs_the_programs_of_the_wheel(installed, tmp_path):
     code = "import vaswani_transformer.training.recipe as r; print(r.__file__); r.load_recipe('demo')"
     result = run([installed / "python", "-c", code], tmp_path)

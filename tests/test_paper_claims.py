@@ -98,7 +98,7 @@ def test_paired_bleu_tells_different_systems_apart():
     assert bleu["good"]["bleu"] == pytest.approx(100) and bleu["good"]["p"] < 0.05 and bleu["bad"]["p"] is None
 
 
-def test_claims_are_measured_once(text, tmp_path, capsys):
+def test_claims_are_measured_once(text, tmp_path, capsys, refused):
     finished_run = tmp_path / "run"
     train(Recipe.model_validate(SMALL | {"max_steps": 10, "data": str(text), "output_dir": str(finished_run)}))
     capsys.readouterr()
@@ -121,9 +121,7 @@ def test_claims_are_measured_once(text, tmp_path, capsys):
         (["--only", "averaging", "--sentences", "3"], "averaging.json was made by `vaswani-transformer paper claims"),
         (["--run", "absent"], "--run absent: no such folder"),
     ):
-        with pytest.raises(SystemExit) as stopped:
-            main([*command, *words])
-        assert stopped.value.code == 2 and said in capsys.readouterr().err
+        assert said in refused(main, [*command, *words])
 
 
 def test_ctrl_c_stops_all_commands(text, tmp_path, monkeypatch, capsys):

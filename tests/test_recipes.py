@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from training import dry_run
 from training.__main__ import parse_options, parse_recipe
-from training.cost import training_flops
+from training.cost import count_parameters, training_flops
 from training.dry_run import estimate, format_estimate
 from training.plan import main as plan_command
 from training.recipe import SHIPPED, Recipe, load_recipe, recipe_path, shipped_recipes
@@ -41,10 +41,7 @@ def test_shipped_recipes_load_and_document_their_bleu(name):
 def test_paper_recipes_have_the_numbers_of_the_paper(name, parameters, steps, averaged, dropout):
     recipe = load_recipe(name)
     config = VaswaniTransformerConfig.from_preset(recipe.preset, vocab_size=recipe.vocab_size, **recipe.model)
-    d, f, n = config.d_model, config.encoder_ffn_dim, config.encoder_layers
-    feed_forward, attention, norm = 2 * d * f + f + d, 4 * d * d, 2 * d
-    layers = n * (attention + feed_forward + 2 * norm) + n * (2 * attention + feed_forward + 3 * norm)
-    assert config.vocab_size * d + layers == parameters
+    assert count_parameters(config).total == parameters
     assert (recipe.max_steps, recipe.average_last, config.dropout) == (steps, averaged, dropout)
     assert (recipe.adam_beta1, recipe.adam_beta2, recipe.adam_epsilon) == (0.9, 0.98, 1e-9)
     assert (recipe.warmup_steps, recipe.label_smoothing, recipe.tokens_per_step) == (4000, 0.1, 50_000)
@@ -84,14 +81,9 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"zzz": "1"}, "--zzz: unknown key; known: preset, model"),
         ({"max_steps": None}, "--max_steps needs a value"),
         ({"max_steps": "many"}, "--max_steps is 'many', must be a valid integer"),
-        ({"seed": "9" * 5000}, "--seed is '999.*999', must be a valid integer|--seed is '9+\\.\\.\\."),
         ({"vocab_size": "1000000000"}, "--vocab_size is '1000000000', must be less than or equal to 1000000"),
-        ({"max_steps": "0"}, "--max_steps is '0', must be greater than or equal to 1"),
-        ({"label_smoothing": "1"}, "--label_smoothing is '1', must be less than 1"),
         ({"label_smoothing": "nan"}, "--label_smoothing is 'nan', must be a finite number"),
         ({"label_smoothing_spread": "some"}, "--label_smoothing_spread is 'some', must be 'others' or 'all'"),
-        ({"mixed_precision": "int8"}, "--mixed_precision is 'int8', must be 'no', 'bf16' or 'fp16'"),
-        ({"train": "[1]"}, "--train is 1, must be a valid string"),
         ({"train": "[]"}, "train is empty"),
         ({"output_dir": "[a, b]"}, r"--output_dir is \['a', 'b'\], must be a valid string"),
         ({"bleu_every": "1500"}, r"bleu_every is 1500, must be a multiple of 1000 \(validate_every\)"),
@@ -122,7 +114,6 @@ def test_every_key_has_a_description_in_the_help(capsys):
     ("text", "message"),
     [
         ("a: [", "is not YAML"),
-        ("seed: " + "9" * 5000, "is not YAML: Exceeds the limit"),
         ("- a", "must hold `key: value` lines, not a list"),
         ("warmup_steps: yes", "mine.yaml: warmup_steps is True, must be a number"),
         ("model: &a {d_model: *a}", "Circular reference"),

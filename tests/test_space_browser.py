@@ -18,7 +18,7 @@ import pytest
 from browser import DESKTOP, PHONE, accessibility_violations, chromium, console_messages
 from hub_server import OWNER, HubServer
 from PIL import Image
-from saved_model import ENGLISH, GERMAN, saved_model, untrained_model
+from saved_model import ENGLISH, GERMAN, untrained_model
 
 from hub.__main__ import main
 from hub.contents import model_files
@@ -37,11 +37,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_model(tmp_path_factory.mktemp("model"))
-
-
 def environment(**variables: str) -> dict[str, str]:
     """Return the variables of the Space's process, without this process's paths."""
     basic = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
@@ -55,14 +50,14 @@ def contents_of(model: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[str]:
+def address(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[str]:
     """Yield the address of a Space that has loaded its model from a Hub by id."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     home = tmp_path_factory.mktemp("space")
     with HubServer() as hub:
-        contents: dict[str, Any] = contents_of(model)
+        contents: dict[str, Any] = contents_of(model_folder)
         widget = [{"text": sentence} for sentence in ENGLISH]
         contents["README.md"] = f"---\n{json.dumps({'widget': widget})}\n---\n# A model\n".encode()
         hub.create(f"{OWNER}/model", **contents)
@@ -128,8 +123,8 @@ def without_marks(labels: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def translator(model: Path) -> Translator:
-    return Translator.from_pretrained(model)
+def translator(model_folder: Path) -> Translator:
+    return Translator.from_pretrained(model_folder)
 
 
 def weights_in(cells: Any) -> list[float]:

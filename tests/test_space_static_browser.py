@@ -10,8 +10,8 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from browser import DESKTOP, NODE_MODULES, PHONE, accessibility_violations, chromium, console_messages, served
-from saved_model import ENGLISH, GERMAN, saved_model
-from test_space_static import assemble, changed, odd_lines
+from saved_model import ENGLISH, GERMAN, change_json, saved_model
+from test_space_static import assemble, odd_lines
 
 from conversion.onnx.export import export_single_folder
 from training import demo_corpus
@@ -32,7 +32,7 @@ browser = pytest.fixture(chromium, scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with other search settings than the paper's."""
     model = saved_model(tmp_path_factory.mktemp("model"))
-    changed(model / "generation_config.json", num_beams=3, length_penalty=1.4)
+    change_json(model / "generation_config.json", num_beams=3, length_penalty=1.4)
     return model
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN
-from tokenizers import Tokenizer
 from training_child import in_new_process
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -61,16 +60,6 @@ def test_no_merge_produces_a_special_token(tmp_path):
     trained.save_pretrained(tmp_path)
     merges = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["merges"]
     assert merges and not {"".join(pair) for pair in merges} & set(CONTROL_TOKENS)
-
-
-def test_tokenizer_json_is_lossless_with_encode_special_tokens(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    alone = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    text = " Hallo </s>\n<pad> 🙂"
-    assert 1 in alone.encode(text).ids  # tokenizer.json has no field for it, see the docstring of tokenization.py
-    alone.encode_special_tokens = True
-    assert alone.encode(text).ids == tokenizer(text)["input_ids"]
-    assert alone.decode(alone.encode(text).ids) == text
 
 
 def test_the_saved_folder_needs_no_code_and_round_trips(tokenizer, tmp_path):

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from vaswani_transformer.cli import main
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.training_curve import curve_figure, curves_of
 
@@ -39,11 +38,6 @@ def test_the_picture_has_the_curves_of_the_log(run):
     lines = [*losses.lines, *bleu.lines]
     drawn = [list(zip(*map(np.asarray, line.get_data()), strict=True)) for line in lines]
     assert drawn == [[(10, 5.0), (20, 4.0)], [(10, 4.5), (20, 3.5)], [(20, 12.5)]]
-
-
-def test_the_command_draws_a_png(run, capsys):
-    main(["plot", "curve", "--run", str(run), "--output", str(run / "curve.png")])
-    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_invalid_log_is_reported_by_line(run):

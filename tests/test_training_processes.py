@@ -5,10 +5,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from conftest import wait_until
 from safetensors.torch import load_file
 from training_runs import (
     FSDP,
@@ -142,6 +142,23 @@ def test_a_launcher_that_starts_too_few_processes_is_detected(text, tmp_path):
     assert expected in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
+def test_two_hosts_equal_two_processes_on_one_host(text, tmp_path):
+    """Both hosts are this machine, each with its own launcher."""
+    keys = {"max_steps": 8, "save_every": 4, "validation": [], "validate_every": None}
+    one, two = (tmp_path / name for name in ("one", "two"))
+    running = []
+    for folder, hosts in ((one, 1), (two, 2)):
+        folder.mkdir()
+        config = ["--config_file", str(ROOT / f"training/accelerate/{'two_hosts' if hosts == 2 else 'one_host'}.yaml")]
+        for number in range(hosts):
+            words = ["--machine_rank", str(number), "--main_process_ip", "127.0.0.1", "--num_machines", "2"]
+            running.append(launch(text, folder, *config, *(words if hosts == 2 else []), **keys))
+        assert [process.wait(240) for process in running] == [0] * len(running), (folder / "log").read_text()
+    a, b = (load_file(folder / "run/model.safetensors") for folder in (one, two))
+    assert a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+
+
 def descendants(process: int) -> list[int]:
     found = [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     return found + [further for child in found for further in descendants(child)]
@@ -169,14 +186,11 @@ def test_the_end_of_several_processes_is_one_line(text, tmp_path, number, rank, 
         launcher = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
     ranks = {}
     try:
-        deadline = time.monotonic() + 200
-        while number is not None and "step 6/" not in log.read_text():
-            assert time.monotonic() < deadline and launcher.poll() is None, log.read_text()
-            time.sleep(0.1)
-        for process in descendants(launcher.pid) if number is not None else []:
-            if found := re.search(r"\0RANK=(\d+)", Path(f"/proc/{process}/environ").read_text()):
-                ranks[int(found[1])] = process
         if number is not None:
+            wait_until(lambda: "step 6/" in log.read_text() or launcher.poll() is not None)
+            for process in descendants(launcher.pid):
+                if found := re.search(r"\0RANK=(\d+)", Path(f"/proc/{process}/environ").read_text()):
+                    ranks[int(found[1])] = process
             os.kill(launcher.pid if rank is None else ranks[rank], number)
         assert launcher.wait(200) == code, log.read_text()
     finally:

@@ -10,28 +10,17 @@ import sys
 
 import pytest
 from conftest import wait_until
-from training_runs import (
-    COMPILED,
-    ROOT,
-    SMALL,
-    assert_bit_identical,
-    kill_and_resume,
-    options_of,
-    records_of,
-)
+from training_runs import COMPILED, ROOT, SMALL, assert_bit_identical, kill_and_resume, options_of, records_of
 
 from training.checkpoint_folders import write_manifest
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_two_kills_end_with_the_same_bits(start, tmp_path, uninterrupted, processes):
-    kill_and_resume(start, tmp_path, *uninterrupted(processes), kills=2, seed=1, processes=processes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_fifty_kills_end_with_the_same_bits(start, tmp_path, uninterrupted, seed):
-    kill_and_resume(start, tmp_path, *uninterrupted(1), kills=5, seed=100 + seed, processes=1)
+@pytest.mark.parametrize(
+    ("processes", "kills", "seed"),
+    [(1, 2, 1), (2, 2, 1), *(pytest.param(1, 5, seed, marks=pytest.mark.slow) for seed in range(100, 110))],
+)
+def test_kills_end_with_the_same_bits(start, tmp_path, uninterrupted, processes, kills, seed):
+    kill_and_resume(start, tmp_path, *uninterrupted(processes), kills, seed, processes)
 
 
 @pytest.mark.parametrize(("fault", "code"), [("term", 143), ("int", 130), ("hup", 129)])

@@ -82,7 +82,7 @@ def test_a_killed_translation_resumes_with_missing_shards(start, work, tmp_path)
         ({"model": "changed"}, "model was "),
     ],
 )
-def test_shards_of_another_text_model_or_search_are_refused(work, tmp_path, monkeypatch, capsys, flags, message):
+def test_shards_of_another_text_model_or_search_are_refused(work, tmp_path, monkeypatch, refused, flags, message):
     model, text, folder = work[0] / "model", work[0] / "text", tmp_path / "out.shards"
     about = {"shard_lines": SHARD, "num_beams": 4, "length_penalty": 0.6, "dtype": None}
     about |= {"input": files_sha256(text), "model": files_sha256(*_files_of(model))}
@@ -95,10 +95,8 @@ def test_shards_of_another_text_model_or_search_are_refused(work, tmp_path, monk
     settings = tmp_path / "changed/generation_config.json"
     settings.write_text(settings.read_text().replace('"max_source_length_offset": 50', '"max_source_length_offset": 5'))
     values = {"model": model, "input": text, "output": "out", "shard-lines": SHARD} | flags
-    with pytest.raises(SystemExit) as stop:
-        translate(words_of(values))
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and "holds shards of another translation" in error and message in error
+    error = refused(translate, words_of(values))
+    assert "holds shards of another translation" in error and message in error
 
 
 def test_invalid_settings_are_refused_before_anything_is_written(start, tmp_path):

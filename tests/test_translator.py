@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
+from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer, untrained_model
 from tokenizers import normalizers
 
 from vaswani_transformer import Translator
@@ -21,11 +21,6 @@ from vaswani_transformer.text_vaswani_transformer import CHARACTERS_PER_TOKEN, b
 from vaswani_transformer.tokenization import train_tokenizer
 
 SENTENCES = [*ENGLISH, *GERMAN, "a", "zwölf", "two apples, two apples, two apples", "</s> <pad>", "日本語 🙂"]
-
-
-@pytest.fixture(scope="module")
-def translator() -> Translator:
-    return Translator(trained_model(), trained_tokenizer())
 
 
 def by_generate(translator: Translator, text: str, **options) -> tuple[Any, list[float]]:

@@ -1,6 +1,5 @@
 """Training runs in child processes, forked from a server that has imported torch, so that starting many is cheap."""
 
-import ctypes
 import gc
 import importlib
 import itertools
@@ -11,7 +10,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -134,18 +132,6 @@ def _hang(seconds: int) -> None:
         _at_backward(3, lambda _: time.sleep(1000))
 
 
-def _make_read_only(folder: str) -> None:
-    """Change permissions or, for root, who ignores them, mount a read-only folder in this process."""
-    if os.geteuid() != 0:
-        os.chmod(folder, 0o500)
-        return
-    new_namespace = 0x00020000  # CLONE_NEWNS
-    if ctypes.CDLL(None, use_errno=True).unshare(new_namespace) != 0:
-        raise OSError(ctypes.get_errno(), "unshare")
-    for words in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", "ro", "tmpfs", folder]):
-        subprocess.run(["mount", *words], check=True)
-
-
 DISK_CALLS = ("fsync", "replace", "mkdir", "unlink", "rmdir", "open")
 OF_ALL_RANKS = ("slow text", "hang")  # the other faults happen to the first process only
 FAULTS: dict[str, Callable[[Any], None]] = {
@@ -161,8 +147,6 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "file size": lambda n: resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)),
     # the n-th query of the free space returns 0
     "disk full": lambda n: _at_call(n, shutil, ("disk_usage",), lambda usage, path: usage(path)._replace(free=0)),
-    # nothing can be written in a folder
-    "read-only": _make_read_only,
     # stderr is "full" or "closed"
     "stderr": _break_stderr,
     # the main process takes n seconds to read its text, and collectives may take n / 2
