@@ -99,6 +99,7 @@ def spoil_content(file: Path, chance: random.Random) -> None:
 
 # torch and numpy warn about damaged content; this test checks only the result.
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 1600), marks=pytest.mark.slow)])
 def test_damaged_checkpoints_convert_or_are_refused(seeds: range):
     """A damaged copy may convert; otherwise the error must be one line."""
