@@ -127,7 +127,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def already_exported(folder: Path, change: Callable[[Any], object] = lambda graph: None) -> Iterator[None]:
-    """Let exports begin with the folder's graph, which `change` may modify: tracing takes most of an export."""
+    """Let exports begin with the folder's graph, which `change` may modify: torch's exporter takes most of the time."""
     import onnx
 
     from conversion.onnx import export
