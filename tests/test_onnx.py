@@ -156,7 +156,7 @@ def test_the_readme_code_translates_without_torch(exported: Path) -> None:
 def test_the_readme_code_sets_required_inputs(two_vocabularies: Path) -> None:
     folder = two_vocabularies / "onnx"
     readme = (folder / "README.md").read_text(encoding="utf-8")
-    assert "its source tokens + 6 and at most 119 |" in readme and "scalar, optional | tokens" not in readme
+    assert "its source tokens + 6 and at most 119 |" in readme and "scalar, optional | minimum" not in readme
     (expected,) = OnnxTranslator.from_pretrained(folder, device="cpu").translate(["The house is small."])
     stdout, _ = output_of(readme.split("```python\n")[1].split("```")[0], folder)
     assert expected and stdout == f"{expected}\n"

@@ -41,7 +41,7 @@ class Part:
 
 
 class TextTranslator(ABC):
-    """Split and batch texts for a search that subclasses implement, together with the tokenizer."""
+    """Splits and batches texts; subclasses implement the search and the tokenizer."""
 
     trained_length: int | None  # tokens of the longest source sentence of the training; None: unknown
     positions: int | None  # number of learned positions; None: no maximum
@@ -50,10 +50,10 @@ class TextTranslator(ABC):
     @property
     @abstractmethod
     def default_search(self) -> SearchSettings:
-        """Return the settings of calls that set none: those of generate(), except that "never" becomes `LOOKAHEAD`.
+        """Return the default settings: those of generate(), except that "never" becomes `LOOKAHEAD`.
 
-        They come from generation_config.json; entries that it leaves out are transformers' 1, 1.0 and False, and
-        without the file the paper's 4 and 0.6 apply.
+        They come from generation_config.json. Missing entries have transformers' defaults, 1, 1.0 and False; without
+        the file the paper's 4 and 0.6 apply.
         """
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class TextTranslator(ABC):
 
     @abstractmethod
     def _search(self, sources: list[list[int]], settings: SearchSettings, n_best: int) -> list[list[Hypothesis]]:
-        """Return the best hypotheses of a batch of sources, best first; fewer than n_best where fewer finished."""
+        """Return at most n_best finished hypotheses for each source of a batch, best first."""
 
     def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
         """Convert the search's token ids (batch, n_best, length) and scores (batch, n_best); skip empty slots."""
@@ -128,7 +128,7 @@ class TextTranslator(ABC):
         num_beams, length_penalty: beam size and alpha of the GNMT penalty; default: `default_search`.
         early_stopping: when a sentence is done, see `lookahead_of`; default: `default_search`.
         n_best, return_scores: return a list of at most n_best hypotheses per text, best first.
-        batch_tokens: maximum of source tokens (padding included) times beams in a batch; determines memory use.
+        batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use.
         max_source_length: cut sentences of more tokens (default: the longest that the model was trained on, else 256;
             256 for whole texts).
         split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
