@@ -77,27 +77,28 @@ def write_table4(
     from .parser_training import parse_unlabelled, prepare_data, train_parser
 
     folder, data = output / "table4", output / "table4" / "data"
-    gold = prepare_data(treebank, data, vocabulary)
+    missing: list[tuple[int, str, Path | None, str]] = []
     for seed in seeds:
         for name, system in SYSTEMS.items():
-            is_semi_supervised = "parsed" in system.corpora
-            if is_semi_supervised and unlabelled is None:
+            text = unlabelled if "parsed" in system.corpora else None
+            if text is None and "parsed" in system.corpora:
                 continue
-            text = unlabelled if is_semi_supervised else None
             given = {"treebank": treebank, "unlabelled": text, "vocabulary": vocabulary, "seeds": seed}
             command = command_line("paper table4", given, options)
-            path = folder / f"{file_name(name)}-seed{seed}.json"
-            if is_measured(path, command):
-                continue
-            if text is not None:
-                teacher = folder / file_name("Transformer") / f"seed{seed}"
-                parse_unlabelled(text, teacher, data / f"parsed-seed{seed}")
-            corpora = [f"parsed-seed{seed}" if corpus == "parsed" else corpus for corpus in system.corpora]
-            files = {"data": str(data), "tokenizer": str(data / "tokenizer"), "train": f"[{', '.join(corpora)}]"}
-            model = {"seed": str(seed), "output_dir": str(folder / file_name(name) / f"seed{seed}")}
-            recipe = load_recipe(RECIPE, {**system.keys, **options, **files, **model})
-            row = train_parser(recipe, system.is_lstm, gold, command)
-            write_result(path, {"system": name, **row})
+            if not is_measured(folder / f"{file_name(name)}-seed{seed}.json", command):
+                missing.append((seed, name, text, command))
+    gold = prepare_data(treebank, data, vocabulary)
+    for seed, name, text, command in missing:
+        system = SYSTEMS[name]
+        if text is not None:
+            teacher = folder / file_name("Transformer") / f"seed{seed}"
+            parse_unlabelled(text, teacher, data / f"parsed-seed{seed}")
+        corpora = [f"parsed-seed{seed}" if corpus == "parsed" else corpus for corpus in system.corpora]
+        files = {"data": str(data), "tokenizer": str(data / "tokenizer"), "train": f"[{', '.join(corpora)}]"}
+        model = {"seed": str(seed), "output_dir": str(folder / file_name(name) / f"seed{seed}")}
+        recipe = load_recipe(RECIPE, {**system.keys, **options, **files, **model})
+        row = train_parser(recipe, system.is_lstm, gold, command)
+        write_result(folder / f"{file_name(name)}-seed{seed}.json", {"system": name, **row})
     rows = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
     rows.sort(key=lambda row: (list(SYSTEMS).index(row["system"]), row["seed"]))
     write_result(output / "table4.json", {"rows": rows})

@@ -74,9 +74,9 @@ def judge_length_extrapolation(measurements: Measurements) -> Finding:
     more = differences(rise["sinusoidal"], rise["learned"])
     evidence = (
         f"on sentences of more than {seen[1]} tokens, longer than any in training, the loss per token is higher than "
-        f"on those of {seen[0]} to {seen[1]} tokens by {with_interval(rise['sinusoidal'])} nats with sinusoidal positions, by "
-        f"{with_interval(rise['learned'])} with learned positions and by {with_interval(rise['none'])} without "
-        f"positions; sinusoidal minus learned: {with_interval(more, signed=True)} "
+        f"on those of {seen[0]} to {seen[1]} tokens by {with_interval(rise['sinusoidal'])} nats with sinusoidal "
+        f"positions, by {with_interval(rise['learned'])} with learned positions and by {with_interval(rise['none'])} "
+        f"without positions; sinusoidal minus learned: {with_interval(more, signed=True)} "
         f"({measurements['sentences'][2]} sentences, {measurements['steps']} steps)"
     )
     figure, (left, right) = panels(2)
