@@ -98,7 +98,7 @@ def test_paired_bleu_tells_different_systems_apart():
     assert bleu["good"]["bleu"] == pytest.approx(100) and bleu["good"]["p"] < 0.05 and bleu["bad"]["p"] is None
 
 
-def test_claims_are_measured_once(text, tmp_path, capsys, refused):
+def test_a_measured_claim_is_skipped(text, tmp_path, capsys, refused):
     finished_run = tmp_path / "run"
     train(Recipe.model_validate(SMALL | {"max_steps": 10, "data": str(text), "output_dir": str(finished_run)}))
     capsys.readouterr()

@@ -141,7 +141,7 @@ def where(folder) -> list[str]:
     return ["--model", str(saved_model(folder / "model")), "--output", str(folder / "paper")]
 
 
-def test_the_commands_write_pictures_and_row_files(where, folder):
+def test_the_commands_write_pictures_and_results(where, folder):
     output = folder / "paper"
     (folder / "text.en").write_text("\n".join([*ENGLISH[:2], "", ""]))
     main(["paper", "figure4", *where, "--source", " ".join(WORDS)])

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "training" / "results" / "paper"
 RESULT_FILES = sorted(path for path in FOLDER.rglob("*.json") if path.name != "table3.json")
 
 
-def test_the_page_is_made_from_the_row_files():
+def test_the_page_is_made_from_the_result_files():
     written = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert written == page(FOLDER), "run `vaswani-transformer paper page --output training/results/paper`"
     pictures = re.findall(r"\]\(([^)]+\.png)\)", written)
@@ -23,19 +23,16 @@ def test_the_page_is_made_from_the_row_files():
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_verdicts_follow_from_the_numbers(name):
+def test_verdicts_follow_from_the_measurements(name):
     result = json.loads((FOLDER / "claims" / f"{name}.json").read_text(encoding="utf-8"))
     finding = CLAIMS[name].judge(result)
-    assert (result["claim"], result["verdict"], result["evidence"]) == (
-        CLAIMS[name].text,
-        finding.verdict,
-        finding.evidence,
-    )
+    written = (result["claim"], result["verdict"], result["evidence"])
+    assert written == (CLAIMS[name].text, finding.verdict, finding.evidence)
     assert all(axis.get_ylabel() for axis in finding.figure.axes)
 
 
 @pytest.mark.parametrize("path", RESULT_FILES, ids=lambda path: path.stem)
-def test_every_row_says_how_it_was_made(path):
+def test_every_result_says_how_it_was_made(path):
     found = json.loads(path.read_text(encoding="utf-8"))
     for result in found["rows"] if path.stem == "table4" else [found]:
         assert result["command"].startswith("vaswani-transformer ") and "/" not in result["command"]
