@@ -1,6 +1,6 @@
 """Benchmarks, each run as `python -m benchmarks.NAME`; results/README.md explains the recorded numbers.
 
-translating   decode, decode_base, decode_profile, gpu_decode, stopping_rules
+translating   decode, decode_base_size, decode_profile, stopping_rules
 training      train_throughput, scaling
 correctness   gpu_checks, conversion_marian
 all on a GPU  gpu

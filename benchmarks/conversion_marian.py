@@ -55,7 +55,7 @@ def differences(folder: Path) -> Iterator[Row]:
             "words": len(found),
             "largest": f"{largest:.3e}",
             "mean": f"{found.mean():.3e}",
-            "times_ours": f"{largest / largest_of_ours:.1f}",
+            "error_vs_ours": f"{largest / largest_of_ours:.1f}",
         }
 
 

@@ -36,13 +36,13 @@ def compare(
     model: Annotated[str, typer.Argument(help="A model folder.")],
     source: Annotated[str, typer.Option(help="A UTF-8 text file, one sentence per line.")],
     reference: Annotated[str | None, typer.Option(help="Its translation, for BLEU.")] = None,
-    system: Annotated[
+    others: Annotated[
         list[str] | None,
-        typer.Option(help=f"KIND=FOLDER with the same weights; repeatable. Kinds: {', '.join(SYSTEMS)}."),
+        typer.Option("--system", help=f"KIND=FOLDER with the same weights; repeatable. Kinds: {', '.join(SYSTEMS)}."),
     ] = None,
     batch_size: BatchSizes = None,
     batch_tokens: Annotated[int | None, typer.Option(min=1, help="Then also batches of this many tokens.")] = None,
-    alone: Annotated[bool, typer.Option(help="Measure each system's loading and memory, too.")] = True,
+    standalone: Annotated[bool, typer.Option(help="Also measure the loading and memory of each system.")] = True,
     sentences: Annotated[int, typer.Option(min=1, help="Use this many lines of the source.")] = 200,
     num_beams: int = 4,
     threads: Threads = 1,
@@ -57,23 +57,23 @@ def compare(
     lines, references = read_pairs(source, reference, sentences)
     tokenizer = load_tokenizer(model)
     encoded: Sources = tokenizer(lines, verbose=False)["input_ids"]
-    folders = [("generate", model), ("search", model), *map(parse_system, system or [])]
+    folders = [("generate", model), ("search", model), *map(parse_system, others or [])]
     systems = load(folders, threads)
-    about = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
+    settings = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
     rows: list[Row] = []
     for name, batches in batchings(encoded, batch_size or [1, 16, 64], batch_tokens).items():
         order = [i for batch in batches for i in batch]
-        work = [[encoded[i] for i in batch] for batch in batches]
-        needs = [measure_alone(*each, threads, num_beams, work[-1]) if alone else NOT_MEASURED for each in folders]
+        sources = [[encoded[i] for i in batch] for batch in batches]
+        measured = [measure_standalone(*each, threads, num_beams, sources[-1]) for each in folders if standalone]
         for system in systems:
-            system.translate(work[0], num_beams)  # warm up
-        works = {system.name: partial(translate_all, system, work, num_beams) for system in systems}
-        best = race(works, rounds, now)
-        for system, needed in zip(systems, needs, strict=True):
+            system.translate(sources[0], num_beams)  # warm up
+        tasks = {system.name: partial(translate_all, system, sources, num_beams) for system in systems}
+        best = race(tasks, rounds, now)
+        for system, columns in zip(systems, measured or [NOT_MEASURED] * len(systems), strict=True):
             translations = best[system.name][1]
             row = {"batch": name, "system": system.name, **speeds(system.name, best)}
             row["bleu"] = bleu(translations, references, order, tokenizer) if references else "-"
-            rows.append(about | row | needed | {"file_megabytes": round(system.megabytes, 1)})
+            rows.append(settings | row | columns | {"file_megabytes": round(system.megabytes, 1)})
     report(rows, record)
     if record and references:
         unit = "CPU" if clock_name == "cpu" else "wall-clock"
@@ -120,20 +120,20 @@ def batchings(encoded: Sources, sizes: list[int], tokens: int | None) -> dict[st
     return found
 
 
-def translate_all(system: System, work: list[Sources], beams: int) -> Sources:
-    return [ids for batch in work for ids in system.translate(batch, beams)]
+def translate_all(system: System, batches: list[Sources], beams: int) -> Sources:
+    return [ids for batch in batches for ids in system.translate(batch, beams)]
 
 
 def speeds(name: str, best: dict[str, tuple[float, Sources]]) -> Row:
     """Compare the best seconds of a system with the others; int8 files with CTranslate2's int8."""
     seconds, translations = best[name]
     peers = {
-        "times_generate": "torch generate()",
-        "times_marian": "transformers Marian",
-        "times_ctranslate2": f"ctranslate2 {'int8' if 'int8' in name else 'float32'}",
+        "speedup_vs_generate": "torch generate()",
+        "speedup_vs_marian": "transformers Marian",
+        "speedup_vs_ctranslate2": f"ctranslate2 {'int8' if 'int8' in name else 'float32'}",
     }
-    times = {column: f"{best[peer][0] / seconds:.2f}" if peer in best else "-" for column, peer in peers.items()}
-    return {"seconds": round(seconds, 3), "tokens_per_second": round(sum(map(len, translations)) / seconds), **times}
+    speedups = {column: f"{best[peer][0] / seconds:.2f}" if peer in best else "-" for column, peer in peers.items()}
+    return {"seconds": round(seconds, 3), "tokens_per_second": round(sum(map(len, translations)) / seconds), **speedups}
 
 
 def bleu(translations: Sources, references: list[str], order: list[int], tokenizer: Any) -> str:
@@ -144,7 +144,7 @@ def bleu(translations: Sources, references: list[str], order: list[int], tokeniz
     return f"{sacrebleu.corpus_bleu([texts[i] for i in range(len(texts))], [references]).score:.1f}"
 
 
-def measure_alone(kind: str, folder: str, threads: int, beams: int, sources: Sources) -> Row:
+def measure_standalone(kind: str, folder: str, threads: int, beams: int, sources: Sources) -> Row:
     """Return the seconds and memory of a process that loads only this system and translates one batch."""
     blocked = "" if SYSTEMS[kind].needs_torch else "torch,transformers"
     command = [sys.executable, "-m", "benchmarks.shared.decode_alone", kind, folder, str(threads), str(beams), blocked]

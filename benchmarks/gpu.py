@@ -41,7 +41,7 @@ SMALL = {
     "seeds": [1],
     "multi30k": "--vocab_size 500 --max_steps 8 --save_every 4 --validate_every 8 --bleu_every null --average_last 2 "
     "--warmup_steps 2",
-    "decode": "--small --batch-size 2 --rounds 1",
+    "decode": "--small --torch --batch-size 2 --rounds 1",
     "scaling": "--small --processes 2",
     "trained claims": ["training_without_the_factor"],
     "claim": "--vocab_size 500 --max_steps 4 --warmup_steps 2",
@@ -82,7 +82,7 @@ def pieces(data: str, output: Path, device: str, options: dict[str, Any]) -> dic
         train += ["--output_dir", model, "--mixed_precision", "bf16", *options["multi30k"].split()]
         evaluate = ["-m", "training.evaluate", model, "--data", data, "--device", device]
         found[f"multi30k-{seed}"] = [train, [*evaluate, "--record", f"{output}/multi30k.csv"]]
-    found["decode"] = [benchmark("gpu_decode", *options["decode"].split())]
+    found["decode"] = [benchmark("decode_base_size", *options["decode"].split())]
     if device == "cpu" or torch.cuda.device_count() > 1:
         found["scaling"] = [benchmark("scaling", data, *options["scaling"].split())]
     claims = ["-m", "training.paper", "claims", "--run", f"{output}/multi30k-1", "--data", data]

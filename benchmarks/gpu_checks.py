@@ -23,7 +23,7 @@ from training.loss import linear_cross_entropy
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
 
-from .shared.harness import ABOUT, Device, Record, report, run
+from .shared.harness import METADATA, Device, Record, report, run
 from .shared.training_setup import recipe_words
 
 VOCABULARY = 900
@@ -54,7 +54,7 @@ def reported(found: Found, device: str, record: Path | None) -> bool:
         {"device": device, "check": name, "difference": f"{value:.1e}", "limit": "" if limit is None else limit}
         for name, value, limit in found
     ]
-    report(rows, record, (*ABOUT, "torch"))
+    report(rows, record, (*METADATA, "torch"))
     return all(limit is None or value <= limit for _, value, limit in found)
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.scaling data/multi30k --device cpu --small --processes 2    # gloo, to try it
 
 The paper's base model and batches of 50,000 tokens, which the processes share, in bfloat16. The fastest window between
-two lines of metrics.jsonl counts, so that the first steps, which allocate and choose kernels, do not. `times_one`
+two lines of metrics.jsonl counts, so that the first steps, which allocate and choose kernels, do not. `speedup_vs_one`
 compares with one process.
 """
 
@@ -21,7 +21,7 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError
 
-from .shared.harness import ABOUT, DataFolder, Device, Record, report, run
+from .shared.harness import METADATA, DataFolder, Device, Record, report, run
 from .shared.training_setup import recipe_words
 
 ACCELERATE = Path(__file__).parent.parent / "training" / "accelerate"
@@ -48,24 +48,24 @@ def compare(
     one = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for number in [number for number in (1, 2, 4, 8) if number <= most]:
-            for weights in ["copied"] if number == 1 else ["copied", "split"]:
-                speed = trained(data, Path(folder), device, number, weights, SMALL if small else PAPER)
+            for strategy in ["single"] if number == 1 else ["ddp", "fsdp"]:
+                speed = trained(data, Path(folder), device, number, strategy, SMALL if small else PAPER)
                 one = one or speed
                 row = {
                     "device": device,
                     "processes": number,
-                    "weights": weights,
+                    "strategy": strategy,
                     "tokens_per_second": round(speed),
-                    "times_one": round(speed / one, 2),
+                    "speedup_vs_one": round(speed / one, 2),
                 }
-                report([row], record, (*ABOUT, "torch"))  # at once: the next may be too slow
+                report([row], record, (*METADATA, "torch"))  # at once: the next may be too slow
 
 
-def trained(data: Path, folder: Path, device: str, processes: int, weights: str, keys: dict[str, Any]) -> float:
+def trained(data: Path, folder: Path, device: str, processes: int, strategy: str, keys: dict[str, Any]) -> float:
     """Train in this many processes and return the tokens per second of the fastest window."""
-    output = folder / f"{processes}-{weights}"
+    output = folder / f"{processes}-{strategy}"
     places = {"data": str(data.resolve()), "output_dir": str(output), "cache": str(folder / "cache")}
-    if (tokenizer := folder / "1-copied").is_dir():
+    if (tokenizer := folder / "1-single").is_dir():
         places["tokenizer"] = str(tokenizer)
     steps = {
         "micro_batches": max(2, processes), "save_every": keys["max_steps"], "validate_every": None, "average_last": 1,
@@ -73,7 +73,7 @@ def trained(data: Path, folder: Path, device: str, processes: int, weights: str,
     }  # fmt: skip
     start = [sys.executable, "-m", "training"]
     if processes > 1:
-        config = str(ACCELERATE / ("fsdp.yaml" if weights == "split" else "one_host.yaml"))
+        config = str(ACCELERATE / ("fsdp.yaml" if strategy == "fsdp" else "one_host.yaml"))
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
         start = [*launch, "--num_processes", str(processes), "-m", "training"]
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})

@@ -16,7 +16,7 @@ import typer
 
 from vaswani_transformer.lines import read_lines
 
-from .shared.harness import ANY_HARDWARE, Record, report, run, timed
+from .shared.harness import PORTABLE_METADATA, Record, report, run, timed
 
 RULES = ("never", 10, 5, 2, False, True)
 
@@ -64,7 +64,7 @@ def compare(
                 "seconds": round(seconds, 1),
             }
         )
-    report(rows, record, ANY_HARDWARE)
+    report(rows, record, PORTABLE_METADATA)
 
 
 if __name__ == "__main__":

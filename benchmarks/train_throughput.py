@@ -22,10 +22,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .shared.harness import (
-    ABOUT,
-    Ceilings,
+    METADATA,
     DataFolder,
     Device,
+    PeakRates,
     Record,
     Rounds,
     Row,
@@ -36,7 +36,7 @@ from .shared.harness import (
     take_turns,
 )
 from .shared.training_setup import load_recipe, tokenised, training_lines
-from .shared.training_systems import Job, System, Turn
+from .shared.training_systems import Job, TrainingProcess, Turn
 
 # Keys of the recipe. Base and big have the paper's output layer, and sentences of about the paper's length.
 PAPER = {"model.vocab_size": 37000, "tokens_per_step": 3000}
@@ -79,32 +79,32 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         keys = recipe_keys(size, data, Path(folder), tokens, vocab_size, dropout)
         job = Job(keys, folder, threads, device, clock_name)
-        turns, ceilings = measure(system or DEFAULT, job, warmup, steps, rounds)
-        rows = list(table(turns, operations_per_token(job), ceilings))
-    about = {"size": size, "tokens_per_step": keys["tokens_per_step"], "threads": threads, "clock": clock_name}
-    rates = {f"gflops_{name}": round(rate / 1e9) for name, rate in ceilings.best.items()}
-    report([about | row | rates for row in rows], record, (*ABOUT, "torch", "transformers"))
+        turns, peaks = measure(system or DEFAULT, job, warmup, steps, rounds)
+        rows = list(table(turns, operations_per_token(job), peaks))
+    settings = {"size": size, "tokens_per_step": keys["tokens_per_step"], "threads": threads, "clock": clock_name}
+    rates = {f"gflops_{name}": round(rate / 1e9) for name, rate in peaks.best.items()}
+    report([settings | row | rates for row in rows], record, (*METADATA, "torch", "transformers"))
 
 
 def measure(
     names: list[str], job: Job, warmup: int, steps: int, rounds: int
-) -> tuple[dict[System, list[Turn]], Ceilings]:
-    """Start the systems and let them take turns; measure the ceilings around the turns."""
-    ceilings = Ceilings(clock(job.clock, job.device))
-    systems: list[System] = []
+) -> tuple[dict[TrainingProcess, list[Turn]], PeakRates]:
+    """Start the systems and let them take turns; measure the peak rates before and after each round."""
+    peaks = PeakRates(clock(job.clock, job.device))
+    systems: list[TrainingProcess] = []
     try:
         for name in names:
-            systems.append(System(name, job))
+            systems.append(TrainingProcess(name, job))
             systems[-1].run(warmup)
-        works = {each.name: partial(each.run, steps) for each in systems}
-        turns = take_turns(works, rounds, partial(measure_products, ceilings, job))
+        tasks = {each.name: partial(each.run, steps) for each in systems}
+        turns = take_turns(tasks, rounds, partial(measure_peaks, peaks, job))
     finally:
         for each in systems:
             each.process.shutdown(cancel_futures=True)
-    return {each: turns[each.name] for each in systems}, ceilings
+    return {each: turns[each.name] for each in systems}, peaks
 
 
-def table(turns: dict[System, list[Turn]], operations: float, ceilings: Ceilings) -> Iterator[Row]:
+def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: PeakRates) -> Iterator[Row]:
     """Yield a row per system; ratios are relative to the first system in the same round."""
     baseline = next(iter(turns.values()))
     for system, measured in turns.items():
@@ -117,7 +117,7 @@ def table(turns: dict[System, list[Turn]], operations: float, ceilings: Ceilings
             "ratio": round(statistics.median(ratios), 3),
             "ratio_min": round(min(ratios), 3),
             "ratio_max": round(max(ratios), 3),
-            "share": ceilings.share(system.precision, speed * operations),
+            "fraction_of_peak": peaks.fraction(system.precision, speed * operations),
             "padding": round(1 - sum(t.tokens for t in measured) / sum(t.positions for t in measured), 4),
             "megabytes": max(turn.megabytes for turn in measured),
         }
@@ -136,7 +136,7 @@ def operations_per_token(job: Job) -> float:
     return total / int(sources.sum() + targets.sum())
 
 
-def measure_products(ceilings: Ceilings, job: Job) -> None:
+def measure_peaks(peaks: PeakRates, job: Job) -> None:
     """Measure large matrix products by precision: no training step can exceed their rate.
 
     "highest" is float32 at torch's default precision, "medium" what our float32 steps use. Their ratio is the most that
@@ -149,7 +149,7 @@ def measure_products(ceilings: Ceilings, job: Job) -> None:
     for name, dtype in (("highest", torch.float32), ("medium", torch.float32), ("bf16", torch.bfloat16)):
         torch.set_float32_matmul_precision("medium" if name == "medium" else "highest")
         left, right = (torch.randn(size, size, device=job.device, dtype=dtype) for _ in range(2))
-        ceilings.measure(name, partial(torch.matmul, left, right), 2 * size**3)
+        peaks.measure(name, partial(torch.matmul, left, right), 2 * size**3)
 
 
 def recipe_keys(

@@ -17,6 +17,7 @@ from vaswani_transformer import beam_search
 from vaswani_transformer.errors import InputError
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -91,8 +92,8 @@ def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_
     assert len({by_system[name]["bleu"] for name in exact}) == 1 and float(by_system["onnx"]["bleu"]) > 20
     for row in rows:
         by_generate = next(r for r in rows if r["system"] == "torch generate()" and r["batch"] == row["batch"])
-        times = float(by_generate["seconds"]) / max(float(row["seconds"]), 1e-3)
-        assert float(row["times_generate"]) == pytest.approx(times, rel=0.3)
+        speedup = float(by_generate["seconds"]) / max(float(row["seconds"]), 1e-3)
+        assert float(row["speedup_vs_generate"]) == pytest.approx(speedup, rel=0.3)
         assert row["command"].startswith("python -m benchmarks.decode model ") and str(tmp_path) not in row["command"]
     # Without torch, a process needs less than half the memory.
     assert int(by_system["onnx"]["peak_megabytes"]) * 2 < int(by_system["torch generate()"]["peak_megabytes"])
@@ -112,6 +113,21 @@ def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> No
     assert (provable["early_stopping"], provable["differ"]) == ("never", "0")
 
 
+def test_decoding_at_base_size_is_compared_at_equal_precision(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    pytest.importorskip("onnxruntime")
+    run("decode_base_size", "--small", "--batch-size", 2, "--rounds", 1, "--record", tmp_path / "rows.csv")
+    rows = {row["system"]: row for row in rows_of(tmp_path / "rows.csv")}
+    assert rows.keys() == {
+        f"{kind} {precision}" for kind in ("onnx", "ctranslate2") for precision in ("float32", "int8")
+    }
+    assert all(
+        rows[f"ctranslate2 {precision}"]["speedup_vs_ctranslate2"] == "1.00" for precision in ("float32", "int8")
+    )
+    assert all(int(row["ids_per_second"]) > 0 and int(row["matmul_gops"]) > 0 for row in rows.values())
+    assert all(column in rows_of(RESULTS / "decode_base_size.csv")[0] for column in rows["onnx int8"])
+
+
 @pytest.mark.slow
 def test_gpu_runs_all_pieces(data: Path) -> None:
     output = data / "gpu"
@@ -120,17 +136,17 @@ def test_gpu_runs_all_pieces(data: Path) -> None:
     assert checks["killed training has other bits, bf16, deterministic"]["difference"] == "0.0e+00"
     assert {row["system"].split("+")[0] for row in rows_of(output / "train_throughput.csv")} >= {"marian", "ours"}
     assert len(rows_of(output / "multi30k.csv")) == 1
-    scaling = [(row["processes"], row["weights"]) for row in rows_of(output / "scaling.csv")]
-    assert scaling == [("1", "copied"), ("2", "copied"), ("2", "split")]
+    scaling = [(row["processes"], row["strategy"]) for row in rows_of(output / "scaling.csv")]
+    assert scaling == [("1", "single"), ("2", "ddp"), ("2", "fsdp")]
     claims = {path.stem for path in (output / "paper/claims").glob("*.json")}
     assert claims == {"throughput", "decoding_throughput", "memory_of_attention", "training_without_the_factor"}
     assert json.loads((output / "paper/claims/throughput.json").read_text())["hardware"]
-    systems = {row["system"] for row in rows_of(output / "gpu_decode.csv")}
+    systems = {row["system"] for row in rows_of(output / "decode_base_size.csv")}
     assert systems >= {
         "marian float32",
         "generate() bfloat16",
         "search bfloat16",
-        "onnx float16",
+        "onnx int8",
         "ctranslate2 float32",
     }
 

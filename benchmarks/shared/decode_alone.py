@@ -31,8 +31,8 @@ def main() -> None:
     # Not getrusage: its maximum includes that of the parent process.
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
     assert peak is not None
-    needs = {"load_seconds": round(loaded - begun, 2), "first_seconds": round(first - loaded, 4)}
-    print(json.dumps(needs | {"peak_megabytes": round(int(peak[1]) * 1024 / 1e6)}))
+    columns = {"load_seconds": round(loaded - begun, 2), "first_seconds": round(first - loaded, 4)}
+    print(json.dumps(columns | {"peak_megabytes": round(int(peak[1]) * 1024 / 1e6)}))
 
 
 if __name__ == "__main__":

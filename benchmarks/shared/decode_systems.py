@@ -1,4 +1,4 @@
-"""The systems that translate in `decode.py`, `decode_base.py` and `gpu_decode.py`."""
+"""The systems that decode.py and decode_base_size.py compare."""
 
 import functools
 import json

@@ -56,10 +56,10 @@ def clock(name: str, device: str = "cpu") -> Callable[[], float]:
     return seconds if device == "cpu" else synchronised
 
 
-def timed(work: Callable[[], Result], now: Callable[[], Any]) -> tuple[Any, Result]:
-    """Return the time that the work took, and its result."""
+def timed(task: Callable[[], Result], now: Callable[[], Any]) -> tuple[Any, Result]:
+    """Return the time that the task took, and its result."""
     begun = now()
-    result = work()
+    result = task()
     return now() - begun, result
 
 
@@ -86,35 +86,39 @@ def race(
     between: Callable[[], object] = lambda: None,
 ) -> dict[str, tuple[float, Result]]:
     """Let the systems take turns; return the seconds and the result of the fastest turn of each."""
-    turns = take_turns({name: partial(timed, work, now) for name, work in systems.items()}, rounds, between)
+    turns = take_turns({name: partial(timed, task, now) for name, task in systems.items()}, rounds, between)
     return {name: min(measured, key=itemgetter(0)) for name, measured in turns.items()}
 
 
-class Ceilings:
-    """The best rates, in operations per second, at which this machine ran some reference work."""
+class PeakRates:
+    """The highest rates, in operations per second, at which this machine ran reference tasks, by name."""
 
     def __init__(self, now: Callable[[], float]):
         self.now = now
         self.best: dict[str, float] = {}
 
-    def measure(self, name: str, work: Callable[[], object], operations: float) -> None:
-        work()  # warm up
-        attempts = [operations / timed(work, self.now)[0] for _ in range(5)]
+    def measure(self, name: str, task: Callable[[], object], operations: float) -> None:
+        task()  # warm up
+        attempts = [operations / timed(task, self.now)[0] for _ in range(5)]
         self.best[name] = max(*attempts, self.best.get(name, 0.0))
 
-    def share(self, name: str, rate: float) -> float | str:
-        """Return the fraction of a ceiling that a rate reaches; "" above 1: the machine was busy for the ceiling."""
+    def fraction(self, name: str, rate: float) -> float | str:
+        """Return a rate as a fraction of a peak.
+
+        "" above 1, which means that the peak was measured on a busy machine.
+        """
         return round(rate / self.best[name], 3) if rate <= self.best[name] else ""
 
 
-ANY_HARDWARE = ("date", "commit", "command")  # for results that are the same on every machine
-ABOUT = (*ANY_HARDWARE, "hardware")
+PORTABLE_METADATA = ("date", "commit", "command")  # for results that are the same on every machine
+METADATA = (*PORTABLE_METADATA, "hardware")
 
 
-def report(rows: list[Row], path: Path | None, about: Sequence[str] = ABOUT) -> None:
+def report(rows: list[Row], path: Path | None, metadata: Sequence[str] = METADATA) -> None:
     """Print the rows, and append them to a CSV file if one is given; a new file begins with the columns.
 
-    about: columns that are filled in here, before those of the rows. Raises InputError if the file has other columns.
+    metadata: columns that are filled in here, before those of the rows
+    Raises InputError if the file has other columns.
     """
     cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -133,5 +137,5 @@ def report(rows: list[Row], path: Path | None, about: Sequence[str] = ABOUT) -> 
         "torch": lambda: version("torch"),
         "transformers": lambda: version("transformers"),
     }
-    first = {name: known[name]() for name in about}
-    append_rows(path, [*about, *rows[0]], [first | row for row in rows])
+    first = {name: known[name]() for name in metadata}
+    append_rows(path, [*metadata, *rows[0]], [first | row for row in rows])

@@ -1,4 +1,4 @@
-"""The systems that `train_throughput.py` compares, each in a separate process that works as many steps as requested."""
+"""The systems that `train_throughput.py` compares, each in a process of its own."""
 
 import multiprocessing
 import resource
@@ -42,28 +42,28 @@ class Turn:
         return self.tokens / self.seconds
 
 
-class System:
+class TrainingProcess:
     """A system in its own process."""
 
     def __init__(self, name: str, job: Job):
         self.name = name
         kind, *options = name.split("+")
-        if kind not in KINDS:
-            raise InputError(f"--system {name!r}: {kind!r} is not one of {', '.join(KINDS)}")
-        unknown = {option for option in options if not (kind == "trainer" and option.isdigit())} - KINDS[kind][1]
+        if kind not in SYSTEMS:
+            raise InputError(f"--system {name!r}: {kind!r} is not one of {', '.join(SYSTEMS)}")
+        unknown = {option for option in options if not (kind == "trainer" and option.isdigit())} - SYSTEMS[kind][1]
         if unknown:
             raise InputError(f"--system {name!r}: {kind} has no option {', '.join(sorted(unknown))}")
-        products = "medium" if kind == "ours" and "highest" not in options else "highest"
-        self.precision = "bf16" if "bf16" in options else products  # the product rate that is its ceiling
+        float32 = "medium" if kind == "ours" and "highest" not in options else "highest"
+        self.precision = "bf16" if "bf16" in options else float32  # of the matrix products whose rate is its peak
         self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         self.parameters: int = self.process.submit(build, kind, options, job).result()
 
     def run(self, steps: int) -> Turn:
-        return self.process.submit(work, steps).result()
+        return self.process.submit(run_steps, steps).result()
 
 
-# In the process of a system: its work, as returned by one of the functions in KINDS.
-WORK: list[Callable] = []
+# In the process of a system: its function that takes steps, as returned by one of the functions in SYSTEMS.
+RUN: list[Callable] = []
 
 
 def build(kind: str, options: list[str], job: Job) -> int:
@@ -72,13 +72,13 @@ def build(kind: str, options: list[str], job: Job) -> int:
 
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
-    model, run = KINDS[kind][0](options, job)
-    WORK.append(run)
+    model, run = SYSTEMS[kind][0](options, job)
+    RUN.append(run)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def work(steps: int) -> Turn:
-    tokens, positions, seconds = WORK[0](steps)
+def run_steps(steps: int) -> Turn:
+    tokens, positions, seconds = RUN[0](steps)
     return Turn(tokens, positions, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
@@ -91,20 +91,20 @@ def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
     if attention := {"sdpa", "eager"} & set(options):
         keys["attention"] = attention.pop()
     stepper = stepper_of(job.recipe(**keys), output)
-    run, progress = stepper.prepared, stepper.progress
+    prepared, progress = stepper.prepared, stepper.progress
     if "compile" in options:
-        run.module.compile(dynamic=True)
+        prepared.module.compile(dynamic=True)
 
-    def work(steps: int) -> tuple[int, int, float]:
+    def run(steps: int) -> tuple[int, int, float]:
         before, positions, begun = progress.tokens, 0, now()
         for _ in range(steps):
-            for pairs in run.order.step(progress.step):
-                sides = (run.corpus.source_lengths[pairs], run.corpus.target_lengths[pairs])
+            for pairs in prepared.order.step(progress.step):
+                sides = (prepared.corpus.source_lengths[pairs], prepared.corpus.target_lengths[pairs])
                 positions += sum(int(side.max()) * len(pairs) for side in sides)
             stepper.step()
         return progress.tokens - before, positions, now() - begun
 
-    return run.model, work
+    return prepared.model, run
 
 
 def marian_model(job: Job, options: list[str]) -> Any:
@@ -135,7 +135,7 @@ def marian(options: list[str], job: Job) -> tuple[Any, Callable]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
     done = 0
 
-    def work(steps: int) -> tuple[int, int, float]:
+    def run(steps: int) -> tuple[int, int, float]:
         nonlocal done
         tokens, positions, begun = 0, 0, now()
         for pairs in (pairs for step in range(done, done + steps) for pairs in order.step(step)):
@@ -155,7 +155,7 @@ def marian(options: list[str], job: Job) -> tuple[Any, Callable]:
         done += steps
         return tokens, positions, now() - begun
 
-    return model, work
+    return model, run
 
 
 def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
@@ -191,7 +191,7 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
     )
     peer.remove_callback(PrinterCallback)
 
-    def work(steps: int) -> tuple[int, int, float]:
+    def run(steps: int) -> tuple[int, int, float]:
         marks.clear()
         peer.args.max_steps = steps + 2  # the first step includes what train() does before it
         peer.train()
@@ -199,7 +199,7 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
         tokens, positions = (sum(column) for column in zip(*emitted[first - 1 : last - 1], strict=True))
         return tokens, positions, ended - begun
 
-    return model, work
+    return model, run
 
 
 def trainer_arguments(options: list[str], job: Job, corpus: Any) -> Any:
@@ -224,9 +224,9 @@ def trainer_arguments(options: list[str], job: Job, corpus: Any) -> Any:
     )
 
 
-# By name: the function that prepares a system, and its options. The function returns the model, and the work: number of
-# steps -> tokens, positions, seconds.
-KINDS: dict[str, tuple[Callable[[list[str], Job], tuple[Any, Callable]], set[str]]] = {
+# By name: the function that prepares a system, and its options. It returns the model and a function that takes a number
+# of steps and returns their tokens, positions and seconds.
+SYSTEMS: dict[str, tuple[Callable[[list[str], Job], tuple[Any, Callable]], set[str]]] = {
     "ours": (ours, {"bf16", "highest", "compile", "sdpa", "eager"}),
     "marian": (marian, {"bf16", "eager", "sdpa", "compile"}),
     "trainer": (trainer, {"bf16", "eager", "sdpa", "group"}),
