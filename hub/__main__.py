@@ -1,13 +1,12 @@
 """`python -m hub push FOLDER REPO`: show what a push to the Hub would change, or push; `space`: write a Space."""
 
 import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vaswani_transformer.atomic import atomic_folder, check_new_folder
+from vaswani_transformer.atomic import check_new_folder
 from vaswani_transformer.errors import InputError, one_line
 from vaswani_transformer.exit import exit_cleanly
 
@@ -21,7 +20,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 # ---- options whose values the Hub restricts ----------------------------------------------------------------------
 
 
-def repo_id(parameter: typer.CallbackParam, name: str | None) -> str | None:
+def check_repo_id(parameter: typer.CallbackParam, name: str | None) -> str | None:
     """Return the name of a repository. Raises InputError unless it is `owner/name` and the Hub allows it."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -80,7 +79,7 @@ def hub() -> None:
 @app.command(help="Show what a push to the Hub would change; with --yes, push in one commit, including code and card.")
 def push(
     folder: Annotated[str, typer.Argument(help="A model's folder.")],
-    repo: Annotated[str, typer.Argument(callback=repo_id, help="The repository, owner/name.")],
+    repo: Annotated[str, typer.Argument(callback=check_repo_id, help="The repository, owner/name.")],
     yes: Annotated[bool, typer.Option("--yes", help="Push. Without it nothing is sent.")] = False,
     to_folder: Annotated[
         str | None, typer.Option(help="Write what would be uploaded to this new folder; no network.")
@@ -100,7 +99,7 @@ def push(
     target_language: Annotated[str | None, LANGUAGE] = None,
     dataset: Annotated[str | None, DATASET] = None,
     base_model: Annotated[
-        str | None, typer.Option(callback=repo_id, help="The repository of the model that was fine-tuned.")
+        str | None, typer.Option(callback=check_repo_id, help="The repository of the model that was fine-tuned.")
     ] = None,
     license: Annotated[str | None, LICENSE] = None,
     example: Annotated[
@@ -122,30 +121,31 @@ def push(
     from huggingface_hub import HfApi
 
     from . import remote
-    from .contents import left_behind
+    from .contents import size_of, unpublished, write_folder
 
     if out is not None:
         write_folder(files, out)
         for name, file in sorted(files.items()):
-            typer.echo(f"{remote.size_of(file):>14,}  {name}")
+            typer.echo(f"{size_of(file):>14,}  {name}")
         typer.echo(f"{out}: what `push {repo} --yes` would upload")
         return
     remote.set_timeout()
     api, kept = HfApi(), ["README.md"] if keep_card else []
     planned = remote.plan(api, repo, revision, files, private=private, tag=tag, kept=kept)
-    for line in summary(planned, left_behind(Path(folder), files)):
+    for line in summary(planned, unpublished(Path(folder), files)):
         typer.echo(line)
     typer.echo(remote.push(api, planned, files, message) if yes else "nothing has been sent; add --yes to push")
 
 
 @app.command(help="Write a Space that translates with a model of the Hub and shows its attention.")
 def space(
-    repo: Annotated[str, typer.Argument(callback=repo_id, help="The Space, owner/name.")],
-    model: Annotated[str, typer.Option(callback=repo_id, help="The model's repository, owner/name.")],
+    repo: Annotated[str, typer.Argument(callback=check_repo_id, help="The Space, owner/name.")],
+    model: Annotated[str, typer.Option(callback=check_repo_id, help="The model's repository, owner/name.")],
     to_folder: Annotated[str, typer.Option(help="The new folder.")],
     revision: Annotated[str | None, git_name("A commit or tag of the model; the Space runs the model's code.")] = None,
 ) -> None:
-    from .contents import space_files
+    from .contents import write_folder
+    from .space_files import space_files
 
     write_folder(space_files(repo, model, revision), check_new_folder(to_folder))
     typer.echo(f"{to_folder}: a Space; `hf upload {repo} {to_folder} . --repo-type space` publishes it")
@@ -188,32 +188,19 @@ def summary(planned: "Plan", left: list[str]) -> list[str]:
 
     left: files of the model's folder that are not published
     """
-    lines = [f"{change.kind:<8}{change.size:>14,}  {change.name}" for change in planned.changes]
+    lines = [f"{change.status:<8}{change.size:>14,}  {change.name}" for change in planned.changes]
     if left:
         lines.append(f"not published: {', '.join(left)}")
-    sent, deleted = planned.of_kind("new", "changed"), planned.of_kind("deleted")
+    sent, deleted = planned.with_status("new", "changed"), planned.with_status("deleted")
     state = f"{planned.repo_id}, revision {planned.revision}"
     if planned.head is None:
         state += f", would be created, {'private' if planned.private else 'public'}"
     elif not planned.revision_exists:
         state += ", a new branch"
-    if not planned.changes_something:
+    if not planned.has_changes:
         return [*lines, f"{state}: nothing to change"]
     total = f"{len(sent)} of {len(planned.changes) - len(deleted)} files, {sum(change.size for change in sent):,} bytes"
     return [*lines, f"{state}: one commit with {total}" + (f", {len(deleted)} deleted" if deleted else "")]
-
-
-def write_folder(files: "Files", out: Path) -> None:
-    """Write the files to a new folder, which appears only when it is complete."""
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with atomic_folder(out) as unfinished:
-        for name, file in files.items():
-            path = unfinished / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(file, bytes):
-                path.write_bytes(file)
-            else:
-                shutil.copyfile(file, path)
 
 
 def main(arguments: list[str] | None = None) -> None:

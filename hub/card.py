@@ -17,15 +17,15 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from vaswani_transformer import VaswaniTransformerConfig, __version__
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.errors import InputError, one_line
-from vaswani_transformer.model_folder import CODE_FILES
-from vaswani_transformer.onnx_translator import graph_name
+from vaswani_transformer.model_folder import CODE_FILES, ONNX
+from vaswani_transformer.onnx_translator import onnx_file_name
 from vaswani_transformer.pictures import attention_figure
 from vaswani_transformer.search_settings import NO_MAXIMUM
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.training_curve import curve_figure, curves_of
 from vaswani_transformer.translator import Translator
 
-from .contents import ONNX, Files
+from .contents import Files
 from .provenance import Provenance, hours, public_command, public_recipe
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def write_card(
         code=CODE_FILES,
         target_tokenizer=TARGET_TOKENIZER if f"{TARGET_TOKENIZER}/tokenizer.json" in files else None,
         onnx_files=sorted(name for name in files if name.endswith(".onnx")),
-        onnx_file=f"{ONNX}/{graph_name()}",
+        onnx_file=f"{ONNX}/{onnx_file_name()}",
         no_maximum=NO_MAXIMUM,
         version=__version__,
         homepage=homepage(),

@@ -7,24 +7,22 @@ refused.
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import SpaceCard
-
 import vaswani_transformer
+from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated, load_config, weight_files
 from vaswani_transformer.model_folder import CODE_FILES, INDEX, ONNX, WEIGHTS, read_json_object
-from vaswani_transformer.onnx_translator import PRECISIONS, graph_name
+from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
 Files = dict[str, Path | bytes]
-
-SPACE = Path(__file__).with_name("space")
 
 MODEL_FILES = (
     "config.json",
@@ -143,7 +141,7 @@ def onnx_files(folder: Path, onnx: Path) -> Files:
 
 def variant_files(folder: Path, onnx: Path, precision: str) -> Files:
     """Return the same for a variant, whose model.onnx is published as model_PRECISION.onnx and README.md is not."""
-    published = f"{ONNX}/{graph_name(precision)}"
+    published = f"{ONNX}/{onnx_file_name(precision)}"
     files = onnx_files(folder, onnx)
     graph = files.pop(f"{ONNX}/model.onnx", None)
     if graph is None or f"{ONNX}/model.onnx.data" in files:
@@ -151,28 +149,35 @@ def variant_files(folder: Path, onnx: Path, precision: str) -> Files:
     return {name: file for name, file in files.items() if name.endswith(".json")} | {published: graph}
 
 
-def left_behind(folder: Path, files: Files) -> list[str]:
+def unpublished(folder: Path, files: Files) -> list[str]:
     """Return the names of files in the folder that are not published."""
     published = {name.split("/")[0] for name in files}
     names = (path.name + ("/" if path.is_dir() else "") for path in folder.iterdir() if not path.name.startswith("."))
     return sorted(name for name in names if name.rstrip("/") not in published)
 
 
-def space_files(repo: str, model: str, revision: str | None) -> Files:
-    """Return the files of the Space `repo`, which loads `model` at a commit or tag (None: the newest)."""
-    files: Files = {path.name: path for path in SPACE.iterdir() if path.is_file()}
-    card = SpaceCard.load(SPACE / "README.md")
-    card.data["title"], card.data["models"] = repo.split("/")[1], [model]
-    files["README.md"] = str(card).encode()
-    files["model.json"] = json_bytes({"id": model, "revision": revision})
-    return files
+def size_of(file: Path | bytes) -> int:
+    return len(file) if isinstance(file, bytes) else file.stat().st_size
+
+
+def write_folder(files: Files, out: Path) -> None:
+    """Write the files to a new folder, which appears only when it is complete."""
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with atomic_folder(out) as unfinished:
+        for name, file in files.items():
+            path = unfinished / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(file, bytes):
+                path.write_bytes(file)
+            else:
+                shutil.copyfile(file, path)
 
 
 def json_bytes(fields: dict[str, Any]) -> bytes:
     return (json.dumps(fields, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-# ---- refusals ----------------------------------------------------------------------------------------------------
+# ---- checks ------------------------------------------------------------------------------------------------------
 
 
 def refuse_secrets(files: Files) -> None:

@@ -28,12 +28,12 @@ from huggingface_hub.utils.sha import git_hash
 
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 
-from .contents import PUBLISHED_NAMES, Files
+from .contents import PUBLISHED_NAMES, Files, size_of
 
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
 RESUME = "run the same command again to continue"
 # The errors for the statuses of the Hub's answers.
-REFUSALS: dict[int, tuple[type[Exception], str]] = {
+HTTP_ERRORS: dict[int, tuple[type[Exception], str]] = {
     401: (UnavailableError, "the Hub needs a token that it accepts: {reason}; run `hf auth login`, or set HF_TOKEN"),
     403: (UnavailableError, "you may not write to {repo_id}: {reason}; ask its owner, and check your token's rights"),
     404: (InputError, "the Hub has no {repo_id} at revision {revision}, or no such owner: {reason}"),
@@ -41,8 +41,8 @@ REFUSALS: dict[int, tuple[type[Exception], str]] = {
     412: (InputError, "{repo_id} has changed since it was compared: {reason}; push without --yes to see how"),
     429: (UnavailableError, f"the Hub limits your requests: {{reason}}; wait, then {RESUME}"),
 }
-OTHER_REFUSAL = (InputError, "the Hub refuses: {reason}")
-FAILURE = (UnavailableError, f"the Hub fails: {{reason}}; later {RESUME}")  # from 500 on
+CLIENT_ERROR = (InputError, "the Hub refuses: {reason}")
+SERVER_ERROR = (UnavailableError, f"the Hub fails: {{reason}}; later {RESUME}")  # from 500 on
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Change:
 
     name: str
     size: int
-    kind: str
+    status: str
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class Plan:
     revision_exists: bool = False
 
     @property
-    def changes_something(self) -> bool:
-        return any(change.kind != "same" for change in self.changes)
+    def has_changes(self) -> bool:
+        return any(change.status != "same" for change in self.changes)
 
-    def of_kind(self, *kinds: str) -> list[Change]:
-        return [change for change in self.changes if change.kind in kinds]
+    def with_status(self, *statuses: str) -> list[Change]:
+        return [change for change in self.changes if change.status in statuses]
 
 
 # ---- the dry run -------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def plan(
     remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     planned = Plan(repo_id, revision, changes_of(remote, files, kept), private, tag, head, revision_exists)
     # Moving an existing tag would change what people download by it.
-    if tag in tags and (planned.changes_something or tags[tag] != head):
+    if tag in tags and (planned.has_changes or tags[tag] != head):
         raise InputError(f"--tag {tag}: {repo_id} already has this tag, at {tags[tag][:8]}; choose another")
     return planned
 
@@ -144,10 +144,6 @@ def compare(file: Path | bytes, remote: RepoFile | None) -> str:
         return "same" if git_hash(stream.read()) == remote.blob_id else "changed"
 
 
-def size_of(file: Path | bytes) -> int:
-    return len(file) if isinstance(file, bytes) else file.stat().st_size
-
-
 # ---- the push ----------------------------------------------------------------------------------------------------
 
 
@@ -164,10 +160,10 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
             api.create_repo(repo_id, private=planned.private)  # refused if it was created since the comparison
         if not planned.revision_exists and revision != "main":
             api.create_branch(repo_id, branch=revision, revision=head, exist_ok=True)
-        if planned.changes_something:
-            deletions = [CommitOperationDelete(change.name) for change in planned.of_kind("deleted")]
+        if planned.has_changes:
+            deletions = [CommitOperationDelete(change.name) for change in planned.with_status("deleted")]
             additions = [
-                CommitOperationAdd(change.name, files[change.name]) for change in planned.of_kind("new", "changed")
+                CommitOperationAdd(change.name, files[change.name]) for change in planned.with_status("new", "changed")
             ]
             # The Hub refuses the commit if `head` is not the last one any more.
             commit = api.create_commit(
@@ -209,10 +205,10 @@ def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
     except OfflineModeIsEnabled as error:
         raise UnavailableError("HF_HUB_OFFLINE is set; unset it to reach the Hub") from error
     except (HTTPError, RuntimeError, ValueError) as error:
-        raise explained(error, repo_id, revision) from error
+        raise user_error(error, repo_id, revision) from error
 
 
-def explained(error: Exception, repo_id: str, revision: str) -> Exception:
+def user_error(error: Exception, repo_id: str, revision: str) -> Exception:
     """Return the one-line error, of the class whose exit code says whether the user or the environment is at fault."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, HTTPError):  # huggingface_hub wraps the errors of single files
@@ -221,7 +217,7 @@ def explained(error: Exception, repo_id: str, revision: str) -> Exception:
     if response is not None:
         message = getattr(cause, "server_message", None)
         reason = f"status {response.status_code}" + (f" ({one_line(message)[:300]})" if message else "")
-        kind, text = REFUSALS.get(response.status_code, OTHER_REFUSAL if response.status_code < 500 else FAILURE)
+        kind, text = HTTP_ERRORS.get(response.status_code, CLIENT_ERROR if response.status_code < 500 else SERVER_ERROR)
         return kind(text.format(repo_id=repo_id, revision=revision, reason=reason))
     message = one_line(str(cause or error))[:300]
     if cause is not None:

@@ -77,7 +77,7 @@ def test_a_second_push_sends_only_what_has_changed(hub, api):
     first = push(api)
     assert push(api) == first  # no change, no commit
     changed = FILES | {"config.json": b"{}\n"}
-    kinds = {change.name: change.kind for change in plan(api, changed).changes}
+    kinds = {change.name: change.status for change in plan(api, changed).changes}
     assert kinds == dict.fromkeys(FILES, "same") | {"config.json": "changed"}
     push(api, changed)
     assert hub.files(REPO) == changed

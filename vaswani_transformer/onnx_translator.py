@@ -94,7 +94,7 @@ class OnnxTranslator(TextTranslator):
         precision: "int8" for model_int8.onnx, and so on; None for model.onnx.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
-        name = graph_name(precision)
+        name = onnx_file_name(precision)
         needed = [f"{ONNX}/{pattern}" for pattern in (name, f"{name}.data", "*.json")]
         folder = local_folder(folder_or_repo, revision, needed)
         if (folder / ONNX).is_dir() and not (folder / name).exists():
@@ -235,7 +235,7 @@ class OnnxTranslator(TextTranslator):
         return self._hypotheses(sequences.tolist(), scores.tolist())
 
 
-def graph_name(precision: str | None = None) -> str:
+def onnx_file_name(precision: str | None = None) -> str:
     """Return the usual name of a graph, as transformers.js and Optimum read it. Raises InputError."""
     if precision not in (None, *PRECISIONS):
         raise InputError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}, or none for model.onnx")
