@@ -171,13 +171,13 @@ def torch_systems(ours: Any, folder: Path, device: str, threads: int) -> dict[st
 
 def onnx_systems(ours: Any, folder: Path, device: str, threads: int) -> dict[str, Translate]:
     """Export the model. Raises UnavailableError if this onnxruntime has no provider for the device."""
-    from conversion.onnx.export import export_folder
+    from conversion.onnx.export import export_single_folder
     from vaswani_transformer.onnx_translator import execution_providers
 
     execution_providers(device)  # raises it before the export
     systems: dict[str, Translate] = {}
     for name, precision in (("float32", "fp32"), ("int8", "int8") if device == "cpu" else ("float16", "fp16")):
-        export_folder(folder / "model", folder / precision, precision)
+        export_single_folder(folder / "model", folder / precision, precision)
         limit = threads if device == "cpu" else None
         systems[f"onnx {name}"] = onnx_file(folder / precision, limit, device).translate
     return systems
@@ -185,12 +185,12 @@ def onnx_systems(ours: Any, folder: Path, device: str, threads: int) -> dict[str
 
 def ctranslate2_systems(ours: Any, folder: Path, device: str, threads: int) -> dict[str, Translate]:
     """Convert the model. Raises UnavailableError if CTranslate2, a GPU or a CUDA library is missing."""
-    from conversion.run import convert_out
+    from conversion.run import export_checkpoint
 
     wanted = {"float32", "int8" if device == "cpu" else "float16"}
     try:
         kinds: Iterable[str] = sorted(wanted & import_ctranslate2().get_supported_compute_types(device))
-        convert_out(folder / "model", folder / "ctranslate2", "ctranslate2")
+        export_checkpoint(folder / "model", folder / "ctranslate2", "ctranslate2")
         loaded = [ctranslate2_model(folder / "ctranslate2", threads, kind, device) for kind in kinds]
         for system in loaded:
             system.translate([[5, 2]], 1, 2)  # loads the CUDA libraries

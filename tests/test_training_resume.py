@@ -20,7 +20,7 @@ from training.checkpoint_folders import write_manifest
     [(1, 2, 1), (2, 2, 1), *(pytest.param(1, 5, seed, marks=pytest.mark.slow) for seed in range(100, 110))],
 )
 def test_kills_end_with_the_same_bits(start, tmp_path, uninterrupted, processes, kills, seed):
-    kill_and_resume(start, tmp_path, *uninterrupted(processes), kills, seed, processes)
+    kill_and_resume(start, tmp_path, *uninterrupted(processes), kills=kills, seed=seed, processes=processes)
 
 
 @pytest.mark.parametrize(("fault", "code"), [("term", 143), ("int", 130), ("hup", 129)])
