@@ -1,4 +1,4 @@
-"""`python -m hub push FOLDER REPO`: show what a push to the Hub would change, or push; `space`: write a Space."""
+"""Command line of `hub`: `push` uploads a model (a dry run by default); `space` writes a Gradio Space."""
 
 import re
 from pathlib import Path
@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # huggingface_hub and torch are imported only by a push, so t
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-# ---- options whose values the Hub restricts ----------------------------------------------------------------------
+# ---- options with a restricted format ----------------------------------------------------------------------------
 
 
 def check_repo_id(parameter: typer.CallbackParam, name: str | None) -> str | None:
-    """Return the name of a repository. Raises InputError unless it is `owner/name` and the Hub allows it."""
+    """Return the name of a repository. Raises InputError unless it is `owner/name` and valid on the Hub."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -33,12 +33,12 @@ def check_repo_id(parameter: typer.CallbackParam, name: str | None) -> str | Non
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise InputError(f"{option} is {name!r}, which the Hub does not allow: {one_line(str(error))}") from None
+        raise InputError(f"{option} is {name!r}, which is not valid on the Hub: {one_line(str(error))}") from None
     return name
 
 
 def matching(pattern: str, kind: str, help: str) -> Any:
-    """Return an option whose value must match a pattern; the error says that it is not `kind`."""
+    """Return an option whose value must match a pattern; the error message says that it is not `kind`."""
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(pattern, value, re.ASCII):
@@ -59,12 +59,12 @@ LANGUAGE = matching(r"[a-z]{2,3}", "a language code, such as en", "Language code
 DATASET = matching(
     r"([\w-][\w.-]*/)?[\w-][\w.-]*",
     "a name on the Hub, such as owner/name",
-    "The training text's name on the Hub.",
+    "Training dataset on the Hub.",
 )
 LICENSE = matching(
     r"[a-z0-9][a-z0-9.+-]*",
     "a license name of the Hub, such as apache-2.0 or other",
-    "The weights' license, such as apache-2.0.",
+    "License of the weights, such as apache-2.0.",
 )
 
 
@@ -76,18 +76,18 @@ def hub() -> None:
     """Publish a trained model."""
 
 
-@app.command(help="Show what a push to the Hub would change; with --yes, push in one commit, including code and card.")
+@app.command(help="Preview a push to the Hub; with --yes, upload the model, its code and its card in one commit.")
 def push(
-    folder: Annotated[str, typer.Argument(help="A model's folder.")],
+    folder: Annotated[str, typer.Argument(help="A model folder.")],
     repo: Annotated[str, typer.Argument(callback=check_repo_id, help="The repository, owner/name.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Push. Without it nothing is sent.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Upload the files; without it, push is a dry run.")] = False,
     to_folder: Annotated[
-        str | None, typer.Option(help="Write what would be uploaded to this new folder; no network.")
+        str | None, typer.Option(help="Write the files to this new folder instead; works offline.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    revision: Annotated[str, git_name("The branch; created if it does not exist.")] = "main",
+    revision: Annotated[str, git_name("Branch; created if it does not exist.")] = "main",
     tag: Annotated[str | None, git_name("Tag the commit; the tag must be new.")] = None,
-    message: Annotated[str, typer.Option(help="The commit message.")] = "A model of vaswani-transformer",
+    message: Annotated[str, typer.Option(help="Commit message.")] = "Upload model with vaswani-transformer",
     onnx: Annotated[
         list[str] | None,
         typer.Option(help="The output of `export onnx`, or int8=OUTPUT for model_int8.onnx; default: FOLDER/onnx."),
@@ -99,19 +99,21 @@ def push(
     target_language: Annotated[str | None, LANGUAGE] = None,
     dataset: Annotated[str | None, DATASET] = None,
     base_model: Annotated[
-        str | None, typer.Option(callback=check_repo_id, help="The repository of the model that was fine-tuned.")
+        str | None, typer.Option(callback=check_repo_id, help="Repository of the model that was fine-tuned.")
     ] = None,
     license: Annotated[str | None, LICENSE] = None,
     example: Annotated[
-        str | None, typer.Option(help="A sentence for the card; default: a simple one in the source language.")
+        str | None, typer.Option(help="An example sentence for the card; default: a simple one in the source language.")
     ] = None,
-    keep_card: Annotated[bool, typer.Option("--keep-card", help="Keep the README.md that is on the Hub.")] = False,
-    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Attention and training curve.")] = True,
+    keep_card: Annotated[bool, typer.Option("--keep-card", help="Keep the README.md on the Hub.")] = False,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Include attention and training-curve plots in the card.")
+    ] = True,
 ) -> None:
     if example is not None and not example.strip():
         raise InputError("--example is empty")
     if yes and to_folder is not None:
-        raise InputError("--yes pushes and --to-folder does not; give one of them")
+        raise InputError("--yes and --to-folder exclude each other")
     out = None if to_folder is None else check_new_folder(to_folder)
     stated = {"source_language": source_language, "target_language": target_language, "dataset": dataset,
               "base_model": base_model, "license": license}  # fmt: skip
@@ -127,17 +129,17 @@ def push(
         write_folder(files, out)
         for name, file in sorted(files.items()):
             typer.echo(f"{size_of(file):>14,}  {name}")
-        typer.echo(f"{out}: what `push {repo} --yes` would upload")
+        typer.echo(f"{out}: the files of `push {repo} --yes`")
         return
     remote.set_timeout()
     api, kept = HfApi(), ["README.md"] if keep_card else []
     planned = remote.plan(api, repo, revision, files, private=private, tag=tag, kept=kept)
     for line in summary(planned, unpublished(Path(folder), files)):
         typer.echo(line)
-    typer.echo(remote.push(api, planned, files, message) if yes else "nothing has been sent; add --yes to push")
+    typer.echo(remote.push(api, planned, files, message) if yes else "dry run: nothing was uploaded; add --yes to push")
 
 
-@app.command(help="Write a Space that translates with a model of the Hub and shows its attention.")
+@app.command(help="Write a Space that translates with a model on the Hub and shows its attention.")
 def space(
     repo: Annotated[str, typer.Argument(callback=check_repo_id, help="The Space, owner/name.")],
     model: Annotated[str, typer.Option(callback=check_repo_id, help="The model's repository, owner/name.")],
@@ -161,7 +163,7 @@ def repository_files(
     example: str | None,
     pictures: bool,
 ) -> "Files":
-    """Return everything that a push uploads: the model's files, pictures and card, checked for secrets."""
+    """Return all files of a push: those of the model, plots and card, checked for secrets."""
     from transformers.utils import logging
 
     from . import card, contents
@@ -173,20 +175,20 @@ def repository_files(
     provenance = Provenance(folder, translator.model.num_parameters(), list(map(Path, results)), stated)
     example = example or card.default_example(provenance)
     if pictures and example is not None:
-        files["attention.png"] = card.attention_picture(translator, example)
+        files["attention.png"] = card.attention_plot(translator, example)
     if pictures and (curve := card.training_curve(folder)):
         files["training_curve.png"] = curve
     files["README.md"] = card.write_card(repo, translator, provenance, files, example=example).encode()
     contents.refuse_secrets(files)
     if missing := provenance.missing():
-        typer.echo(f"the card would say more with {', '.join(missing)}")
+        typer.echo(f"to complete the model card, add {', '.join(missing)}")
     return files
 
 
 def summary(planned: "Plan", left: list[str]) -> list[str]:
-    """Return one line per file, with its size and what happens to it, and the totals.
+    """Return one line per file, with its status and size, and the totals.
 
-    left: files of the model's folder that are not published
+    left: files of the model folder that are not published
     """
     lines = [f"{change.status:<8}{change.size:>14,}  {change.name}" for change in planned.changes]
     if left:
@@ -198,7 +200,7 @@ def summary(planned: "Plan", left: list[str]) -> list[str]:
     elif not planned.revision_exists:
         state += ", a new branch"
     if not planned.has_changes:
-        return [*lines, f"{state}: nothing to change"]
+        return [*lines, f"{state}: no changes"]
     total = f"{len(sent)} of {len(planned.changes) - len(deleted)} files, {sum(change.size for change in sent):,} bytes"
     return [*lines, f"{state}: one commit with {total}" + (f", {len(deleted)} deleted" if deleted else "")]
 

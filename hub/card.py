@@ -1,7 +1,6 @@
-"""The model card, README.md of the repository, and its pictures. No number in it is typed by hand.
+"""Writes the model card and its plots.
 
-`card.template` is the text; its values come from the configuration, the model, the provenance of the model and the
-environment. The card says so if something is not known.
+`card.template` is the text. Every number is read from a file or computed; missing information is stated in the card.
 """
 
 import io
@@ -49,7 +48,7 @@ SWITCHES = ("position_embedding_type", "position_base", "position_offset", "norm
 def default_example(provenance: Provenance) -> str | None:
     """Return a sentence in the source language; None if the language is unknown or has no example.
 
-    Not a sentence of the training text: run.json would then decide which of the user's files the card quotes.
+    It is not read from the training text: run.json could then make the card quote any file of the user.
     """
     return EXAMPLES.get(provenance.languages[0]) if provenance.languages else None
 
@@ -62,7 +61,7 @@ def write_card(
     *,
     example: str | None,
 ) -> str:
-    """Return the text of the card of a repository that will hold `files`, including the pictures.
+    """Return the text of the card of a repository with `files`, including the plots.
 
     example: a source sentence to show with the model's translation, if any
     Raises InputError for a score that is not a number.
@@ -147,7 +146,7 @@ def eval_results(row: dict[str, str], scores: dict[str, str], dataset: str | Non
         try:
             value = float(row[column])
         except ValueError:
-            raise InputError(f"a row of the results has {column} {row[column]!r}; it must be a number") from None
+            raise InputError(f"a row of results has {column} {row[column]!r}; it must be a number") from None
         results.append(
             EvalResult(
                 task_type="translation",
@@ -165,30 +164,30 @@ def eval_results(row: dict[str, str], scores: dict[str, str], dataset: str | Non
 
 
 def departures(config: VaswaniTransformerConfig) -> str:
-    """Return a sentence on how the architecture differs from the paper's."""
+    """Return a sentence that compares the architecture with the paper's."""
     paper = VaswaniTransformerConfig()
     different = [name for name in SWITCHES if getattr(config, name) != getattr(paper, name)]
     if different:
-        return f"Different from the paper: {', '.join(f'`{name}` {getattr(config, name)}' for name in different)}."
+        return f"Differences from the paper: {', '.join(f'`{name}` {getattr(config, name)}' for name in different)}."
     if all(getattr(config, name) == getattr(paper, name) for name in SIZES):
         return "This is the paper's base model."
     return "The architecture is the paper's, with the sizes above."
 
 
-# ---- pictures ----------------------------------------------------------------------------------------------------
+# ---- plots -------------------------------------------------------------------------------------------------------
 
 
-def attention_picture(translator: Translator, example: str) -> bytes:
-    """Draw the cross-attention of the last decoder layer for a sentence and its translation.
+def attention_plot(translator: Translator, example: str) -> bytes:
+    """Plot the cross-attention of the last decoder layer, averaged over heads.
 
-    The mean of the heads: the Hub shows a card 760 pixels wide, where the labels of a panel per head cannot be read.
+    The Hub shows a card 760 pixels wide, where the labels of a panel per head would be illegible.
     """
     maps = attention_maps(translator.model, translator.tokenizer, example, target_tokenizer=translator.target_tokenizer)
     return png(attention_figure(maps, head=0))
 
 
 def training_curve(folder: Path) -> bytes | None:
-    """Draw the losses, and BLEU if it was measured, over the steps of the folder's run; None without a log."""
+    """Plot the losses, and BLEU if it was measured, over the steps of a run; None without a log."""
     if not (folder / "metrics.jsonl").is_file():
         return None
     curves = curves_of(folder / "metrics.jsonl")
@@ -196,7 +195,7 @@ def training_curve(folder: Path) -> bytes | None:
 
 
 def png(figure: "Figure") -> bytes:
-    """Return the same bytes for the same picture: without the version that matplotlib would add."""
+    """Return a figure as PNG, without matplotlib's version, so that the same plot has the same bytes."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()

@@ -1,8 +1,7 @@
-"""The files of a model's repository: weights, configuration, code, tokenizers, ONNX; and those of a Space.
+"""Collects the files to publish: weights, configuration, code, tokenizers and ONNX exports.
 
-A file is a path on disk, or bytes if it is written here; its key is its name in the repository. Everything else in the
-folder (checkpoints, the tokenised corpus, logs) is left behind. Access tokens and the ONNX files of another model are
-refused.
+`Files` maps a name in the repository to a local path, or to bytes generated here. Other files in the folder
+(checkpoints, the tokenised corpus, logs) are not uploaded. Access tokens and ONNX files of another model are refused.
 """
 
 import json
@@ -34,7 +33,7 @@ MODEL_FILES = (
     f"{TARGET_TOKENIZER}/*",
 )
 ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "*.json", "README.md")
-# The names that pushes write. A push deletes files with these names that it does not write again.
+# Names of files that a push can write. A push deletes such files from the repository if it does not write them.
 PUBLISHED_NAMES = (
     "README.md",
     *MODEL_FILES,
@@ -56,11 +55,11 @@ METADATA_FIELDS = {"transformers_version", "architectures", "auto_map", "custom_
 
 
 def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translator]:
-    """Return the repository's files except card and pictures, and the model itself, on the CPU.
+    """Return the files of the repository except card and plots, and the model itself, on the CPU.
 
-    onnx: folders of the exported model, a variant as PRECISION=FOLDER, such as int8=FOLDER; without a plain FOLDER,
-        `onnx` in the model's folder is published if it exists
-    Raises InputError, BrokenFileError naming the file, the field or the tensor that is wrong.
+    onnx: folders of the exported model; those of other precisions as PRECISION=FOLDER, such as int8=FOLDER. Without a
+        plain FOLDER, `onnx` in the model folder is published if it exists
+    Raises InputError, BrokenFileError naming the invalid file, field or tensor.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -105,7 +104,7 @@ def parse_exports(options: Sequence[str]) -> dict[str | None, Path]:
 
 
 def config_for_the_hub(folder: Path) -> dict[str, Any]:
-    """Return config.json with the entries that let transformers find the code without this package."""
+    """Return config.json with the entries by which transformers finds the code without this package."""
     config = read_json_object(folder / "config.json")
     config.pop("_name_or_path", None)
     return config | {
@@ -116,20 +115,20 @@ def config_for_the_hub(folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_files(folder: Path) -> Files:
-    """Return the files of both tokenizers, with the class name that transformers 4 and transformers.js know as well."""
+    """Return the files of both tokenizers, with a class name that transformers 4 and transformers.js also know."""
     files: Files = {}
     for place in ("", f"{TARGET_TOKENIZER}/"):
         tokenizer, config = f"{place}tokenizer.json", f"{place}tokenizer_config.json"
         if (folder / tokenizer).is_file():
             files[tokenizer] = folder / tokenizer
-        if (folder / config).is_file():  # an ONNX folder may do without
+        if (folder / config).is_file():  # optional in an ONNX folder
             fields = read_json_object(folder / config)
             files[config] = json_bytes(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})
     return files
 
 
 def onnx_files(folder: Path, onnx: Path) -> Files:
-    """Return the exported model's files, under `onnx/`. Raises InputError if it is another model's."""
+    """Return the files of an exported model, under `onnx/`. Raises InputError if they belong to another model."""
     if not onnx.is_dir():
         raise InputError(f"--onnx {onnx}: no such folder")
     if not any(onnx.glob("*.onnx")):
@@ -140,7 +139,7 @@ def onnx_files(folder: Path, onnx: Path) -> Files:
 
 
 def variant_files(folder: Path, onnx: Path, precision: str) -> Files:
-    """Return the same for a variant, whose model.onnx is published as model_PRECISION.onnx and README.md is not."""
+    """Return the files of a variant: its model.onnx is published as model_PRECISION.onnx, and its README.md is not."""
     published = f"{ONNX}/{onnx_file_name(precision)}"
     files = onnx_files(folder, onnx)
     graph = files.pop(f"{ONNX}/model.onnx", None)
@@ -186,18 +185,18 @@ def refuse_secrets(files: Files) -> None:
         if name.endswith(TEXT_SUFFIXES):
             text = content if isinstance(content, bytes) else content.read_bytes()
             if SECRETS.search(text):
-                raise InputError(f"{name} contains an access token or a private key; remove it before you publish")
+                raise InputError(f"{name} contains an access token or a private key; remove it before publishing")
 
 
 def check_same_model(folder: Path, onnx: Path) -> None:
-    """Raise InputError if configuration or tokenizer of the exported model are not those of the model."""
+    """Raise InputError if the exported model has another configuration or tokenizer."""
     if (onnx / "config.json").is_file():
         config, exported = load_config(folder).to_dict(), load_config(onnx).to_dict()
         names = config.keys() - METADATA_FIELDS
         different = sorted(name for name in names if config[name] != exported.get(name))
         if different:
             raise InputError(
-                f"{onnx / 'config.json'} is another model's: {enumerated(different)} differ from "
+                f"{onnx / 'config.json'} belongs to another model: {enumerated(different)} differ from "
                 f"{folder / 'config.json'}; export the model again"
             )
     tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]

@@ -1,7 +1,7 @@
-"""How a model was made and how well it scores, read from files; nothing is guessed.
+"""Reads the training record and evaluation results of a model from files.
 
-A model trained here has run.json (command and recipe) and metrics.jsonl in its folder; a converted one has
-conversion.json and CONVERSION.md. Its scores are rows of results files.
+The folder of a model trained here has run.json (command and recipe) and metrics.jsonl; that of a converted one has
+conversion.json and CONVERSION.md. Scores are rows of results files.
 """
 
 import csv
@@ -26,19 +26,20 @@ FOLDER_OPTIONS = ("--data", "--output-dir", "--output_dir", "--cache")
 
 
 class Provenance:
-    """How a model was made, and its scores.
+    """The training record and evaluation results of a model.
 
     run, conversion: the content of run.json and conversion.json, {} if there is no such file
     metrics: the lines of metrics.jsonl.  progress: `step`, `tokens` and `seconds` of the training
     environment: versions and device of the training.  notes: CONVERSION.md below its heading
-    results: the rows of results files that belong to this model.  stated: what the user says; it takes precedence
+    results: the rows of results files that belong to this model
+    stated: values of `push` options, which take precedence over recorded ones
     """
 
     def __init__(self, folder: Path, parameters: int, results: Sequence[Path], stated: dict[str, str | None]):
-        """Read what the folder and the results files say about a model.
+        """Read the record from the folder of a model and from results files.
 
-        parameters: the model's size, which its rows must have.  results: CSV files in addition to the shipped ones
-        stated: what options of `push` say
+        parameters: the number that its rows must have.  results: CSV files in addition to the shipped ones
+        stated: values of `push` options
         Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
         """
         self.run = read_if_present(folder / "run.json", "recipe")
@@ -51,16 +52,16 @@ class Provenance:
         self.stated = stated
 
     def rows(self, parameters: int, results: Sequence[Path]) -> list[dict[str, str]]:
-        """Return the rows of this model in the shipped results files, and in others, which must have one."""
+        """Return the rows of this model in the shipped results files and in `results`, each of which must have one."""
         command, rows = str(self.run.get("command", "")), []
-        # Without a command and its progress, a row may be another model's.
+        # Without a command and its progress, a row may belong to another model.
         shipped = sorted(SHIPPED_RESULTS.glob("*.csv")) if command and self.progress else []
         for path in [*shipped, *results]:
             found = rows_of_run(path, command, parameters, self.progress)
             if not found and path in results:
                 wanted = f"{parameters:,} parameters"
                 wanted += ", its command, steps and hours" if self.run else " and no command"
-                raise InputError(f"--results {path} has no row of this model: none has its {wanted}")
+                raise InputError(f"--results {path}: no row matches this model ({wanted})")
             rows += found
         return [row for n, row in enumerate(rows) if row not in rows[:n]]
 
@@ -70,7 +71,7 @@ class Provenance:
 
     @property
     def scores(self) -> dict[str, str]:
-        """The score columns and their names. A model that writes no capitals is scored without regard to case."""
+        """The score columns and their names. Models trained on lowercased text report lowercased BLEU."""
         return {"bleu_lowercase": "BLEU"} if self.recipe.get("lowercase") else {"bleu": "BLEU", "chrf": "chrF"}
 
     @property
@@ -85,7 +86,7 @@ class Provenance:
 
     @property
     def dataset(self) -> str | None:
-        """The training text's name on the Hub."""
+        """The training dataset on the Hub."""
         return hub_name(self.stated.get("dataset") or self.recipe.get("dataset"))
 
     @property
@@ -100,7 +101,7 @@ class Provenance:
         return last_component(str(name)) if name else None
 
     def missing(self) -> list[str]:
-        """Return the options of `push` that would supply the missing facts."""
+        """Return the options of `push` that would supply missing information."""
         known = {
             "--source-language": self.languages,
             "--target-language": self.languages,
@@ -113,7 +114,7 @@ class Provenance:
 
 
 def hub_name(name: Any) -> str | None:
-    """Return the name if it can be a repository's."""
+    """Return `name` if it is a valid repository name, else None."""
     return name if isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) else None
 
 
@@ -164,14 +165,14 @@ def read_results(path: Path) -> list[dict[str, str]]:
         try:
             reader = csv.DictReader(file, strict=True)
             if missing := [name for name in REQUIRED_COLUMNS if name not in (reader.fieldnames or ())]:
-                raise InputError(f"{path} is not a results file: it has no column {', '.join(missing)}")
+                raise InputError(f"{path} is not a results file: it lacks the column {', '.join(missing)}")
             return [{key: value or "" for key, value in row.items() if key} for row in reader]
         except (csv.Error, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not a results file ({error})") from None
 
 
 def words_without_folders(command: str) -> list[str]:
-    """Return the words of a training command that decide what it computes."""
+    """Return the words of a training command that affect its result."""
     words, kept = iter(command_words(command)), []
     for word in words:
         if word in FOLDER_OPTIONS:
@@ -194,7 +195,7 @@ def hours(seconds: float) -> str:
     return str(round(seconds / 3600, 3))
 
 
-# ---- without this machine's folders ------------------------------------------------------------------------------
+# ---- without local folders ---------------------------------------------------------------------------------------
 
 
 def public_command(command: str) -> str:

@@ -1,7 +1,7 @@
-"""The Hub: what a repository holds, what a push would change, and the push itself, in one commit.
+"""Plans a push and performs it in one commit.
 
-huggingface_hub uploads the files and retries. This module adds the dry run, refuses to overwrite other people's commits
-and tags, and turns each failure into one line that says what to do.
+huggingface_hub uploads the files and retries. This module adds the dry run, never overwrites commits or tags of other
+users, and turns each failure into one line that says what to do.
 """
 
 import hashlib
@@ -32,22 +32,22 @@ from .contents import PUBLISHED_NAMES, Files, size_of
 
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
 RESUME = "run the same command again to continue"
-# The errors for the statuses of the Hub's answers.
+# Errors by HTTP status.
 HTTP_ERRORS: dict[int, tuple[type[Exception], str]] = {
-    401: (UnavailableError, "the Hub needs a token that it accepts: {reason}; run `hf auth login`, or set HF_TOKEN"),
-    403: (UnavailableError, "you may not write to {repo_id}: {reason}; ask its owner, and check your token's rights"),
-    404: (InputError, "the Hub has no {repo_id} at revision {revision}, or no such owner: {reason}"),
+    401: (UnavailableError, "the Hub rejected the token: {reason}; run `hf auth login` or set HF_TOKEN"),
+    403: (UnavailableError, "no write access to {repo_id}: {reason}; check the token's permissions"),
+    404: (InputError, "{repo_id} (revision {revision}) not found on the Hub: {reason}"),
     409: (InputError, "{repo_id} was created during this push: {reason}; run the command again"),
-    412: (InputError, "{repo_id} has changed since it was compared: {reason}; push without --yes to see how"),
-    429: (UnavailableError, f"the Hub limits your requests: {{reason}}; wait, then {RESUME}"),
+    412: (InputError, "{repo_id} received another commit during this push: {reason}; run the command again"),
+    429: (UnavailableError, f"rate limit reached: {{reason}}; wait, then {RESUME}"),
 }
-CLIENT_ERROR = (InputError, "the Hub refuses: {reason}")
-SERVER_ERROR = (UnavailableError, f"the Hub fails: {{reason}}; later {RESUME}")  # from 500 on
+CLIENT_ERROR = (InputError, "the Hub rejected the request: {reason}")
+SERVER_ERROR = (UnavailableError, "the Hub returned a server error: {reason}; try again later")  # from 500 on
 
 
 @dataclass(frozen=True)
 class Change:
-    """A file, its size in bytes (0 if deleted), and its fate: "new", "changed", "same" or "deleted"."""
+    """A file, its size in bytes (0 if deleted), and its status: "new", "changed", "same" or "deleted"."""
 
     name: str
     size: int
@@ -58,7 +58,7 @@ class Change:
 class Plan:
     """What a push would change.
 
-    private: of a new repository.  tag: the name of a tag to create, if any
+    private: whether a new repository is private.  tag: the name of a tag to create, if any
     head: the commit to build on; None if the repository does not exist yet
     """
 
@@ -93,7 +93,7 @@ def plan(
 ) -> Plan:
     """Compare the files with the repository, without changing it. Raises InputError, UnavailableError.
 
-    kept: files that a push leaves as they are in the repository, if they are there
+    kept: files that a push does not replace if the repository has them
     """
     with one_line_errors(repo_id, revision):
         try:
@@ -110,14 +110,14 @@ def plan(
         raise InputError(f"--private: {repo_id} already exists and is public; make it private on the Hub first")
     remote = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
     planned = Plan(repo_id, revision, changes_of(remote, files, kept), private, tag, head, revision_exists)
-    # Moving an existing tag would change what people download by it.
+    # Moving an existing tag would change what its users download.
     if tag in tags and (planned.has_changes or tags[tag] != head):
         raise InputError(f"--tag {tag}: {repo_id} already has this tag, at {tags[tag][:8]}; choose another")
     return planned
 
 
 def changes_of(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = ()) -> list[Change]:
-    """Return what a push does to each file that is on the Hub or will be."""
+    """Return the change of each file in the repository and in the push."""
     changes = []
     for name, file in sorted(files.items()):
         is_kept = name in kept and name in remote
@@ -127,13 +127,13 @@ def changes_of(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = 
 
 
 def is_published_name(name: str) -> bool:
-    """Return whether a push writes files of this name, in this folder."""
+    """Return whether a push can write a file of this name, folder included."""
     depth, path = name.count("/"), PurePosixPath(name)
     return any(pattern.count("/") == depth and path.match(pattern) for pattern in PUBLISHED_NAMES)
 
 
 def compare(file: Path | bytes, remote: RepoFile | None) -> str:
-    """Return "new", "same" or "changed". The Hub knows large files by SHA-256 and others by git's SHA-1."""
+    """Return "new", "same" or "changed". The Hub identifies large files by SHA-256, others by git's SHA-1."""
     if remote is None:
         return "new"
     if remote.size != size_of(file):
@@ -148,9 +148,9 @@ def compare(file: Path | bytes, remote: RepoFile | None) -> str:
 
 
 def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
-    """Carry out the plan in one commit. Return that commit's address, or the last one's if nothing has changed.
+    """Carry out the plan in one commit. Return the address of this commit, or of the last one if nothing changed.
 
-    After a failure the same call continues: large files that have arrived are not sent again.
+    After a failure, the same call resumes: large files that were received are not sent again.
     Raises InputError, UnavailableError.
     """
     disable_progress_bars()
@@ -165,7 +165,7 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
             additions = [
                 CommitOperationAdd(change.name, files[change.name]) for change in planned.with_status("new", "changed")
             ]
-            # The Hub refuses the commit if `head` is not the last one any more.
+            # The Hub refuses the commit if `head` is no longer the last one.
             commit = api.create_commit(
                 repo_id, [*deletions, *additions], commit_message=message, revision=revision, parent_commit=head
             )
@@ -179,7 +179,7 @@ def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
 
 
 def set_timeout() -> None:
-    """Let huggingface_hub's requests fail after TIMEOUT; by default it waits forever."""
+    """Set a timeout for the requests of huggingface_hub, which waits forever by default."""
     session = get_session()
     client, hooks = type(session), session.event_hooks["request"]
 
@@ -190,14 +190,14 @@ def set_timeout() -> None:
 
 
 def hide_addresses(record: logging.LogRecord) -> bool:
-    """Remove addresses from a record of huggingface_hub, as a logging filter: those of uploads are signed."""
+    """Remove URLs from a log record of huggingface_hub; those of uploads are signed. A logging filter."""
     record.msg, record.args = re.sub(r"\S*https?://\S*", "the Hub", record.getMessage()), ()
     return True
 
 
 @contextmanager
 def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
-    """Turn errors of the Hub and the network into InputError or UnavailableError; hide addresses in its warnings."""
+    """Turn errors of the Hub and the network into InputError or UnavailableError; hide URLs in its warnings."""
     for handler in logging.getLogger("huggingface_hub").handlers:
         handler.addFilter(hide_addresses)
     try:
@@ -209,7 +209,7 @@ def one_line_errors(repo_id: str, revision: str) -> Iterator[None]:
 
 
 def user_error(error: Exception, repo_id: str, revision: str) -> Exception:
-    """Return the one-line error, of the class whose exit code says whether the user or the environment is at fault."""
+    """Return a one-line InputError if the user can fix the cause, else UnavailableError."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, HTTPError):  # huggingface_hub wraps the errors of single files
         cause = cause.__cause__
@@ -222,8 +222,8 @@ def user_error(error: Exception, repo_id: str, revision: str) -> Exception:
     message = one_line(str(cause or error))[:300]
     if cause is not None:
         return UnavailableError(f"the Hub cannot be reached: {type(cause).__name__} ({message}); {RESUME}")
-    if isinstance(error, json.JSONDecodeError):  # a proxy's page, or the Hub's when it is down
-        return UnavailableError(f"the answer is not the Hub's: it is not JSON; {RESUME}")
+    if isinstance(error, json.JSONDecodeError):
+        return UnavailableError(f"the response is not JSON (a proxy's page?); {RESUME}")
     if isinstance(error, ValueError):  # such as metadata of the card that the Hub does not accept
-        return InputError(f"the Hub refuses: {message}")
+        return InputError(f"the Hub rejected the request: {message}")
     return UnavailableError(f"the upload failed: {message}; {RESUME}")

@@ -119,7 +119,7 @@ def test_folder_writes_the_files_of_a_push(hub, folder, capsys):
     assert len(hub.repos[REPO].main) == 2
     assert WRITE_TOKEN not in "".join(capsys.readouterr())
     push(folder, REPO)
-    assert f"{REPO}, revision main: nothing to change" in capsys.readouterr().out
+    assert f"{REPO}, revision main: no changes" in capsys.readouterr().out
 
 
 def test_the_configuration_names_every_class_and_nothing_else_changes(folder):
@@ -164,7 +164,7 @@ def test_other_files_of_the_folder_are_not_published(trained, hub, capsys):
     output = capsys.readouterr().out
     assert "not published: checkpoints/, metrics.jsonl, run.json, training_args.bin" in output
     assert f"{REPO}, revision main, would be created, public: one commit with 10 of 10 files" in output
-    assert "nothing has been sent; add --yes to push" in output
+    assert "dry run: nothing was uploaded; add --yes to push" in output
     assert not hub.repos and {method for method, _, _ in hub.log} == {"GET"}
     assert set(re.findall(r"^new +[\d,]+  (.*)$", output, re.MULTILINE)) == FILES
 
@@ -236,7 +236,7 @@ def test_another_models_onnx_is_refused(folder, tmp_path, refused):
     exported = export(folder, tmp_path / "exported")
     change_json(exported / "config.json", d_model=64)
     error = refusal(refused, folder, REPO, "--onnx", exported, "--to-folder", tmp_path / "out")
-    assert "is another model's: d_model differ" in error
+    assert "belongs to another model: d_model differ" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -252,7 +252,7 @@ def test_a_snapshot_in_the_hubs_cache_can_be_pushed(folder, tmp_path):
     assert names(written(snapshot)) == FILES | {"onnx/model.onnx"}
 
 
-# ---- refusals ----------------------------------------------------------------------------------------------------
+# ---- checks ------------------------------------------------------------------------------------------------------
 
 
 def test_the_card_does_not_quote_files_from_run_json(trained, tmp_path):
@@ -279,7 +279,7 @@ NOT_OF_GIT = ["", "a b", "a..b", "-a", "a/", "a//b", ".a", "a.lock", "é", "a~1"
         *(([name], f"repo is {name!r}") for name in ("model", "a/b/c", "a b/c", "a/b..c", "é/b", "")),
         *(([REPO, f"--revision={name}"], "not a valid branch or tag name") for name in NOT_OF_GIT),
         ([REPO, "--tag", "a b"], "not a valid branch or tag name"),
-        ([REPO, "--yes", "--to-folder", "x"], "give one of them"),
+        ([REPO, "--yes", "--to-folder", "x"], "exclude each other"),
         ([REPO, "--license", "My License"], "is not a license name"),
         ([REPO, "--source-language", "English"], "'English' is not a language code"),
         ([REPO, "--dataset", "/private/text"], "'/private/text' is not a name on the Hub"),
@@ -332,10 +332,11 @@ def test_a_card_states_that_there_are_no_results(folder):
     card = card_of(written(folder))
     data: Any = card.data
     assert data.eval_results is None and data.license is None and data.language is None
-    assert card.text.strip().startswith("# model\n\n```bash\npip install torch")
+    assert card.text.strip().startswith("# model\n\nA translation model: the Transformer of")
+    assert "## Use\n\n```bash\npip install torch" in card.text
     assert "This model has not been evaluated" in card.text
-    assert "The training of this model is not recorded" in card.text
-    assert "No licence has been named" in card.text
+    assert "The training of this model was not recorded" in card.text
+    assert "No license has been specified" in card.text
 
 
 def test_options_say_what_the_folder_does_not(folder, capsys):
@@ -343,10 +344,10 @@ def test_options_say_what_the_folder_does_not(folder, capsys):
     options = ["--source-language=en", "--target-language=de", "--dataset=owner/text", "--base-model=owner/older",
                "--license=mit"]  # fmt: skip
     written(folder)
-    said = "the card would say more with --source-language, --target-language, --dataset, --license, --results"
+    said = "to complete the model card, add --source-language, --target-language, --dataset, --license, --results"
     assert capsys.readouterr().out.startswith(f"{said}\n")
     card = card_of(written(folder, *options))
-    assert capsys.readouterr().out.startswith("the card would say more with --results\n")
+    assert capsys.readouterr().out.startswith("to complete the model card, add --results\n")
     data: Any = card.data
     assert data.language == ["en", "de"] and data.license == "mit" and data.widget[0]["text"].startswith("Do they")
     assert data.datasets == ["owner/text"] and data.base_model == "owner/older"
@@ -381,12 +382,12 @@ def test_the_card_shows_the_provenance(trained, tmp_path):
         "400, on 400,000 source and target tokens",
         "0.213 hours, 0.212 CPU hours",
         "2 cores of a test",
-        "2.9000 at the end, 2.9000 at its lowest",
+        "2.9000 at the end, 2.9000 at the minimum",
         "No training sentence had more than 128 tokens",
         "| The house \\| is small. | " + translation.replace("|", "\\|"),
         "label_smoothing: 0.1",
         "commit abc1234",
-        "not a mean over several seeds",
+        "not from a mean over several seeds",
         "English to German",
         "```bash\npython -m training --config demo --data news --output-dir=one\n```",
         "](attention.png)",
@@ -421,7 +422,7 @@ def test_the_card_of_a_lowercase_model_has_lowercase_scores(trained, tmp_path):
     assert [(result.metric_type, result.metric_value) for result in card.data.eval_results] == [("bleu", 36.0)]
     assert card.data.eval_results[0].metric_args == {"signature": "nrefs:1|case:lc"}
     assert ROW["bleu"] not in card.text and ROW["chrf"] not in card.text
-    assert "writes only small letters" in card.text
+    assert "outputs lowercase text" in card.text
 
 
 @pytest.mark.parametrize(
@@ -429,12 +430,12 @@ def test_the_card_of_a_lowercase_model_has_lowercase_scores(trained, tmp_path):
 )
 def test_results_of_another_model_are_refused(trained, tmp_path, refused, change):
     error = refusal(refused, trained, REPO, "--results", rows(tmp_path / "results.csv", change))
-    assert "has no row of this model" in error
+    assert "no row matches this model" in error
 
 
 def test_a_table_without_results_is_refused(trained, tmp_path, refused):
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
-    assert "it has no column date" in refusal(refused, trained, REPO, "--results", tmp_path / "table.csv")
+    assert "it lacks the column date" in refusal(refused, trained, REPO, "--results", tmp_path / "table.csv")
     error = refusal(refused, trained, REPO, "--results", rows(tmp_path / "results.csv", {"bleu": "n/a"}))
     assert "bleu 'n/a'; it must be a number" in error
 

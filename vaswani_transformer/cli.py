@@ -293,7 +293,7 @@ add_program(
     "onnx.__main__",
     package="conversion",
 )
-add_program(app, "push", "Upload a model with its card to the Hub.", "__main__", package="hub", subcommand="push")
+add_program(app, "push", "Preview a push to the Hub, or push a model and its card.", "__main__", package="hub", subcommand="push")
 add_program(app, "space", "Write a Space for a model on the Hub.", "__main__", package="hub", subcommand="space")
 
 
