@@ -6,6 +6,7 @@ BIN := .venv/bin
 .PHONY: help install demo test test-slow test-browser test-hf lint docs gpu format clean
 
 help:
+	@echo "make install       a virtual environment in .venv; other targets create it"
 	@echo "make demo          train a small English-German model (minutes), translate, show its attention"
 	@echo "make test          the fast tests (minutes)"
 	@echo "make test-slow     the slow tests, and every code block of the documentation"
@@ -13,7 +14,11 @@ help:
 	@echo "make test-hf       transformers' own tests of models and tokenizers, run on this model"
 	@echo "make lint          formatting, lint and types"
 	@echo "make docs          the documentation, as HTML in site/"
-	@echo "make gpu           all GPU measurements (DATA=data/multi30k OUTPUT=gpu); repeat it to continue"
+	@echo "make gpu           all GPU measurements (DATA=data/multi30k OUTPUT=gpu); repeat it to resume"
+	@echo "make format        fix formatting and lint"
+	@echo "make clean         delete build outputs and caches"
+	@echo
+	@echo "TESTS='tests/test_loss.py -k step' selects tests; DEMO=--quick passes options to the demo"
 
 # A virtual environment in .venv with the library, its programs and the tools, at the versions of constraints.txt.
 install: .venv/installed
