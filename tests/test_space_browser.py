@@ -296,7 +296,7 @@ def test_an_example_of_the_card_is_translated_on_a_click(page: Any, translator) 
     shows(page, text)
 
 
-def test_pointing_at_a_word_lights_the_words_it_attends_to(page: Any) -> None:
+def test_pointing_at_a_word_highlights_the_words_it_attends_to(page: Any) -> None:
     map = page.locator("#heat-map")
     for words, others, cells in (
         ("thead th", "tbody th", map.locator("td:nth-child(3)")),

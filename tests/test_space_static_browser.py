@@ -208,7 +208,7 @@ def test_a_file_that_is_missing_is_named_and_loading_can_be_repeated(
     with served(tmp_path / "page") as (address, _), browser.new_context() as context:
         page = context.new_page()
         page.goto(address)
-        page.get_by_text(f"The model cannot be used: /{name}: the server answers with status 404.").wait_for()
+        page.get_by_text(f"Could not load the model: /{name}: HTTP 404.").wait_for()
         assert page.get_by_role("button", name="Translate").is_disabled()
         page.get_by_label("Sentences").fill(ENGLISH[0])
         (tmp_path / "missing").rename(file)

@@ -21,7 +21,7 @@ function startWorker() {
     else reject(new Error(error));
   };
   worker.onerror = () => {
-    for (const { reject } of pending.values()) reject(new Error("this browser cannot run the page's worker"));
+    for (const { reject } of pending.values()) reject(new Error("the page's worker failed to start"));
   };
 }
 
@@ -55,7 +55,7 @@ async function load() {
     showStatus("Ready.");
   } catch (error) {
     retry.hidden = false;
-    return showStatus(`The model cannot be used: ${error.message}.`, "error");
+    return showStatus(`Could not load the model: ${error.message}.`, "error");
   } finally {
     progress.hidden = true;
   }
@@ -107,15 +107,15 @@ function make(tag, properties, ...children) {
   return node;
 }
 
-/** The list item of a sentence that could not be translated. */
-function failure(sentence, message) {
-  const shortened = sentence.length > 200 ? `${sentence.slice(0, 200)} …` : sentence;
+/** The list item of a line that could not be translated. */
+function failure(line, message) {
+  const shortened = line.length > 200 ? `${line.slice(0, 200)} …` : line;
   const source = make("p", { className: "source", textContent: shortened });
   return make("li", {}, source, make("p", { className: "error", textContent: message }));
 }
 
 /** The list item of a translated line. hypotheses: best first; attentions: of each of its sentences, if known. */
-function translation(sentence, hypotheses, attentions) {
+function translation(line, hypotheses, attentions) {
   const [best, ...others] = hypotheses;
   const scored = ({ text, score }) => {
     const number = make("data", { value: score, textContent: score.toFixed(3).replace("-", "\u2212") });
@@ -125,7 +125,7 @@ function translation(sentence, hypotheses, attentions) {
   const item = make(
     "li",
     {},
-    make("p", { className: "source", textContent: sentence }),
+    make("p", { className: "source", textContent: line }),
     make("p", { className: "best", textContent: best?.text ?? "" }),
   );
   item.querySelector(".best").dataset.tokens = best?.tokens.join(" ") ?? "";
@@ -193,34 +193,34 @@ async function translateLine(line, run) {
 let latestRun = 0;
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  const sentences = source.value.split("\n").filter((line) => line.trim() !== "");
-  if (!sentences.length) {
+  const lines = source.value.split("\n").filter((line) => line.trim() !== "");
+  if (!lines.length) {
     showStatus("There is nothing to translate yet: type a sentence.");
     source.focus();
     return;
   }
-  const run = ++latestRun; // a later click cancels the sentences of an earlier one
+  const run = ++latestRun; // a later click cancels an earlier run
   const started = performance.now();
   results.replaceChildren();
   results.ariaBusy = "true";
   showStatus("Translating …");
   const errors = [];
-  for (const [index, sentence] of sentences.entries()) {
+  for (const [index, line] of lines.entries()) {
     let item;
     try {
-      const found = await translateLine(sentence, run);
+      const found = await translateLine(line, run);
       if (found === undefined) return;
-      item = translation(sentence, found.hypotheses, found.attentions);
+      item = translation(line, found.hypotheses, found.attentions);
     } catch (error) {
       errors.push(`Line ${index + 1}: ${error.message}.`);
-      item = failure(sentence, error.message);
+      item = failure(line, error.message);
     }
     if (run !== latestRun) return;
     results.append(item);
   }
   results.ariaBusy = "false";
   const seconds = ((performance.now() - started) / 1000).toFixed(2);
-  const count = sentences.length - errors.length;
+  const count = lines.length - errors.length;
   const summary = `${count} ${count === 1 ? "line" : "lines"} in ${seconds} s, in this browser.`;
   showStatus([summary, ...errors.slice(0, 3)].join(" "), errors.length ? "error" : "");
 });

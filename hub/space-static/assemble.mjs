@@ -59,7 +59,7 @@ async function assemble(exported, page, { packages, card, name, "max-characters"
       name: name ?? null,
       bytes: statSync(join(exported, "model.onnx")).size,
       max_characters: Number(limit),
-      ...(card === undefined ? { languages: [], examples: [] } : await described(card, packages)),
+      ...(card === undefined ? { languages: [], examples: [] } : await readCard(card, packages)),
     };
     writeFileSync(join(unfinished, "model", "about.json"), JSON.stringify(about, null, 2) + "\n");
     rmSync(join(unfinished, "npm"), { recursive: true, force: true });
@@ -72,7 +72,7 @@ async function assemble(exported, page, { packages, card, name, "max-characters"
 }
 
 /** The languages of a model card, source first, and the first three examples of its widget. */
-async function described(card, packages) {
+async function readCard(card, packages) {
   const { parse } = await import(pathToFileURL(resolve(packages, "yaml", "dist", "index.js")));
   const metadata = /^---\r?\n(.*?)^---\s*$/ms.exec(readFileSync(card, "utf-8"))?.[1];
   let fields;

@@ -96,7 +96,7 @@ export class Translator {
 
 async function fetchFile(url) {
   const response = await fetch(url);
-  if (!response.ok) throw new Error(`${url.pathname}: the server answers with status ${response.status}`);
+  if (!response.ok) throw new Error(`${url.pathname}: HTTP ${response.status}`);
   return response;
 }
 

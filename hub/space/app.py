@@ -303,7 +303,7 @@ def on_choose(sentences: list[Hypotheses], number: int, choice: int, kind: str, 
     return attention, heat_map(attention, kind, layer, head)
 
 
-def answer(text: str, beams: int = BEAMS, alpha: float = ALPHA, whole: bool = False) -> str:
+def api_translate(text: str, beams: int = BEAMS, alpha: float = ALPHA, whole: bool = False) -> str:
     """Translate a text, sentence by sentence unless `whole`; beams: beam size, alpha: length penalty."""
     if len(text) > MAX_CHARACTERS:
         raise gr.Error(
@@ -350,7 +350,7 @@ def page() -> gr.Blocks:
     first_attention = attention_of(first[0], 0)
     kinds = list(KINDS)
     layers, heads = layers_and_heads(kinds[0])
-    with gr.Blocks(title="Attention, at work", analytics_enabled=False, fill_width=True) as blocks:
+    with gr.Blocks(title="Attention at work", analytics_enabled=False, fill_width=True) as blocks:
         gr.Markdown(introduction())
         sentences, attention = gr.State(first), gr.State(first_attention)
         with gr.Row(elem_id="columns"):
@@ -396,7 +396,7 @@ def page() -> gr.Blocks:
         kind.input(on_kind, [attention, *view], [layer, head, picture], **hidden)
         gr.on([layer.input, head.input], heat_map, [attention, *view], picture, **hidden)
         picture.change(equation, [attention, *view], walk, **hidden)
-        gr.api(answer, api_name="translate")
+        gr.api(api_translate, api_name="translate")
     return blocks
 
 
@@ -413,7 +413,7 @@ def introduction() -> str:
     is_folder = Path(MODEL_ID).is_dir()
     link = Path(MODEL_ID).name if is_folder else f"[{MODEL_ID}]({constants.ENDPOINT}/{MODEL_ID})"
     return (
-        "## Attention, at work\n"
+        "## Attention at work\n"
         "The Transformer of [*Attention Is All You Need*](https://arxiv.org/abs/1706.03762) translates a sentence "
         f"and shows what it attended to. The model is {link}, with {model.num_parameters():,} parameters."
     )

@@ -44,7 +44,7 @@ def recorded_projections(model: Any) -> Iterator[Projections]:
 def steps(query: np.ndarray, key: np.ndarray, value: np.ndarray, causal: bool) -> dict[str, np.ndarray]:
     """Return the values of Equation (1), each (queries, ...) but K and V.
 
-    query, key: (positions, d_k);  value: (positions, d_v);  causal: a position reads only those up to itself
+    query, key: (positions, d_k);  value: (positions, d_v);  causal: mask future positions
     """
     scores = query @ key.T
     scaled = scores / np.sqrt(query.shape[-1])
@@ -75,8 +75,8 @@ def steps_as_html(values: dict[str, np.ndarray], queries: list[str], keys: list[
         )
     return (
         f'<p class="caption"><b>{name}</b>: Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V. Q, K, V and the result have a '
-        "column for each dimension of the head, the others a column for each key. A row of the decoder is labelled "
-        "with the word that it reads, not the one that it predicts.</p>"
+        "column for each dimension of the head, the others a column for each key. Decoder rows are labelled "
+        "with the input token, not with the predicted one.</p>"
         f'<div class="steps">{"".join(figures)}</div>'
         '<p class="legend">below zero <span class="scale diverging"></span> above'
         f"{'; grey: masked' if MASKED in values else ''}</p>"

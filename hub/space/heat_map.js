@@ -11,9 +11,9 @@ function show(cell) {
   element.querySelector(".readout").textContent = cell.ariaLabel;
 }
 
-// Lights the words that a word attends to, or is attended to by, as strongly as it does.
-function light(word) {
-  dim();
+// Highlights the words that a word attends to, or that attend to it, in proportion to the weights.
+function highlight(word) {
+  clear();
   const table = word.closest("table");
   const heads = table.tHead.rows[0].cells;
   const isRow = word.scope === "row";
@@ -32,7 +32,7 @@ function light(word) {
   element.querySelector(".readout").textContent = `${word.innerText} ${verb} ${strongest.join(", ")}`;
 }
 
-function dim() {
+function clear() {
   for (const partner of element.querySelectorAll(".partner")) partner.classList.remove("partner");
 }
 
@@ -52,11 +52,11 @@ function begin() {
 element.addEventListener("focusin", ({ target }) => cellOf(target) && show(cellOf(target)));
 element.addEventListener("pointerover", ({ target }) => {
   const word = target.closest("th");
-  if (word) return light(word);
-  dim();
+  if (word) return highlight(word);
+  clear();
   if (cellOf(target)) show(cellOf(target));
 });
-element.addEventListener("pointerleave", dim);
+element.addEventListener("pointerleave", clear);
 element.addEventListener("click", ({ target }) => {
   if (cellOf(target)) focus(cellOf(target));
   const head = target.closest("figure")?.dataset.head;
