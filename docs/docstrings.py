@@ -1,4 +1,4 @@
-"""A griffe extension: shows the parameter lines of this project's docstrings as lists.
+"""A Griffe extension that renders parameter lines of docstrings as lists.
 
 A paragraph of lines `name: text` or `returns text`, continued by indented lines, would otherwise run together. Tokens
 such as </s> become code, because Markdown takes them for HTML, and examples after >>> become blocks of code.

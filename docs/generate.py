@@ -1,4 +1,4 @@
-"""A MkDocs hook: the reference pages that are generated from the code when the site is built.
+"""A MkDocs hook that generates reference pages from the code.
 
 commands.md is the help of every command, recipe.md lists every key of a recipe, source.md every module with the first
 line of its docstring, annotated.md is examples/annotated_transformer.py as a page, and paper.md is the page that

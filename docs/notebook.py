@@ -1,4 +1,4 @@
-"""A Python script with `# %%` cells, the format of jupytext, as a notebook and as a page of the documentation.
+"""Converts a script with `# %%` cells (jupytext format) to a notebook or to Markdown.
 
 python docs/notebook.py examples/annotated_transformer.py    writes the .ipynb beside the script
 """

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # The annotated Transformer
 #
-# This notebook reads *Attention Is All You Need* ([arXiv 1706.03762](https://arxiv.org/abs/1706.03762v7)) in its
-# order. Each section says in a few words what the paper proposes, then runs the function or module of this package
+# This notebook follows *Attention Is All You Need* ([arXiv 1706.03762](https://arxiv.org/abs/1706.03762v7)) section by
+# section. Each section says in a few words what the paper proposes, then runs the function or module of this package
 # that implements it. At the end a small Transformer learns to read English numbers. Everything runs on a CPU in about
 # two minutes.
 #
-# Install the package with pictures: `pip install "vaswani-transformer[train,viz]"`.
+# Install the plotting extra too: `pip install "vaswani-transformer[train,viz]"`.
 
 # %%
 import random
@@ -181,7 +181,7 @@ print([round(rate(step), 4) for step in (1, 75, 150, 300, 600)])
 # ## 5.4 Label smoothing
 #
 # The target distribution gives 0.1 of the probability to the wrong tokens. The model learns to be less certain;
-# perplexity suffers, accuracy and BLEU improve. A model that is certain of the right token is punished:
+# perplexity suffers, accuracy and BLEU improve. Overconfidence is penalised:
 
 # %%
 logits = torch.zeros(1, 10)
@@ -249,5 +249,5 @@ maps = attention_maps(model, tokenizer, in_words(47_305))
 attention_figure(maps, kind="cross")
 
 # %% [markdown]
-# The same functions train the paper's models; only sizes and data differ. The guide "Train on your own text" in the
+# The paper's models use the same functions; only sizes and data differ. The guide "Train on your own text" in the
 # documentation continues from here.
