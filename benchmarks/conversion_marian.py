@@ -1,4 +1,4 @@
-"""Whose conversion of a Marian model computes Marian's function? Ours, transformers' and CTranslate2's are compared.
+"""Compares three conversions of Marian checkpoints with Marian's own scores.
 
     python -m benchmarks.conversion_marian tests/fixtures/marian tests/fixtures/marian-spm
 
@@ -35,7 +35,7 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders with model.npz and expected.npz.")],
     record: Record = None,
 ) -> None:
-    """Compare three conversions of Marian checkpoints with the scores that Marian prints."""
+    """Compare three conversions of Marian checkpoints with Marian's own scores."""
     torch.set_num_threads(1)
     report([row for folder in folders for row in differences(folder)], record)
 

@@ -50,7 +50,7 @@ def compare(
     clock_name: ClockName = "wall",
     record: Record = None,
 ) -> None:
-    """Compare the speed of translating."""
+    """Compare decoding speed."""
     from vaswani_transformer.loading import load_tokenizer
 
     now = clock(clock_name)

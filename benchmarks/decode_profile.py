@@ -1,8 +1,8 @@
-"""Where does translating spend its time? ONNX Runtime's profile of an exported file, by operator.
+"""Profiles an exported file by operator, with ONNX Runtime's profiler.
 
     python -m benchmarks.decode_profile ONNX_FOLDER --source test.en
 
-One thread. The profiler adds about a microsecond to each call, so the shares of small batches are too even.
+Uses one thread. The profiler adds about a microsecond to each call, which makes the shares at small batches too even.
 """
 
 import json
@@ -18,7 +18,7 @@ from .decode import batchings, read_pairs
 from .shared.decode_systems import padded_arrays
 from .shared.harness import BatchSizes, Record, Row, report, run
 
-BODIES = ("Loop", "If")  # their time is that of the operators inside
+BODIES = ("Loop", "If")  # excluded: their time includes that of the operators inside
 
 
 def profile(
@@ -29,7 +29,7 @@ def profile(
     most: Annotated[int, typer.Option(min=1, help="Operators to print for each batch size.")] = 15,
     record: Record = None,
 ) -> None:
-    """Print the share of each operator in the time of translating."""
+    """Print the share of decoding time that each operator takes."""
     from vaswani_transformer.loading import load_tokenizer
 
     lines, _ = read_pairs(source, None, sentences)
@@ -54,7 +54,7 @@ def profile(
 
 
 def profiled(folder: Path, batches: list[list[list[int]]], tokenizer: Any) -> tuple[Counter[str], Counter[str]]:
-    """Translate the batches; returns the microseconds and the calls of each operator."""
+    """Translate the batches; return the microseconds and the calls of each operator."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

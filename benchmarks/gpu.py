@@ -1,10 +1,10 @@
-"""Everything that is measured on a GPU, in one command that can be repeated: `make gpu`.
+"""Runs all GPU measurements; the same command resumes them: `make gpu`.
 
     python -m benchmarks.gpu --data data/multi30k --output gpu
     python -m benchmarks.gpu --data data/multi30k --output trial --device cpu --small    # minutes, to try it
 
-Each piece is a process of at most nine minutes that leaves OUTPUT/PIECE.log and rows in OUTPUT/*.csv. Pieces that have
-finished are skipped: run the same command again to resume. The most important pieces come first.
+Each measurement runs in a subprocess with a limit of nine minutes. It writes OUTPUT/MEASUREMENT.log and rows in
+OUTPUT/*.csv. Finished measurements are skipped: run the same command again to resume. The most important come first.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from vaswani_transformer.errors import InputError, UnavailableError
 
 from .shared.harness import Device, run
 
-SECONDS = 540  # of a piece
+SECONDS = 540  # limit of a measurement
 FULL = {
     "sizes": ["base", "big"],
     "train": "--system marian+bf16 --system ours+bf16 --system ours+bf16+compile --system ours --tokens 50000",
@@ -53,21 +53,23 @@ def measure(
     output: Annotated[Path, typer.Option(help="A folder for rows, logs and models.")],
     device: Device = "cuda",
     small: Annotated[bool, typer.Option("--small", help="Tiny models and few steps, to try the command.")] = False,
-    only: Annotated[str | None, typer.Option(help="Pieces, separated by commas; default: all.")] = None,
+    only: Annotated[str | None, typer.Option(help="Measurements, separated by commas; default: all.")] = None,
 ) -> None:
     """Measure everything on a GPU. Run the same command again to resume."""
-    all_pieces = pieces(str(data.resolve()), output.resolve(), device, SMALL if small else FULL)
-    names = only.split(",") if only else list(all_pieces)
-    if unknown := [name for name in names if name not in all_pieces]:
-        raise InputError(f"--only {unknown[0]}: not a piece; pieces: {', '.join(all_pieces)}")
+    all_measurements = measurements(str(data.resolve()), output.resolve(), device, SMALL if small else FULL)
+    names = only.split(",") if only else list(all_measurements)
+    if unknown := [name for name in names if name not in all_measurements]:
+        raise InputError(f"--only {unknown[0]}: not a measurement; measurements: {', '.join(all_measurements)}")
     output.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in names if not run_piece(output, name, all_pieces[name], device)]
+    failed = [name for name in names if not run_measurement(output, name, all_measurements[name], device)]
     if failed:
-        raise UnavailableError(f"pieces that failed: {', '.join(failed)}; see {output}/PIECE.log, and run it again")
+        raise UnavailableError(
+            f"measurements that failed: {', '.join(failed)}; see {output}/MEASUREMENT.log, and run it again"
+        )
 
 
-def pieces(data: str, output: Path, device: str, options: dict[str, Any]) -> dict[str, list[list[str]]]:
-    """Return the commands of each piece, as arguments of Python, in their order. options: SMALL or FULL."""
+def measurements(data: str, output: Path, device: str, options: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """Return the commands of each measurement, as arguments of Python, in order. options: SMALL or FULL."""
 
     def benchmark(name: str, *words: str) -> list[str]:
         return ["-m", f"benchmarks.{name}", *words, "--device", device, "--record", f"{output}/{name}.csv"]
@@ -93,8 +95,8 @@ def pieces(data: str, output: Path, device: str, options: dict[str, Any]) -> dic
     return found
 
 
-def run_piece(output: Path, name: str, commands: list[list[str]], device: str) -> bool:
-    """Run a piece unless the same commands have finished before; return whether they have."""
+def run_measurement(output: Path, name: str, commands: list[list[str]], device: str) -> bool:
+    """Run a measurement unless the same commands have finished before; return whether it has finished."""
     marker, expected = output / f"{name}.finished", json.dumps(commands)
     if marker.exists() and marker.read_text(encoding="utf-8") == expected:
         typer.echo(f"{name}: finished before")
@@ -114,7 +116,7 @@ def run_piece(output: Path, name: str, commands: list[list[str]], device: str) -
 
 
 def run_command(command: list[str], log: IO[bytes], environment: dict[str, str], seconds: float) -> str:
-    """Run a command; returns "" or what went wrong. When it takes too long, its own processes end with it.
+    """Run a command; return "" or what went wrong. After the time limit, its processes are ended.
 
     `accelerate launch` ends its processes on SIGTERM; they are not in its group.
     """
@@ -129,7 +131,7 @@ def run_command(command: list[str], log: IO[bytes], environment: dict[str, str],
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         if isinstance(error, subprocess.TimeoutExpired):
-            return "too long"
+            return "time limit exceeded"
         raise
     return f"exit code {code}" if code else ""
 

@@ -1,10 +1,10 @@
-"""Is it right on a GPU? The model, its loss, its searches and its training against float64 or float32 on the CPU.
+"""Checks model, loss, search and training on a GPU against the CPU.
 
     python -m benchmarks.gpu_checks --device cuda --record checks.csv
 
-Each row has a measured difference and its limit; the exit code is 1 if one is exceeded. Six rows have no limit: they
-say whether a repeated, a resumed and a killed training have the same bits, which torch's fused attention does not
-promise on a GPU. With the recipe's `deterministic` it does.
+Each row has a measured difference and its limit; the exit code is 1 if a limit is exceeded. Six rows have no limit:
+they state whether repeated, resumed and killed training is bit-identical, which torch's fused attention does not
+guarantee on a GPU. With `deterministic` in the recipe, it must be.
 """
 
 import copy
@@ -137,7 +137,7 @@ TRAINING = {
 
 
 def trainings() -> Found:
-    """Compare trainings that were repeated, resumed and killed with one that was not, on Accelerate's device."""
+    """Compare repeated, resumed and killed trainings with an uninterrupted one, on Accelerate's device."""
     found: Found = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -153,7 +153,7 @@ def trainings() -> Found:
             for name, other in others.items():
                 worst = max(difference(other[key], tensor) for key, tensor in once.items())
                 found.append((f"{name} training, {kind}", worst, 0.05))
-                bits = f"{name} training has other bits, {kind}"
+                bits = f"{name} training is not bit-identical, {kind}"
                 found.append((bits, float(worst > 0), 0 if deterministic else None))
     return found
 
@@ -176,7 +176,7 @@ def trained(
 
 
 def kill_after_a_checkpoint(command: list[str], output: Path) -> None:
-    """Run the command and kill it (SIGKILL) once a checkpoint is there. Raises RuntimeError if it ends before."""
+    """Run the command and kill it (SIGKILL) after its first checkpoint. Raises RuntimeError if it ends before."""
     process = subprocess.Popen(command)
     while process.poll() is None and not any((output / "checkpoints").glob("step-*")):
         time.sleep(0.002)

@@ -1,11 +1,11 @@
-"""How much faster is training with several GPUs? The same steps by 1, 2, 4 and 8 processes, with DDP and with FSDP.
+"""Measures training throughput on 1, 2, 4 and 8 GPUs, with DDP and FSDP.
 
     python -m benchmarks.scaling data/multi30k --device cuda --record scaling.csv
     python -m benchmarks.scaling data/multi30k --device cpu --small --processes 2    # gloo, to try it
 
-The paper's base model and batches of 50,000 tokens, which the processes share, in bfloat16. The fastest window between
-two lines of metrics.jsonl counts, so that the first steps, which allocate and choose kernels, do not. `speedup_vs_one`
-compares with one process.
+Trains the paper's base model in bfloat16 with 50,000 tokens per step, divided among the processes. The fastest window
+between two lines of metrics.jsonl counts, which excludes the first steps: they allocate memory and choose kernels.
+`speedup_vs_one` compares with one process.
 """
 
 import json
@@ -39,7 +39,7 @@ def compare(
     processes: Annotated[int | None, typer.Option(min=1, help="The most processes; default: one for each GPU.")] = None,
     record: Record = None,
 ) -> None:
-    """Compare the speed of training with several processes."""
+    """Compare training throughput with several processes."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UnavailableError("--device cuda: there is no GPU; use --device cpu")
     if device == "cpu" and processes is None:
@@ -58,7 +58,7 @@ def compare(
                     "tokens_per_second": round(speed),
                     "speedup_vs_one": round(speed / one, 2),
                 }
-                report([row], record, (*METADATA, "torch"))  # at once: the next may be too slow
+                report([row], record, (*METADATA, "torch"))  # at once: a later one may exceed the time limit
 
 
 def trained(data: Path, folder: Path, device: str, processes: int, strategy: str, keys: dict[str, Any]) -> float:

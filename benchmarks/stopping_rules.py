@@ -1,9 +1,10 @@
-"""What does the search's stopping rule cost? Steps per token, and translations that differ from the provable rule's.
+"""Compares stopping rules of beam search: steps per token and changed translations.
 
     python -m benchmarks.stopping_rules MODEL data/multi30k/val.en.gz data/multi30k/val.de.gz --beam 4 --alpha 0.6
 
-`steps_per_token` counts a step for every sentence that is not done; a search that stopped with its last token would
-have 1. All numbers but `seconds` are the same on every machine, up to rounding.
+`steps_per_token` counts a step for every unfinished sentence; a search that stops with its last token has 1. `differ`
+counts translations that are not those of the first rule, which is provably exact. Only `seconds` depends on the
+machine.
 """
 
 import time

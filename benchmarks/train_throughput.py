@@ -1,14 +1,14 @@
-"""How fast is training? Our loop against the Marian of transformers, in a plain loop and in Seq2SeqTrainer.
+"""Compares training throughput with transformers' Marian and Seq2SeqTrainer.
 
     python -m benchmarks.train_throughput data/multi30k --size tiny --system ours --system marian --system trainer
 
-Each system runs in its own process and they take turns, so that other load on the machine affects all alike; ratios are
-computed per round. `ours` is a step of the training program, from the order of the batches to Adam; `marian` gets the
-same batches; `trainer` makes its own from the same corpus, as its users do. `share` is the fraction of this machine's
-rate of large matrix products (`gflops_*`), in the system's precision, that its useful operations reach.
-Options are joined with "+": bf16 (autocast), highest (our float32 products at torch's default precision), compile, sdpa
-or eager (the attention), group (the Trainer's group_by_length), N (the Trainer's sentences per batch; by default as
-many as have the same number of tokens). On a machine that is busy with other work compare CPU seconds: --clock cpu.
+Each system runs in its own process, in interleaved rounds, so that background load affects all equally; ratios are
+computed per round. `ours` is a step of the training program, from the order of the batches to Adam; `marian` is a plain
+loop over the same batches; `trainer` batches the same corpus in its own way. `fraction_of_peak` is the rate of a
+system's useful operations relative to the rate of large matrix products at its precision (`gflops_*`).
+Options are joined with "+": bf16 (autocast), highest (our float32 matrix products at torch's default precision),
+compile, sdpa or eager (the attention), group (the Trainer's group_by_length), N (the Trainer's sentences per batch; by
+default, batches have the same mean number of tokens). On a busy machine, compare CPU seconds: --clock cpu.
 """
 
 import os
@@ -60,8 +60,8 @@ def compare(
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the tokenizer, and of the output layer.")] = None,
     dropout: float = 0.1,
     rounds: Rounds = 5,
-    steps: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
-    warmup: Annotated[int, typer.Option(min=1, help="Steps before the first turn.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Steps per round.")] = 4,
+    warmup: Annotated[int, typer.Option(min=1, help="Steps before the first round.")] = 3,
     threads: Threads = 1,
     clock_name: Annotated[
         Literal["cpu", "wall"] | None,
@@ -70,9 +70,9 @@ def compare(
     device: Device = "cpu",
     record: Record = None,
 ) -> None:
-    """Compare the speed of training."""
+    """Compare training throughput."""
     clock_name = clock_name or ("cpu" if device == "cpu" else "wall")
-    clock(clock_name, device)  # refuses --clock cpu on a GPU before any work
+    clock(clock_name, device)  # raises for --clock cpu on a GPU before any work
     os.environ |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # All systems use the same device: no GPU that was not requested, and only one.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device != "cpu" else ""
@@ -89,7 +89,7 @@ def compare(
 def measure(
     names: list[str], job: Job, warmup: int, steps: int, rounds: int
 ) -> tuple[dict[TrainingProcess, list[Turn]], PeakRates]:
-    """Start the systems and let them take turns; measure the peak rates before and after each round."""
+    """Start the systems and time them in interleaved rounds; measure peak rates before and after each round."""
     peaks = PeakRates(clock(job.clock, job.device))
     systems: list[TrainingProcess] = []
     try:
@@ -140,7 +140,7 @@ def measure_peaks(peaks: PeakRates, job: Job) -> None:
     """Measure large matrix products by precision: no training step can exceed their rate.
 
     "highest" is float32 at torch's default precision, "medium" what our float32 steps use. Their ratio is the most that
-    float32 training can gain from faster products on this machine.
+    float32 training can gain from faster matrix products on this machine.
     """
     import torch
 

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 DataFolder = Annotated[Path, typer.Argument(help="Folder with train.en and train.de (or .gz), for example Multi30k's.")]
 BatchSizes = Annotated[list[int] | None, typer.Option(help="Sentences per batch; repeatable.")]
 Threads = Annotated[int, typer.Option(min=1)]
-Rounds = Annotated[int, typer.Option(min=1, help="Turns per system.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds; each system runs once per round.")]
 ClockName = Annotated[
     Literal["cpu", "wall"],
     typer.Option("--clock", help="cpu: CPU seconds of the process; wall: elapsed seconds, required on a GPU."),
@@ -42,9 +42,9 @@ def command_name() -> str:
 
 
 def clock(name: str, device: str = "cpu") -> Callable[[], float]:
-    """Return a clock in seconds. On a GPU it waits for all kernels before it is read."""
+    """Return a clock in seconds. On a GPU, it waits for all kernels first."""
     if name == "cpu" and device != "cpu":
-        raise InputError("--clock cpu: on a GPU it must be wall")
+        raise InputError("--clock cpu is not supported on a GPU; use --clock wall")
     seconds = time.process_time if name == "cpu" else time.perf_counter
 
     def synchronised() -> float:
@@ -66,7 +66,9 @@ def timed(task: Callable[[], Result], now: Callable[[], Any]) -> tuple[Any, Resu
 def take_turns(
     systems: Mapping[str, Callable[[], Result]], rounds: int, between: Callable[[], object] = lambda: None
 ) -> dict[str, list[Result]]:
-    """Run every system once per round, in alternating order, so that other load on the machine affects all alike.
+    """Run each system once per round, reversing the order every other round.
+
+    Background load then affects all systems equally.
 
     between: runs before and after each round.
     """
@@ -85,7 +87,7 @@ def race(
     now: Callable[[], float],
     between: Callable[[], object] = lambda: None,
 ) -> dict[str, tuple[float, Result]]:
-    """Let the systems take turns; return the seconds and the result of the fastest turn of each."""
+    """Time the systems in interleaved rounds; return the time and result of each system's fastest round."""
     turns = take_turns({name: partial(timed, task, now) for name, task in systems.items()}, rounds, between)
     return {name: min(measured, key=itemgetter(0)) for name, measured in turns.items()}
 
