@@ -186,13 +186,13 @@ def test_n_best_and_scores_are_columns(model_folder, source, expected, capfdbina
         assert [score for score, _ in mine] == sorted((score for score, _ in mine), reverse=True)
 
 
-def test_early_stopping_is_written_as_in_json(model, source, monkeypatch):
+def test_early_stopping_is_written_as_in_json(model_folder, source, monkeypatch):
     given = []
     monkeypatch.setattr(
         Translator, "translate", lambda _, texts, **options: given.append(options["early_stopping"]) or texts
     )
     for text in ("never", "true", "false", "12"):
-        main(["translate", "--model", str(model), "--input", str(source), "--early-stopping", text])
+        main(["translate", "--model_folder", str(model_folder), "--input", str(source), "--early-stopping", text])
     assert given == ["never", True, False, 12]
 
 

@@ -239,7 +239,7 @@ def test_a_written_space_names_its_model(tmp_path: Path, capsys: pytest.CaptureF
     _, front_matter, text = (out / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     fields = yaml.safe_load(front_matter)
     assert (fields["title"], fields["models"], fields["sdk"]) == ("attention", ["owner/model"], "gradio")
-    assert text.startswith("\n# Attention, at work")
+    assert text.startswith("\n# Attention at work")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)], ids=str)

@@ -100,7 +100,7 @@ def test_a_second_run_on_the_same_folder_is_refused(start):
         ({"micro_batches": 3, "processes": 2}, "1 process running, 2 requested"),
         ({"model": {"d_model": 15}}, "`d_model` is 15"),
         ({"preset": "huge"}, "preset 'huge' is not one of base"),
-        ({"vocab_size": 100_000}, "vocab_size 100000 is larger than the texts give"),
+        ({"vocab_size": 100_000}, "vocab_size 100000 is larger than the texts support"),
         ({"tokenizer": "nowhere"}, "nowhere has no tokenizer.json"),
         (
             {"model": {**SMALL["model"], "position_embedding_type": "learned", "max_position_embeddings": 20}},
