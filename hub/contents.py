@@ -23,20 +23,19 @@ from vaswani_transformer.translator import Translator
 
 Files = dict[str, Path | bytes]
 
-MODEL_FILES = (
+PUBLISHED_FILES = (
     "config.json",
     "generation_config.json",
     "*.safetensors",
     INDEX,
-    "tokenizer.json",
-    "tokenizer_config.json",
+    *TOKENIZER_FILES,
     f"{TARGET_TOKENIZER}/*",
 )
 ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "*.json", "README.md")
 # Names of files that a push can write. A push deletes such files from the repository if it does not write them.
 PUBLISHED_NAMES = (
     "README.md",
-    *MODEL_FILES,
+    *PUBLISHED_FILES,
     *CODE_FILES,
     f"{ONNX}/*",
     f"{ONNX}/{TARGET_TOKENIZER}/*",

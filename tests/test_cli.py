@@ -192,7 +192,7 @@ def test_early_stopping_is_written_as_in_json(model_folder, source, monkeypatch)
         Translator, "translate", lambda _, texts, **options: given.append(options["early_stopping"]) or texts
     )
     for text in ("never", "true", "false", "12"):
-        main(["translate", "--model_folder", str(model_folder), "--input", str(source), "--early-stopping", text])
+        main(["translate", "--model", str(model_folder), "--input", str(source), "--early-stopping", text])
     assert given == ["never", True, False, 12]
 
 

@@ -8,11 +8,11 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from training import dry_run
-from training.__main__ import parse_options, parse_recipe
 from training.cost import count_parameters, training_flops
 from training.dry_run import estimate, format_estimate
 from training.plan import main as plan_command
 from training.recipe import SHIPPED, Recipe, load_recipe, recipe_path, shipped_recipes
+from training.recipe_options import parse_options, parse_recipe
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError

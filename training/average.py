@@ -10,13 +10,12 @@ from safetensors import SafetensorError, safe_open
 from vaswani_transformer.atomic import atomic_folder, move_files, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.model_folder import MANIFEST, WEIGHTS, read_json_object, verify_manifest
+from vaswani_transformer.model_folder import MANIFEST, TOKENIZER_FILES, WEIGHTS, read_json_object, verify_manifest
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
     import torch
 
-TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 OTHER_FILES = ("config.json", MANIFEST, "generation_config.json", *TOKENIZER_FILES)
 OTHER_FILES += tuple(f"{TARGET_TOKENIZER}/{name}" for name in TOKENIZER_FILES)
 

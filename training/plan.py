@@ -7,8 +7,8 @@ import typer
 
 from vaswani_transformer.exit import exit_cleanly
 
-from .__main__ import RECIPE_OPTIONS, Config, parse_options
 from .recipe import describe_keys, load_recipe
+from .recipe_options import RECIPE_OPTIONS, Config, parse_options
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

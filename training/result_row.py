@@ -92,4 +92,4 @@ def hardware() -> str:
         name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return name  # not Linux
-    return f"{len(os.sched_getaffinity(0))} cores of {name}"
+    return f"{os.cpu_count()} cores of {name}"

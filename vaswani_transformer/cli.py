@@ -16,6 +16,7 @@ import typer
 
 from vaswani_transformer import __version__
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
+from vaswani_transformer.command_translator import load_translator, quiet_transformers
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.launch import launch
@@ -125,7 +126,7 @@ def train(context: typer.Context) -> None:
     if {"--help", "-h"} & set(context.args) or not context.args:
         program("__main__").main(["--help"])
         return
-    code = launch(name, context.args, program("__main__").parse_recipe(context.args).processes)
+    code = launch(name, context.args, program("recipe_options").parse_recipe(context.args).processes)
     if code:
         raise SystemExit(code)
 
@@ -293,7 +294,14 @@ add_program(
     "onnx.__main__",
     package="conversion",
 )
-add_program(app, "push", "Preview a push to the Hub, or push a model and its card.", "__main__", package="hub", subcommand="push")
+add_program(
+    app,
+    "push",
+    "Preview a push to the Hub, or push a model and its card.",
+    "__main__",
+    package="hub",
+    subcommand="push",
+)
 add_program(app, "space", "Write a Space for a model on the Hub.", "__main__", package="hub", subcommand="space")
 
 
@@ -345,39 +353,6 @@ def doctor(model: Annotated[str | None, typer.Option(help="A model folder to che
     of_model = [] if model is None else model_lines(load_translator(model, None, None, download=False), Path(model))
     for line in chain(environment_lines(), of_model):
         typer.echo(line)
-
-
-def load_translator(
-    model: str,
-    device: str | None,
-    dtype: str | None,
-    download: bool,
-    backend: Any = "torch",
-    threads: int | None = None,
-    precision: str | None = None,
-) -> Any:
-    """Load a Translator; the network is only used with --download. Raises InputError."""
-    folder = Path(model)
-    if not download and not folder.is_dir():
-        raise InputError(f"--model {model}: no such folder; a repository of the Hub needs --download")
-    if backend == "torch" and (folder / "model.onnx").is_file() and not any(folder.glob("*.safetensors*")):
-        raise InputError(
-            f"--model {model} holds an ONNX export; `translate` and `evaluate` read it with --backend onnx"
-        )
-    from vaswani_transformer.translator import Translator
-
-    if backend == "torch":
-        quiet_transformers()
-    from_pretrained: Any = Translator.from_pretrained  # it has one signature per backend
-    return from_pretrained(model, device=device, dtype=dtype, backend=backend, threads=threads, precision=precision)
-
-
-def quiet_transformers() -> None:
-    """Keep transformers' messages and progress bars off stderr."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def in_chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:

@@ -45,7 +45,7 @@ def launch(name: str, arguments: list[str], processes: int | None = None) -> int
         if "OMP_NUM_THREADS" not in environment:
             import torch
 
-            threads = max(1, len(os.sched_getaffinity(0)) // processes) if not torch.cuda.is_available() else 1
+            threads = max(1, torch.get_num_threads() // processes) if not torch.cuda.is_available() else 1
             command += ["--num_cpu_threads_per_process", str(threads)]
         command.append("-m")
     # A process group of its own: Ctrl-C in a terminal then reaches the program once, forwarded from here. A second

@@ -272,8 +272,7 @@ def as_device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
-def enumerated(names: Iterable[str], shown: int = 4) -> str:
+def enumerated(names: Iterable[str]) -> str:
     """Join the first names of a list, and say how many more there are."""
     names = list(names)
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + rest
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
 
 MODEL_TYPE = "vaswani_transformer"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Glob patterns of the files that Translator reads.
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, "*tokenizer*.json")
 # The code in every saved and published model, so that it loads without this package: transformers copies the files that

@@ -82,20 +82,20 @@ def heat_maps(panels: dict[str, Tensor], keys: list[str], queries: list[str], ac
     return figure
 
 
-def positional_encoding_figure(length: int = 100, d_model: int = 128, base: float = 10000.0) -> "Figure":
+def positional_encoding_figure(length: int = 100, d_model: int = 128) -> "Figure":
     """Draw PE(pos, i) of section 3.5 as a heat map, with positions down and dimensions across."""
     if not 1 <= length <= 10_000 or d_model < 2 or d_model % 2 or d_model > 65_536:
         raise InputError(
             f"length {length}, d_model {d_model}: give 1 to 10000 positions and 2 to 65536 dimensions, an even number"
         )
-    encoding = sinusoidal_positional_encoding(length, d_model, base)
+    encoding = sinusoidal_positional_encoding(length, d_model)
     figure = new_figure(figsize=(9, 5), layout="constrained")
     axis = figure.subplots()
     image = axis.imshow(encoding.numpy(), cmap="RdBu_r", vmin=-1.0, vmax=1.0, aspect="auto", interpolation="nearest")
     axis.set_title(
         f"Positional encoding, {length} positions of {d_model} dimensions\n"
         r"$PE_{(pos,\,2i)}=\sin(pos/10000^{2i/d_{model}})$,   "
-        r"$PE_{(pos,\,2i+1)}=\cos(pos/10000^{2i/d_{model}})$".replace("10000", f"{base:g}"),
+        r"$PE_{(pos,\,2i+1)}=\cos(pos/10000^{2i/d_{model}})$",
         fontsize=12,
     )
     axis.set_xlabel("dimension (even: sine, odd: cosine)")

@@ -14,6 +14,7 @@ from onnx.external_data_helper import set_external_data
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import load_model, load_tokenizer, refuse_unsupported_settings
+from vaswani_transformer.model_folder import TOKENIZER_FILES
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
@@ -34,7 +35,6 @@ from .verify_split import verify_split
 # Bytes of weights in one file. Protobuf limits a message to 2 GiB, the graph included.
 LARGEST_FILE = 2_000_000_000
 # Files of the model that runtimes read unchanged.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{file}" for file in TOKENIZER_FILES))
 
 Tell = Callable[[str], object]

@@ -12,7 +12,8 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from ..toolkits.hf_marian import generation_settings, write_json
+from ..folder import write_json
+from ..toolkits.hf_marian import generation_settings
 
 # transformers.js finds the file of a `dtype` by its suffix.
 KEPT_FILES = ("encoder_model", "decoder_model_merged")

@@ -41,7 +41,7 @@ class Call:
     parameters: int
 
 
-def trace(model: VaswaniTransformerForConditionalGeneration, source: int = 7, target: int = 6) -> list[Call]:
+def trace(model: VaswaniTransformerForConditionalGeneration) -> list[Call]:
     """Return the calls of the modules that Figure 1 shows, in the order of one forward pass."""
     calls: list[Call] = []
     # Modules inside these are not drawn: the projections of attention, the matrices of the feed-forward layer.
@@ -57,8 +57,8 @@ def trace(model: VaswaniTransformerForConditionalGeneration, source: int = 7, ta
             calls.append(Call(names[module], type(module), shape, parameters))
 
     with torch.inference_mode(), register_module_forward_hook(record):
-        ids = torch.full((1, source + target), 4, device=model.device)
-        model(input_ids=ids[:, :source], decoder_input_ids=ids[:, source:], use_cache=False)
+        ids = torch.full((1, 13), 4, device=model.device)  # 7 source and 6 target tokens
+        model(input_ids=ids[:, :7], decoder_input_ids=ids[:, 7:], use_cache=False)
     return calls
 
 
@@ -170,17 +170,18 @@ def attention_operations(attention: MultiHeadAttention, heads: int, length: int)
     return recorder.operations
 
 
-def figure2(model: VaswaniTransformerForConditionalGeneration, length: int = 7) -> Figure:
+def figure2(model: VaswaniTransformerForConditionalGeneration) -> Figure:
     """Draw scaled dot-product attention (left) and multi-head attention (right) of the first encoder layer."""
     attention: Any = model.model.encoder.layers[0].self_attn
+    heads, length = model.config.encoder_attention_heads, 7
     figure = Figure(figsize=(11, 7), layout="constrained", dpi=RESOLUTION)
     left, right = figure.subplots(1, 2)
     for axis, title in ((left, "Scaled Dot-Product Attention"), (right, "Multi-Head Attention")):
         axis.set_axis_off()
         axis.set_title(title)
         axis.set(xlim=(0, 1), ylim=(-1, TOP + 0.4))
-    draw_operations(left, attention, model.config.encoder_attention_heads, length)
-    draw_projections(right, attention, model.config.encoder_attention_heads, length)
+    draw_operations(left, attention, heads, length)
+    draw_projections(right, attention, heads, length)
     return figure
 
 

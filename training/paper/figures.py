@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vaswani_transformer.attention_maps import attention_maps
-from vaswani_transformer.cli import load_translator
+from vaswani_transformer.command_translator import load_translator
 
 from .architecture import figure1, figure2
 from .head_figures import heads_figure, word_maps

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vaswani_transformer import Translator
 from vaswani_transformer.attention_maps import attention_maps
-from vaswani_transformer.cli import load_translator
+from vaswani_transformer.command_translator import load_translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import existing_file, read_lines
 

@@ -15,10 +15,10 @@ import torch
 
 from vaswani_transformer.errors import InputError
 
-from ..__main__ import parse_options
 from ..cost import matmul_flop_rate
 from ..dry_run import estimate
 from ..recipe import load_recipe, shipped_recipes
+from ..recipe_options import parse_options
 from ..result_row import hardware
 from .result_files import PAPER, markdown, provenance, write_result
 

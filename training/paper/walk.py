@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from vaswani_transformer import Translator
 from vaswani_transformer.attention_maps import AttentionMaps, attention_maps
-from vaswani_transformer.cli import load_translator
+from vaswani_transformer.command_translator import load_translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention, split_heads
 from vaswani_transformer.pictures import RESOLUTION, drawable
