@@ -16,7 +16,7 @@ from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated, load_config, weight_files
-from vaswani_transformer.model_folder import CODE_FILES, INDEX, ONNX, WEIGHTS, read_json_object
+from vaswani_transformer.model_folder import CODE_FILES, INDEX, ONNX, TOKENIZER_FILES, WEIGHTS, read_json_object
 from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
