@@ -42,11 +42,11 @@ def compare(
 
 def differences(folder: Path) -> Iterator[Row]:
     """Compare the conversions with Marian's scores; yield a row for each."""
-    words = list(word_scores(folder))
+    hypotheses = list(word_scores(folder))
     largest_of_ours = 0.0
     for name, scorer in (("ours", ours), ("transformers", transformers), ("ctranslate2", ctranslate2)):
         with scorer(folder) as score:
-            found = np.concatenate([np.abs(score(source, target) - printed) for source, target, printed in words])
+            found = np.concatenate([np.abs(score(source, target) - printed) for source, target, printed in hypotheses])
         largest = found.max()
         largest_of_ours = largest_of_ours or largest
         yield {
@@ -99,7 +99,7 @@ def transformers(folder: Path) -> Iterator[Scorer]:
 
 
 def torch_scorer(model: Any, start: int, words: int | None = None) -> Scorer:
-    """words: size of the vocabulary without <pad>, whose probability the original model does not have."""
+    """Return a scorer of a torch model. words: size of the vocabulary without <pad>, which Marian does not have"""
 
     @torch.inference_mode()
     def score(source: list[int], target: list[int]) -> np.ndarray:

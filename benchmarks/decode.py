@@ -7,9 +7,9 @@ MODEL is measured with generate() and with the search in tensors. All systems tr
 sorted by length, in interleaved rounds; the fastest round counts. On a busy machine, compare CPU seconds: --clock cpu
 --threads 1. results/README.md shows how to create the folders of the other systems from MODEL.
 
-A separate process measures the time to load, the time for a first sentence and the peak memory of each system: it loads
-one system, without the libraries of the others, and translates the batch with the longest sentences. --record also
-plots BLEU against speed.
+For each system, a separate process measures the time to load it, the time to translate a first sentence, and the peak
+memory while translating the batch with the longest sentences; it does not import the libraries of the other systems.
+With --reference, --record also plots BLEU against speed.
 """
 
 import json
@@ -27,7 +27,7 @@ from vaswani_transformer.lines import read_lines
 
 from .shared.decode_plot import draw
 from .shared.decode_systems import SYSTEMS, Sources, System
-from .shared.harness import BatchSizes, ClockName, Record, Rounds, Row, Threads, clock, race, report, run
+from .shared.harness import BATCH_SIZES, BatchSizes, ClockName, Record, Rounds, Row, Threads, clock, race, report, run
 
 NOT_MEASURED = dict.fromkeys(("load_seconds", "first_seconds", "peak_megabytes"), "")
 
@@ -61,7 +61,7 @@ def compare(
     systems = load(folders, threads)
     settings = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
     rows: list[Row] = []
-    for name, batches in batchings(encoded, batch_size or [1, 16, 64], batch_tokens).items():
+    for name, batches in batchings(encoded, batch_size or BATCH_SIZES, batch_tokens).items():
         order = [i for batch in batches for i in batch]
         sources = [[encoded[i] for i in batch] for batch in batches]
         measured = [measure_standalone(*each, threads, num_beams, sources[-1]) for each in folders if standalone]
@@ -125,7 +125,7 @@ def translate_all(system: System, batches: list[Sources], beams: int) -> Sources
 
 
 def speeds(name: str, best: dict[str, tuple[float, Sources]]) -> Row:
-    """Compare the best seconds of a system with the others; int8 files with CTranslate2's int8."""
+    """Return a system's speed, also relative to its peers; a name with "int8" is compared with CTranslate2's int8."""
     seconds, translations = best[name]
     peers = {
         "speedup_vs_generate": "torch generate()",
@@ -137,7 +137,7 @@ def speeds(name: str, best: dict[str, tuple[float, Sources]]) -> Row:
 
 
 def bleu(translations: Sources, references: list[str], order: list[int], tokenizer: Any) -> str:
-    """order: the sentence of each translation."""
+    """Return BLEU with one decimal. order: the index of the sentence that each translation belongs to"""
     import sacrebleu
 
     texts = {i: tokenizer.decode(ids, skip_special_tokens=True) for i, ids in zip(order, translations, strict=True)}

@@ -40,6 +40,7 @@ from .shared.decode_systems import (
     torch_translate,
 )
 from .shared.harness import (
+    BATCH_SIZES,
     METADATA,
     BatchSizes,
     Device,
@@ -86,7 +87,7 @@ def compare(
                 typer.echo(f"no rows of {load.__name__}: {error}", err=True)
         if not systems:
             raise UnavailableError(f"no system can translate on --device {device}")
-        for size in batch_size or ([1, 16, 64] if device == "cpu" else [1, 64, 512]):
+        for size in batch_size or (BATCH_SIZES if device == "cpu" else [1, 64, 512]):
             rows += measure(systems, model.config, size, device, threads, rounds)
     report(rows, record, (*METADATA, "torch", "transformers"))
 

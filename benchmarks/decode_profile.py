@@ -16,7 +16,7 @@ import typer
 
 from .decode import batchings, read_pairs
 from .shared.decode_systems import padded_arrays
-from .shared.harness import BatchSizes, Record, Row, report, run
+from .shared.harness import BATCH_SIZES, BatchSizes, Record, Row, report, run
 
 BODIES = ("Loop", "If")  # excluded: their time includes that of the operators inside
 
@@ -36,7 +36,7 @@ def profile(
     tokenizer = load_tokenizer(folder)
     encoded = tokenizer(lines, verbose=False)["input_ids"]
     rows: list[Row] = []
-    for name, batches in batchings(encoded, batch_size or [1, 16, 64], None).items():
+    for name, batches in batchings(encoded, batch_size or BATCH_SIZES, None).items():
         microseconds, calls = profiled(folder, [[encoded[i] for i in batch] for batch in batches], tokenizer)
         for operator, spent in microseconds.most_common(most):
             rows.append(

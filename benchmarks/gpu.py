@@ -1,4 +1,4 @@
-"""Runs all GPU measurements; the same command resumes them: `make gpu`.
+"""Runs all GPU measurements; `make gpu` calls it, and the same command resumes them.
 
     python -m benchmarks.gpu --data data/multi30k --output gpu
     python -m benchmarks.gpu --data data/multi30k --output trial --device cpu --small    # minutes, to try it
@@ -32,8 +32,8 @@ FULL = {
     "multi30k": "",
     "decode": "",
     "scaling": "",
-    "trained claims": ["training_without_the_factor", "warm_up", "small_data"],
-    "claim": "",
+    "claims": ["training_without_the_factor", "warm_up", "small_data"],
+    "claim options": "",
 }
 SMALL = {
     "sizes": ["tiny"],
@@ -43,8 +43,8 @@ SMALL = {
     "--warmup_steps 2",
     "decode": "--small --torch --batch-size 2 --rounds 1",
     "scaling": "--small --processes 2",
-    "trained claims": ["training_without_the_factor"],
-    "claim": "--vocab_size 500 --max_steps 4 --warmup_steps 2",
+    "claims": ["training_without_the_factor"],
+    "claim options": "--vocab_size 500 --max_steps 4 --warmup_steps 2",
 }
 
 
@@ -64,7 +64,7 @@ def measure(
     failed = [name for name in names if not run_measurement(output, name, all_measurements[name], device)]
     if failed:
         raise UnavailableError(
-            f"measurements that failed: {', '.join(failed)}; see {output}/MEASUREMENT.log, and run it again"
+            f"measurements that failed: {', '.join(failed)}; see {output}/MEASUREMENT.log, then run the command again"
         )
 
 
@@ -90,8 +90,8 @@ def measurements(data: str, output: Path, device: str, options: dict[str, Any]) 
     claims = ["-m", "training.paper", "claims", "--run", f"{output}/multi30k-1", "--data", data]
     claims += ["--seconds", "0.2", "--output", f"{output}/paper"]
     found["claims"] = [[*claims, "--only", "training_speed,decoding_speed,memory_of_attention"]]
-    for name in options["trained claims"]:
-        found[f"claim-{name}"] = [[*claims, "--seeds", "1", *options["claim"].split(), "--only", name]]
+    for name in options["claims"]:
+        found[f"claim-{name}"] = [[*claims, "--seeds", "1", *options["claim options"].split(), "--only", name]]
     return found
 
 

@@ -6,10 +6,13 @@
 checkpoint_files.py, tensorflow_bundle.py and protobuf_wire.py open files; vocabulary.py, segmentation.py,
 sentencepiece_model.py and subwords.py make tokenizers.
 
-A toolkit's file lists the options that the model can represent (options.py; reasons.py collects the others) and maps
-every tensor's name to ours (rename.py). Other differences are folded into the weights (layout.py). To add a toolkit:
+A toolkit's file lists the options that change the model's function, with the values that our model can represent
+(options.py; reasons.py collects the others), and maps every tensor's name to ours (rename.py). Other differences, such
+as the form of the sinusoids, are folded into the weights (layout.py). To add a toolkit:
 
 1. Write toolkits/<name>.py with the interface in toolkits/__init__.py.
-2. List its name there.
-3. Add tests/fixtures/<name> with the toolkit's own logits, and a row to docs/how-to/convert.md.
+2. List its name there. If its pickles contain its own classes, add its package to TOOLKIT_PACKAGES in
+   checkpoint_files.py.
+3. Add tests/fixtures/<name> with the toolkit's own outputs (the README there lists the files), and a row to
+   docs/how-to/convert.md.
 """

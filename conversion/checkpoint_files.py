@@ -24,8 +24,8 @@ from safetensors.torch import load_file
 
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line
 
-# A class of these packages is replaced by a stub; any other class is refused.
-TOOLKITS = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
+# Classes of these packages are replaced by stubs; any other class is refused.
+TOOLKIT_PACKAGES = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
 
 SCALAR = np.float64(0).__reduce__()[0]  # numpy's private constructor of scalars
 
@@ -126,7 +126,7 @@ def load_checkpoint(path: Path) -> Any:
                 message = f"{path} was not loaded, and none of it was run: {first_line(error)}"
                 raise BrokenFileError(message) from None
             name = refused[1].rstrip(".")
-            if name in stubs or name.split(".")[0] not in TOOLKITS:
+            if name in stubs or name.split(".")[0] not in TOOLKIT_PACKAGES:
                 raise InputError(
                     f"{path} was not loaded, and none of it was run: its pickle refers to {name}, which could run any "
                     "code. If you trust the file, save it again without that object"

@@ -71,9 +71,7 @@ def as_markdown(description: Description) -> str:
                 f"maps to `<unk>`. Here they are the tokens from {vocabulary.first_alias(side)} on, with `<unk>`'s "
                 "embedding."
             )
-    if "source" not in vocabulary.tokenizers:
-        notes.append("There is no `tokenizer.json`: no tokenizer files were found next to the checkpoint.")
-    elif "target" in vocabulary.tokenizers and not vocabulary.is_joint:
+    if "source" in vocabulary.tokenizers and "target" in vocabulary.tokenizers and not vocabulary.is_joint:
         notes.append(
             "Source and target have different vocabularies: `tokenizer.json` is the source's, "
             f"`{TARGET_TOKENIZER}/` the target's, for decoding and for labels."

@@ -1,7 +1,8 @@
 """A toolkit's vocabulary, special tokens and tokenizers, with the toolkit's ids.
 
-BPE merges can make pieces that are not in the vocabulary, which the toolkit maps to `<unk>`. A tokenizer needs an id
-for every piece, so each of these (an alias) gets an id after the toolkit's and `<unk>`'s embedding.
+BPE merges and SentencePiece models can make pieces that are not in the vocabulary, which the toolkit maps to `<unk>`. A
+tokenizer needs an id for every piece, so each of these pieces (an alias) gets an id after the toolkit's ids, and the
+embedding of `<unk>`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ class Vocabulary:
     start: the decoder's first token; None if the toolkit starts with a zero vector
     source_begins_with_bos, source_ends_with_eos: whether the tokenizer adds them
     source_has_bos_and_eos: False if only the target has the tokens `bos` and `eos`
-    tokenizers: by side; empty if no tokenizer files were found next to the checkpoint
+    tokenizers: by side; a side is missing if it has no tokenizer, and the notes say why
     aliases: by side, pieces that are not in the toolkit's vocabulary, in the order of their ids
     files: the files that the vocabulary was read from
     notes: sentences about it for the model's users
@@ -117,9 +118,9 @@ class Vocabulary:
 
     def check_special_ids(self, subject: str | Path) -> None:
         """Raise BrokenFileError if an id of a special token is not in the vocabulary."""
-        around = (self.eos, self.bos, self.start)
+        ends = (self.eos, self.bos, self.start)
         for side in SIDES:
-            ids = (self.unknown, self.pad, *(around if side == "target" or self.source_has_bos_and_eos else ()))
+            ids = (self.unknown, self.pad, *(ends if side == "target" or self.source_has_bos_and_eos else ()))
             size = len(self.tokens(side))
             for id in ids:
                 if id is not None and not 0 <= id < size:
@@ -130,9 +131,9 @@ class Vocabulary:
         special, ids = self.special_tokens(side), self.ids(side)
         before = [special["bos_token"]] if self.source_begins_with_bos and side == "source" else []
         after = [special["eos_token"]] if self.source_ends_with_eos or side == "target" else []
-        around = [*before, "$A", *after]
+        template = [*before, "$A", *after]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=around, special_tokens=[(token, ids[token]) for token in dict.fromkeys([*before, *after])]
+            single=template, special_tokens=[(token, ids[token]) for token in dict.fromkeys([*before, *after])]
         )
         return tokenizer
 

@@ -55,7 +55,11 @@ def git_name(help: str) -> Any:
     return matching(rf"{part}(?:/{part})*", kind, help)
 
 
-LANGUAGE = matching(r"[a-z]{2,3}", "a language code, such as en", "Language code, such as en; default: the recipe's.")
+LANGUAGE = matching(
+    r"[a-z]{2,3}",
+    "a language code, such as en",
+    "Language code, such as en; default: the recipe's or the converted checkpoint's.",
+)
 DATASET = matching(
     r"([\w-][\w.-]*/)?[\w-][\w.-]*",
     "a name on the Hub, such as owner/name",
@@ -185,14 +189,14 @@ def repository_files(
     return files
 
 
-def summary(planned: "Plan", left: list[str]) -> list[str]:
+def summary(planned: "Plan", unpublished_names: list[str]) -> list[str]:
     """Return one line per file, with its status and size, and the totals.
 
-    left: files of the model folder that are not published
+    unpublished_names: files of the model folder that are not published
     """
     lines = [f"{change.status:<8}{change.size:>14,}  {change.name}" for change in planned.changes]
-    if left:
-        lines.append(f"not published: {', '.join(left)}")
+    if unpublished_names:
+        lines.append(f"not published: {', '.join(unpublished_names)}")
     sent, deleted = planned.with_status("new", "changed"), planned.with_status("deleted")
     state = f"{planned.repo_id}, revision {planned.revision}"
     if planned.head is None:

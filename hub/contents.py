@@ -68,9 +68,9 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translat
     translator = Translator.from_pretrained(folder, device="cpu")
 
     files: Files = {"config.json": json_bytes(config_for_the_hub(folder))}
-    search = folder / "generation_config.json"
+    generation = folder / "generation_config.json"
     written = translator.model.generation_config.to_json_string().encode()
-    files[search.name] = search if search.is_file() else written
+    files[generation.name] = generation if generation.is_file() else written
     files |= {file.relative_to(folder).as_posix(): file for file in weight_files(folder)}
     if WEIGHTS not in files:
         files[INDEX] = folder / INDEX

@@ -150,7 +150,7 @@ def compare(file: Path | bytes, remote: RepoFile | None) -> str:
 def push(api: HfApi, planned: Plan, files: Files, message: str) -> str:
     """Carry out the plan in one commit. Return the address of this commit, or of the last one if nothing changed.
 
-    After a failure, the same call resumes: large files that were received are not sent again.
+    After a failure, plan again and push: large files that were received are not sent again.
     Raises InputError, UnavailableError.
     """
     disable_progress_bars()

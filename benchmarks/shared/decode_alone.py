@@ -2,10 +2,10 @@
 
     python -m benchmarks.shared.decode_alone KIND FOLDER THREADS BEAMS BLOCKED < SOURCES
 
-SOURCES is a JSON list of token ids. BLOCKED lists packages, separated by commas, whose import fails: optional packages
-would otherwise be imported where they are installed. Prints columns of decode.py as a JSON object: load_seconds,
-including the import of the libraries; first_seconds, for the first source alone; peak_megabytes, the peak resident
-memory after the whole batch.
+SOURCES is a JSON list of sentences, each a list of token ids. BLOCKED lists packages, separated by commas, whose import
+fails: optional packages would otherwise be imported where they are installed. Prints columns of decode.py as a JSON
+object: load_seconds, including the import of the libraries; first_seconds, for the first source alone; peak_megabytes,
+the peak resident memory after the whole batch.
 """
 
 import json

@@ -17,6 +17,7 @@ from vaswani_transformer.exit import exit_cleanly
 
 Result = TypeVar("Result")
 Row = dict[str, Any]
+BATCH_SIZES = [1, 16, 64]  # sentences per batch, unless --batch-size is given
 
 DataFolder = Annotated[Path, typer.Argument(help="Folder with train.en and train.de (or .gz), for example Multi30k's.")]
 BatchSizes = Annotated[list[int] | None, typer.Option(help="Sentences per batch; repeatable.")]

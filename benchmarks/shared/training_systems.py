@@ -86,7 +86,7 @@ def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
     """Prepare the training program up to its first step."""
     output, now = Path(tempfile.mkdtemp(dir=job.output)), clock(job.clock, job.device)
     keys = {"output_dir": str(output), "mixed_precision": "bf16" if "bf16" in options else "no"}
-    keys["compile"] = "no"  # below, if at all
+    keys["compile"] = "no"  # compiled below if requested
     keys |= {"matmul_precision": "highest"} if "highest" in options else {}
     if attention := {"sdpa", "eager"} & set(options):
         keys["attention"] = attention.pop()

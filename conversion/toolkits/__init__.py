@@ -1,4 +1,6 @@
-"""One module per format, with the same name (hf-marian is hf_marian.py): it reads checkpoints, writes them, or both.
+"""One module per format (hf-marian is hf_marian.py): it reads checkpoints, writes them, or both.
+
+hugging_face.py is not a format: hf_marian.py and hf_fsmt.py share it.
 
 A module that reads has
 
@@ -16,6 +18,7 @@ A module that writes has
 from importlib import import_module
 from types import ModuleType
 
+# In the order in which they are tried: torch-nn-transformer also recognises the state dict of old fairseq files.
 READERS = (
     "fairseq",
     "opennmt-py",

@@ -17,7 +17,7 @@ from ..layout import POSITIONS
 from ..reasons import Reasons
 from ..rename import STACKS, expand
 
-TABLE_ROWS = 2048  # CTranslate2 needs a table; its converters write as many rows
+TABLE_ROWS = 2048  # CTranslate2 needs a table; its Marian converter writes as many rows
 
 ACTIVATIONS = {
     "relu": "RELU",

@@ -153,12 +153,12 @@ def update_old_names(tensors: dict[str, Tensor]) -> None:
 
 def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -> Vocabulary:
     """Read the dictionaries next to the checkpoint, and BPE codes or SentencePiece models if there are any."""
-    languages = [options.get("source_lang"), options.get("target_lang")]
+    languages = list(languages_of(options).values())
     files = [find_file(folder, f"dict.{language}.txt", "dict.txt") for language in languages]
     present = [file for file in files if file]
     if len(present) < 2:
         missing = " and ".join(f"dict.{lang}.txt" for lang, file in zip(languages, files, strict=True) if file is None)
-        why = f"{missing} is not next to the checkpoint. Ids are fairseq's"
+        why = f"the checkpoint comes without {missing}. Ids are fairseq's"
         return numbered_tokens(SPECIAL, rows, why, **IDS)
     source, target = (SPECIAL + read_counted_words(file) for file in present)
     return with_tokenizers(Vocabulary(source, target, files=present, **IDS), folder, languages)

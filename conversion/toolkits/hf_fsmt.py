@@ -78,7 +78,8 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
     files, codes = [folder / "vocab-src.json", folder / "vocab-tgt.json"], folder / "merges.txt"
     missing = [file.name for file in (*files, codes) if not file.exists()]
     if missing:
-        return numbered_tokens([], rows, f"{' and '.join(missing)} missing. Ids are the checkpoint's", **ids)
+        why = f"the checkpoint comes without {' and '.join(missing)}. Ids are the checkpoint's"
+        return numbered_tokens([], rows, why, **ids)
     source, target = (read_token_ids(file) for file in files)
     if "<unk>" in source:
         ids["unknown"] = source.index("<unk>")

@@ -110,8 +110,8 @@ def requirements(config: Any) -> dict[str, tuple]:
 
 def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     """Write a folder that MarianMTModel.from_pretrained loads."""
-    config, came_from_here = folder.config, folder.toolkit == "hf-marian"
-    if not came_from_here:
+    config, was_hf_marian = folder.config, folder.toolkit == "hf-marian"
+    if not was_hf_marian:
         folder.keep_all_rows()
     elif not folder.record.get("scale_embedding", True):
         reasons.unsupported("the embeddings were divided by sqrt(d_model) when they were converted")
@@ -124,7 +124,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
     write_json(generation_settings(config), out / "generation_config.json")
-    if came_from_here:
+    if was_hf_marian:
         write_json(folder.record["config"], out / "config.json")
         return
     sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}

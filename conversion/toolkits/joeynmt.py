@@ -64,7 +64,9 @@ def recognise_content(content: dict) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a .ckpt file and the config.yaml next to it."""
     checkpoint = load_checkpoint(path)
-    file = required_file(path.parent, "config.yaml", "*.yaml", remedy=", so the number of heads is not known")
+    file = required_file(
+        path.parent, "config.yaml", "*.yaml", remedy="; copy it from the training run: it has the number of heads"
+    )
     settings = read_yaml(file)
     model = settings.get("model")
     if not isinstance(model, dict):

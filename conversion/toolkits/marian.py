@@ -1,8 +1,8 @@
 """MarianNMT: model.npz, with its configuration inside, and the vocabularies that decoder.yml names.
 
-Differences from the paper: tensor2tensor's sinusoids (the converters of transformers and CTranslate2 use the exponent
-2i / d_model); the decoder starts with a zero vector; matrices are stored as (in, out); biases in the attention and the
-output.
+Differences from the paper: tensor2tensor's sinusoids (transformers' MarianMTModel and CTranslate2's Marian converter
+use the exponent 2i / d_model); the decoder starts with a zero vector; matrices are stored as (in, out); biases in the
+attention and the output.
 """
 
 import re
@@ -163,8 +163,8 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
         raise BrokenFileError(f"{decoder}: `vocabs` is {shown(names)}, not a list of files")
     files = [path.parent / Path(str(name)).name for name in (names * 2 if len(names) == 1 else names)]
     if len(files) != 2 or not all(file.exists() for file in files):
-        missing = ", ".join(file.name for file in files if not file.exists()) or "`vocabs` in decoder.yml"
-        why = f"{missing} is missing. Ids are Marian's"
+        missing = " and ".join(file.name for file in files if not file.exists()) or "`vocabs` in decoder.yml"
+        why = f"the checkpoint comes without {missing}. Ids are Marian's"
         return numbered_tokens(["</s>", "<unk>"], rows, why, eos=0, unknown=1)
     models = [SentencePieceModel.read(file) if file.suffix == ".spm" else None for file in files]
     source, target = (

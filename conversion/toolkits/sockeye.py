@@ -50,15 +50,15 @@ SUBLAYERS = {
 
 def layers(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers, after `split_projections`, and of the final norms of pre-norm models."""
-    where, names = config["norm_position"], {}
+    position, names = config["norm_position"], {}
     for stack, sublayers in SUBLAYERS.items():
         names[stack] = {
             "ff.ff{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
-            f"{where}_ff.layer_norm.{{weight,bias}}": "feed_forward_norm.{weight,bias}",
+            f"{position}_ff.layer_norm.{{weight,bias}}": "feed_forward_norm.{weight,bias}",
         }
         for theirs, ours in sublayers.items():
             names[stack][f"{theirs}.ff_{{q,k,v,out}}.weight"] = f"{ours}.{{q,k,v,out}}_proj.weight"
-            names[stack][f"{where}_{theirs}.layer_norm.{{weight,bias}}"] = f"{ours}_norm.{{weight,bias}}"
+            names[stack][f"{position}_{theirs}.layer_norm.{{weight,bias}}"] = f"{ours}_norm.{{weight,bias}}"
     return stack_rules(config, "{stack}.layers.{n}.", names, "{stack}.final_process.layer_norm.{weight,bias}")
 
 
@@ -68,7 +68,7 @@ def recognise(path: Path) -> bool:
 
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a params.* file and the `config` next to it."""
-    file = required_file(path.parent, "config", remedy=", so the number of heads is not known")
+    file = required_file(path.parent, "config", remedy="; copy it from the training run: it has the number of heads")
     options = Options(flattened(read_yaml(file, ConfigLoader)), reasons, "{}: {}")
     config = options.sizes(SIZES)
     config["norm_position"] = check_options(options, config["d_model"], reasons)

@@ -123,7 +123,9 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 def read_hparams(folder: Path) -> dict[str, Any]:
     """Read hparams.json. Raises InputError if it is missing, BrokenFileError if it is damaged."""
-    file = required_file(folder, "hparams.json", remedy="; no variable records the number of heads")
+    file = required_file(
+        folder, "hparams.json", remedy="; copy it from the training run: no variable records the number of heads"
+    )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(content, str):  # some versions save the JSON as a JSON string

@@ -145,13 +145,13 @@ def match_outer_tensors(
     rules: the rules of nn.Transformer
     """
     inside = {rule.theirs for rule in rules}
-    around = {name: tensor for name, tensor in tensors.items() if name not in inside}
+    outer = {name: tensor for name, tensor in tensors.items() if name not in inside}
     tables = {
-        name: around.pop(name).reshape(-1, d_model)
-        for name, tensor in list(around.items())
+        name: outer.pop(name).reshape(-1, d_model)
+        for name, tensor in list(outer.items())
         if POSITION_NAME.search(name.lower()) and tensor.dim() >= 2 and tensor.shape[-1] == d_model
     }
-    more_rules = embeddings(around, reasons)
+    more_rules = embeddings(outer, reasons)
     for sinusoids in (PAPER, CONCATENATED, TENSOR2TENSOR):
         if all(sinusoids.match(table, d_model) for table in tables.values()):
             return more_rules, sinusoids, [] if tables else [POSITIONS_ASSUMED]
@@ -188,7 +188,7 @@ def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
 def reference(description: Description) -> Forward:
     """Build nn.Transformer from the file's tensors, with the embeddings, positions and output that `read` found."""
     config, tensors = description.config, description.tensors
-    around = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
+    ours = {rule.ours: tensors[rule.theirs].float() for rule in description.rules if rule.theirs in tensors}
     weights = without_prefix(state_dict_of(load_checkpoint(description.path)))
     with torch.device("meta"):
         module = nn.Transformer(
@@ -212,11 +212,11 @@ def reference(description: Description) -> Forward:
 
     def embedded(ids: Tensor, embedding: str, positions: str) -> Tensor:
         scale = 1.0 if embedding in description.unscaled else config["d_model"] ** 0.5
-        return around[embedding][ids] * scale + around.get(positions, table)[: ids.shape[1]]
+        return ours[embedding][ids] * scale + ours.get(positions, table)[: ids.shape[1]]
 
     def forward(ids: Tensor, target: Tensor) -> Tensor:
         source, target = embedded(ids, SOURCE, ENCODER_POSITIONS), embedded(target, TARGET, DECODER_POSITIONS)
         states = module(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
-        return states @ around[OUTPUT].T + around.get(OUTPUT_BIAS, torch.zeros(()))
+        return states @ ours[OUTPUT].T + ours.get(OUTPUT_BIAS, torch.zeros(()))
 
     return forward

@@ -100,7 +100,7 @@ try {
   const names = ["packages", "card", "name", "max-characters"];
   const options = Object.fromEntries(names.map((name) => [name, { type: "string" }]));
   const { values, positionals } = parseArgs({ options, allowPositionals: true });
-  if (positionals.length !== 2) throw new InputError("usage: assemble.mjs EXPORTED PAGE [--card FILE] [--name OWNER/MODEL]");
+  if (positionals.length !== 2) throw new InputError("usage: assemble.mjs EXPORTED PAGE [--card FILE] [--name OWNER/MODEL] [--max-characters N] [--packages NODE_MODULES]");
   await assemble(...positionals, values);
 } catch (error) {
   if (!(error instanceof InputError) && error?.code !== "ERR_PARSE_ARGS_UNKNOWN_OPTION") throw error;

@@ -4,7 +4,7 @@ It works with any Vaswani Transformer on the Hub, loaded with transformers and `
 
     MODEL_ID=owner/name python app.py
 
-`python -m hub space` writes a Space for a model, with model.json in the place of MODEL_ID.
+`python -m hub space` writes a Space for a model, with model.json in place of MODEL_ID.
 """
 
 import html
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 CHOSEN = json.loads((HERE / "model.json").read_text(encoding="utf-8")) if (HERE / "model.json").is_file() else {}
 MODEL_ID = os.environ.get("MODEL_ID") or CHOSEN.get("id")
 REVISION = os.environ.get("MODEL_REVISION") or CHOSEN.get("revision")  # a commit or tag; None: the newest
-MAX_CHARACTERS = os.environ.get("MAX_CHARACTERS", "5000")  # of a text; a Space translates about 100 per second
+MAX_CHARACTERS = os.environ.get("MAX_CHARACTERS", "5000")  # per text; a Space translates about 100 a second
 if not MODEL_ID:
     sys.exit("error: MODEL_ID is not set; name a model on the Hub, as in MODEL_ID=owner/name (Settings, Variables)")
 if not MAX_CHARACTERS.isdecimal():
@@ -135,7 +135,8 @@ def within_limit(text: str) -> tuple[str, list[int]]:
 def too_long(omitted: list[int]) -> str:
     """Return the warning about omitted lines."""
     lines = ", ".join(map(str, omitted[:5])) + (" ..." if len(omitted) > 5 else "")
-    return f"Left out: line {lines}. The limit is {MAX_CHARACTERS:,} characters; shorten the text."
+    plural = "s" * (len(omitted) > 1)
+    return f"Left out: line{plural} {lines}. The limit is {MAX_CHARACTERS:,} characters; shorten the text."
 
 
 # ---- attention -----------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def heat_map(attention: Attention, title: str, layer: int, head: int | str) -> s
     weights = layer_weights.mean(axis=0) if head == MEAN else layer_weights[int(head) - 1]  # (rows, columns)
     row_labels = [html.escape(label) for label in attention.rows[kind]]
     column_labels = [html.escape(label) for label in attention.columns[kind]]
-    # The darkest cell is the largest weight shown, which is seldom near 1.
+    # Colours are relative to the largest weight shown, which is seldom near 1.
     largest = float(weights.max())
     name = f"{title}, layer {layer}, {'mean of the heads' if head == MEAN else f'head {head}'}"
     rows = "".join(
@@ -313,7 +314,7 @@ def api_translate(text: str, beams: int = BEAMS, alpha: float = ALPHA, whole: bo
 
 
 def on_kind(attention: Attention, kind: str, layer: int, head: int | str):
-    """Encoder and decoder may differ in their numbers of layers and heads."""
+    """Update the choices of layer and head: encoder and decoder may differ in their numbers."""
     layers, heads = layers_and_heads(kind)
     layer = min(layer, layers[-1])
     head = head if head in heads else MEAN

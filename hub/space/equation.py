@@ -12,7 +12,7 @@ from images import diverging
 # Values of Q, K and V by the kind of attention: for each layer a dictionary of (heads, positions, d_k or d_v).
 Projections = dict[str, list[dict[str, np.ndarray]]]
 ROWS_ARE_KEYS = ("K", "V")
-MASKED = "the future masked"
+MASKED = "future positions masked"
 
 
 @contextmanager

@@ -42,11 +42,11 @@ function focus(cell) {
   cell.focus();
 }
 
-// The table is a single tab stop: its darkest cell, until another cell has had the focus.
+// The table is a single tab stop: the cell with the largest weight, until another cell has had the focus.
 function begin() {
   const cells = [...element.querySelectorAll("td[data-weight]")];
-  const darkest = cells.reduce((best, cell) => (cell.dataset.weight > best.dataset.weight ? cell : best), cells[0]);
-  if (darkest) darkest.tabIndex = 0;
+  const largest = cells.reduce((best, cell) => (cell.dataset.weight > best.dataset.weight ? cell : best), cells[0]);
+  if (largest) largest.tabIndex = 0;
 }
 
 element.addEventListener("focusin", ({ target }) => cellOf(target) && show(cellOf(target)));
