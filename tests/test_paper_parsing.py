@@ -17,7 +17,6 @@ from training.paper import table4
 from training.paper.evalb import labelled_f1
 from training.paper.parser_training import parsing_tokenizer
 from training.paper.rnn import RnnWithAttention, beam_search
-from training.paper.statistics import with_interval
 from training.paper.table4 import BUDGETS, SYSTEMS, lead_sentence
 from training.paper.tree_constraint import SHARE_OF_ALL_WORDS, WellFormedTrees
 from training.paper.tree_search import tokens_of
@@ -29,6 +28,7 @@ from training.paper.trees import (
     tree_from_tokens,
     trees_of,
 )
+from training.paper.verdicts import with_interval
 from vaswani_transformer import gnmt_length_penalty
 from vaswani_transformer.cli import main
 from vaswani_transformer.errors import InputError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.paper.processes import in_processes
+from training.paper.parallel import in_processes
 from vaswani_transformer.errors import InputError
 
 

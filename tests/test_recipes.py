@@ -7,9 +7,9 @@ import torch
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
-from training import dry_run
+import training.estimate as estimate_module
 from training.cost import count_parameters, training_flops
-from training.dry_run import estimate, format_estimate
+from training.estimate import estimate, format_estimate
 from training.plan import main as plan_command
 from training.recipe import SHIPPED, Recipe, load_recipe, recipe_path, shipped_recipes
 from training.recipe_options import parse_options, parse_recipe
@@ -185,7 +185,7 @@ def test_the_paper_base_model_costs_9_5e17_flop():
 
 
 def test_no_plan_shows_more_than_the_peak(monkeypatch):
-    monkeypatch.setattr(dry_run, "measure", lambda *_: (1000.0, 1.0))  # tokens/s, FLOP/s
+    monkeypatch.setattr(estimate_module, "measure", lambda *_: (1000.0, 1.0))  # tokens/s, FLOP/s
     plan = estimate(load_recipe("paper_base_en_de"), seconds=1)
     assert plan["mfu"] is None and "%" not in format_estimate(plan)
 

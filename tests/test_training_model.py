@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, processors
 from training_runs import records_of
 
 from training.corpus import load_corpus
-from training.dry_run import estimate
+from training.estimate import estimate
 from training.model import load_or_train_tokenizer, load_target_tokenizer, model_config, sizes_and_ids
 from training.parallel_text import parallel_texts
 from training.recipe import Recipe, load_recipe

@@ -8,7 +8,8 @@
                      folder in output.py, logging in report.py and metrics.py, final model in average.py
     -> evaluate.py   BLEU: evaluation_text.py, scores.py; rows of results: result_row.py
 
-Further commands: plan.py (dry_run.py, cost.py), translate.py, interpolate.py, and paper/.
+Further commands: average.py, plan.py (estimate.py, cost.py), translate.py, interpolate.py and paper/; recipe_options.py
+parses their recipe keys. Data: recipes/, accelerate/, demo_corpus/, results/.
 """
 
 import os

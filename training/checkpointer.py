@@ -24,7 +24,7 @@ class Checkpointer:
 
     def __init__(self, prepared: Prepared, root: Path):
         self.prepared, self.root = prepared, root
-        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.executor = ThreadPoolExecutor(max_workers=1)
         self.writing: Future[None] | None = None
 
     def save(self, progress: Progress) -> None:
@@ -47,10 +47,10 @@ class Checkpointer:
         state = {
             "progress": dataclasses.asdict(progress),
             "gradient_scaler": scaler.state_dict() if scaler else None,
-            "identity": prepared.fingerprint,
+            "identity": prepared.fingerprint,  # text, tokenizers, processes; run.json's identity is the recipe's keys
             "environment": prepared.environment,
         }
-        self.writing = self.thread.submit(self._write, weights, moments, state)
+        self.writing = self.executor.submit(self._write, weights, moments, state)
         stall = time.perf_counter() - started
         prepared.reporter.write({"event": "checkpoint", "step": progress.step, "stall_seconds": stall})
 

@@ -32,7 +32,7 @@ class EvaluationText:
 
 
 def text_of_recipe(recipe: Recipe) -> EvaluationText:
-    """Return the sentences of a recipe's `test` corpora."""
+    """Return the sentences of a recipe's `test` corpora, or of its `validation` corpora if it names no test corpus."""
     names = recipe.test or recipe.validation
     if not names:
         raise InputError("the recipe has no test corpus; pass --test NAME, or --source and --reference")

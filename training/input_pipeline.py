@@ -70,21 +70,21 @@ class InputPipeline:
 
     def __init__(self, prepared: Prepared):
         self.prepared = prepared
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="input")
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="input")
         self.ahead: tuple[int, Future[StepBatches]] | None = None
 
     def take(self, step: int) -> StepBatches:
         """Return the batches of a step (from 0), and start building those of the next one."""
         if self.ahead is None or self.ahead[0] != step:
-            self.ahead = step, self.thread.submit(self.build, step)
+            self.ahead = step, self.executor.submit(self.build, step)
         batches = self.ahead[1].result()
         self.ahead = None
         if step + 1 < self.prepared.total_steps:
-            self.ahead = step + 1, self.thread.submit(self.build, step + 1)
+            self.ahead = step + 1, self.executor.submit(self.build, step + 1)
         return batches
 
     def close(self) -> None:
-        self.thread.shutdown(cancel_futures=True)
+        self.executor.shutdown(cancel_futures=True)
 
     def build(self, step: int) -> StepBatches:
         corpus, batches = self.prepared.corpus, self.prepared.order.step(step)

@@ -1,7 +1,7 @@
 """Sequence-level interpolation: training text close to both the model's translations and the references.
 
-Keeps the one of the n best translations of each training sentence that is closest to its reference (Kim and Rush
-2016, section 3.3).
+For each training sentence, keeps the n-best translation that is closest to the reference (Kim and Rush 2016, section
+3.3).
 
     vaswani-transformer translate --model MODEL --input train.en --n-best 6 --num-beams 6 --output n-best.tsv
     python -m training.interpolate n-best.tsv --reference train.fr --output interpolated.fr
@@ -43,7 +43,7 @@ def interpolate(
                 longer, shorter = files[ended.index(False)], files[ended.index(True)]
                 raise InputError(f"{longer} has a line {number}, {shorter} ends before; they must be parallel")
             line, lists = cast(str, row[0]), cast(tuple[list[str], ...], row[1:])
-            # max() returns the first of equally close ones, which has the highest score.
+            # max() keeps the first of equally close translations: the one with the highest score.
             closest = max(chain(*lists), key=lambda text, line=line: bleu.sentence_score(text, [line]).score)
             out.write(f"{closest}\n".encode())
 
@@ -65,7 +65,7 @@ def lists_of(path: Path) -> Iterator[list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="interpolate")
+    exit_cleanly(app, arguments, name="python -m training.interpolate")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def use_deterministic_algorithms() -> None:
 
 
 def check_process_count(wanted: int | None, running: int) -> None:
-    """Raise UnavailableError if fewer processes run than the recipe or the launcher asked for.
+    """Raise UnavailableError unless as many processes run as the recipe or the launcher asked for.
 
     On a machine without GPUs `accelerate launch --cpu --num_processes 2` starts a single process without a warning; it
     only sets the address of the process group.

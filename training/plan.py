@@ -28,7 +28,7 @@ def plan(
     recipe = load_recipe(config, parse_options(context.args))
     measured = f", then measuring the speed for {seconds:g} s" if seconds else ""
     typer.echo(f"reading the text and building the model{measured} ...", err=True)
-    from .dry_run import estimate, format_estimate
+    from .estimate import estimate, format_estimate
 
     result = estimate(recipe, seconds)
     typer.echo(json.dumps(result, indent=1) if as_json else format_estimate(result))

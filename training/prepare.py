@@ -107,7 +107,7 @@ def distribute(
     # Section 5.3: Adam with beta1 0.9, beta2 0.98, epsilon 1e-9.
     optimizer = torch.optim.Adam(
         model.parameters(),
-        lr=0.0,
+        lr=0.0,  # set before every step
         betas=(recipe.adam_beta1, recipe.adam_beta2),
         eps=recipe.adam_epsilon,
         fused=accelerator.device.type in ("cpu", "cuda"),

@@ -79,7 +79,8 @@ class StopReason(IntEnum):
 class Signals:
     """Turn the first SIGTERM, SIGINT or SIGHUP into a request to save and stop; a second one ends the process at once.
 
-    A single process abandons its current step; several processes finish theirs, so that they agree on the last step.
+    A single process abandons its step before the next micro-batch; several processes finish theirs, so that they agree
+    on the last step.
     """
 
     received = StopReason.NONE

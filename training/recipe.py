@@ -26,7 +26,7 @@ from vaswani_transformer.errors import InputError
 SHIPPED = Path(__file__).parent / "recipes"
 LARGEST_VOCABULARY = 1_000_000
 ADVICE = (
-    "multi30k_en_de suits 10,000 to 50,000 pairs, iwslt14_de_en 100,000 to 500,000, paper_base_en_de millions; "
+    "multi30k_en_de suits 10,000 to 50,000 pairs, iwslt14_de_en 50,000 to 1 million, paper_base_en_de more; "
     "set --data, --train, --validation, --source_language and --target_language."
 )
 FORMATS = (
@@ -60,8 +60,8 @@ MAY_CHANGE = {
 class Recipe(BaseModel):
     """The defaults are section 5 of the paper for the base model. An option `--key value` overrides the file.
 
-    To add a key: a `Field` under the right `# ---` comment (documentation and --help follow); list it in MAY_CHANGE if
-    a resumed run may change it. Its default must keep the old behaviour, because runs begun before resume with it.
+    To add a key, write a `Field` under the right `# ---` comment; the documentation and --help follow. List it in
+    MAY_CHANGE if it may change when a run resumes. Its default must keep the old behaviour: older runs resume with it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)

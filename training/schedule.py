@@ -7,7 +7,7 @@ from .recipe import Recipe
 
 
 def total_steps(recipe: Recipe, plan: Plan) -> int:
-    """Return the number of steps of the run: the smaller of max_steps and max_epochs."""
+    """Return the number of steps of the run: the smaller of max_steps and the steps of max_epochs."""
     limits = [recipe.max_steps]
     if recipe.max_epochs is not None:
         limits.append(max(1, math.ceil(recipe.max_epochs * plan.steps_per_epoch)))
@@ -30,7 +30,7 @@ def inverse_sqrt_learning_rate(step: int, peak: float, warmup_steps: int) -> flo
 def linear_decay(step: int, total_steps: int, fraction: float) -> float:
     """Return the decay factor of a step: 1, then falling linearly over the last `fraction` of the run.
 
-    It reaches 0 one step after the end. Not in the paper: in short runs it replaces the averaging of checkpoints.
+    It reaches 0 one step after the end. Not in the paper, whose runs end before the rate is low.
     """
     decaying = fraction * total_steps
     left = total_steps + 1 - step

@@ -44,7 +44,7 @@ class Stepper:
         prepared.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> bool:
-        """Take one step. Return False if a signal arrived before its last micro-batch."""
+        """Take one step. Return False if a signal made a single process abandon it."""
         prepared, progress = self.prepared, self.progress
         started, cpu_started = time.perf_counter(), time.process_time()
         batches = self.input.take(progress.step)
@@ -62,7 +62,7 @@ class Stepper:
         return True
 
     def _compute_gradients(self, batches: StepBatches) -> bool:
-        """Accumulate the gradient of the mean loss over all target tokens of the step."""
+        """Accumulate the gradient of the mean loss over the step's target tokens. Return False if it was abandoned."""
         prepared, accelerator = self.prepared, self.prepared.accelerator
         processes = accelerator.num_processes
         prepared.module.train()

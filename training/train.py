@@ -195,7 +195,7 @@ def report_setup(prepared: Prepared) -> None:
             f"warning: the learning rate rises for {recipe.warmup_steps:,} steps (warmup_steps), but the run has "
             f"{steps:,}; a tenth of the steps is usual"
         )
-    if parameters > 1000 * pairs and recipe.initial_weights is None:  # shipped recipes: 14 to 250 per pair
+    if parameters > 1000 * pairs and recipe.initial_weights is None:  # shipped recipes: 1.5 to 230 per pair
         say(f"warning: {parameters:,} parameters are too many for {pairs:,} pairs; use another --config: {ADVICE}")
 
 
@@ -210,7 +210,7 @@ def finish(prepared: Prepared, output: Path, progress: Progress) -> None:
             raise InputError("max_hours, max_cpu_seconds or max_tokens ended the run before its first step")
         if not folders:
             raise UnavailableError(
-                f"{root}: no checkpoint could be written, so there is no model; free some space and run it again"
+                f"{root}: no checkpoint could be written, so there is no model; free space and run the command again"
             )
         write_model_folder(folders, output)
         origin = f"the average of {', '.join(f.name for f in folders)}" if len(folders) > 1 else folders[0].name

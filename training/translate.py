@@ -145,7 +145,7 @@ def _join(folder: Path, output: Path, shards: int, lines: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    exit_cleanly(app, arguments, name="translate")
+    exit_cleanly(app, arguments, name="python -m training.translate")
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def table4(
 @app.command(
     context_settings=RECIPE_OPTIONS,
     help="Test claims about the model; each gets a verdict and a plot. Takes about 20 minutes on two cores. Verdicts "
-    "on trained models need several seeds, such as --seeds 1,2,3, and three times as long. Other options are keys of "
-    "the recipe multi30k_table3, for the claims that train models. Run the same command again to resume.",
+    "on trained models need several seeds, such as --seeds 1,2,3, which take three times as long. Other options are "
+    "keys of the recipe multi30k_table3, for the claims that train models. Run the same command again to resume.",
 )
 def claims(
     context: typer.Context,
@@ -125,7 +125,8 @@ def claims(
     context_settings=RECIPE_OPTIONS,
     help="Run Tables 1 to 3, the figures, the walkthrough, the report on heads and the claims for one trained model, "
     "and write the page. --treebank adds Table 4, with its default options. Other options are keys of the recipe "
-    "multi30k_table3. Run the same command again to resume.",
+    "multi30k_table3. Run the same command again to resume: trained rows and measured claims are skipped, the rest "
+    "takes minutes.",
 )
 def run_all(
     context: typer.Context,

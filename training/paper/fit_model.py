@@ -1,4 +1,4 @@
-"""Train models that `train` cannot build on the batches of a recipe: an RNN, or a changed Transformer."""
+"""Train models that `train` cannot build (an RNN, a changed Transformer) on the batches of a recipe."""
 
 import time
 from collections.abc import Callable

@@ -83,7 +83,7 @@ class Heads:
     layer: int  # counted from 1
     heads: list[int]  # counted from 1
     query: int | None  # a word, or None for all words
-    score: float  # the attention weight that selected the heads; for Figure 5, the positional share or the focus
+    score: float  # what selected the heads; see long_distance, anaphora, heads_with_different_tasks
     key: int | None = None  # the word that the query attends to most
 
 

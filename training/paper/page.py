@@ -91,7 +91,7 @@ def picture(name: str, text: str) -> str:
 def heads_sentence(chosen: dict[str, Any]) -> str:
     """Describe the heads that the search selected for a figure."""
     numbers = ", ".join(map(str, chosen["heads"]))
-    link = f", from “{chosen['query']}” most to “{chosen['key']}”" if chosen["query"] else ""
+    link = f": “{chosen['query']}” attends most to “{chosen['key']}”" if chosen["query"] else ""
     heads = "heads" if len(chosen["heads"]) > 1 else "head"
     return f"Layer {chosen['layer']}, {heads} {numbers}{link} (score {chosen['score']:.2f}).\n"
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.pictures import RESOLUTION
 
-from .statistics import Interval, mean_interval
+from .verdicts import Interval, mean_interval
 
 
 def panels(count: int = 1) -> tuple[Figure, Sequence[Axes]]:

@@ -24,7 +24,7 @@ from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_
 
 from .plots import curves, panels, save
 from .result_files import PAPER, markdown, provenance, write_result
-from .statistics import exponents
+from .verdicts import exponents
 
 LENGTHS, WIDTHS = (16, 32, 64, 128, 256, 512, 1024), (64, 128, 256, 512)
 PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "ConvolutionBackward")

@@ -16,14 +16,14 @@ import torch
 from vaswani_transformer.errors import InputError
 
 from ..cost import matmul_flop_rate
-from ..dry_run import estimate
+from ..estimate import estimate
 from ..recipe import load_recipe, shipped_recipes
 from ..recipe_options import parse_options
 from ..result_row import hardware
 from .result_files import PAPER, markdown, provenance, write_result
 
 RESULTS = Path(__file__).parent.parent / "results" / "multi30k.csv"
-# Options of a training that are not about the model or its training.
+# Options that change neither the model nor its training.
 NOT_A_CHANGE = ("data", "output_dir", "allow_changed")
 
 

@@ -26,9 +26,9 @@ from ..recipe import Recipe, load_recipe
 from ..result_row import parameters
 from ..scores import nats_per_token
 from ..train import train
-from .processes import in_processes
+from .parallel import in_processes
 from .result_files import PAPER, command_line, is_measured, markdown, provenance, write_result
-from .statistics import Interval, mean_interval, plus_minus, verdict, with_interval
+from .verdicts import Interval, mean_interval, plus_minus, verdict, with_interval
 
 RECIPE = "multi30k_table3"
 ROWS: list[str] = list(PAPER["table3"])

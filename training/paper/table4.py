@@ -13,7 +13,7 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..recipe import load_recipe
 from .result_files import PAPER, command_line, duration, is_measured, markdown, write_result
-from .statistics import with_interval
+from .verdicts import with_interval
 
 RECIPE, LSTM = "treebank_parsing", "LSTM with attention"
 CORPORA = {

@@ -1,7 +1,8 @@
 """Claims about the model.
 
 Each is measured, judged and plotted; results are in claims/NAME.json and NAME.png. Claims that already have a result
-file are skipped, so the same command resumes.
+file are skipped, so the same command resumes. To add a claim, write measure_x and judge_x in a module here, add them to
+CLAIMS, run `paper claims --only x` and `paper page`, and commit the JSON, the PNG and the page.
 """
 
 import json
@@ -55,11 +56,13 @@ CLAIMS = {
         "A Transformer trains 10 to 100 times as fast as an RNN with attention (folklore)",
         speed.measure_training_speed,
         speed.judge_training_speed,
+        uses_seeds=False,
     ),
     "decoding_speed": Claim(
         "An RNN with attention decodes at least as fast as a Transformer with `generate()` (folklore)",
         speed.measure_decoding_speed,
         speed.judge_decoding_speed,
+        uses_seeds=False,
     ),
     "training_without_the_factor": Claim(
         "A model with large d_k learns worse without the factor 1/√d_k (section 3.2.1)",
@@ -98,7 +101,7 @@ def make_setting(
 
     data: folder of the run's text, if it has moved;  sentences: number of validation sentences to translate
     """
-    recipe = recipe_of_run(run, None, {} if data is None else {"data": data})
+    recipe = recipe_of_run(run, None, {} if data is None else {"data": data, "dataset": "null", "streaming": "false"})
     validation = text_of_recipe(recipe.model_copy(update={"test": []}))
     development = replace(
         validation, sources=validation.sources[:sentences], references=validation.references[:sentences]

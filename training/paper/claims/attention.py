@@ -9,7 +9,7 @@ from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
 from ..plots import curves, log_y, panels
-from ..statistics import FAILS, HOLDS, exponents, mean_interval, verdict, with_interval
+from ..verdicts import FAILS, HOLDS, exponents, mean_interval, verdict, with_interval
 from .claim import Finding, Measurements, Setting
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------

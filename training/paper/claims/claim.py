@@ -41,4 +41,4 @@ class Claim(NamedTuple):
     text: str
     measure: Callable[[Setting], Measurements]
     judge: Callable[[Measurements], Finding]
-    uses_seeds: bool = True
+    uses_seeds: bool = True  # False: measured once, so the result file names no seeds

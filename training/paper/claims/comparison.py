@@ -15,7 +15,7 @@ from ...evaluation_text import TEXT_KEYS
 from ...recipe import Recipe, load_recipe
 from ...train import train
 from ..fit_model import Curve, fit, prepare_recipe
-from ..processes import in_processes
+from ..parallel import in_processes
 from ..table3 import RECIPE
 from .claim import Measurements, Setting
 

@@ -4,8 +4,8 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 
 from ..plots import intervals, panels
-from ..statistics import mean_interval, plus_minus, verdict
 from ..table3 import compare_with_base
+from ..verdicts import mean_interval, plus_minus, verdict
 from .claim import Finding, Measurements, Setting
 
 ROW = "D-ls0.0"
@@ -16,7 +16,8 @@ def measure_label_smoothing(setting: Setting) -> Measurements:
     difference = compare_with_base(read_json_object(path)["rows"] if path.is_file() else [], ROW)
     if not difference.seeds:
         raise InputError(
-            f"{path} has no rows base and {ROW} with the same seed; run `paper table3 --rows base,{ROW}` first"
+            f"{path} has no rows base and {ROW} with the same seed; run `vaswani-transformer paper table3 --rows "
+            f"base,{ROW} --output {setting.output}` first"
         )
     return {
         "seeds_compared": difference.seeds,

@@ -14,7 +14,7 @@ from ...evaluation_text import EvaluationText
 from ...recipe import Recipe
 from ...scores import corpus_bleu, nats_per_token
 from ..plots import intervals, mean_curves, panels
-from ..statistics import differences, mean_interval, verdict, with_interval
+from ..verdicts import differences, mean_interval, verdict, with_interval
 from .claim import Finding, Measurements, Setting
 from .comparison import LONG_STEPS, Variant, train_and_load, train_changed, train_models
 

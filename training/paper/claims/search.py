@@ -12,7 +12,7 @@ from ...average import average_weights
 from ...checkpoint_folders import checkpoints
 from ..plots import curves, intervals, log_x_ticks, panels
 from ..result_files import markdown
-from ..statistics import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
+from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
 from .claim import Finding, Measurements, Setting
 
 BEAMS, ALPHAS = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 1.0, 1.5)

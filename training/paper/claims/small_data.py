@@ -13,8 +13,8 @@ from ...scores import corpus_bleu
 from ..fit_model import train_lstm
 from ..plots import intervals, log_x_ticks, mean_curves, panels
 from ..rnn import beam_search
-from ..statistics import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
 from ..table3 import RECIPE
+from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
 from .claim import Finding, Measurements, Setting
 from .comparison import LONG_STEPS, Variant, runs_folder, train_and_load, train_models
 
@@ -80,7 +80,7 @@ def judge_small_data(measurements: Measurements) -> Finding:
     counts, bleu = measurements["pairs"], measurements["bleu"]
     by_count = {system: list(zip(*by_seed, strict=True)) for system, by_seed in bleu.items()}
     leads = [differences(*pair) for pair in zip(by_count["LSTM"], by_count["Transformer"], strict=True)]
-    verdicts = {verdict(mean_interval(lead), +1) for lead in (leads[0], differences(leads[0], leads[-1]))}
+    verdicts = {verdict(mean_interval(leads[0]), +1), verdict(mean_interval(leads[-1]), -1)}
     evidence = (
         f"BLEU of the LSTM minus BLEU of the Transformer after {measurements['steps']} steps, with the same "
         "hyperparameters for every size: "

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 
 from ...cost import seconds_of_calls
+from ...machine import this_device
 from ..plots import curves, log_y, panels
 from ..rnn import RnnWithAttention, State, rnn_of_size
-from ..statistics import FAILS, HOLDS
+from ..verdicts import FAILS, HOLDS
 from .claim import Finding, Measurements, Setting
 
 LENGTHS = [10, 25, 50, 100, 200, 400]  # tokens of each sentence
@@ -63,7 +64,7 @@ def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool,
 
     work: trains or decodes once;  seconds: per measurement
     """
-    device = torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    device = this_device()
     config = VaswaniTransformerConfig(
         vocab_size=VOCABULARY, d_model=256, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=512, decoder_ffn_dim=512, dropout=0.0,

@@ -14,8 +14,8 @@ from ...recipe import Recipe, load_recipe
 from ...scores import nats_per_token
 from ...train import train
 from ..plots import curves, intervals, panels
-from ..statistics import differences, mean_interval, verdict, with_interval
 from ..table3 import RECIPE
+from ..verdicts import differences, mean_interval, verdict, with_interval
 from .claim import Finding, Measurements, Setting
 from .comparison import SHORT_STEPS, Variant, train_changed, train_models
 

@@ -20,7 +20,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def verdict(difference: Interval, sign: int, margin: float = 0.0) -> str:
-    """Return whether a mean difference has this sign, judged by its 95 % interval.
+    """Return the verdict on whether a mean difference has this sign, by its 95 % interval.
 
     sign: +1 or -1; 0 if there should be no difference larger than `margin`
     """

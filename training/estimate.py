@@ -56,7 +56,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
 
 
 def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
-    """Return the results of a dry run by name. A dataset on the Hub is not downloaded."""
+    """Return the estimates by name. A dataset on the Hub is not downloaded."""
     check_model_fields(recipe)
     corpus, sizes = None, (recipe.vocab_size, None, None)
     if recipe.dataset is None or Path(recipe.dataset).is_dir():
