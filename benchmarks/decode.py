@@ -109,14 +109,14 @@ def read_pairs(source: str, reference: str | None, sentences: int) -> tuple[list
 
 def batchings(encoded: Sources, sizes: list[int], tokens: int | None) -> dict[str, Sequence[Sequence[int]]]:
     """Return the batches by their name: indices of sentences, shortest sentences first."""
-    from vaswani_transformer.text_translator import batches_of_equal_length
+    from vaswani_transformer.text_translator import batches_by_length
 
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     found: dict[str, Sequence[Sequence[int]]] = {
         str(size): [order[i : i + size] for i in range(0, len(order), size)] for size in sizes
     }
     if tokens is not None:
-        found[f"{tokens} tokens"] = list(batches_of_equal_length([len(ids) for ids in encoded], tokens))[::-1]
+        found[f"{tokens} tokens"] = list(batches_by_length([len(ids) for ids in encoded], tokens))[::-1]
     return found
 
 

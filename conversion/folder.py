@@ -21,7 +21,7 @@ RECORD = "conversion.json"  # of a converted model: the toolkit, and the values 
 ORIGINALS = "original"  # the folder of the toolkit's files
 
 
-def write_json(content: Mapping[str, Any], path: Path) -> None:
+def write_toolkit_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

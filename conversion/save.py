@@ -13,7 +13,7 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import Description
-from .folder import ORIGINALS, RECORD, write_json
+from .folder import ORIGINALS, RECORD, write_toolkit_json
 
 NOTES = "CONVERSION.md"
 
@@ -39,7 +39,7 @@ def save(description: Description, model: Model, folder: Path) -> None:
     (folder / ORIGINALS).mkdir()
     for file in [*vocabulary.files, *description.files]:
         shutil.copyfile(file, folder / ORIGINALS / file.name)
-    write_json(record_of(description), folder / RECORD)
+    write_toolkit_json(record_of(description), folder / RECORD)
     (folder / NOTES).write_text(as_markdown(description), encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from tokenizers import normalizers
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.search_settings import LENGTH_PENALTIES
-from vaswani_transformer.text_translator import Hypothesis, batches_of_equal_length
+from vaswani_transformer.text_translator import Hypothesis, batches_by_length
 from vaswani_transformer.text_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut, split_text
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -193,7 +193,7 @@ def test_extreme_length_penalties_keep_long_scores_valid(alpha):
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=60), batch_tokens=st.integers(1, 300))
 def test_batches_hold_every_text_once_within_their_tokens(lengths, batch_tokens):
-    batches = list(batches_of_equal_length(lengths, batch_tokens))
+    batches = list(batches_by_length(lengths, batch_tokens))
     assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
     assert all(len(b) == 1 or len(b) * max(lengths[i] for i in b) <= batch_tokens for b in batches)
     in_order = [lengths[i] for i in itertools.chain(*batches)]

@@ -5,6 +5,20 @@ Importing the package registers the model with transformers' Auto classes:
 >>> import vaswani_transformer
 >>> from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 >>> model = AutoModelForSeq2SeqLM.from_pretrained("folder-or-repository")
+
+Files, in reading order (`...` is vaswani_transformer):
+
+configuration_..., modeling_...   the model and `generate()`
+beam_search.py                    the faster search of Translator and ONNX; cached_decoder.py: the decoder that it steps
+search_settings.py                limits, defaults and stopping rule of both backends
+text_translator.py                texts -> sentences (text_...) -> batches -> translations; translator.py searches with
+                                  torch, onnx_translator.py with ONNX Runtime
+pipeline_...                      `pipeline("translation")`
+tokenization.py                   trains a tokenizer
+loading.py, model_folder.py       read and check a model folder; atomic.py writes files and folders
+cli.py                            the commands; command_translator.py, programs.py, launch.py, demo.py, doctor.py
+errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
+attention_maps.py, pictures.py, training_curve.py   figures
 """
 
 import os

@@ -1,5 +1,7 @@
 """Attention weights of a sentence pair, with a readable label for each token; `pictures` draws them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -63,9 +65,7 @@ def attention_maps(
         labels = labels.to(model.device)
     check_length("target", labels.shape[1])
 
-    attention = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the only implementation that returns weights
-    try:
+    with using_eager_attention(model):
         outputs = model(
             input_ids=source_ids,
             attention_mask=source_mask,
@@ -73,8 +73,6 @@ def attention_maps(
             output_attentions=True,
             use_cache=False,
         )
-    finally:
-        model.set_attn_implementation(attention or "eager")
     predicted = token_labels(target_tokenizer, labels[0].tolist())
     start = target_tokenizer.convert_ids_to_tokens(model.config.decoder_start_token_id)
     return AttentionMaps(
@@ -115,3 +113,14 @@ def byte_level_labels(tokens: list[str]) -> list[str]:
             text = text.replace(" ", "▁")
             return [text] if count == 1 else [f"{text} {part}/{count}" for part in range(1, count + 1)]
     return ["�"]
+
+
+@contextmanager
+def using_eager_attention(model: VaswaniTransformerForConditionalGeneration) -> Iterator[None]:
+    """Switch to eager attention, the only implementation that returns weights; restore the model's own on exit."""
+    implementation = model.config._attn_implementation or "eager"
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)

@@ -10,7 +10,7 @@ Five optimisations:
 * Constants are computed before the first step.
 
 A hypothesis is *finished* when it has ended in </s>. A sentence is *done* when no later hypothesis can be among its
-results. Sentences that are done or at their limit are removed from the batch in groups.
+results. Sentences leave the batch together: when an eighth of it is done, or one sentence is at its limit.
 
 `start` and `step` have no data-dependent control flow, so torch.export can trace them; `beam_search` runs the loop.
 """
@@ -42,7 +42,9 @@ class Memory(NamedTuple):
     values: list[Tensor]  # per layer, (batch, heads, source, d_v)
     bias: Tensor  # (batch, 1, 1, source), MASKED at padding, 0 elsewhere
     limits: Tensor  # (batch, 1), the most output tokens, counting </s>
-    limit_penalties: Tensor  # (batch, 1), the length penalty at the limit; infinite if the penalty falls with length
+    limit_penalties: (
+        Tensor  # (batch, 1), the length penalty at the limit; infinite unless the penalty grows with length
+    )
 
 
 class BatchConstants(NamedTuple):
@@ -60,7 +62,7 @@ class Constants(NamedTuple):
     penalties: Tensor  # (length,), the length penalty by length
     bound_penalties: Tensor  # (length,), by length, the largest penalty that a live hypothesis may still reach
     suppressed: Tensor  # (V,), EMPTY_SCORE at tokens that are never chosen, 0 elsewhere
-    min_finish_score: Tensor  # (length, 2 x beams), by length and rank: a candidate ends in </s> only above this score
+    min_finish_score: Tensor  # (length, 2 x beams), by length and rank: above it, a candidate with </s> finishes
     beam_of: Tensor  # (beams x width,), the live hypothesis that each of the best continuations extends
     # (width,), considered continuations per live hypothesis; only the length is used: sizes must be tensor dimensions
     # to be exported.
@@ -283,15 +285,16 @@ def beam_search(
     num_return_sequences: int | None = None,
     early_stopping: bool | int | str = "never",
 ) -> tuple[Tensor, Tensor]:
-    """Translate a batch; returns the same tokens as `generate(**batch)`.
+    """Translate a batch; returns the tokens of `generate()` with the same settings, without the start token.
 
     input_ids, attention_mask: (batch, source), padded on the right
     max_source_length_offset, max_length: a sentence's limit is its source tokens plus the offset, at most max_length
     min_length: tokens before </s> (transformers' `min_new_tokens`)
     num_return_sequences: hypotheses to return, None for num_beams; a smaller number may end the search earlier
     early_stopping: when a sentence is done, see `lookahead_of`
-    returns sequences (batch, num_return_sequences, length), best first, without the start token, ending in </s> and
-    padded, and their scores (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding
+    returns sequences (batch, num_return_sequences, length), best first, without the start token and padded, ending in
+    </s> unless none finished by the limit, and their scores (batch, num_return_sequences),
+    log P / ((5 + length) / 6)^alpha; an empty slot is padding
     """
     device, pad = input_ids.device, cast(int, model.config.pad_token_id)
     n_best = num_beams if num_return_sequences is None else num_return_sequences

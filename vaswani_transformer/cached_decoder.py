@@ -41,7 +41,7 @@ class CachedDecoder(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        positions: Tensor,
+        encoding: Tensor,
         keys: list[Tensor],
         values: list[Tensor],
         mask: Tensor,
@@ -51,7 +51,7 @@ class CachedDecoder(nn.Module):
     ) -> Decoded:
         """Decode one token of each hypothesis, or several tokens of one hypothesis.
 
-        tokens: (batch, target);  positions: their positional encoding, (1 or target, d_model)
+        tokens: (batch, target);  encoding: the positional encoding of the tokens, (1 or target, d_model)
         keys, values: the cache, per layer, (batch, heads, past, d_k or d_v); empty lists for no past
         mask: (1 or batch, target, past + target);  memory_mask: (batch, 1, 1, source)
             Masks are bool, True where attending is allowed, or a bias to be added to the scores.
@@ -73,7 +73,7 @@ class CachedDecoder(nn.Module):
             return output
 
         hidden = self.decoder.embed_tokens(tokens) * self.scale
-        hidden = hidden + positions.to(hidden.dtype)
+        hidden = hidden + encoding.to(hidden.dtype)
         for i, layer in enumerate(self.decoder.layers):
             hidden = layer.add_and_norm(hidden, layer.self_attn_norm, lambda x, i=i: self_attention(i, x))
             hidden = layer.add_and_norm(hidden, layer.cross_attn_norm, lambda x, i=i: cross_attention(i, x))

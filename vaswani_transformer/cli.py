@@ -186,7 +186,7 @@ def translate(
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
     precision: Annotated[
         Literal["fp16", "int8", "int8-weights"] | None,
-        typer.Option(help="Precision of the ONNX file; int8 reads model_int8.onnx. Default: model.onnx."),
+        typer.Option(help="ONNX file of a published model: int8 reads model_int8.onnx. Default: model.onnx."),
     ] = None,
     download: Download = False,
 ) -> None:
@@ -346,7 +346,7 @@ def plot_curve(
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 
 
-@app.command(help="Describe machine and installation; check that a model folder loads.")
+@app.command(help="Describe the machine and the installation; check that a model folder loads.")
 def doctor(model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None) -> None:
     from vaswani_transformer.doctor import environment_lines, model_lines
 

@@ -140,7 +140,7 @@ def exit_on_signals() -> list[int]:
 def exit_code_of(error: BaseException) -> int:
     """Return the exit code of an error: `exit_code` if it has one, 2 or 4 for an OSError, 1 for any other error."""
     code = getattr(error, "exit_code", None)
-    if isinstance(code, int):  # this module's classes, and typer's usage errors (2)
+    if isinstance(code, int):  # the classes of errors.py, and typer's usage errors (2)
         return code
     if isinstance(error, OSError):
         return UnavailableError.exit_code if error.errno in ENVIRONMENT_ERRNOS else InputError.exit_code

@@ -96,9 +96,8 @@ def report_failure(failures: dict[int, Any]) -> int:
         ((rank, failure.exitcode) for rank, failure in failures.items()), key=lambda row: (row[1] == -15, row[1] > 0)
     )
     if code < 0:
-        print_error(
-            f"error: rank {rank}: ended by {signal.Signals(-code).name}; the system kills it if memory runs out"
-        )
+        hint = "; the system does this if memory runs out" if code == -signal.SIGKILL else ""
+        print_error(f"error: rank {rank}: ended by {signal.Signals(-code).name}{hint}")
     elif code == UnavailableError.exit_code:
         print_error(f"error: rank {rank}: lost the connection to a process on another host")
     return code if code >= 0 else 128 - code

@@ -31,7 +31,7 @@ from .text_vaswani_transformer import TARGET_TOKENIZER
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
-# Settings of generate() that the search of Translator and ONNX does not support, with their neutral values.
+# Entries of generation_config.json that generate() applies and Translator and ONNX do not, with their neutral values.
 UNSUPPORTED_SETTINGS = {
     "bad_words_ids": None,
     "begin_suppress_tokens": None,
@@ -196,7 +196,7 @@ def check_generation_config(folder: Path, config: VaswaniTransformerConfig) -> N
 
 
 def refuse_unsupported_settings(model: VaswaniTransformerForConditionalGeneration, folder: Path) -> None:
-    """Raise InputError naming a setting that generate() supports and the search of Translator and ONNX does not."""
+    """Raise InputError naming a setting that generate() applies and Translator and ONNX do not."""
     settings, config, path = model.generation_config, model.config, folder / "generation_config.json"
     for field in ("decoder_start_token_id", "pad_token_id", "eos_token_id"):
         value, known = getattr(settings, field), getattr(config, field)
@@ -209,8 +209,8 @@ def refuse_unsupported_settings(model: VaswaniTransformerForConditionalGeneratio
         value = getattr(settings, field, None)
         if value is not None and value != neutral:
             raise InputError(
-                f"{path}: {field} is {value!r}, which generate() supports and the search of Translator and ONNX does "
-                f"not; set it to {json.dumps(neutral)}, or call generate()"
+                f"{path}: {field} is {value!r}, which generate() applies and Translator and ONNX do not; "
+                f"set it to {json.dumps(neutral)}, or call generate()"
             )
 
 

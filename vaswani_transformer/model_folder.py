@@ -147,12 +147,12 @@ def read_config(path: Path) -> dict[str, Any]:
 def check_special_tokens(path: Path, config: dict[str, Any], fields: tuple[str, ...]) -> None:
     """Check that fields of config.json are ids within the vocabulary. Raises BrokenFileError naming the field."""
     for field in fields:
-        size = config["vocab_size"]
-        if field == "decoder_start_token_id":
-            size = config.get("decoder_vocab_size") or size
-        value = config.get(field)
+        size_field = "vocab_size"
+        if field == "decoder_start_token_id" and config.get("decoder_vocab_size"):
+            size_field = "decoder_vocab_size"
+        value, size = config.get(field), config[size_field]
         if type(value) is not int or not 0 <= value < size:
-            raise BrokenFileError(f"{path}: {field} is {value!r}; ids go from 0 to {size - 1} (vocab_size)")
+            raise BrokenFileError(f"{path}: {field} is {value!r}; ids go from 0 to {size - 1} ({size_field})")
 
 
 def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any] | None:

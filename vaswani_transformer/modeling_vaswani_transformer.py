@@ -714,7 +714,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         `max_length` or `max_new_tokens`. If these are too short, beam search prefers translations that end before the
         limit, even empty ones, and greedy search returns a truncated translation.
         early_stopping: may also be a number k: as "never", but assuming that no live hypothesis grows by more than k
-            tokens. Saved as `stopping_lookahead` in generation_config.json, since transformers refuses numbers there.
+            tokens. In generation_config.json, where transformers accepts no number, it is `stopping_lookahead`.
         Raises `ValueError` for invalid settings, naming the row for invalid sources.
         """
 

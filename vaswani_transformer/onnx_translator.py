@@ -25,8 +25,8 @@ from .model_folder import (
     read_tokenizer,
 )
 from .search_settings import (
+    DEFAULT_SEARCH,
     NO_MAXIMUM,
-    PAPER_SEARCH,
     SearchSettings,
     check_number,
     lookahead_of,
@@ -56,7 +56,7 @@ class OnnxTranslator(TextTranslator):
         tokenizer: Tokenizer,
         config: dict[str, Any],
         target_tokenizer: Tokenizer | None = None,
-        search: SearchSettings = PAPER_SEARCH,
+        search: SearchSettings = DEFAULT_SEARCH,
         trained_length: int | None = None,
     ):
         """Use an open session.
@@ -67,7 +67,7 @@ class OnnxTranslator(TextTranslator):
         trained_length: number of tokens of the longest source sentence in training, if known
         """
         self.session, self.tokenizer, self.config = session, tokenizer, config
-        # Version 0.1 exported files without this input; their search stops by the provable rule.
+        # Version 0.1 exported files without this input; they search as with early_stopping="never".
         optional_inputs = {value.name for value in session.get_overridable_initializers()}
         self.has_early_stopping_input = "early_stopping" in optional_inputs
         self.search = search if self.has_early_stopping_input else search._replace(early_stopping="never")
@@ -145,7 +145,8 @@ class OnnxTranslator(TextTranslator):
         row of the embedding.
         """
         input_ids, mask = self._checked_batch(input_ids, attention_mask)
-        num_beams, length_penalty, rule = self.search_settings(num_beams, length_penalty, early_stopping)
+        search = self.search_settings(num_beams, length_penalty, early_stopping)
+        num_beams, length_penalty, rule = search.num_beams, search.length_penalty, search.early_stopping
         max_length = NO_MAXIMUM if max_length is None else max_length
         num_return_sequences = num_beams if num_return_sequences is None else num_return_sequences
         settings = {
@@ -236,7 +237,10 @@ class OnnxTranslator(TextTranslator):
 
 
 def onnx_file_name(precision: str | None = None) -> str:
-    """Return the usual name of a graph, as transformers.js and Optimum read it. Raises InputError."""
+    """Return the name of a published graph; `export onnx` writes model.onnx, `push` adds the precision.
+
+    Raises InputError.
+    """
     if precision not in (None, *PRECISIONS):
         raise InputError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}, or none for model.onnx")
     return "model.onnx" if precision is None else f"model_{precision}.onnx"
@@ -309,7 +313,9 @@ def load_session(path: Path, device: str | None = None, threads: int | None = No
 
     if not path.is_file():
         others = ", ".join(sorted(file.name for file in path.parent.glob("model*.onnx")))
-        remedy = f"there is {others}" if others else "`vaswani-transformer export onnx MODEL NEW_FOLDER` writes it"
+        remedy = (
+            f"there is {others}" if others else "`vaswani-transformer export onnx MODEL NEW_FOLDER` writes model.onnx"
+        )
         raise BrokenFileError(f"{path}: no such file; {remedy}")
     providers = execution_providers(device)
     on_cuda = len(providers) > 1

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = {
-    "cross": "Cross-attention: each target token reads the source",
-    "encoder": "Encoder self-attention: each source token reads the source",
-    "decoder": "Decoder self-attention: each target token reads those before it",
+    "cross": "Cross-attention: from each target token to the source",
+    "encoder": "Encoder self-attention: from each source token to the source",
+    "decoder": "Decoder self-attention: from each target token to itself and those before it",
 }
 RESOLUTION = 150  # dots per inch
 

@@ -174,8 +174,8 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         ).logits.float()  # (batch x n, length, V)
         labels = sequences[:, 1:]
         log_probabilities = logits.gather(-1, labels[..., None]).squeeze(-1) - logits.logsumexp(dim=-1)
-        counts = torch.arange(labels.shape[1], device=labels.device) < self._lengths(labels)[:, None]
-        return (log_probabilities * counts).sum(dim=1) / gnmt_length_penalty(counts.sum(dim=1), alpha)
+        is_token = torch.arange(labels.shape[1], device=labels.device) < self._lengths(labels)[:, None]
+        return (log_probabilities * is_token).sum(dim=1) / gnmt_length_penalty(is_token.sum(dim=1), alpha)
 
     def _lengths(self, sequences: Tensor) -> Tensor:
         """Return (rows,): number of tokens of each sequence up to and including </s>, without padding."""
@@ -213,9 +213,8 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """Return text, score (0 if unknown) and tokens of each translation of a part, best first."""
         lengths = self._lengths(part["sequences"][0]).tolist()
         hypotheses = []
-        for rank in [rank for rank, length in enumerate(lengths) if length] or [
-            0
-        ]:  # skip hypotheses that never finished
+        ranks = [rank for rank, length in enumerate(lengths) if length] or [0]  # skip empty slots
+        for rank in ranks:
             tokens = part["sequences"][0, rank, : lengths[rank]].tolist()
             text = str(self.target_tokenizer.decode(tokens, **decoding))
             score = float(part["scores"][0, rank]) if "scores" in part else 0.0

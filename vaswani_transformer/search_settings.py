@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, SupportsIndex
 from .errors import InputError
 
 MAX_BEAMS = 1000
-# In this range float32 represents the penalty of a thousand tokens, and every score stays above -1e8, the empty-slot
-# score: log P = -10,000 becomes -1.7e6 with alpha -1.
+# In this range float32 represents the penalty of a thousand tokens, and every score stays above -1e8 (VALID_ABOVE),
+# below which a slot counts as empty: log P = -10,000 becomes -1.7e6 with alpha -1.
 LENGTH_PENALTIES = (-1, 5)
 LOOKAHEAD = 5  # tokens; see `lookahead_of`, and docs/explanation/search.md for what it changes
 NO_MAXIMUM = 1_000_000
@@ -21,18 +21,19 @@ class SearchSettings(NamedTuple):
     early_stopping: bool | int | str = LOOKAHEAD
 
 
-# The default search: the paper's without generation_config.json, transformers' for entries missing from that file.
-PAPER_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.0, False)
+# Without generation_config.json: the paper's search, except for the stopping rule. Entries missing from the file:
+# transformers' defaults.
+DEFAULT_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.0, False)
 
 
 def search_settings_of(generation_config: dict[str, Any] | None) -> SearchSettings:
-    """Return the search of a generation config, as generate() reads it; without a config, the paper's.
+    """Return the default search of Translator and ONNX for a generation config; without a config, DEFAULT_SEARCH.
 
-    "never" becomes the config's `stopping_lookahead`, or `LOOKAHEAD`.
+    As in generate(), except that "never" becomes the config's `stopping_lookahead`, or `LOOKAHEAD`.
     """
     if generation_config is None:
-        return PAPER_SEARCH
-    fields = ("num_beams", "length_penalty", "early_stopping")
+        return DEFAULT_SEARCH
+    fields = SearchSettings._fields
     given = {field: generation_config[field] for field in fields if generation_config.get(field) is not None}
     if given.get("early_stopping") == "never":
         lookahead = generation_config.get("stopping_lookahead")

@@ -35,7 +35,7 @@ class Hypothesis:
 class Part:
     """A unit of translation: a sentence, a part of a very long one, or a text that is kept whole."""
 
-    text: int  # index of the text
+    text_index: int
     source: list[int]  # token ids, ending in </s>
     separator: str  # between the translations of the previous part and of this one
 
@@ -57,7 +57,7 @@ class TextTranslator(ABC):
         """
 
     def __repr__(self) -> str:
-        beams, alpha, _ = self.default_search
+        beams, alpha = self.default_search.num_beams, self.default_search.length_penalty
         return f"<{type(self).__name__}: {self.description()}, beam {beams}, length penalty {alpha}>"
 
     @abstractmethod
@@ -91,7 +91,7 @@ class TextTranslator(ABC):
 
     @abstractmethod
     def _search(self, sources: list[list[int]], settings: SearchSettings, n_best: int) -> list[list[Hypothesis]]:
-        """Return at most n_best finished hypotheses for each source of a batch, best first."""
+        """Return at most n_best hypotheses for each source of a batch, best first."""
 
     def _hypotheses(self, sequences: list[list[list[int]]], scores: list[list[float]]) -> list[list[Hypothesis]]:
         """Convert the search's token ids (batch, n_best, length) and scores (batch, n_best); skip empty slots."""
@@ -152,7 +152,7 @@ class TextTranslator(ABC):
                     parts.append(Part(number, source, separator))
                     advance(1)
         found: list[list[Hypothesis]] = [[] for _ in parts]
-        batches = batches_of_equal_length([len(part.source) * settings.num_beams for part in parts], batch_tokens)
+        batches = batches_by_length([len(part.source) * settings.num_beams for part in parts], batch_tokens)
         with shown_progress(progress, "translating", len(parts)) as advance:
             for batch in batches:
                 sources = [parts[i].source for i in batch]
@@ -162,8 +162,8 @@ class TextTranslator(ABC):
 
         translations: list[list[Hypothesis]] = [[] for _ in texts]
         for part, hypotheses in zip(parts, found, strict=True):
-            so_far = translations[part.text]
-            translations[part.text] = joined(so_far, part.separator, hypotheses) if so_far else hypotheses
+            so_far = translations[part.text_index]
+            translations[part.text_index] = joined(so_far, part.separator, hypotheses) if so_far else hypotheses
         translations = [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
         return translations if return_scores or n_best > 1 else [best.text for best, *_ in translations]
 
@@ -174,7 +174,7 @@ class TextTranslator(ABC):
         return check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
 
 
-def batches_of_equal_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     """Yield the indices of each batch, longest texts first; a padded batch has at most batch_tokens, or one text."""
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 from .errors import InputError
 from .model_folder import local_folder
 from .search_settings import SearchSettings, check_number, search_settings_of
-from .text_translator import Hypothesis, TextTranslator, as_texts, batches_of_equal_length, shown_progress
+from .text_translator import Hypothesis, TextTranslator, as_texts, batches_by_length, shown_progress
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # at run time they are imported where they are used: the ONNX backend needs no torch
@@ -189,7 +189,7 @@ class Translator(TextTranslator):
         lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
         decodings: dict[int, ForcedDecoding] = {}
         with shown_progress(progress, "scoring", len(sources)) as advance:
-            for batch in batches_of_equal_length(lengths, batch_tokens):
+            for batch in batches_by_length(lengths, batch_tokens):
                 forced = self._log_probabilities([source_ids[i] for i in batch], [target_ids[i] for i in batch])
                 for i, log_probabilities in zip(batch, forced, strict=True):
                     decodings[i] = ForcedDecoding(target_ids[i], log_probabilities)

@@ -21,7 +21,9 @@ Layout = Literal["single", "split"]
 def export(
     model: Annotated[str, typer.Argument(help="The model folder.")],
     output: Annotated[str, typer.Argument(help="The new folder.")],
-    precision: Annotated[Precision, typer.Option(help="Data type of the weights and the matrix products.")] = "fp32",
+    precision: Annotated[
+        Precision, typer.Option(help="Data type of weights and matrix products; int8-weights: float32 products.")
+    ] = "fp32",
     layout: Annotated[
         Layout,
         typer.Option(help="single: one graph with the search; split: encoder and decoders, with Optimum's names."),
@@ -48,7 +50,10 @@ def export(
     ] = None,
     no_defaults: Annotated[
         bool,
-        typer.Option("--no-defaults", help="Make the search settings required inputs, as onnxruntime-web needs."),
+        typer.Option(
+            "--no-defaults",
+            help="Make the search settings, except early_stopping, required inputs, as onnxruntime-web needs.",
+        ),
     ] = False,
 ) -> None:
     layout = "split" if runtime else layout

@@ -54,8 +54,8 @@ def export_single_folder(
 ) -> str:
     """Export one graph that contains the search, and return a report of the comparison with torch.
 
-    defaults: give the settings of the search default values; False makes them required inputs, because onnxruntime-web,
-        unlike ONNX Runtime itself, ignores other values of optional inputs
+    defaults: give the settings of the search default values; False makes all but early_stopping required inputs,
+        because onnxruntime-web, unlike ONNX Runtime itself, ignores other values of optional inputs
     attention: add the output cross_attentions
     text: also write model_text.onnx, which contains the tokenizer
     sentences: texts on which to verify and time the graph, too;  name: the name of their file in errors

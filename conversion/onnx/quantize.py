@@ -6,9 +6,10 @@ its batch. One scale per tensor, as in onnxruntime's quantize_dynamic, is 1.1 ti
 sentence makes the steps of all sentences coarser: the divergence from float32's probabilities doubles. The output of a
 ReLU is never negative and uses all 255 steps.
 
-On x86 without VNNI, ONNX Runtime adds pairs of uint8 x int8 products in 16 bits (vpmaddubsw), which saturates at
-255 * (127 + 127). Therefore the scale of a column is large enough that two neighbours add up to at most 128: sums are
-exact on every processor, and so a file translates alike everywhere. onnxruntime's `reduce_range`, for the same purpose,
+On x86 without VNNI, ONNX Runtime adds pairs of uint8 x int8 products in 16 bits (vpmaddubsw). They saturate at 32,767,
+and a pair can reach 255 * (127 + 127) = 64,770. Therefore the scale of a column is large enough that two neighbours add
+up to at most 128 (255 * 128 = 32,640): sums are exact on every processor, and a file gives the same translations
+everywhere. onnxruntime's `reduce_range`, for the same purpose,
 gives up one bit of every weight; this costs 0.4 bits for normally distributed weights.
 
 Without quantized activations, weights are converted to float32 before the products: a small file with the speed and

@@ -31,16 +31,17 @@ import torch
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE
+from vaswani_transformer.attention_maps import using_eager_attention
+from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE, target_vocab_size
 
 from .graph_builder import GraphBuilder, rename, tensor_type
 from .search_inputs import default_inputs
-from .torch_export import SearchGraphs, eager_attention, export_search
+from .torch_export import SearchGraphs, export_search
 
 IDS = ("input_ids", "attention_mask")
-THRESHOLD, EMPTY = np.float32(VALID_ABOVE), np.float32(EMPTY_SCORE)
-# Loop variables that the outer loop adds to the search state.
+VALID, EMPTY = np.float32(VALID_ABOVE), np.float32(EMPTY_SCORE)
 ATTENTION_TYPE = tensor_type(TensorProto.FLOAT, 5)
+# Loop variables that the outer loop adds to the search state.
 RESULT_TYPES = {
     "rows": tensor_type(TensorProto.INT64, 1),  # result row of each sentence still in the batch
     "sequences": tensor_type(TensorProto.INT64, 3),
@@ -58,10 +59,10 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
 
     attention: add the output cross_attentions (batch, layers, heads, length, source), of the best hypotheses
     """
-    with eager_attention(model):
+    with using_eager_attention(model):
         graphs = export_search(model, attention)
     op, pad = GraphBuilder("search."), cast(int, model.config.pad_token_id)
-    initial = initial_values(op, graphs, model.lm_head.weight.shape[0])
+    initial = initial_values(op, graphs, target_vocab_size(model.config))
     # Number of hypotheses to return (0: all); they must be final before a sentence is done.
     returned = op.Where(op.Greater("num_return_sequences", 0), "num_return_sequences", "num_beams")
     last_index = op.Unsqueeze(op.Sub(op.Where(op.Less("early_stopping", 0), "num_beams", returned), 1), [0])
@@ -73,7 +74,7 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
         op.Pad(final["cross_attentions"], op.Concat([0], padding, axis=0), "", [3], name="cross_attentions")
     exported = op.model("translation", *inputs_and_outputs(model, attention))
     # OnnxTranslator compares them with the config.json beside the file.
-    sizes = {"vocab_size": model.config.vocab_size, "decoder_vocab_size": model.lm_head.weight.shape[0]}
+    sizes = {"vocab_size": model.config.vocab_size, "decoder_vocab_size": target_vocab_size(model.config)}
     helper.set_model_props(exported, {name: str(size) for name, size in sizes.items()})
     return exported
 
@@ -153,9 +154,9 @@ def collect_hypotheses(op: GraphBuilder, state: Values, current: Values, penalti
     them here. `step` has applied it to the finished ones.
     """
     live, finished = op.Split(state["tokens"], axis=1, num_outputs=2)
-    none_finished = op.LessOrEqual(op.Slice(state["finished_scores"], [0], [1], [1]), THRESHOLD)
+    none_finished = op.LessOrEqual(op.Slice(state["finished_scores"], [0], [1], [1]), VALID)
     live_scores = op.Div(state["live_scores"], op.Gather(penalties, state["length"]))
-    live_scores = op.Where(op.Greater(state["live_scores"], THRESHOLD), live_scores, EMPTY)
+    live_scores = op.Where(op.Greater(state["live_scores"], VALID), live_scores, EMPTY)
     found_scores = op.Where(none_finished, live_scores, state["finished_scores"])
     found = op.Where(op.Unsqueeze(none_finished, [2]), live, finished)
     # Concat instead of Pad: the CUDA provider has no int64 Pad.
@@ -184,10 +185,10 @@ def select_best(
 ) -> tuple[str, str, str]:
     """Return the `count` best hypotheses, their scores, and the length of the longest one.
 
-    A slot without a finished hypothesis is padding. The names are {prefix}sequences and {prefix}scores.
+    A slot without a hypothesis is padding. The names are {prefix}sequences and {prefix}scores.
     """
     scores = op.Slice(scores, [0], count, [1], name=f"{prefix}scores")
-    exists = op.Unsqueeze(op.Greater(scores, THRESHOLD), [2])
+    exists = op.Unsqueeze(op.Greater(scores, VALID), [2])
     tokens = op.Where(exists, op.Slice(sequences, [0], count, [1]), pad)
     is_token = op.Cast(op.Not(op.Equal(tokens, pad)), to=TensorProto.INT64)
     longest = op.ReduceMax(op.ReduceSum(is_token, [2], keepdims=0), keepdims=0)

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.attention_maps import using_eager_attention
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
 
 from .graph_builder import GraphBuilder, tensor_type
 from .subgraphs import remove_unused
-from .torch_export import EXAMPLE_LENGTH, ROWS_AND_COLUMNS, eager_attention, export_module
+from .torch_export import ROWS_AND_COLUMNS, SOURCE_LENGTH, export_module
 
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 ENCODER_INPUTS = ["input_ids", "attention_mask"]
@@ -107,7 +108,7 @@ def export_split(model: Model, attention: bool = False, end: int | None = None) 
     present, past = cache_names("present", layers), cache_names("past_key_values", layers)
     self_attention_cache = [name for name in present if ".decoder." in name]
     weights = [f"cross_attentions.{layer}" for layer in range(layers)] if attention else []
-    with eager_attention(model):
+    with using_eager_attention(model):
         encoder, decoder, decoder_with_past = export_modules(model, attention, end)
     # `single_model` renames the graphs in place, so the merged file gets copies.
     merged_decoder, merged_decoder_with_past = GraphProto(), GraphProto()
@@ -131,7 +132,7 @@ def cache_names(prefix: str, layers: int) -> list[str]:
 
 def export_modules(model: Model, attention: bool, end: int | None) -> tuple[GraphProto, GraphProto, GraphProto]:
     """Export encoder, decoder and decoder with past; arguments as in `export_split`."""
-    ids, mask = torch.full((2, EXAMPLE_LENGTH), 2), torch.ones(2, EXAMPLE_LENGTH, dtype=torch.long)
+    ids, mask = torch.full((2, SOURCE_LENGTH), 2), torch.ones(2, SOURCE_LENGTH, dtype=torch.long)
     tokens, earlier_tokens = torch.full((2, 3), 2), torch.full((2, 5), 2)
     encoder, decoder, decoder_with_past = Encoder(model), FirstDecoder(model, attention, end), NextDecoder(model, end)
     memory = encoder(ids, mask).clone()

@@ -2,8 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,14 +24,15 @@ from vaswani_transformer.beam_search import (
     step,
 )
 from vaswani_transformer.cached_decoder import CachedDecoder
+from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.search_settings import LOOKAHEAD, NO_MAXIMUM
 
 from .graph_builder import OPSET, tensor_type
 from .simplify import simplify
 
 # Sizes of the example inputs, all different: torch.export treats equal sizes as one symbol.
-EXAMPLE_BATCH, LIVE, BEAMS, LENGTH = 2, 3, 4, 5
-EXAMPLE_LENGTH = 7  # source tokens; learned positions must cover at least this many
+EXAMPLE_BATCH, LIVE, BEAMS, STEPS = 2, 3, 4, 5
+SOURCE_LENGTH = 7  # tokens; learned positions must cover at least this many
 ROWS_AND_COLUMNS = {0: Dim.AUTO, 1: Dim.AUTO}
 # Axes whose sizes vary, by name of the tensor; all axes of tensors that are not listed.
 VARYING_AXES = {
@@ -54,7 +54,7 @@ class SearchGraphs(NamedTuple):
 
     start: GraphProto  # outputs: memory, batch_constants, constants and state
     step: GraphProto  # inputs: these and last_index; outputs: the new state and whether to take another step
-    cross_attentions: GraphProto | None  # inputs: memory, positions and sequences
+    cross_attentions: GraphProto | None  # inputs: memory, positional encoding and sequences
     types: dict[str, TypeProto]  # types of the tensors named below; sizes change from step to step
     memory: list[str]
     batch_constants: list[str]
@@ -126,7 +126,7 @@ class CrossAttentions(nn.Module):
         super().__init__()
         self.decoder, self.config = CachedDecoder(model), model.config
 
-    def forward(self, memory: Memory, positions: Tensor, sequences: Tensor) -> Tensor:
+    def forward(self, memory: Memory, positional_encoding: Tensor, sequences: Tensor) -> Tensor:
         """Return the weights, (batch, layers, heads, length, source), 0 at padding.
 
         sequences: (batch, 1, length), padded
@@ -136,7 +136,7 @@ class CrossAttentions(nn.Module):
         inputs = torch.cat((start_tokens, tokens[:, :-1]), dim=1)
         target = torch.arange(tokens.shape[1])
         causal = ((target[:, None] < target).float() * MASKED)[None]
-        encoding = positions.index_select(0, target)
+        encoding = positional_encoding.index_select(0, target)
         decoded = self.decoder(inputs, encoding, [], [], causal, memory.keys, memory.values, memory.bias)
         weights = torch.stack(decoded.cross_attentions, dim=1).float()
         return weights.masked_fill((tokens == self.config.pad_token_id)[:, None, None, :, None], 0.0)
@@ -144,7 +144,7 @@ class CrossAttentions(nn.Module):
 
 def export_search(model: Model, attention: bool) -> SearchGraphs:
     """Export `start`, `step` and, for attention, `CrossAttentions`."""
-    ids = torch.full((EXAMPLE_BATCH, EXAMPLE_LENGTH), 2)
+    ids = torch.full((EXAMPLE_BATCH, SOURCE_LENGTH), 2)
     mask, last_index = torch.ones_like(ids), torch.tensor([2])
     alpha, lookahead, min_length, max_length = map(torch.tensor, (0.6, LOOKAHEAD, 0, NO_MAXIMUM))
     parts = example_search(model, ids, mask, alpha, lookahead, min_length, last_index)
@@ -162,7 +162,7 @@ def export_search(model: Model, attention: bool) -> SearchGraphs:
         memory, _, constants, _ = examples
         attention_graph = export_module(
             CrossAttentions(model),
-            (memory, constants.positional_encoding, torch.full((EXAMPLE_BATCH, 1, LENGTH), 2)),
+            (memory, constants.positional_encoding, torch.full((EXAMPLE_BATCH, 1, STEPS), 2)),
             (axes[0], axes[2].positional_encoding, {0: Dim.AUTO, 2: Dim.AUTO}),
         )
     names = [names_of(part) for part in parts]
@@ -182,12 +182,12 @@ def example_search(
     last_index: Tensor,
 ) -> tuple[Memory, BatchConstants, Constants, SearchState]:
     """Search for a few steps and return the inputs of the next one."""
-    initial_live = initial_hypotheses(BEAMS, model.lm_head.weight.shape[0])
+    initial_live = initial_hypotheses(BEAMS, target_vocab_size(model.config))
     memory, batch_constants, constants, state = start(
         model, ids, mask, 50, BEAMS, alpha, lookahead, min_length, initial_live=initial_live
     )
     decoder = CachedDecoder(model)
-    for _ in range(LENGTH):
+    for _ in range(STEPS):
         state = step(decoder, memory, batch_constants, constants, state, last_index)
     # As in the first step, fewer live hypotheses than beams.
     slots = state.keys[0].shape[2]
@@ -220,17 +220,6 @@ def varying_axes(name: str, tensor: Tensor) -> dict[int, Any]:
     """Return the axes of a tensor whose sizes vary, for torch.export, which treats a size of 1 as constant."""
     axes = VARYING_AXES.get(name.partition(".")[0], range(tensor.ndim))
     return {axis: Dim.AUTO for axis in axes if tensor.shape[axis] > 1}
-
-
-@contextmanager
-def eager_attention(model: Model) -> Iterator[None]:
-    """Switch to eager attention, and restore the model's implementation on exit."""
-    implementation = model.config._attn_implementation or "eager"
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
 
 
 def export_module(module: nn.Module, inputs: tuple, axes: tuple) -> GraphProto:

@@ -12,7 +12,7 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
-from ..folder import write_json
+from ..folder import write_toolkit_json
 from ..toolkits.hf_marian import generation_settings
 
 # transformers.js finds the file of a `dtype` by its suffix.
@@ -39,5 +39,5 @@ def arrange_for_javascript(folder: Path, model: Model, precision: str) -> None:
     for unused in folder.glob("*.onnx"):
         unused.unlink()
     settings = read_json_object(folder / "config.json")
-    write_json(settings | {"model_type": "marian", "architectures": ["MarianMTModel"]}, folder / "config.json")
-    write_json(generation_settings(model.config) | {"num_beams": 1}, folder / "generation_config.json")
+    write_toolkit_json(settings | {"model_type": "marian", "architectures": ["MarianMTModel"]}, folder / "config.json")
+    write_toolkit_json(generation_settings(model.config) | {"num_beams": 1}, folder / "generation_config.json")

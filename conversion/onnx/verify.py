@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.attention_maps import using_eager_attention
 from vaswani_transformer.beam_search import beam_search, source_length_offset
 from vaswani_transformer.errors import ProofError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
@@ -16,7 +17,6 @@ from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings
 
 from .search_inputs import search_inputs
 from .session import open_session, padded, run
-from .torch_export import eager_attention
 
 # The largest difference of a score from torch's for the same tokens. fp32: the same sums in another order, see
 # `score_difference`. Other precisions: the average per token; users must measure the effect on BLEU.
@@ -181,7 +181,7 @@ def attention_difference(session: Any, model: Model, batch: dict[str, Tensor], c
 @torch.no_grad()
 def cross_attentions(model: Model, batch: dict[str, Tensor], tokens: Tensor) -> list[np.ndarray]:
     """Return torch's attention to the source, per layer, (batch, heads, target, source)."""
-    with eager_attention(model):
+    with using_eager_attention(model):
         output = model(**batch, decoder_input_ids=tokens, use_cache=False, output_attentions=True)
     return [weights.float().numpy() for weights in output.cross_attentions]
 

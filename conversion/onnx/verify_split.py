@@ -7,10 +7,11 @@ import numpy as np
 import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
+from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from .session import open_session
 from .split import FILES
-from .verify import TOLERANCES, cross_attentions, raise_if_wrong, random_batch
+from .verify import ATTENTION_TOLERANCES, TOLERANCES, cross_attentions, raise_if_wrong, random_batch
 
 TARGET_LENGTH = 6  # tokens
 Arrays = dict[str, np.ndarray]
@@ -26,7 +27,7 @@ def verify_split(folder: Path, model: Model, precision: str = "fp32") -> str:
     batch = random_batch(model, 0, sentences=3, longest=9)
     generator = torch.Generator().manual_seed(0)
     start = torch.full((3, 1), model.config.decoder_start_token_id)
-    words = torch.randint(model.lm_head.weight.shape[0], (3, TARGET_LENGTH - 1), generator=generator)
+    words = torch.randint(target_vocab_size(model.config), (3, TARGET_LENGTH - 1), generator=generator)
     words[words == model.config.eos_token_id] = start[0]  # decoders for transformers.js repeat </s>
     tokens = torch.cat((start, words), dim=1)
     expected = model(**batch, decoder_input_ids=tokens, use_cache=False).logits.float().numpy()
@@ -49,7 +50,7 @@ def verify_split(folder: Path, model: Model, precision: str = "fp32") -> str:
     if weights:
         way, theirs = "attention weights of decoder_model", cross_attentions(model, batch, tokens)
         differences[way] = max(float(np.abs(a - b).max()) for a, b in zip(weights, theirs, strict=True))
-        limits[way] = TOLERANCES[precision]
+        limits[way] = ATTENTION_TOLERANCES[precision]
     raise_if_wrong(
         [
             f"{way} differ by {largest:.2g}; the limit is {limits[way]:.2g}"

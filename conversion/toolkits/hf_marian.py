@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from transformers import MarianMTModel
 
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, embedding_rows
-from ..folder import ModelFolder, write_json
+from ..folder import ModelFolder, write_toolkit_json
 from ..layout import CONCATENATED
 from ..options import RATES, size_names
 from ..reasons import Reasons
@@ -123,12 +123,12 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     tensors |= {THEIR_SHARED: ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
     tensors["final_logits_bias"] = ours.get(OUTPUT_BIAS, torch.zeros(len(ours[TARGET]))).reshape(1, -1)
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
-    write_json(generation_settings(config), out / "generation_config.json")
+    write_toolkit_json(generation_settings(config), out / "generation_config.json")
     if was_hf_marian:
-        write_json(folder.record["config"], out / "config.json")
+        write_toolkit_json(folder.record["config"], out / "config.json")
         return
     sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}
-    write_json(marian_config(config) | sizes, out / "config.json")
+    write_toolkit_json(marian_config(config) | sizes, out / "config.json")
     if folder.has_tokenizer():  # MarianTokenizer needs SentencePiece models; AutoTokenizer also loads tokenizer.json
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (out / name).write_bytes((folder.path / name).read_bytes())

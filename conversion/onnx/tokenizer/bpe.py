@@ -43,8 +43,8 @@ class ByteLevelBPE:
             content["model"]["vocab"],
             [(left, right) for left, right in merges],
             end_of(content["post_processor"])[0],
-            frozenset(token["id"] for token in content["added_tokens"]),
-            content["normalizer"] is not None,
+            frozenset(token["id"] for token in content.get("added_tokens", [])),
+            content.get("normalizer") is not None,
             "Digits" in [step["type"] for step in steps_of(content["pre_tokenizer"])],
         )
 

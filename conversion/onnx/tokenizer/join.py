@@ -47,7 +47,7 @@ def add_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelPr
     before.Identity(mask, name="attention_mask")
     sequences, scores = (after.Gather(name, 0, axis=1) for name in ("sequences", "search.scores"))
     texts = texts_of(after, sequences, bpe, model.config.vocab_size)
-    # As in Translator, a blank text has an empty translation; so has a text without a finished hypothesis.
+    # As in Translator, the translation is empty for a blank text, and for a text without any hypothesis.
     has_translation = after.And(after.Greater(scores, np.float32(VALID_ABOVE)), after.Not(is_blank))
     after.Where(has_translation, texts, b"", name="translations")
     after.Where(has_translation, scores, np.float32(0), name="scores")
