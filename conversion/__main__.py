@@ -14,7 +14,9 @@ from .toolkits import READERS, WRITERS
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(help="Convert a checkpoint of another toolkit to a model folder or, with --to, a model folder to one.")
+@app.command(
+    help="Convert a checkpoint of another toolkit to a model folder or, with --to, a model folder to a checkpoint."
+)
 def convert(
     path: Annotated[Path, typer.Argument(help="A checkpoint or its folder; with --to, a model folder.")],
     out: Annotated[Path, typer.Argument(help="A new folder.")],

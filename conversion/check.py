@@ -38,7 +38,10 @@ def check(description: Description, model: Model, logits: Path | None = None) ->
     if logits:
         name, differences = str(logits), differences_from_file(model, logits, description.vocabulary)
     elif description.reference is None:
-        return f"check: not compared: {name} cannot run here; compare with its own logits with --logits FILE"
+        return (
+            f"check: not compared: {name} cannot run here; to compare with logits that it computed, convert again "
+            "with --logits FILE"
+        )
     else:
         try:
             differences = differences_from_reference(description, model)

@@ -74,7 +74,7 @@ def trained_model() -> VaswaniTransformerForConditionalGeneration:
 
 
 def saved_model(folder: Path) -> Path:
-    """Save all five files of a trained model in the folder and return it."""
+    """Save the trained model and its tokenizer in the folder; return the folder."""
     trained_model().save_pretrained(folder)
     trained_tokenizer().save_pretrained(folder)
     return folder

@@ -111,7 +111,7 @@ def test_h_is_short_for_help(words, capsys):
     assert capsys.readouterr().out.startswith(f"Usage: vaswani-transformer {words} ".replace("  ", " "))
 
 
-def test_version(capsys):
+def test_version_is_printed(capsys):
     main(["--version"])
     assert capsys.readouterr().out == f"vaswani-transformer {__version__}\n"
 

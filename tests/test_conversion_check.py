@@ -88,7 +88,7 @@ def unscaled(tmp_path: Path) -> Path:
 def test_unscaled_embeddings_need_a_setting(unscaled: Path, tmp_path: Path, capsys, refused):
     logits = ["--logits", tmp_path / "logits.npz"]
     message = refusal(refused, *logits, unscaled, tmp_path / "out", code=1)
-    assert "logits.npz's by " in message and 'set "scale_embeddings": false in config.json' in message
+    assert "logits.npz's by " in message and 'set "scale_embeddings": false in the config.json next to' in message
     (unscaled / "config.json").write_text('{"nhead": 4, "scale_embeddings": false}')
     assert largest_difference(check_line(capsys, unscaled, tmp_path / "ours", *logits)) <= 1e-5
     assert "sqrt(d_model)" not in (tmp_path / "ours" / "CONVERSION.md").read_text()

@@ -123,7 +123,7 @@ def escaped_subwords(text: str, pieces: list[str]) -> list[int]:
     return ids
 
 
-def test_subwords_of_tensor2tensor():
+def test_subwords_equal_those_of_tensor2tensor():
     letters = [*"\\_u;0123456789abcdefgh ,.ü", "ab", "abc_", "he", "_", ", ", "ch"]
     pieces = ["<pad>_", "<EOS>_", *dict.fromkeys(letters)]
     vocabulary = Vocabulary(pieces, pieces, pad=0, eos=1, unknown=None)

@@ -86,7 +86,7 @@ class TutorialTransformer(nn.Module):
     ],
     ids=str,
 )
-def test_variants_of_torch_transformers(options: dict, tmp_path: Path):
+def test_variants_have_the_logits_of_torch(options: dict, tmp_path: Path):
     options = {"nhead": 4, "num_encoder_layers": 2, "num_decoder_layers": 2, "dim_feedforward": 24} | options
     model = TutorialTransformer(**options)
     model.save(tmp_path, **options)
@@ -132,7 +132,7 @@ def save_and_compare(model: Any, folder: Path, pad: int, *left_out: str) -> floa
 
 @pytest.mark.parametrize("activation", ["swish", "relu", "gelu", None])
 @pytest.mark.parametrize("shared", [True, False])
-def test_marian_models_of_transformers(shared: bool, activation: str | None, tmp_path: Path):
+def test_marian_models_have_the_logits_of_transformers(shared: bool, activation: str | None, tmp_path: Path):
     """None: the settings that have defaults are left out."""
     settings: dict[str, Any] = SIZES | {
         "vocab_size": 17,
@@ -153,7 +153,7 @@ def test_marian_models_of_transformers(shared: bool, activation: str | None, tmp
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_fsmt_models_of_transformers(tied: bool, tmp_path: Path):
+def test_fsmt_models_have_the_logits_of_transformers(tied: bool, tmp_path: Path):
     sizes = SIZES | {"src_vocab_size": 17, "tgt_vocab_size": 17 if tied else 14, "tie_word_embeddings": tied}
     model = FSMTForConditionalGeneration(FSMTConfig(langs=["en", "de"], activation_function="relu", **sizes))
     for name, parameter in model.named_parameters():

@@ -334,7 +334,7 @@ def test_a_card_states_that_there_are_no_results(folder):
     assert data.eval_results is None and data.license is None and data.language is None
     assert card.text.strip().startswith("# model\n\nA translation model: the Transformer of")
     assert "## Use\n\n```bash\npip install torch" in card.text
-    assert "This model has not been evaluated" in card.text
+    assert "No results are recorded for this model" in card.text
     assert "The training of this model was not recorded" in card.text
     assert "No license has been specified" in card.text
 

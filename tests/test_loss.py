@@ -39,7 +39,7 @@ def assert_equal(found, expected, *inputs):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 5, 23, 100])
 def test_the_loss_in_parts_equals_the_whole(bias, rows, spread):
-    """label_smoothed_cross_entropy follows the definition: test_paper.py."""
+    """test_model_paper.py compares label_smoothed_cross_entropy with its definition."""
     hidden, weight, offset, labels = random_inputs(bias)
     loss, plain = linear_cross_entropy(hidden, weight, offset, labels, 0.1, spread, rows)
     logits = F.linear(hidden, weight, offset)

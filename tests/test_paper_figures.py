@@ -106,7 +106,7 @@ def test_the_search_finds_two_heads_with_different_tasks():
     assert (by_distance.layer, by_distance.heads) == (1, [3]) and (by_content.layer, by_content.heads) == (2, [1])
 
 
-def test_measures_of_known_heads():
+def test_known_heads_have_the_expected_measures():
     uniform, shifted = torch.full((5, 5), 0.2), torch.eye(5).roll(1, 1)
     first, second = measures("encoder", torch.stack((uniform, shifted))[None])[0]
     assert first[0] == pytest.approx(torch.tensor(5.0).log()) and second[0] == 0

@@ -43,7 +43,7 @@ def test_counted_operations_have_the_exponents_of_the_paper():
     assert [len(axis.lines) for axis in draw_curves(counted).axes] == [4, 4, 4]
 
 
-def test_steps_and_paths_of_running_layers():
+def test_running_layers_have_the_steps_and_paths_counted_by_hand():
     """By hand: attention needs two products and one of them on the path, windows of 8 reach 4 positions a layer."""
     assert (sequential_steps(self_attention, 40, 8), path_length(self_attention, 40, 8)) == (2, 1)
     assert (sequential_steps(recurrent, 40, 8), path_length(recurrent, 40, 8)) == (40, 40)

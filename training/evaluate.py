@@ -29,12 +29,15 @@ def evaluate(
         str | None, typer.Option(help="The recipe whose test set to use; default: that of the model's run.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="The folder of the recipe's text.")] = None,
-    test: Annotated[str | None, typer.Option(help="A corpus to use instead of the recipe's `test`.")] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(help="A corpus to use instead of the recipe's `test`; default without one: its `validation`."),
+    ] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the model's.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Length penalty of GNMT; default: the model's.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch, times beams.")] = 8192,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64; default: as saved.")] = None,
     backend: Annotated[str, typer.Option(help="torch, or onnx for a folder that `export onnx` wrote.")] = "torch",
     hypotheses: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
     record_to: Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")] = None,

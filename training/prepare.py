@@ -82,7 +82,7 @@ def prepare(
     steps = total_steps(recipe, plan)
 
     model, choices = make_model(recipe, config, device, sum(corpus.mean_lengths) / 2)
-    # Translators cut longer sentences. A fine-tuned model keeps the length of its earlier training if that was longer.
+    # Translators split longer sentences. A fine-tuned model keeps the length of its earlier training if that is longer.
     settings: Any = model.generation_config
     before_tuning = getattr(settings, "max_source_length", None) or 0
     settings.max_source_length = max(before_tuning, int(corpus.source_lengths.max()))

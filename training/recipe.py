@@ -27,7 +27,7 @@ SHIPPED = Path(__file__).parent / "recipes"
 LARGEST_VOCABULARY = 1_000_000
 ADVICE = (
     "multi30k_en_de suits 10,000 to 50,000 pairs, iwslt14_de_en 50,000 to 1 million, paper_base_en_de more; "
-    "set --data, --train, --validation, --source_language and --target_language."
+    "set --data, --train, --validation, --test, --source_language and --target_language."
 )
 FORMATS = (
     "NAME for the files NAME.en and NAME.de, 'a.txt,b.txt', NAME.tsv or NAME.jsonl, each also as .gz; "
@@ -73,7 +73,9 @@ class Recipe(BaseModel):
         "parsing-semi-supervised, or a row of Table 3 such as C-N2.",
     )
     model: dict[str, Any] = Field({}, description="Config fields that differ from the preset.")
-    initial_weights: Text | None = Field(None, description="Model folder to start from (fine-tuning).")
+    initial_weights: Text | None = Field(
+        None, description="Model folder, or repository on the Hub, to start from (fine-tuning)."
+    )
 
     # --- tokenizer (section 5.1) ---
     tokenizer: Text | None = Field(None, description="Tokenizer folder; null: train one on the training text.")
@@ -105,7 +107,9 @@ class Recipe(BaseModel):
     max_length_ratio: float | None = Field(
         None, ge=1, description="Drop pairs with one side more than this many times longer than the other."
     )
-    encoding_errors: Literal["error", "skip"] = Field("error", description="What to do with lines that are not UTF-8.")
+    encoding_errors: Literal["error", "skip"] = Field(
+        "error", description="Lines that are not UTF-8: error stops, skip drops their pairs."
+    )
     cache: Text | None = Field(None, description="Folder for tokenised corpora; null: output_dir/corpus.")
 
     # --- batches (section 5.1) ---
@@ -148,7 +152,11 @@ class Recipe(BaseModel):
     validate_every: int | None = Field(1000, ge=1, description="Steps between validations; null: save_every.")
     bleu_every: int | None = Field(None, ge=1, description="Steps between BLEU scores (beam 4); null: none.")
     save_every: int = Field(1500, ge=1, description="Steps between checkpoints.")
-    keep: int = Field(5, ge=1, description="Checkpoints to keep, besides the newest and the best.")
+    keep: int = Field(
+        5,
+        ge=1,
+        description="Newest checkpoints at multiples of save_every to keep; the newest and the best are always kept.",
+    )
     average_last: int = Field(5, ge=1, description="Checkpoints averaged into the final model.")
     length_penalty: float | None = Field(
         None,
@@ -178,7 +186,11 @@ class Recipe(BaseModel):
         None,
         description="Mixed precision; null: that of `accelerate launch`, or bf16 on a GPU that supports it.",
     )
-    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field("auto", description="Attention kernel.")
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
+        "auto",
+        description="Attention implementation: eager, sdpa or flash_attention_2; auto: eager for short sentences on a CPU, "
+        "else sdpa.",
+    )
     matmul_precision: Literal["auto", "highest", "high", "medium"] = Field(
         "auto",
         description="torch.set_float32_matmul_precision; auto: high (TF32) on a GPU, medium (oneDNN) on a CPU if it is "

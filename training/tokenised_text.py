@@ -48,7 +48,10 @@ def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> TokenisedText
     try:
         test = parallel_texts(recipe, recipe.test)
     except InputError as error:  # a shipped recipe with the user's own text: training needs no test set
-        reporter.say(f"warning: {error}; training continues without looking for test pairs in the training text")
+        reporter.say(
+            f"warning: {error}; training continues and does not check whether test pairs are in the training text "
+            "(--test '[]' skips the check)"
+        )
         test = []
     tokenizer = load_or_train_tokenizer(recipe, output, texts.train, reporter.say)
     target_tokenizer = load_target_tokenizer(recipe, output)

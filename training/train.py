@@ -213,7 +213,8 @@ def finish(prepared: Prepared, output: Path, progress: Progress) -> None:
                 f"{root}: no checkpoint could be written, so there is no model; free space and run the command again"
             )
         write_model_folder(folders, output)
-        origin = f"the average of {', '.join(f.name for f in folders)}" if len(folders) > 1 else folders[0].name
+        names = ", ".join(folder.name for folder in folders)
+        origin = f"the average of {names}" if len(folders) > 1 else f"from {names}"
         reporter.say(f"{output}: the model, {origin}")
         draw_curve(output, reporter)
     prepared.accelerator.wait_for_everyone()

@@ -52,7 +52,7 @@ def translate(
         float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")
     ] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch, times beams.")] = 8192,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as saved.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64; default: as saved.")] = None,
 ) -> None:
     if not model.is_dir():
         raise InputError(f"{model}: no such model folder")

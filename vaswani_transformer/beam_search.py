@@ -42,9 +42,7 @@ class Memory(NamedTuple):
     values: list[Tensor]  # per layer, (batch, heads, source, d_v)
     bias: Tensor  # (batch, 1, 1, source), MASKED at padding, 0 elsewhere
     limits: Tensor  # (batch, 1), the most output tokens, counting </s>
-    limit_penalties: (
-        Tensor  # (batch, 1), the length penalty at the limit; infinite unless the penalty grows with length
-    )
+    limit_penalties: Tensor  # (batch, 1), the length penalty at the limit; infinite unless it grows with length
 
 
 class BatchConstants(NamedTuple):

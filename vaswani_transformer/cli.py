@@ -169,7 +169,7 @@ def translate(
     batch_tokens: Annotated[int, typer.Option(help="Tokens times beams per batch; lower it to save memory.")] = 8192,
     max_source_length: Annotated[
         int | None,
-        typer.Option(help="Cut sentences of more tokens; default: the longest in training, if known, else 256."),
+        typer.Option(help="Split sentences of more tokens; default: the longest in training, or 256 if unknown."),
     ] = None,
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
     max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,

@@ -129,10 +129,10 @@ class TextTranslator(ABC):
         early_stopping: when a sentence is done, see `lookahead_of`; default: `default_search`.
         n_best, return_scores: return a list of at most n_best hypotheses per text, best first.
         batch_tokens: maximum number of source tokens, padding included, times beams in a batch; limits memory use.
-        max_source_length: cut sentences of more tokens (default: the longest that the model was trained on, else 256;
-            256 for whole texts).
+        max_source_length: split sentences of more tokens (default: the length of the longest training sentence, or 256
+            if unknown; 256 for whole texts).
         split_sentences: translate the sentences of a text one by one, as models are trained, and join the translations
-            with the white space between them; False cuts only texts that are longer than max_source_length.
+            with the white space between them; False splits only texts that are longer than max_source_length.
         max_characters: reject longer texts before translating; default: no limit.
         progress: show progress bars on stderr.
 

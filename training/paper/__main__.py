@@ -210,7 +210,9 @@ def walk(
     echo_paths(draw_walk(model, source, target, Head(kind, layer, head), output))
 
 
-@app.command(help="Describe every head over many sentences: entropy, distance, fixed distance, alignment.")
+@app.command(
+    help="Describe every head over many sentences: entropy, distance, share at a fixed distance and on </s>, agreement."
+)
 def heads(
     model: Model,
     output: Output,
