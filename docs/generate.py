@@ -33,7 +33,8 @@ COMMANDS_INTRODUCTION = """# Commands
 `vaswani-transformer COMMAND --help` prints the same text.
 
 Exit codes: 0 success, 1 a failed comparison or an unexpected error, 2 wrong input, 3 a broken file, 4 a problem of the
-environment (no network, no memory, a full disk, a missing package), 130 Ctrl-C. `--debug` after any command shows the traceback of an error.
+environment (no network, no memory, a full disk, a missing package), 130 Ctrl-C. `--debug` after any command shows the
+traceback of an error.
 
 `train` and `plan` also take every [recipe key](recipe.md) as an option.
 """

@@ -188,8 +188,8 @@ class Recipe(BaseModel):
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
         "auto",
-        description="Attention implementation: eager, sdpa or flash_attention_2; auto: eager for short sentences on a CPU, "
-        "else sdpa.",
+        description="Attention implementation: eager, sdpa or flash_attention_2; auto: eager for short sentences on a "
+        "CPU, else sdpa.",
     )
     matmul_precision: Literal["auto", "highest", "high", "medium"] = Field(
         "auto",
