@@ -34,7 +34,7 @@ export_app = typer.Typer(rich_markup_mode=None)
 recipes_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(export_app, name="export", help="Export a model to another runtime.")
 app.add_typer(recipes_app, name="recipes", help="List the recipes of the package, or show one.")
-app.add_typer(plot_app, name="plot", help="Draw attention weights, the positional encoding, or a run's curve.")
+app.add_typer(plot_app, name="plot", help="Draw attention, positions, or the curve of a run.")
 
 
 def check_picture(output: str) -> str:
@@ -92,7 +92,7 @@ def demo(context: typer.Context) -> None:
     importlib.import_module("vaswani_transformer.demo").main(context.args)
 
 
-@app.command(help="Train one shared byte-level BPE on text files of both languages.")
+@app.command(help="Train a byte-level BPE on text files of both languages.")
 def tokenizer(
     files: Annotated[list[str], typer.Argument(help="UTF-8 text files (.gz too), one sentence a line; - for stdin.")],
     output: Annotated[str, typer.Option(help="The new folder, for tokenizer.json and tokenizer_config.json.")],
@@ -239,7 +239,7 @@ def output_lines(translation: Any, number: int | None) -> Iterator[bytes]:
         yield ("\t".join(columns) + "\n").encode()
 
 
-@app.command(help="Score given translations: log-probability, a tab, number of tokens.")
+@app.command(help="Score given translations. Prints the log-probability of each, a tab, and its number of tokens.")
 def score(
     model: Model,
     source: Annotated[str, typer.Option(help="A UTF-8 text file (.gz too).")],
@@ -283,7 +283,7 @@ add_program(app, "paper", "Reproduce the paper's tables, figures and claims.", "
 add_program(
     app,
     "convert",
-    "Convert a checkpoint from another toolkit; with --to, to another toolkit.",
+    "Convert checkpoints from and to other toolkits.",
     "__main__",
     package="conversion",
 )
@@ -346,7 +346,7 @@ def plot_curve(
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 
 
-@app.command(help="Describe the machine and the installation; check that a model folder loads.")
+@app.command(help="Describe machine and installation; check a model folder.")
 def doctor(model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None) -> None:
     from vaswani_transformer.doctor import environment_lines, model_lines
 

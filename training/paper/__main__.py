@@ -31,14 +31,14 @@ LINES = 50  # of text, for the report on heads
 FIGURES = [1, 2, 3, 4, 5]
 
 
-@app.command(help="Count operations, sequential steps and path lengths of four kinds of layers, and fit exponents.")
+@app.command(help="Count the operations of four kinds of layers. Also sequential steps, paths and exponents.")
 def table1(output: Output) -> None:
     from .table1 import write_table1
 
     typer.echo(write_table1(output))
 
 
-@app.command(help="Compare our models and their training FLOPs with the rows of the paper.")
+@app.command(help="Compare our models with the rows of Table 2. Their training FLOPs are counted and estimated.")
 def table2(
     output: Output,
     data: Multi30k = "data/multi30k",
@@ -71,8 +71,8 @@ def table3(
 
 @app.command(
     context_settings=RECIPE_OPTIONS,
-    help="Train parsers on a treebank and measure labelled F1 (section 6.3). Other options are keys of the recipe "
-    "treebank_parsing: --max_steps 5000. Run the same command again to resume.",
+    help="Train parsers on a treebank and measure their F1. Section 6.3 of the paper. Other options are keys of the "
+    "recipe treebank_parsing: --max_steps 5000. Run the same command again to resume.",
 )
 def table4(
     context: typer.Context,
@@ -123,8 +123,8 @@ def claims(
 @app.command(
     "all",
     context_settings=RECIPE_OPTIONS,
-    help="Run Tables 1 to 3, the figures, the walkthrough, the report on heads and the claims for one trained model, "
-    "and write the page. --treebank adds Table 4, with its default options. Other options are keys of the recipe "
+    help="Run all commands for one trained model: Tables 1 to 3, the figures, the walkthrough, the report on heads, "
+    "the claims, and the page. --treebank adds Table 4, with its default options. Other options are keys of the recipe "
     "multi30k_table3. Run the same command again to resume: trained rows and measured claims are skipped, the rest "
     "takes minutes.",
 )
@@ -187,15 +187,17 @@ def add_figures(name: str, numbers: list[int], text: str) -> None:
         echo_paths(draw_figures(model, numbers, source, output))
 
 
-add_figures("figure1", [1], "Draw the architecture of a model: names, shapes and parameters of its running modules.")
-add_figures("figure2", [2], "Draw the attention of a model: operations, shapes and parameters of its running modules.")
+add_figures(
+    "figure1", [1], "Draw the architecture of a model. Names, shapes and parameters are those of its running modules."
+)
+add_figures("figure2", [2], "Draw the attention of a model. Operations and shapes are those of its running modules.")
 add_figures("figure3", [3], "Find and draw heads that connect distant words.")
 add_figures("figure4", [4], "Find and draw heads that connect a pronoun to an earlier noun.")
 add_figures("figure5", [5], "Find and draw two heads with different tasks.")
 add_figures("figures", FIGURES, "Draw figures 1 to 5.")
 
 
-@app.command(help="Show every value of one head for one sentence: Q, K, V, scores, mask, softmax, weighted values.")
+@app.command(help="Show every value of one head for one sentence. Q, K, V, scores, mask, softmax and weighted values.")
 def walk(
     model: Model,
     output: Output,
@@ -211,7 +213,8 @@ def walk(
 
 
 @app.command(
-    help="Describe every head over many sentences: entropy, distance, share at a fixed distance and on </s>, agreement."
+    help="Describe every head over many sentences. Measures: entropy, distance, share at a fixed distance and on </s>, "
+    "agreement.",
 )
 def heads(
     model: Model,
