@@ -305,7 +305,7 @@ add_program(
 add_program(app, "space", "Write a Space for a model on the Hub.", "__main__", package="hub", subcommand="space")
 
 
-@plot_app.command("attention", help="Draw attention weights of a sentence and its translation as heat maps.")
+@plot_app.command("attention", help="Draw attention weights of a translation as heat maps.")
 def plot_attention(
     model: Model,
     source: Annotated[str, typer.Option(help="The sentence.")],

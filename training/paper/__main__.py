@@ -123,7 +123,7 @@ def claims(
 @app.command(
     "all",
     context_settings=RECIPE_OPTIONS,
-    help="Run all commands for one trained model: Tables 1 to 3, the figures, the walkthrough, the report on heads, "
+    help="Run all commands for one trained model. Tables 1 to 3, the figures, the walkthrough, the report on heads, "
     "the claims, and the page. --treebank adds Table 4, with its default options. Other options are keys of the recipe "
     "multi30k_table3. Run the same command again to resume: trained rows and measured claims are skipped, the rest "
     "takes minutes.",
