@@ -53,12 +53,10 @@ def evaluate(
     from .result_row import append_row
     from .scores import format_scores, scores
 
-    if source is not None and reference is not None:
-        chosen = text_of_files(source, reference)
-    elif (source, reference) != (None, None):
+    if (source is None) != (reference is None):
         raise InputError("--source and --reference come together")
-    else:
-        chosen = text_of_run(model, config, data, test)
+    files = (source, reference) if source and reference else None
+    chosen = text_of_files(*files) if files else text_of_run(model, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend

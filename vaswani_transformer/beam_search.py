@@ -290,9 +290,8 @@ def beam_search(
     min_length: tokens before </s> (transformers' `min_new_tokens`)
     num_return_sequences: hypotheses to return, None for num_beams; a smaller number may end the search earlier
     early_stopping: when a sentence is done, see `lookahead_of`
-    returns sequences (batch, num_return_sequences, length), best first, without the start token and padded, ending in
-    </s> unless none finished by the limit, and their scores (batch, num_return_sequences),
-    log P / ((5 + length) / 6)^alpha; an empty slot is padding
+    returns sequences (batch, num_return_sequences, length), best first, padded, without the start token, and scores
+    (batch, num_return_sequences), log P / ((5 + length) / 6)^alpha; an empty slot is padding
     """
     device, pad = input_ids.device, cast(int, model.config.pad_token_id)
     n_best = num_beams if num_return_sequences is None else num_return_sequences

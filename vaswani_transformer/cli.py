@@ -51,6 +51,14 @@ Dtype = Annotated[
     Literal["float32", "bfloat16", "float16", "float64"] | None,
     typer.Option(help="Precision of the weights; default: as saved."),
 ]
+Backend = Annotated[Literal["torch", "onnx"], typer.Option(help="onnx reads a folder written by `export onnx`.")]
+Precision = Annotated[
+    Literal["fp16", "int8", "int8-weights"] | None,
+    typer.Option(help="ONNX file of a published model: int8 reads model_int8.onnx. Default: model.onnx."),
+]
+Progress = Annotated[
+    bool | None, typer.Option(help="Show progress bars on stderr; default: on a terminal, if the input is a file.")
+]
 Output = Annotated[str, typer.Option(help="A file, or - for stdout.")]
 Picture = Annotated[str, typer.Option(callback=check_picture, help="A .png, .svg or .pdf file.")]
 
@@ -174,20 +182,12 @@ def translate(
     split_sentences: Annotated[bool, typer.Option(help="Translate the sentences of a line one by one.")] = True,
     max_characters: Annotated[int | None, typer.Option(help="Refuse longer lines; default: no limit.")] = None,
     chunk_lines: Annotated[int, typer.Option(min=1, help="Lines that are batched together.")] = 2000,
-    progress: Annotated[
-        bool | None,
-        typer.Option(help="Show a progress bar per chunk on stderr; default: on a terminal, if --input is a file."),
-    ] = None,
+    progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
-    backend: Annotated[
-        Literal["torch", "onnx"], typer.Option(help="onnx reads a folder written by `export onnx`.")
-    ] = "torch",
+    backend: Backend = "torch",
     threads: Annotated[int | None, typer.Option(help="Threads of the ONNX backend on the CPU.")] = None,
-    precision: Annotated[
-        Literal["fp16", "int8", "int8-weights"] | None,
-        typer.Option(help="ONNX file of a published model: int8 reads model_int8.onnx. Default: model.onnx."),
-    ] = None,
+    precision: Precision = None,
     download: Download = False,
 ) -> None:
     if input != "-" and output != "-" and Path(output).exists() and existing_file(input).samefile(output):
@@ -249,9 +249,7 @@ def score(
         bool, typer.Option("--tokens", help="Print JSON lines with the log-probability of each token.")
     ] = False,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per batch; lower it to save memory.")] = 8192,
-    progress: Annotated[
-        bool | None, typer.Option(help="Show a progress bar on stderr; default: on a terminal, if --target is a file.")
-    ] = None,
+    progress: Progress = None,
     device: Device = None,
     dtype: Dtype = None,
     download: Download = False,

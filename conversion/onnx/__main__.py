@@ -15,6 +15,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Precision = Literal["fp32", "fp16", "int8", "int8-weights"]
 Layout = Literal["single", "split"]
+Attention = Annotated[
+    bool,
+    typer.Option(
+        "--attention",
+        help="Add an output: the attention of each token of the best translation to the source; translating takes "
+        "about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
+    ),
+]
+NoDefaults = Annotated[
+    bool,
+    typer.Option(
+        "--no-defaults",
+        help="Make the search settings, except early_stopping, required inputs, as onnxruntime-web needs.",
+    ),
+]
 
 
 @app.command(help="Export a model to ONNX and verify that it translates as torch does.")
@@ -28,14 +43,7 @@ def export(
         Layout,
         typer.Option(help="single: one graph with the search; split: encoder and decoders, with Optimum's names."),
     ] = "single",
-    attention: Annotated[
-        bool,
-        typer.Option(
-            "--attention",
-            help="Add an output: the attention of each token of the best translation to the source; translating "
-            "takes about 10 % longer. Not with --text. In the split layout, decoder_model has it.",
-        ),
-    ] = False,
+    attention: Attention = False,
     text: Annotated[
         bool,
         typer.Option("--text", help="Also write model_text.onnx with the tokenizer inside: texts in, texts out."),
@@ -48,13 +56,7 @@ def export(
         Literal["transformers.js"] | None,
         typer.Option("--for", help="transformers.js: the split layout in a folder that this library loads."),
     ] = None,
-    no_defaults: Annotated[
-        bool,
-        typer.Option(
-            "--no-defaults",
-            help="Make the search settings, except early_stopping, required inputs, as onnxruntime-web needs.",
-        ),
-    ] = False,
+    no_defaults: NoDefaults = False,
 ) -> None:
     layout = "split" if runtime else layout
     single_only = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
@@ -76,24 +78,12 @@ def export(
     with console.status("reading the model") as status:  # shown only on a terminal
         if layout == "single":
             report = export_single_folder(
-                source,
-                folder,
-                precision,
-                defaults=not no_defaults,
-                attention=attention,
-                text=text,
-                sentences=lines,
-                name=sentences or "",
-                tell=status.update,
-            )
+                source, folder, precision, defaults=not no_defaults, attention=attention, text=text, sentences=lines,
+                name=sentences or "", tell=status.update,
+            )  # fmt: skip
         else:
             report = export_split_folder(
-                source,
-                folder,
-                precision,
-                attention=attention,
-                for_javascript=runtime is not None,
-                tell=status.update,
+                source, folder, precision, attention=attention, for_javascript=runtime is not None, tell=status.update
             )
     typer.echo(report)
     for path in sorted(path for pattern in ("*.onnx", "*.onnx.data") for path in folder.rglob(pattern)):
