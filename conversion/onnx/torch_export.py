@@ -224,8 +224,8 @@ def varying_axes(name: str, tensor: Tensor) -> dict[int, Any]:
 
 def export_module(module: nn.Module, inputs: tuple, axes: tuple) -> GraphProto:
     """Export a module with torch.onnx.export and simplify the graph;  axes: those of each input whose sizes vary"""
-    # Silence notes about missing torchvision and duplicate initializers.
-    for name in ("torch.onnx._internal.exporter._registration", "onnx_ir.passes.common.initializer_deduplication"):
+    # Silence notes about missing torchvision, duplicate initializers and empty attributes.
+    for name in ("torch.onnx._internal.exporter._registration", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():  # torch 2.13 calls functions that it has deprecated
         warnings.simplefilter("ignore", FutureWarning)
