@@ -42,7 +42,8 @@ def find_checkpoint(path: Path, format_name: str | None = None) -> tuple[str, Pa
 
 def only_checkpoint(folder: Path, toolkits: Iterable[ModuleType], expected: str) -> Path:
     """Return the only file in the folder that may be a checkpoint of one of the toolkits."""
-    candidates = sorted({file for toolkit in toolkits for file in preferred_files(folder, toolkit)})
+    found = sorted({file for toolkit in toolkits for file in preferred_files(folder, toolkit)})
+    candidates = list({file.resolve(): file for file in found}.values())  # JoeyNMT links best.ckpt to a checkpoint
     if not candidates:
         raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {expected}")
     if len(candidates) > 1:

@@ -243,6 +243,21 @@ def test_a_folder_with_several_checkpoints_is_refused(tmp_path: Path, refused, c
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
+def test_no_suffix_of_a_torch_checkpoint_is_preferred(tmp_path: Path, refused, copy_of):
+    folder = copy_of("torch-nn-transformer")
+    shutil.copyfile(folder / "transformer.pt", folder / "transformer.pth")
+    assert "contains 2 checkpoints (transformer.pt, transformer.pth)" in refusal(refused, folder, tmp_path / "out")
+
+
+def test_links_to_a_checkpoint_are_not_further_checkpoints(tmp_path: Path, copy_of):
+    folder = copy_of("joeynmt")
+    (folder / "best.ckpt").rename(folder / "1000.ckpt")
+    for name in ("best.ckpt", "latest.ckpt"):
+        (folder / name).symlink_to("1000.ckpt")
+    main([str(folder), str(tmp_path / "out")])
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
 def test_sockeyes_best_parameters_are_preferred(tmp_path: Path, copy_of):
     folder = copy_of("sockeye")
     shutil.copyfile(folder / "params.best", folder / "params.00010")

@@ -25,7 +25,7 @@ from ..rename import STACKS, Rule, checked_tensors, split_in_proj, stack_rules, 
 from ..segmentation import with_tokenizers
 from ..vocabulary import Vocabulary, common_ids
 
-FILES = ["*.pt", "*.pth"]
+FILES = ["*.pt*"]  # .pt or .pth; neither is preferred
 FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
 SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)|^src")
 TARGET_NAME = re.compile(r"(tgt|trg|target|dec|output).*emb|emb.*(tgt|trg|target|dec)|^tgt|^trg")
