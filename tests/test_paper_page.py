@@ -54,7 +54,10 @@ def test_notes_belong_to_the_results_of_their_folder(tmp_path):
     assert "Notes" not in page(tmp_path)
 
 
-def test_an_empty_folder_makes_no_page(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["paper", "page", "--output", str(tmp_path)])
-    assert stopped.value.code == 2 and "has no results" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["empty", "absent"])
+def test_a_folder_without_results_makes_no_page(name, tmp_path, refused):
+    (tmp_path / "empty").mkdir()
+    folder = tmp_path / name
+    said = refused(main, ["paper", "page", "--output", str(folder)])
+    assert f"--output {folder} has no results; make some first, such as `vaswani-transformer paper table1" in said
+    assert not (tmp_path / "absent").exists()

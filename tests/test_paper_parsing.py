@@ -290,7 +290,8 @@ def test_cpu_time_and_well_formed_share_are_means_over_seeds() -> None:
         row | {"seed": seed, "cpu_seconds_of_training": 60 * seed, "well_formed_without_constraint": seed / 10}
         for seed in (1, 2)
     ]
-    assert "| 1.4 M | 1 min 30 s |" in table4.as_markdown(rows) and "| 15 % |" in table4.as_markdown(rows)
+    table = table4.as_markdown({"rows": rows})
+    assert "| 1.4 M | 1 min 30 s |" in table and "| 15 % |" in table
 
 
 def test_the_lead_for_equal_time_compares_equal_runs() -> None:

@@ -37,7 +37,7 @@ def test_counted_operations_have_the_exponents_of_the_paper():
     assert counted["recurrent"]["steps_exponent"] == pytest.approx(1) == counted["recurrent"]["path_exponents"][0]
     assert counted["self-attention"]["steps_exponent"] == pytest.approx(0, abs=1e-9)
     assert counted["restricted self-attention"]["path_exponents"] == pytest.approx([1, -1], abs=0.15)
-    table = as_markdown(counted)
+    table = as_markdown({"layers": counted})
     assert "| recurrent | O(n d²) | n^1.00 d^2.00 | O(n) | 64; n^1.00 | O(n) | 64; n^1.00 |" in table
     assert "(k = 3)" in table and "log_k n" in table
     assert [len(axis.lines) for axis in draw_curves(counted).axes] == [4, 4, 4]

@@ -34,7 +34,7 @@ def report_heads(model: Path, sentences: list[str], command: str, output: Path) 
     rows = describe_heads(load_translator(str(model), "cpu", "float32", download=False), sentences)
     result = {"sentences": len(sentences), "heads": rows} | provenance(command, [], time.perf_counter() - started)
     write_result(output / "heads.json", result)
-    return as_markdown(rows)
+    return as_markdown(result)
 
 
 def describe_heads(translator: Translator, sentences: list[str]) -> list[dict[str, Any]]:
@@ -73,11 +73,11 @@ def measures(kind: str, weights: Tensor) -> Tensor:
     return torch.stack(columns, dim=-1)
 
 
-def as_markdown(rows: list[dict[str, Any]]) -> str:
+def as_markdown(result: dict[str, Any]) -> str:
     return markdown(
         [
             {name: row[name] for name in ("kind", "layer", "head")}
             | {name: f"{row[name]:.2f}" if name in row else "" for name in MEASURES}
-            for row in rows
+            for row in result["heads"]
         ]
     )

@@ -1,4 +1,7 @@
-"""The page with all results of a folder: its README.md, and paper.md of the documentation."""
+"""The page with all results of a folder: its README.md, and paper.md of the documentation.
+
+page.md is its template: a placeholder such as {table1} stands for the results of `paper table1`.
+"""
 
 import re
 from pathlib import Path
@@ -13,12 +16,8 @@ from .claims import CLAIMS, write_claim
 from .plots import save
 from .result_files import duration, markdown
 
-# The text of every section by its title; the tables and pictures follow the text.
-SECTIONS = {
-    text.split("\n", 1)[0].lstrip("# "): text.strip() + "\n"
-    for text in re.split("^(?=## )", Path(__file__).with_name("page.md").read_text(encoding="utf-8"), flags=re.M)
-}
-NOTES = "NOTES.md"  # remarks on the results of a folder; they end the page
+TABLES = {"table1": table1, "table2": table2, "table3": table3, "table4": table4, "heads": heads}
+NOTES = "NOTES.md"  # remarks on the results of a folder, a section of the page
 CAPTIONS = {
     "figure1": "Figure 1: the architecture of the model",
     "figure2": "Figure 2: scaled dot-product attention and multi-head attention",
@@ -29,7 +28,11 @@ CAPTIONS = {
 
 
 def write_page(folder: Path) -> Path:
-    """Draw the plots and judge the claims again from the result files, and write README.md."""
+    """Write README.md from the result files of a folder, after judging its claims and drawing its plots again.
+
+    Figures 1 to 5 and the walk keep their pictures: drawing them needs the model.
+    """
+    text = page(folder)
     if (folder / "table1.json").is_file():
         save(table1.draw_curves(read_json_object(folder / "table1.json")["layers"]), folder / "table1.png")
     for name, measurements in result_files(folder / "claims").items():
@@ -37,55 +40,53 @@ def write_page(folder: Path) -> Path:
             write_claim(folder / "claims", name, measurements)
     path = folder / "README.md"
     with atomic_file(path) as file:
-        file.write(page(folder).encode())
+        file.write(text.encode())
     return path
 
 
+def page(folder: Path) -> str:
+    """Return page.md with the results of the folder. Sections without results are left out.
+
+    Raises InputError if the folder has no results at all.
+    """
+    files, claims = result_files(folder), result_files(folder / "claims")
+    if not files and not claims:
+        raise InputError(
+            f"--output {folder} has no results; make some first, such as `vaswani-transformer paper table1 --output "
+            f"{folder}` (`vaswani-transformer paper --help` lists all commands)"
+        )
+    contents = {
+        "figures": figure_sections(files),
+        "walk": picture("walk.png", "The walk through attention") if "walk" in files else "",
+        "claims": claim_sections(claims),
+        "notes": (folder / NOTES).read_text(encoding="utf-8") if (folder / NOTES).is_file() else "",
+        "provenance": provenance_table(files | claims),
+    }
+    for name, module in TABLES.items():
+        contents[name] = module.as_markdown(files[name]) if name in files else ""
+    template = Path(__file__).with_name("page.md").read_text(encoding="utf-8")
+    sections = []
+    for section in re.split(r"^(?=## |\{notes\})", template, flags=re.MULTILINE):  # the notes have their own heading
+        placeholder = re.search(r"^\{(\w+)\}$", section, flags=re.MULTILINE)
+        if placeholder is None:
+            sections.append(section)
+        elif content := contents[placeholder[1]]:
+            sections.append(section.replace(placeholder[0], content.rstrip("\n")))
+    return "".join(sections)
+
+
 def result_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the contents of the result files in a folder by name: {"table1": {...}, ...}."""
     return {path.stem: read_json_object(path) for path in sorted(folder.glob("*.json"))}
 
 
-def page(folder: Path) -> str:
-    """Return the page in Markdown with the results of the folder; pictures are linked by their names."""
-    files, claims = result_files(folder), result_files(folder / "claims")
-    if not files and not claims:
-        raise InputError(f"--output {folder} has no results; `vaswani-transformer paper --help` lists the commands")
-    parts = [SECTIONS["The paper, reproduced"]]
-    if "table1" in files:
-        table = table1.as_markdown(files["table1"]["layers"])
-        parts += [SECTIONS["Table 1: complexity"], table, picture("table1.png", "Table 1 as curves")]
-    for name, title, module in (
-        ("table2", "Table 2: BLEU and training cost", table2),
-        ("table3", "Table 3: variations of the architecture", table3),
-        ("table4", "Table 4: constituency parsing", table4),
-    ):
+def figure_sections(files: dict[str, dict[str, Any]]) -> str:
+    parts = []
+    for name, caption in CAPTIONS.items():
         if name in files:
-            parts += [SECTIONS[title], module.as_markdown(files[name]["rows"])]
-    if drawn := [name for name in CAPTIONS if name in files]:
-        parts.append(SECTIONS["Figures 1 to 5"])
-        for name in drawn:
             sentences = map(heads_sentence, files[name].get("found", []))
-            parts += [f"### {CAPTIONS[name]}\n", *sentences, picture(f"{name}.png", CAPTIONS[name])]
-    if "walk" in files:
-        parts += [SECTIONS["A walk through attention"], picture("walk.png", "The walk through attention")]
-    if "heads" in files:
-        parts += [SECTIONS["What each head does"], heads.as_markdown(files["heads"]["heads"])]
-    findings = {name: claim.judge(claims[name]) for name, claim in CLAIMS.items() if name in claims}
-    if findings:
-        rows = [{"claim": CLAIMS[name].text, "verdict": finding.verdict} for name, finding in findings.items()]
-        parts += [SECTIONS["Claims"], markdown(rows)]
-    for name, finding in findings.items():
-        text, evidence = CLAIMS[name].text, finding.evidence[:1].upper() + finding.evidence[1:]
-        parts.append(f"### {text}\n\nVerdict: **{finding.verdict}**. {evidence}.\n")
-        parts += [finding.table] if finding.table else []
-        parts.append(picture(f"claims/{name}.png", text))
-    if (folder / NOTES).is_file():
-        parts.append((folder / NOTES).read_text(encoding="utf-8"))
-    return "\n".join([*parts, SECTIONS["How the results were made"], provenance_table(files | claims)])
-
-
-def picture(name: str, text: str) -> str:
-    return f"![{text}]({name})\n"
+            parts += [f"### {caption}\n", *sentences, picture(f"{name}.png", caption)]
+    return "\n".join(parts)
 
 
 def heads_sentence(chosen: dict[str, Any]) -> str:
@@ -94,6 +95,24 @@ def heads_sentence(chosen: dict[str, Any]) -> str:
     link = f": “{chosen['query']}” attends most to “{chosen['key']}”" if chosen["query"] else ""
     heads = "heads" if len(chosen["heads"]) > 1 else "head"
     return f"Layer {chosen['layer']}, {heads} {numbers}{link} (score {chosen['score']:.2f}).\n"
+
+
+def claim_sections(measured: dict[str, dict[str, Any]]) -> str:
+    """Return a table of the verdicts, and a section for each claim with its evidence and its picture."""
+    verdicts, sections = [], []
+    for name, claim in CLAIMS.items():
+        if name in measured:
+            finding = claim.judge(measured[name])
+            verdicts.append({"claim": claim.text, "verdict": finding.verdict})
+            evidence = finding.evidence[:1].upper() + finding.evidence[1:]
+            sections.append(f"### {claim.text}\n\nVerdict: **{finding.verdict}**. {evidence}.\n")
+            sections += [finding.table] if finding.table else []
+            sections.append(picture(f"claims/{name}.png", claim.text))
+    return "\n".join([markdown(verdicts), *sections])
+
+
+def picture(name: str, text: str) -> str:
+    return f"![{text}]({name})\n"
 
 
 def provenance_table(files: dict[str, dict[str, Any]]) -> str:

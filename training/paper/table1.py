@@ -151,20 +151,21 @@ def write_table1(output: Path) -> str:
     """Write table1.json and table1.png, and return the table in Markdown."""
     torch.manual_seed(1)
     started = time.perf_counter()
-    counted = measure_layers(LENGTHS, WIDTHS)
-    result = {"layers": counted} | provenance("vaswani-transformer paper table1", [1], time.perf_counter() - started)
+    layers = measure_layers(LENGTHS, WIDTHS)
+    result = {"layers": layers} | provenance("vaswani-transformer paper table1", [1], time.perf_counter() - started)
     write_result(output / "table1.json", result)
-    save(draw_curves(counted), output / "table1.png")
-    return as_markdown(counted)
+    save(draw_curves(layers), output / "table1.png")
+    return as_markdown(result)
 
 
 # ---- the table and its plot ----------------------------------------------------------------------------------------
 
 
-def as_markdown(counted: dict[str, Any]) -> str:
-    n, _ = counted["recurrent"]["steps"][-1]
+def as_markdown(result: dict[str, Any]) -> str:
+    layers = result["layers"]
+    n, _ = layers["recurrent"]["steps"][-1]
     rows = []
-    for kind, ours in counted.items():
+    for kind, ours in layers.items():
         paper, symbols = PAPER["table1"][kind], ours["symbols"]
         paths = []
         for length, *extra, path in ours["paths"]:
@@ -192,11 +193,11 @@ def fitted(symbols: list[str], exponents: list[float]) -> str:
     return " ".join(f"{symbol}^{round(power, 2) + 0.0:.2f}" for symbol, power in zip(symbols, exponents, strict=True))
 
 
-def draw_curves(counted: dict[str, Any]) -> Figure:
+def draw_curves(layers: dict[str, Any]) -> Figure:
     """Draw operations, sequential steps and path lengths against the sentence length."""
-    d = max(point[1] for point in counted["recurrent"]["flops"])
+    d = max(point[1] for point in layers["recurrent"]["flops"])
     operations, steps, paths = {}, {}, {}
-    for kind, ours in counted.items():
+    for kind, ours in layers.items():
         largest = list(ours["flops"][-1][2:-1])  # k or r, if the kind has it
         label = kind + "".join(f", {ours['symbols'][2]} = {value}" for value in largest)
         operations[label] = [(n, flops) for n, width, *extra, flops in ours["flops"] if width == d and extra == largest]

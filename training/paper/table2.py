@@ -44,7 +44,7 @@ def write_table2(output: Path, results: Path, data: str) -> str:
     result = {"flop_per_cpu_second": rate, "rows": ours}
     result |= provenance("vaswani-transformer paper table2", [1], time.perf_counter() - started)
     write_result(output / "table2.json", result)
-    return as_markdown(ours)
+    return as_markdown(result)
 
 
 def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def flops_per_step(recipe: str, options: tuple[tuple[str, str | None], ...]) -> 
     return estimate(load_recipe(recipe, dict(options)), seconds=0)["flop_per_step"]
 
 
-def as_markdown(ours: list[dict[str, Any]]) -> str:
+def as_markdown(result: dict[str, Any]) -> str:
     quoted = [
         {
             "model (quoted from the paper)": name,
@@ -98,7 +98,7 @@ def as_markdown(ours: list[dict[str, Any]]) -> str:
             "FLOPs, counted": scientific(row["flops_counted"]),
             "FLOPs, estimated": scientific(row["flops_estimated"]),
         }
-        for row in ours
+        for row in result["rows"]
     ]
     return markdown(quoted) + "\n" + markdown(measured)
 

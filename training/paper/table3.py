@@ -100,8 +100,9 @@ def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, opt
     in_processes(missing, jobs)
     measured = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
     measured.sort(key=lambda row: (ROWS.index(row["row"]), row["seed"]))
-    write_result(output / "table3.json", {"rows": measured})
-    return as_markdown(measured)
+    result = {"rows": measured}
+    write_result(output / "table3.json", result)
+    return as_markdown(result)
 
 
 def train_row(
@@ -209,8 +210,8 @@ def judge_rows(rows: list[dict[str, Any]]) -> list[Judged]:
     return judged
 
 
-def as_markdown(rows: list[dict[str, Any]]) -> str:
-    paper = PAPER["table3"]
+def as_markdown(result: dict[str, Any]) -> str:
+    rows, paper = result["rows"], PAPER["table3"]
     measured = []
     for name in ROWS:
         ours = [row for row in rows if row["row"] == name]

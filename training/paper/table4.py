@@ -101,8 +101,9 @@ def write_table4(
         write_result(folder / f"{file_name(name)}-seed{seed}.json", {"system": name, **row})
     rows = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
     rows.sort(key=lambda row: (list(SYSTEMS).index(row["system"]), row["seed"]))
-    write_result(output / "table4.json", {"rows": rows})
-    return as_markdown(rows)
+    result = {"rows": rows}
+    write_result(output / "table4.json", result)
+    return as_markdown(result)
 
 
 def file_name(system: str) -> str:
@@ -118,7 +119,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def as_markdown(rows: list[dict[str, Any]]) -> str:
+def as_markdown(result: dict[str, Any]) -> str:
+    rows = result["rows"]
     table = [
         dict.fromkeys(COLUMNS, "")
         | {"parser": row["parser"], "from": "quoted", "trained on": row["training"], "F1, test": f"{row['f1']:.1f}"}
