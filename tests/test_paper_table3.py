@@ -5,7 +5,7 @@ import json
 import pytest
 
 from training.paper.result_files import PAPER
-from training.paper.table3 import FINDINGS, RECIPE, ROWS, compare_with_base, judge_rows, row_options
+from training.paper.table3 import FINDINGS, RECIPE, ROWS, compare_with_base, judge_rows, parse_rows, row_options
 from training.paper.verdicts import FAILS, HOLDS, UNSURE, mean_interval, verdict
 from training.recipe import load_recipe
 from vaswani_transformer import PRESETS, VaswaniTransformerConfig
@@ -75,6 +75,10 @@ def test_findings_compare_runs_of_the_same_seed():
     assert compare_with_base(rows, "A-h1").bleu == [-1, -1, -1]
 
 
+def test_a_row_given_twice_is_trained_once():
+    assert parse_rows("base,big,base") == ["base", "big"] and parse_rows(None) == ROWS
+
+
 @pytest.fixture
 def command(text, tmp_path) -> list[str]:
     """Runs of two steps of a tiny model."""
@@ -97,6 +101,7 @@ def test_missing_runs_are_trained_and_finished_ones_are_kept(command, tmp_path, 
     for words, said in (
         (["--rows", "C-N3"], "--rows C-N3: not a row of Table 3"),
         (["--seeds", "one"], "--seeds one: must be whole numbers"),
+        (["--seeds", "1,2,1"], "--seeds 1,2,1: a seed is given twice"),
         (["--rows", "base", "--label_smoothing", "0.3"], "base-seed1.json was made by `vaswani-transformer train"),
         (["--model.d_modl", "3"], "unknown config field 'd_modl'; did you mean 'd_model'?"),
     ):

@@ -236,9 +236,12 @@ def check_run(run: Path) -> None:
 
 def parse_seeds(seeds: str) -> list[int]:
     try:
-        return [int(seed) for seed in seeds.split(",")]
+        numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise InputError(f"--seeds {seeds}: must be whole numbers separated by commas, such as 1,2,3") from None
+    if len(set(numbers)) < len(numbers):  # equal runs would look like a confidence interval of width 0
+        raise InputError(f"--seeds {seeds}: a seed is given twice; the verdicts need different ones")
+    return numbers
 
 
 def echo_paths(paths: list[Path]) -> None:

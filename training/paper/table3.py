@@ -78,8 +78,8 @@ def row_options(row: str, base: Recipe) -> dict[str, str]:
 
 
 def parse_rows(rows: str | None) -> list[str]:
-    """Return the rows of a list separated by commas; all if there is none."""
-    names = ROWS if rows is None else rows.split(",")
+    """Return the rows of a list separated by commas, each once; all if there is none."""
+    names = ROWS if rows is None else list(dict.fromkeys(rows.split(",")))
     for row in names:
         if row not in ROWS:
             raise InputError(f"--rows {row}: not a row of Table 3; rows: {', '.join(ROWS)}")
