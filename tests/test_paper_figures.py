@@ -10,8 +10,8 @@ from conftest import tiny_config
 from PIL import Image
 from saved_model import ENGLISH, GERMAN, saved_model, trained_model
 
-from training.paper.architecture import attention_operations, figure1, figure2, trace
-from training.paper.head_figures import (
+from training.paper.figures.architecture import attention_operations, figure1, figure2, trace
+from training.paper.figures.head_figures import (
     WordMaps,
     anaphora,
     heads_with_different_tasks,

@@ -114,10 +114,10 @@ def claims(
 ) -> None:
     check_run(run)
     options = parse_options(context.args)
-    from .claims import CLAIMS, make_setting, measure_claims
+    from .claims import CLAIMS, make_setting, write_claims
 
     setting = make_setting(run, data, sentences, parse_seeds(seeds), output, seconds, jobs, options)
-    measure_claims(setting, only.split(",") if only else list(CLAIMS))
+    write_claims(setting, only.split(",") if only else list(CLAIMS))
 
 
 @app.command(
@@ -141,16 +141,16 @@ def run_all(
 ) -> None:
     check_run(run)
     options, numbers = parse_options(context.args), parse_seeds(seeds)
-    from .claims import CLAIMS, make_setting, measure_claims
-    from .figures import draw_figures
-    from .heads import report_heads
+    from .claims import CLAIMS, make_setting, write_claims
+    from .figures import write_figures
+    from .heads import write_heads
     from .page import write_page
     from .result_files import command_line
     from .table1 import write_table1
     from .table2 import RESULTS, write_table2
     from .table3 import parse_rows, write_table3
     from .table4 import write_table4
-    from .walk import Head, draw_walk
+    from .walk import Head, write_walk
 
     setting = make_setting(run, data, SENTENCES, numbers, output, seconds, jobs, options)
     chosen = parse_rows(rows)
@@ -159,17 +159,15 @@ def run_all(
     typer.echo(write_table3(output, chosen, numbers, jobs, {"data": data, **options}))
     if treebank is not None:
         typer.echo(write_table4(output, treebank, None, VOCABULARY, numbers, {}))
-    echo_paths(draw_figures(run, FIGURES, None, output))
-    echo_paths(draw_walk(run, None, None, Head("encoder", 1, 1), output))
-    typer.echo(report_heads(run, setting.development.sources[:LINES], command_line("paper all", {"run": run}), output))
-    problem: InputError | None = None
+    echo_paths(write_figures(output, run, FIGURES, None))
+    echo_paths(write_walk(output, run, None, None, Head("encoder", 1, 1)))
+    typer.echo(write_heads(output, run, setting.development.sources[:LINES], command_line("paper all", {"run": run})))
     try:
-        measure_claims(setting, list(CLAIMS))
-    except InputError as error:
-        problem = error  # raised after the page is written: it shows the claims that could be measured
+        write_claims(setting, list(CLAIMS))
+    except InputError:  # some claims could not be measured; the page shows the others
+        typer.echo(write_page(output))
+        raise
     typer.echo(write_page(output))
-    if problem is not None:
-        raise problem
 
 
 @app.command(help="Write README.md with all results of a folder.")
@@ -182,9 +180,9 @@ def page(output: Output) -> None:
 def add_figures(name: str, numbers: list[int], text: str) -> None:
     @app.command(name, help=text)
     def figures(model: Model, output: Output, source: Source = None) -> None:
-        from .figures import draw_figures
+        from .figures import write_figures
 
-        echo_paths(draw_figures(model, numbers, source, output))
+        echo_paths(write_figures(output, model, numbers, source))
 
 
 add_figures(
@@ -207,9 +205,9 @@ def walk(
     layer: Annotated[int, typer.Option(min=1, help="Counted from 1.")] = 1,
     head: Annotated[int, typer.Option(min=1, help="Counted from 1.")] = 1,
 ) -> None:
-    from .walk import Head, draw_walk
+    from .walk import Head, write_walk
 
-    echo_paths(draw_walk(model, source, target, Head(kind, layer, head), output))
+    echo_paths(write_walk(output, model, source, target, Head(kind, layer, head)))
 
 
 @app.command(
@@ -222,11 +220,11 @@ def heads(
     text: Annotated[Path, typer.Option(help="Sentences, one per line, may be gzipped.")],
     lines: Annotated[int, typer.Option(min=1, help="Lines to read.")] = LINES,
 ) -> None:
-    from .heads import read_sentences, report_heads
+    from .heads import read_sentences, write_heads
     from .result_files import command_line
 
     command = command_line("paper heads", {"model": model, "text": text, "lines": lines})
-    typer.echo(report_heads(model, read_sentences(text, lines), command, output))
+    typer.echo(write_heads(output, model, read_sentences(text, lines), command))
 
 
 def check_run(run: Path) -> None:

@@ -13,7 +13,7 @@ from vaswani_transformer import Translator
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.command_translator import load_translator
 from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import existing_file, read_lines
+from vaswani_transformer.lines import read_lines
 
 from .result_files import markdown, provenance, write_result
 
@@ -22,13 +22,13 @@ MEASURES = ("entropy", "distance", "fixed distance", "end", "agreement")
 
 def read_sentences(text: Path, lines: int) -> list[str]:
     """Return the sentences in the first lines of a text. Raises InputError if there are none."""
-    sentences = [line for line in islice(read_lines(existing_file(str(text))), lines) if line.strip()]
+    sentences = [line for line in islice(read_lines(text), lines) if line.strip()]
     if not sentences:
         raise InputError(f"--text {text} has no sentence in its first {lines} lines")
     return sentences
 
 
-def report_heads(model: Path, sentences: list[str], command: str, output: Path) -> str:
+def write_heads(output: Path, model: Path, sentences: list[str], command: str) -> str:
     """Write heads.json and return the report in Markdown. command: reproduces the file"""
     started = time.perf_counter()
     rows = describe_heads(load_translator(str(model), "cpu", "float32", download=False), sentences)

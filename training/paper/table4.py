@@ -74,7 +74,7 @@ def write_table4(
     An interrupted Transformer resumes at its last checkpoint, an interrupted LSTM at its first step.
     """
     # nltk is needed to train, not to write the page
-    from .parser_training import parse_unlabelled, prepare_data, train_parser
+    from .parsing.train_parser import parse_unlabelled, prepare_data, train_parser
 
     folder, data = output / "table4", output / "table4" / "data"
     missing: list[tuple[int, str, Path | None, str]] = []

@@ -28,7 +28,7 @@ class Head(NamedTuple):
     head: int
 
 
-def draw_walk(model: Path, source: str | None, target: str | None, chosen: Head, output: Path) -> list[Path]:
+def write_walk(output: Path, model: Path, source: str | None, target: str | None, chosen: Head) -> list[Path]:
     """Write walk.png and walk.json, which has all numbers, and return their paths."""
     started = time.perf_counter()
     translator = load_translator(str(model), "cpu", "float32", download=False)

@@ -113,7 +113,7 @@ def make_setting(
     return Setting(run, development, seeds, output, seconds, jobs, text | dict(options), command)
 
 
-def measure_claims(setting: Setting, names: list[str]) -> None:
+def write_claims(setting: Setting, names: list[str]) -> None:
     """Write claims/NAME.json and claims/NAME.png for every claim that has no result file yet.
 
     Raises InputError at the end if some claims could not be measured.

@@ -10,8 +10,8 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from vaswani_transformer import Translator, gnmt_length_penalty
 
-from .rnn import RnnWithAttention, beam_search
-from .tree_constraint import SHARE_FOR_THE_LSTM, WellFormedTrees, brackets
+from ..rnn import RnnWithAttention, beam_search
+from .constraint import SHARE_FOR_THE_LSTM, WellFormedTrees, brackets
 
 BEAMS, ALPHA, OFFSET = 21, 0.3, 300
 LOOKAHEAD = 20  # see `early_stopping` of generate()

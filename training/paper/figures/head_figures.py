@@ -145,17 +145,28 @@ def heads_with_different_tasks(maps: WordMaps) -> list[Heads]:
 PALETTE = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
 
-def heads_figure(maps: WordMaps, number: int) -> tuple[Figure, dict[str, Any]]:
-    """Draw Figure 3, 4 or 5 and return it with its result: the words and the selected heads."""
-    found = heads_with_different_tasks(maps) if number == 5 else [(long_distance if number == 3 else anaphora)(maps)]
-    shown = found
-    if number == 4:
-        layer, head = found[0].layer, found[0].heads[0]
-        shown = [replace(found[0], title=f"Layer {layer}, head {head}: all words", heads=[head], query=None), *found]
-    size = (4.6 * len(shown), 1.0 + 0.24 * len(maps.words))
-    figure = Figure(figsize=size, layout="constrained", dpi=RESOLUTION)
-    for axis, heads in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        draw_lines(axis, maps, heads)
+def figure3(maps: WordMaps) -> tuple[Figure, dict[str, Any]]:
+    """Draw Figure 3 and return it with its result."""
+    found = [long_distance(maps)]
+    return draw_heads(maps, found), describe(maps, found)
+
+
+def figure4(maps: WordMaps) -> tuple[Figure, dict[str, Any]]:
+    """Draw Figure 4, the first head for all words and both heads for the pronoun; return it with its result."""
+    found = anaphora(maps)
+    first = found.heads[0]
+    all_words = replace(found, title=f"Layer {found.layer}, head {first}: all words", heads=[first], query=None)
+    return draw_heads(maps, [all_words, found]), describe(maps, [found])
+
+
+def figure5(maps: WordMaps) -> tuple[Figure, dict[str, Any]]:
+    """Draw Figure 5 and return it with its result."""
+    found = heads_with_different_tasks(maps)
+    return draw_heads(maps, found), describe(maps, found)
+
+
+def describe(maps: WordMaps, found: list[Heads]) -> dict[str, Any]:
+    """Return the words of the sentence and the selected heads, for the result file."""
     rows = [
         {
             "layer": heads.layer,
@@ -166,7 +177,15 @@ def heads_figure(maps: WordMaps, number: int) -> tuple[Figure, dict[str, Any]]:
         }
         for heads in found
     ]
-    return figure, {"words": maps.words, "found": rows}
+    return {"words": maps.words, "found": rows}
+
+
+def draw_heads(maps: WordMaps, panels: list[Heads]) -> Figure:
+    size = (4.6 * len(panels), 1.0 + 0.24 * len(maps.words))
+    figure = Figure(figsize=size, layout="constrained", dpi=RESOLUTION)
+    for axis, heads in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        draw_lines(axis, maps, heads)
+    return figure
 
 
 def draw_lines(axis: Axes, maps: WordMaps, heads: Heads) -> None:

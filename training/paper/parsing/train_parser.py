@@ -12,17 +12,17 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.exit import print_error
-from vaswani_transformer.lines import existing_file, read_lines
+from vaswani_transformer.lines import read_lines
 from vaswani_transformer.tokenization import train_tokenizer
 
-from ..checkpoint_folders import progress_of
-from ..recipe import Recipe
-from ..result_row import parameters
-from ..train import train
+from ...checkpoint_folders import progress_of
+from ...recipe import Recipe
+from ...result_row import parameters
+from ...train import train
+from ..fit_model import seconds_of_fit, train_lstm
+from ..result_files import provenance
 from .evalb import labelled_f1
-from .fit_model import seconds_of_fit, train_lstm
-from .result_files import provenance
-from .tree_search import FEW_BEAMS, parse, parse_with_lstm
+from .search import FEW_BEAMS, parse, parse_with_lstm
 from .trees import linearise, read_treebank, recombine, split_words, tree_from_tokens, words_of
 
 COPIES = {"recombined": 20, "more": 60}  # recombined trees per tree of the sample
@@ -66,7 +66,7 @@ def parse_unlabelled(text: Path, teacher: Path, target: Path) -> None:
     """Parse the first sentences of a text and write the most confident parses as training pairs."""
     if target.with_suffix(".trees").is_file():
         return
-    lines = islice(read_lines(existing_file(str(text))), MAX_UNLABELLED)
+    lines = islice(read_lines(text), MAX_UNLABELLED)
     sentences = [sentence for line in lines if (sentence := " ".join(split_words(line.strip())))]
     print_error(f"parsing {len(sentences):,} sentences of {text.name}")
     parses = parse(teacher, sentences, beams=FEW_BEAMS, batch=64)

@@ -80,10 +80,9 @@ def figure1(model: VaswaniTransformerForConditionalGeneration) -> Figure:
     (cross,) = (n for n, call in enumerate(decoder) if call.name.endswith("cross_attn"))
     axis.plot([0.27, 0.27, 0.5, 0.5], [top - 0.1, top + 0.25, top + 0.25, cross], color="black", linewidth=1)
     axis.annotate("", (0.73 - 0.17, cross), (0.5, cross), arrowprops={"arrowstyle": "->"})
-    total = sum(weight.numel() for weight in model.parameters())
     is_tied = model.model.encoder.embed_tokens.weight.data_ptr() == model.lm_head.weight.data_ptr()
     shared = "; the embeddings and Linear are one matrix" if is_tied else ""
-    title = f"{total:,} parameters{shared}\nshapes: (batch, length, width)"
+    title = f"{model.num_parameters():,} parameters{shared}\nshapes: (batch, length, width)"
     axis.text(0.04, height - 0.3, title, va="top", fontsize=9)
     return figure
 
