@@ -124,7 +124,7 @@ def test_a_measured_claim_is_skipped(text, tmp_path, capsys, refused):
         assert said in refused(main, [*command, *words])
 
 
-def test_ctrl_c_stops_all_commands(text, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_stops_all_commands(text, tmp_path, monkeypatch, capsys, refused):
     train(Recipe.model_validate(SMALL | {"max_steps": 1, "data": str(text), "output_dir": str(tmp_path / "run")}))
     command = f"paper all --output {tmp_path / 'paper'} --data {text} --seeds 1"
 
@@ -143,6 +143,9 @@ def test_ctrl_c_stops_all_commands(text, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([*command.split(), "--run", "absent"])
     assert stopped.value.code == 2 and "--run absent: no such folder" in capsys.readouterr().err
+    assert "--treebank absent: no such file or folder" in refused(
+        main, [*command.split(), "--run", str(tmp_path / "run"), "--treebank", "absent"]
+    )
 
 
 @pytest.mark.slow

@@ -283,6 +283,12 @@ def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_missing_text_is_reported_before_any_training(treebank: Path, tmp_path: Path, refused: Any) -> None:
+    words = f"paper table4 --output {tmp_path} --treebank {treebank} --unlabelled absent.txt"
+    assert "absent.txt: no such file" in refused(main, words.split())
+    assert not any(tmp_path.iterdir())
+
+
 def test_cpu_time_and_well_formed_share_are_means_over_seeds() -> None:
     scores = {part: {key: {"f1": 70.0} for key in ("all", "at most 40 words")} for part in ("val", "test")}
     row = {"system": "Transformer", "parameters": 1_400_000, "scores": scores}

@@ -140,6 +140,8 @@ def run_all(
     seconds: Seconds = 2,
 ) -> None:
     check_run(run)
+    if treebank is not None and not treebank.exists():  # it is read only after Table 3, hours later
+        raise InputError(f"--treebank {treebank}: no such file or folder")
     options, numbers = parse_options(context.args), parse_seeds(seeds)
     from .claims import CLAIMS, make_setting, write_claims
     from .figures import write_figures

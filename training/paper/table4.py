@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from vaswani_transformer.lines import existing_file
 from vaswani_transformer.model_folder import read_json_object
 
 from ..recipe import load_recipe
@@ -31,6 +32,10 @@ class System:
     corpora: list[str]
     steps: int | None = None  # None for the recipe's number; --max_steps overrides it
     is_lstm: bool = False
+
+    @property
+    def is_semi_supervised(self) -> bool:
+        return "parsed" in self.corpora
 
     @property
     def keys(self) -> dict[str, str]:
@@ -76,23 +81,25 @@ def write_table4(
     # nltk is needed to train, not to write the page
     from .parsing.train_parser import parse_unlabelled, prepare_data, train_parser
 
+    if unlabelled is not None:
+        existing_file(unlabelled)  # it is read only after the first parsers are trained
     folder, data = output / "table4", output / "table4" / "data"
-    missing: list[tuple[int, str, Path | None, str]] = []
+    commands = {}  # of the missing models
     for seed in seeds:
         for name, system in SYSTEMS.items():
-            text = unlabelled if "parsed" in system.corpora else None
-            if text is None and "parsed" in system.corpora:
+            if system.is_semi_supervised and unlabelled is None:
                 continue
+            text = unlabelled if system.is_semi_supervised else None
             given = {"treebank": treebank, "unlabelled": text, "vocabulary": vocabulary, "seeds": seed}
             command = command_line("paper table4", given, options)
             if not is_measured(folder / f"{file_name(name)}-seed{seed}.json", command):
-                missing.append((seed, name, text, command))
+                commands[name, seed] = command
     gold = prepare_data(treebank, data, vocabulary)
-    for seed, name, text, command in missing:
+    for (name, seed), command in commands.items():
         system = SYSTEMS[name]
-        if text is not None:
+        if system.is_semi_supervised and unlabelled is not None:
             teacher = folder / file_name("Transformer") / f"seed{seed}"
-            parse_unlabelled(text, teacher, data / f"parsed-seed{seed}")
+            parse_unlabelled(unlabelled, teacher, data / f"parsed-seed{seed}")
         corpora = [f"parsed-seed{seed}" if corpus == "parsed" else corpus for corpus in system.corpora]
         files = {"data": str(data), "tokenizer": str(data / "tokenizer"), "train": f"[{', '.join(corpora)}]"}
         model = {"seed": str(seed), "output_dir": str(folder / file_name(name) / f"seed{seed}")}
@@ -113,39 +120,34 @@ def file_name(system: str) -> str:
 # ---- the table -----------------------------------------------------------------------------------------------------
 
 
-COLUMNS = (
-    "parser", "from", "trained on", "parameters", "CPU time of training", "F1, development", "F1, test",
-    "of at most 40 words", "well formed without constraint",
-)  # fmt: skip
-
-
 def as_markdown(result: dict[str, Any]) -> str:
-    rows = result["rows"]
-    table = [
-        dict.fromkeys(COLUMNS, "")
-        | {"parser": row["parser"], "from": "quoted", "trained on": row["training"], "F1, test": f"{row['f1']:.1f}"}
-        for row in PAPER["table4"]
-    ]
+    rows, table = result["rows"], []
     for name, system in SYSTEMS.items():
         ours = [row for row in rows if row["system"] == name]
         if not ours:
             continue
         test = [row["scores"]["test"] for row in ours]
         shares = [share for row in ours if (share := row["well_formed_without_constraint"]) is not None]
-        cells = (
-            name,
-            "ours",
-            " + ".join(CORPORA[corpus] for corpus in system.corpora),
-            f"{ours[0]['parameters'] / 1e6:.1f} M",
-            duration(fmean(row["cpu_seconds_of_training"] for row in ours)),
-            with_interval([row["scores"]["val"]["all"]["f1"] for row in ours], 1),
-            with_interval([scores["all"]["f1"] for scores in test], 1),
-            with_interval([scores["at most 40 words"]["f1"] for scores in test], 1),
-            f"{100 * fmean(shares):.0f} %" if shares else "",
+        table.append(
+            {
+                "parser": name,
+                "from": "ours",
+                "trained on": " + ".join(CORPORA[corpus] for corpus in system.corpora),
+                "parameters": f"{ours[0]['parameters'] / 1e6:.1f} M",
+                "CPU time of training": duration(fmean(row["cpu_seconds_of_training"] for row in ours)),
+                "F1, development": with_interval([row["scores"]["val"]["all"]["f1"] for row in ours], 1),
+                "F1, test": with_interval([scores["all"]["f1"] for scores in test], 1),
+                "of at most 40 words": with_interval([scores["at most 40 words"]["f1"] for scores in test], 1),
+                "well formed without constraint": f"{100 * fmean(shares):.0f} %" if shares else "",
+            }
         )
-        table.append(dict(zip(COLUMNS, cells, strict=True)))
+    quoted = [
+        dict.fromkeys(table[0], "")
+        | {"parser": row["parser"], "from": "quoted", "trained on": row["training"], "F1, test": f"{row['f1']:.1f}"}
+        for row in PAPER["table4"]
+    ]
     lead = lead_sentence(rows)
-    return markdown(table) + (f"\n{lead}\n" if lead else "")
+    return markdown(quoted + table) + (f"\n{lead}\n" if lead else "")
 
 
 def lead_sentence(rows: list[dict[str, Any]]) -> str:
