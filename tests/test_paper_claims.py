@@ -118,6 +118,7 @@ def test_a_measured_claim_is_skipped(text, tmp_path, capsys, refused):
     for words, said in (
         (["--only", "nothing"], "--only nothing: not a claim"),
         (["--only", "warm_up", "--warmup_steps", "5"], "--warmup_steps cannot be given: the claim sets it"),
+        (["--only", "warm_up", "--warmup-steps", "5"], "--warmup_steps cannot be given: the claim sets it"),
         (["--only", "averaging", "--sentences", "3"], "averaging.json was made by `vaswani-transformer paper claims"),
         (["--run", "absent"], "--run absent: no such folder"),
     ):

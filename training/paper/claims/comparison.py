@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
@@ -40,21 +39,21 @@ def train_models(setting: Setting, models: Mapping[Kind, Variant], steps: int) -
     Raises InputError if an option sets a key that the claim sets.
     """
     options = {"max_steps": str(steps), "validate_every": str(steps), **setting.options}
-    calls = []
-    for model in models.values():
-        for key in {*model.keys, "seed"} & setting.options.keys() - set(TEXT_KEYS):
+    given = {key.replace("-", "_") for key in setting.options} - set(TEXT_KEYS)
+    kinds, calls = [], []
+    for kind, model in models.items():
+        for key in {*model.keys, "seed"} & given:
             raise InputError(f"--{key} cannot be given: the claim sets it")
         for seed in setting.seeds:
             keys = {**model.keys, "seed": str(seed)}
             folder = runs_folder(setting) / f"{model.folder}-seed{seed}"
             recipe = load_recipe(RECIPE, {**options, **keys, "output_dir": str(folder)})
+            kinds.append(kind)
             calls.append((Path(f"{folder}.log"), partial(model.measure, recipe)))
-    results = iter(in_processes(calls, setting.jobs))
     measurements: Measurements = {"steps": load_recipe(RECIPE, options).max_steps}
-    for kind in models:
-        for result in islice(results, len(setting.seeds)):
-            for name, value in result.items():
-                measurements.setdefault(name, {}).setdefault(kind, []).append(value)
+    for kind, result in zip(kinds, in_processes(calls, setting.jobs), strict=True):
+        for name, value in result.items():
+            measurements.setdefault(name, {}).setdefault(kind, []).append(value)
     return measurements
 
 
