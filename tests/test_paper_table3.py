@@ -61,6 +61,9 @@ def test_findings_have_the_signs_of_the_paper(score):
 def test_the_interval_of_a_mean_is_students():
     mean, half = mean_interval([1.0, 2.0, 3.0])
     assert mean == 2.0 and half == pytest.approx(4.303 / 3**0.5)
+    for degrees, quantile in ((10, 2.228), (20, 2.086), (60, 2.000)):  # from a table of the distribution
+        values = [-1.0, 1.0] * (degrees // 2) + [0.0]  # with a standard deviation of 1
+        assert mean_interval(values)[1] == pytest.approx(quantile / (degrees + 1) ** 0.5, rel=0.01)
 
 
 def test_findings_compare_runs_of_the_same_seed():

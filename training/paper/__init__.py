@@ -1,10 +1,28 @@
-"""The paper's tables, figures and claims, each as a command: `vaswani-transformer paper table3 --output FOLDER`.
+"""Reproduce the paper's tables, figures and claims: `vaswani-transformer paper table3 --output FOLDER`.
 
-__main__.py      the commands; `paper all` runs them in turn
--> table1.py     counted operations;  table2.py  BLEU and FLOPs
--> table3.py     variations of the model: parallel.py (trainings side by side), verdicts.py (intervals, verdicts)
--> table4.py     parsing: parser_training.py (trees.py, tree_search.py, tree_constraint.py, evalb.py)
--> figures.py    architecture.py (Figures 1 and 2), head_figures.py (3 to 5); walk.py, heads.py
--> claims/       claim.py, comparison.py; models that `train` cannot build: fit_model.py, rnn.py
--> page.py       README.md from the result files: page.md (text), paper.json (the paper's numbers), plots.py
+A command is the module of the same name; its `write_NAME` does everything.
+
+    table1.py        operations, steps and paths of four kinds of layers, counted while they run
+    table2.py        BLEU and training FLOPs of our recorded models
+    table3.py        trains the variations of the model, several at a time (parallel.py)
+    table4.py        trains parsers: parsing/
+    figures/         Figures 1 and 2 from a running model, Figures 3 to 5 from its attention
+    walk.py          every value of one head for one sentence
+    heads.py         every head over many sentences
+    claims/          measures and judges each claim
+    page.py          the page with all results
+    __main__.py      the options of these commands; `paper all` runs them in turn
+
+From a measurement to the page:
+
+1. A command measures and writes FOLDER/NAME.json: the numbers, and the command, date, commit, hardware and seeds that
+   made them (result_files.py). Tables 3 and 4 and the claims, which take hours, skip what already has a file, so the
+   same command resumes.
+2. Verdicts are computed from these files alone. Usually a finding holds if the 95 % confidence interval of a
+   difference over seeds lies on the expected side of zero (verdicts.py). FINDINGS in table3.py and each `judge_x` in
+   claims/ say which difference and which side; page.md names the exceptions.
+3. `paper page` fills page.md, the template, with tables, verdicts and pictures (plots.py) made from these files. The
+   paper's own numbers are in paper.json. Our files and their page are in training/results/paper.
+
+Models that `train` cannot build (an LSTM, a changed Transformer): rnn.py, fit_model.py.
 """

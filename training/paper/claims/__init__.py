@@ -1,8 +1,15 @@
-"""Claims about the model.
+"""Claims about the model: CLAIMS names them, with a function that measures and one that judges each.
 
-Each is measured, judged and plotted; results are in claims/NAME.json and NAME.png. Claims that already have a result
-file are skipped, so the same command resumes. To add a claim, write measure_x and judge_x in a module here, add them to
-CLAIMS, run `paper claims --only x` and `paper page`, and commit the JSON, the PNG and the page.
+    claim.py        the types: Setting -> measure_x -> Measurements -> judge_x -> Finding
+    comparison.py   trains the models that a claim compares, with every seed
+    attention.py, search.py, speed.py, label_smoothing.py, training.py, positions.py, small_data.py
+                    measure_x and judge_x of the claims, one subject per file
+
+Measurements are numbers alone, in claims/NAME.json; the verdict, the evidence and NAME.png follow from them, so `paper
+page` can judge and draw them again. Claims that already have a result file are skipped, so the same command resumes.
+
+To add a claim, write measure_x and judge_x in a module here, add them to CLAIMS, run `paper claims --only x` and `paper
+page`, and commit the JSON, the PNG and the page.
 """
 
 import json

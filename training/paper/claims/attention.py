@@ -20,10 +20,11 @@ WITH, WITHOUT = "with the factor", "without it"
 
 
 def measure_saturation(setting: Setting) -> Measurements:
+    """Return entropies and gradient norms, {with or without the factor: [[value for each d_k] for each seed]}."""
     sizes = [4, 8, 16, 32, 64, 128, 256, 512]
     measurements: Measurements = {"d_k": sizes, "entropy": {}, "gradient_norm": {}}
-    for name in (WITH, WITHOUT):
-        measured = [[saturation(d_k, name == WITH, seed) for d_k in sizes] for seed in setting.seeds]
+    for name, is_scaled in ((WITH, True), (WITHOUT, False)):
+        measured = [[saturation(d_k, is_scaled, seed) for d_k in sizes] for seed in setting.seeds]
         measurements["entropy"][name] = [[entropy for entropy, _ in by_size] for by_size in measured]
         measurements["gradient_norm"][name] = [[norm for _, norm in by_size] for by_size in measured]
     return measurements
@@ -67,16 +68,18 @@ def judge_saturation(measurements: Measurements) -> Finding:
         f"nats without the factor and of {entropy[WITH]:.2f} with it (uniform attention: "
         f"{math.log(NUMBER_OF_KEYS):.2f})"
     )
-    return Finding(verdict(mean_interval([ratio - 1 for ratio in ratios]), -1), evidence, figure)
+    return Finding(verdict(mean_interval([ratio - 1 for ratio in ratios]), expected_sign=-1), evidence, figure)
 
 
 # ---- memory against length -----------------------------------------------------------------------------------------
 
 
 KERNELS = {"eager": "eager attention", "sdpa": "fused kernel (SDPA)"}
+QUADRATIC = 1.75  # smallest exponent that counts as quadratic: a linear part remains at these lengths
 
 
 def measure_memory_of_attention(setting: Setting) -> Measurements:
+    """Return {kernel: [(length, bytes)]}, and the exponent of the growth over the three longest lengths."""
     lengths = [128, 256, 512, 1024, 2048]
     series = {kernel: [(n, saved_bytes(kernel, n)) for n in lengths] for kernel in KERNELS}
     powers = {kernel: exponents(points[-3:])[0] for kernel, points in series.items()}
@@ -103,7 +106,7 @@ def saved_bytes(kernel: str, length: int) -> int:
 
 def judge_memory_of_attention(measurements: Measurements) -> Finding:
     powers = measurements["exponents"]
-    eager, fused = (HOLDS if powers[kernel] > 1.75 else FAILS for kernel in KERNELS)
+    eager, fused = (HOLDS if powers[kernel] > QUADRATIC else FAILS for kernel in KERNELS)
     evidence = (
         f"the memory that a layer keeps for the backward pass grows as n^{powers['eager']:.2f} with eager attention "
         f"and as n^{powers['sdpa']:.2f} with the fused kernel (SDPA)"

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ...evaluation_text import EvaluationText
 
-Measurements = dict[str, Any]
+Measurements = dict[str, Any]  # what the result file stores; the docstring of each measure_x says what that is
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ ROW = "D-ls0.0"
 
 
 def measure_label_smoothing(setting: Setting) -> Measurements:
+    """Return the differences that removing label smoothing makes in BLEU and log-perplexity, for each seed."""
     path = setting.output / "table3.json"
     difference = compare_with_base(read_json_object(path)["rows"] if path.is_file() else [], ROW)
     if not difference.seeds:
@@ -37,4 +38,5 @@ def judge_label_smoothing(measurements: Measurements) -> Finding:
     label = "without label smoothing, minus with it"
     intervals(axes[0], {label: nats}, "log-perplexity, nats per token\n(below 0: better without)", zero=True)
     intervals(axes[1], {label: bleu}, "BLEU\n(below 0: worse without)", zero=True)
-    return Finding(f"perplexity: {verdict(nats, -1)}; BLEU: {verdict(bleu, -1)}", evidence, figure)
+    on_perplexity, on_bleu = (verdict(difference, expected_sign=-1) for difference in (nats, bleu))
+    return Finding(f"perplexity: {on_perplexity}; BLEU: {on_bleu}", evidence, figure)

@@ -23,6 +23,7 @@ LONGEST = {"max_length": str(BUCKETS[1][1])}
 
 
 def measure_length_extrapolation(setting: Setting) -> Measurements:
+    """Return nats per token and BLEU, {positions: [[value for each bucket of lengths] for each seed]}."""
     text = setting.development
     models = {
         kind: Variant(kind, LONGEST | {"model.position_embedding_type": kind}, partial(by_length, text, train_and_load))
@@ -86,4 +87,4 @@ def judge_length_extrapolation(measurements: Measurements) -> Finding:
     mean_curves(left, names, nats, "source tokens", "nats per token", legend="positions")
     means = {kind: mean_interval(by_seed) for kind, by_seed in rise.items()}
     intervals(right, means, "loss beyond the training lengths, minus\nloss of the longest in training, nats per token")
-    return Finding(verdict(mean_interval(more), -1), evidence, figure)
+    return Finding(verdict(mean_interval(more), expected_sign=-1), evidence, figure)

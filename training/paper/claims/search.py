@@ -23,6 +23,7 @@ def system(beam: int, alpha: float) -> str:
 
 
 def measure_beam_and_alpha(setting: Setting) -> Measurements:
+    """Return {search: BLEU, its interval, and p of its difference from greedy search}."""
     translator = Translator.from_pretrained(setting.run)
     searches = dict.fromkeys([(beam, 0.6) for beam in BEAMS] + [(4, alpha) for alpha in ALPHAS])
     systems = {
@@ -85,6 +86,7 @@ def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[st
 
 
 def measure_averaging(setting: Setting) -> Measurements:
+    """Return BLEU of the last checkpoint and of the average, and the mean difference of their losses per sentence."""
     folders = checkpoints(setting.run / "checkpoints")[:5][::-1]
     if len(folders) < 2:
         raise InputError(f"--run {setting.run} has {len(folders)} checkpoints; averaging needs at least 2")
@@ -115,4 +117,4 @@ def judge_averaging(measurements: Measurements) -> Finding:
     figure, (axis,) = panels()
     shown = {f"average of {len(measurements['checkpoints'])}, minus the last": difference}
     intervals(axis, shown, "difference of the loss, nats per token\n(below 0: the average is better)", zero=True)
-    return Finding(verdict(difference, -1), evidence, figure)
+    return Finding(verdict(difference, expected_sign=-1), evidence, figure)

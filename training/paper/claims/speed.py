@@ -22,14 +22,15 @@ LENGTHS = [10, 25, 50, 100, 200, 400]  # tokens of each sentence
 SENTENCES = 16  # decoded together
 VOCABULARY = 2000
 CELLS = ("GRU", "LSTM")
+CLAIMED_FACTOR = 10  # by which a Transformer is said to train faster, at least
 
 
 def measure_training_speed(setting: Setting) -> Measurements:
-    return measure_speeds(training_step, True, setting.seconds)
+    return measure_speeds(training_step, setting.seconds, is_training=True)
 
 
 def measure_decoding_speed(setting: Setting) -> Measurements:
-    return measure_speeds(decode, False, setting.seconds)
+    return measure_speeds(decode, setting.seconds, is_training=False)
 
 
 def training_step(model: nn.Module, ids: Tensor) -> None:
@@ -59,10 +60,11 @@ def greedy(model: RnnWithAttention, source: Tensor, length: int) -> Tensor:
     return torch.stack(tokens, dim=1)
 
 
-def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool, seconds: float) -> Measurements:
+def measure_speeds(work: Callable[[nn.Module, Tensor], None], seconds: float, is_training: bool) -> Measurements:
     """Measure tokens per second of a Transformer and of RNNs of the same size, by sentence length.
 
     work: trains or decodes once;  seconds: per measurement
+    Returns {model: [(length, tokens per second)]} and {RNN: [speed of the Transformer / its speed for each length]}.
     """
     device = this_device()
     config = VaswaniTransformerConfig(
@@ -90,7 +92,7 @@ def measure_speeds(work: Callable[[nn.Module, Tensor], None], is_training: bool,
 
 def judge_training_speed(measurements: Measurements) -> Finding:
     slowest = min(min(ratios) for ratios in measurements["ratios"].values())
-    return finding(measurements, HOLDS if slowest >= 10 else FAILS, "trains on", "training tokens")
+    return finding(measurements, HOLDS if slowest >= CLAIMED_FACTOR else FAILS, "trains on", "training tokens")
 
 
 def judge_decoding_speed(measurements: Measurements) -> Finding:

@@ -25,6 +25,7 @@ LOSS = "training loss, label-smoothed (first seed)"
 
 
 def measure_warm_up(setting: Setting) -> Measurements:
+    """Return {model: [final validation loss for each seed]} and {model: loss curve of the first seed}."""
     peak = load_recipe(RECIPE).learning_rate
     assert peak is not None
     # The rate falls with the square root of the step, so both models have the same rate from step 100 on.
@@ -64,13 +65,14 @@ def judge_warm_up(measurements: Measurements) -> Finding:
     else:  # the published result was measured without the curves
         means = {kind: mean_interval(by_seed) for kind, by_seed in measurements["validation_loss"].items()}
         intervals(axis, means, f"validation loss after {measurements['steps']} steps")
-    return Finding(verdict(mean_interval(worse), +1), evidence, figure)
+    return Finding(verdict(mean_interval(worse), expected_sign=+1), evidence, figure)
 
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
 
 
 def measure_training_without_the_factor(setting: Setting) -> Measurements:
+    """Return {model: [nats per token for each seed]} and {model: loss curve of the first seed}."""
     one_head = {"model.encoder_attention_heads": "1", "model.decoder_attention_heads": "1"}
     models = {
         "with the factor": Variant("with-the-factor", one_head, partial(loss_after_change, setting.development, None)),
@@ -101,4 +103,4 @@ def judge_training_without_the_factor(measurements: Measurements) -> Finding:
     )
     figure, (axis,) = panels()
     curves(axis, measurements["losses"], "step", LOSS)
-    return Finding(verdict(mean_interval(worse), +1), evidence, figure)
+    return Finding(verdict(mean_interval(worse), expected_sign=+1), evidence, figure)
