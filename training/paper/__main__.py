@@ -93,92 +93,6 @@ def table4(
     typer.echo(write_table4(output, treebank, unlabelled, vocabulary, parse_seeds(seeds), options))
 
 
-@app.command(
-    context_settings=RECIPE_OPTIONS,
-    help="Test claims about the model; each gets a verdict and a plot. Takes about 20 minutes on two cores. Verdicts "
-    "on trained models need several seeds, such as --seeds 1,2,3, which take three times as long. Other options are "
-    "keys of the recipe multi30k_table3, for the claims that train models. Run the same command again to resume.",
-)
-def claims(
-    context: typer.Context,
-    output: Output,
-    run: Run,
-    data: Annotated[
-        str | None, typer.Option(help="Folder of the run's text; default: the one recorded in the run.")
-    ] = None,
-    only: Annotated[str | None, typer.Option(help="Claims, separated by commas; default: all.")] = None,
-    sentences: Annotated[int, typer.Option(min=2, help="Sentences of the validation text to translate.")] = SENTENCES,
-    seconds: Seconds = 2,
-    seeds: Seeds = "1",
-    jobs: Jobs = 2,
-) -> None:
-    check_run(run)
-    options = parse_options(context.args)
-    from .claims import CLAIMS, make_setting, write_claims
-
-    setting = make_setting(run, data, sentences, parse_seeds(seeds), output, seconds, jobs, options)
-    write_claims(setting, only.split(",") if only else list(CLAIMS))
-
-
-@app.command(
-    "all",
-    context_settings=RECIPE_OPTIONS,
-    help="Run all commands for one trained model. Tables 1 to 3, the figures, the walkthrough, the report on heads, "
-    "the claims, and the page. --treebank adds Table 4, with its default options. Other options are keys of the recipe "
-    "multi30k_table3. Run the same command again to resume: trained rows and measured claims are skipped, the rest "
-    "takes minutes.",
-)
-def run_all(
-    context: typer.Context,
-    output: Output,
-    run: Run,
-    data: Multi30k = "data/multi30k",
-    rows: Annotated[str | None, typer.Option(help="Rows of Table 3; default: all.")] = None,
-    seeds: Seeds = "1,2,3",
-    jobs: Jobs = 1,
-    treebank: Annotated[Path | None, typer.Option(help="A treebank for Table 4; default: no Table 4.")] = None,
-    seconds: Seconds = 2,
-) -> None:
-    check_run(run)
-    if treebank is not None and not treebank.exists():  # it is read only after Table 3, hours later
-        raise InputError(f"--treebank {treebank}: no such file or folder")
-    options, numbers = parse_options(context.args), parse_seeds(seeds)
-    from .claims import CLAIMS, make_setting, write_claims
-    from .figures import write_figures
-    from .heads import write_heads
-    from .page import write_page
-    from .result_files import command_line
-    from .table1 import write_table1
-    from .table2 import RESULTS, write_table2
-    from .table3 import parse_rows, write_table3
-    from .table4 import write_table4
-    from .walk import Head, write_walk
-
-    setting = make_setting(run, data, SENTENCES, numbers, output, seconds, jobs, options)
-    chosen = parse_rows(rows)
-    typer.echo(write_table1(output))
-    typer.echo(write_table2(output, RESULTS, data))
-    typer.echo(write_table3(output, chosen, numbers, jobs, {"data": data, **options}))
-    if treebank is not None:
-        typer.echo(write_table4(output, treebank, None, VOCABULARY, numbers, {}))
-    echo_paths(write_figures(output, run, FIGURES, None))
-    echo_paths(write_walk(output, run, None, None, Head("encoder", 1, 1)))
-    typer.echo(write_heads(output, run, setting.development.sources[:LINES], command_line("paper all", {"run": run})))
-    try:
-        write_claims(setting, list(CLAIMS))
-    except InputError:  # some claims could not be measured; the page shows the others
-        typer.echo(write_page(output))
-        raise
-    typer.echo(write_page(output))
-
-
-@app.command(help="Write README.md with all results of a folder.")
-def page(output: Output) -> None:
-    from .page import write_page
-
-    typer.echo(write_page(output))
-
-
 def add_figures(name: str, numbers: list[int], text: str) -> None:
     @app.command(name, help=text)
     def figures(model: Model, output: Output, source: Source = None) -> None:
@@ -227,6 +141,103 @@ def heads(
 
     command = command_line("paper heads", {"model": model, "text": text, "lines": lines})
     typer.echo(write_heads(output, model, read_sentences(text, lines), command))
+
+
+@app.command(
+    context_settings=RECIPE_OPTIONS,
+    help="Test claims about the model; each gets a verdict and a plot. Takes about 20 minutes on two cores. Verdicts "
+    "on trained models need several seeds, such as --seeds 1,2,3, which take three times as long. Other options are "
+    "keys of the recipe multi30k_table3, for the claims that train models. Run the same command again to resume.",
+)
+def claims(
+    context: typer.Context,
+    output: Output,
+    run: Run,
+    data: Annotated[
+        str | None, typer.Option(help="Folder of the run's text; default: the one recorded in the run.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Claims, separated by commas; default: all.")] = None,
+    sentences: Annotated[int, typer.Option(min=2, help="Sentences of the validation text to translate.")] = SENTENCES,
+    seconds: Seconds = 2,
+    seeds: Seeds = "1",
+    jobs: Jobs = 2,
+) -> None:
+    check_run(run)
+    options = parse_options(context.args)
+    from .claims import CLAIMS, make_setting, write_claims
+
+    setting = make_setting(
+        output,
+        run,
+        data=data,
+        sentences=sentences,
+        seconds=seconds,
+        seeds=parse_seeds(seeds),
+        jobs=jobs,
+        options=options,
+    )
+    write_claims(setting, only.split(",") if only else list(CLAIMS))
+
+
+@app.command(help="Write README.md with all results of a folder.")
+def page(output: Output) -> None:
+    from .page import write_page
+
+    typer.echo(write_page(output))
+
+
+@app.command(
+    "all",
+    context_settings=RECIPE_OPTIONS,
+    help="Run all commands for one trained model. Tables 1 to 3, the figures, the walkthrough, the report on heads, "
+    "the claims, and the page. --treebank adds Table 4, with its default options. Other options are keys of the recipe "
+    "multi30k_table3. Run the same command again to resume: trained rows and measured claims are skipped, the rest "
+    "takes minutes.",
+)
+def run_all(
+    context: typer.Context,
+    output: Output,
+    run: Run,
+    data: Multi30k = "data/multi30k",
+    rows: Annotated[str | None, typer.Option(help="Rows of Table 3; default: all.")] = None,
+    seeds: Seeds = "1,2,3",
+    jobs: Jobs = 1,
+    treebank: Annotated[Path | None, typer.Option(help="A treebank for Table 4; default: no Table 4.")] = None,
+    seconds: Seconds = 2,
+) -> None:
+    check_run(run)
+    if treebank is not None and not treebank.exists():  # it is read only after Table 3, hours later
+        raise InputError(f"--treebank {treebank}: no such file or folder")
+    options, numbers = parse_options(context.args), parse_seeds(seeds)
+    from .claims import CLAIMS, make_setting, write_claims
+    from .figures import write_figures
+    from .heads import write_heads
+    from .page import write_page
+    from .result_files import command_line
+    from .table1 import write_table1
+    from .table2 import RESULTS, write_table2
+    from .table3 import parse_rows, write_table3
+    from .table4 import write_table4
+    from .walk import Head, write_walk
+
+    setting = make_setting(
+        output, run, data=data, sentences=SENTENCES, seconds=seconds, seeds=numbers, jobs=jobs, options=options
+    )
+    chosen = parse_rows(rows)
+    typer.echo(write_table1(output))
+    typer.echo(write_table2(output, RESULTS, data))
+    typer.echo(write_table3(output, chosen, numbers, jobs, {"data": data, **options}))
+    if treebank is not None:
+        typer.echo(write_table4(output, treebank, None, VOCABULARY, numbers, {}))
+    echo_paths(write_figures(output, run, FIGURES, None))
+    echo_paths(write_walk(output, run, None, None, Head("encoder", 1, 1)))
+    typer.echo(write_heads(output, run, setting.development.sources[:LINES], command_line("paper all", {"run": run})))
+    try:
+        write_claims(setting, list(CLAIMS))
+    except InputError:  # some claims could not be measured; the page shows the others
+        typer.echo(write_page(output))
+        raise
+    typer.echo(write_page(output))
 
 
 def check_run(run: Path) -> None:

@@ -22,10 +22,10 @@ from ..schedule import linear_decay
 from .rnn import RnnWithAttention, rnn_of_size
 
 LOSSES = "losses.json"
-# Common values for LSTMs of this size.
+# For the LSTM: common values at this size.
 LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0
-Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-Curve = list[tuple[int, float]]
+Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (source, target, mask) -> logits
+Curve = list[tuple[int, float]]  # (step, loss)
 
 
 def prepare_recipe(recipe: Recipe) -> Prepared:
@@ -64,7 +64,8 @@ def fit(
     began = time.process_time()
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), betas=betas)
-    pipeline, curve = InputPipeline(prepared), Curve()
+    pipeline = InputPipeline(prepared)
+    curve: Curve = []
     total, tokens = 0.0, 0
     for step in range(1, prepared.total_steps + 1):
         for group in optimizer.param_groups:

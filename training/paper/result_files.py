@@ -20,18 +20,14 @@ def command_line(command: str, options: Mapping[str, object], keys: Mapping[str,
     """Return the command that reproduces a result file, without local paths.
 
     options: None values are omitted, paths are shortened to their last component
-    keys: recipe keys
+    keys: recipe keys; those that only locate files on this machine are omitted
     """
     words = ["vaswani-transformer", *command.split()]
     for name, value in options.items():
         if value is not None:
             words += [f"--{name}", value.name if isinstance(value, Path) else str(value)]
-    return shlex.join([*words, *(f"--{key}={value}" for key, value in portable(keys or {}).items())])
-
-
-def portable(keys: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Drop the recipe keys that only locate files on this machine."""
-    return {key: value for key, value in keys.items() if key not in ("data", "cache")}
+    words += [f"--{key}={value}" for key, value in (keys or {}).items() if key not in ("data", "cache")]
+    return shlex.join(words)
 
 
 def provenance(command: str, seeds: list[int], seconds: float) -> dict[str, Any]:

@@ -65,7 +65,11 @@ def resolved_fields(config: VaswaniTransformerConfig) -> dict[str, Any]:
 
 
 def row_options(row: str, base: Recipe) -> dict[str, str]:
-    """Return the row's changes as recipe keys: the paper's sizes, scaled from the paper's base model to ours."""
+    """Return the row's changes as recipe keys: the paper's sizes, scaled from the paper's base model to ours.
+
+    B-dk16 has d_k 16 where the paper's base model has 64, so it has d_k 4 where our base row has 16.
+    """
+    # Label smoothing is no field of the model, so its rows have no preset.
     if smoothing := re.fullmatch(r"D-ls(.*)", row):
         return {"label_smoothing": smoothing[1]}
     paper, ours = resolved_fields(VaswaniTransformerConfig()), resolved_fields(model_config(base, base.vocab_size))
@@ -157,7 +161,7 @@ def in_symbols(options: Mapping[str, str]) -> str:
     for key, value in options.items():
         field = re.sub(r"^(model\.)?((en|de)coder_)?", "", key)
         changes[SYMBOLS.get(field, field)] = value
-    changes.pop("max_position_embeddings", None)
+    changes.pop("max_position_embeddings", None)  # the size of the table of learned positions
     return ", ".join(f"{key} {value}" for key, value in changes.items())
 
 

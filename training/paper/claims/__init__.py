@@ -95,12 +95,13 @@ CLAIMS = {
 
 
 def make_setting(
+    output: Path,
     run: Path,
+    *,
     data: str | None,
     sentences: int,
-    seeds: list[int],
-    output: Path,
     seconds: float,
+    seeds: list[int],
     jobs: int,
     options: Mapping[str, str | None],
 ) -> Setting:

@@ -44,10 +44,9 @@ def judge_beam_and_alpha(measurements: Measurements) -> Finding:
         f"the paired bootstrap test gives p = {four['p']:.3f}"
     )
     figure, axes = panels(2)
-    by_beam = {beam: bleu[system(beam, 0.6)] for beam in BEAMS}
-    by_alpha = {alpha: bleu[system(4, alpha)] for alpha in ALPHAS}
-    for axis, x, fixed, scores in zip(
-        axes, ("beam size", "alpha"), ("alpha 0.6", "beam 4"), (by_beam, by_alpha), strict=True
+    for axis, x, fixed, scores in (
+        (axes[0], "beam size", "alpha 0.6", {beam: bleu[system(beam, 0.6)] for beam in BEAMS}),
+        (axes[1], "alpha", "beam 4", {alpha: bleu[system(4, alpha)] for alpha in ALPHAS}),
     ):
         points = [(value, score["bleu"]) for value, score in scores.items()]
         curves(axis, {f"with {fixed}": points}, x, "BLEU; p is against greedy search")
@@ -58,20 +57,15 @@ def judge_beam_and_alpha(measurements: Measurements) -> Finding:
         axis.legend(fontsize=8, loc="lower right")
     log_x_ticks(axes[0], set(BEAMS))
     axes[1].sharey(axes[0])
-    return Finding(better if four["p"] < 0.05 else UNSURE, evidence, figure, searches_table(bleu))
-
-
-def searches_table(searches: dict[str, dict[str, Any]]) -> str:
-    return markdown(
-        [
-            {
-                "search": name,
-                "BLEU": f"{score['bleu']:.2f} ± {score['interval']:.2f}",
-                "p, against greedy search": "" if score["p"] is None else f"{score['p']:.3f}",
-            }
-            for name, score in searches.items()
-        ]
-    )
+    table = [
+        {
+            "search": name,
+            "BLEU": f"{score['bleu']:.2f} ± {score['interval']:.2f}",
+            "p, against greedy search": "" if score["p"] is None else f"{score['p']:.3f}",
+        }
+        for name, score in bleu.items()
+    ]
+    return Finding(better if four["p"] < 0.05 else UNSURE, evidence, figure, markdown(table))
 
 
 def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[str, dict[str, Any]]:

@@ -112,7 +112,7 @@ def draw_stack(axis: Axes, calls: list[Call], x: float, layers: int, inputs: str
 def box(
     axis: Axes, x: float, y: float, width: float, colour: str, title: str, below: str, arrow_from: float | None = None
 ) -> None:
-    """Draw a box around (x, y) with a title and a text below it; arrow_from: height at which an arrow to it starts"""
+    """Draw a box around (x, y) with a title and a text below it; arrow_from: height at which an arrow to it starts."""
     style = "round,pad=0.0,rounding_size=0.01"
     axis.add_patch(
         FancyBboxPatch((x - width / 2, y - 0.3), width, 0.6, boxstyle=style, facecolor=colour, edgecolor="black")
