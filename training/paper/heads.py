@@ -74,6 +74,7 @@ def measures(kind: str, weights: Tensor) -> Tensor:
 
 
 def as_markdown(result: dict[str, Any]) -> str:
+    """Return the report in Markdown. result: the content of heads.json"""
     return markdown(
         [
             {name: row[name] for name in ("kind", "layer", "head")}

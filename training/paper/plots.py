@@ -25,7 +25,7 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(file, format="png")
 
 
-def curves(
+def plot_curves(
     axis: Axes, series: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, log_x: bool = False
 ) -> None:
     """Draw a line through the points (x, y) of each label."""
@@ -36,7 +36,7 @@ def curves(
         log_x_ticks(axis, {point[0] for points in series.values() for point in points})
 
 
-def mean_curves(
+def plot_means(
     axis: Axes,
     xs: Sequence[float] | Sequence[str],
     series: Mapping[str, Sequence[Sequence[float]]],
@@ -57,7 +57,7 @@ def label_axes(axis: Axes, x: str, y: str, legend: str | None = None) -> None:
     axis.legend(title=legend, fontsize=8)
 
 
-def intervals(axis: Axes, values: Mapping[str, Interval], y: str, zero: bool = False) -> None:
+def plot_intervals(axis: Axes, values: Mapping[str, Interval], y: str, zero: bool = False) -> None:
     """Draw each mean with its interval. zero: draw a line at zero, for differences"""
     means, halves = zip(*values.values(), strict=True)
     axis.errorbar(list(values), means, yerr=[half or 0 for half in halves], fmt="o", capsize=4)

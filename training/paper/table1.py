@@ -22,9 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vaswani_transformer.modeling_vaswani_transformer import scaled_dot_product_attention
 
-from .plots import curves, panels, save
+from .plots import panels, plot_curves, save
 from .result_files import PAPER, markdown, provenance, write_result
-from .verdicts import exponents
+from .verdicts import fit_exponents
 
 LENGTHS, WIDTHS = (16, 32, 64, 128, 256, 512, 1024), (64, 128, 256, 512)
 PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "ConvolutionBackward")
@@ -100,11 +100,11 @@ def measure_layers(lengths: tuple[int, ...], widths: tuple[int, ...]) -> dict[st
         measured[kind] = {
             "symbols": symbols.split(),
             "flops": work,
-            "flops_exponents": exponents(work),
+            "flops_exponents": fit_exponents(work),
             "steps": steps,
-            "steps_exponent": exponents(steps)[0],
+            "steps_exponent": fit_exponents(steps)[0],
             "paths": paths,
-            "path_exponents": exponents(paths),
+            "path_exponents": fit_exponents(paths),
         }
         if kind == "convolutional":
             logarithms, longest = zip(*((math.log(n, k), length) for n, k, length in paths), strict=True)
@@ -162,6 +162,7 @@ def write_table1(output: Path) -> str:
 
 
 def as_markdown(result: dict[str, Any]) -> str:
+    """Return the table in Markdown. result: the content of table1.json"""
     layers = result["layers"]
     n, _ = layers["recurrent"]["steps"][-1]
     rows = []
@@ -171,16 +172,16 @@ def as_markdown(result: dict[str, Any]) -> str:
         for length, *extra, path in ours["paths"]:
             if length == n:
                 paths.append(f"{path} ({symbols[2]} = {extra[0]})" if extra else str(path))
-        growth = fitted(["n", *symbols[2:]], ours["path_exponents"])
+        growth = as_powers(["n", *symbols[2:]], ours["path_exponents"])
         if "path_per_log_k_n" in ours:
             growth = f"{ours['path_per_log_k_n']:.2f} log_k n"
         rows.append(
             {
                 "layer": kind,
                 "operations, paper": paper["operations"],
-                "ours, fitted growth": fitted(symbols, ours["flops_exponents"]),
+                "ours, fitted growth": as_powers(symbols, ours["flops_exponents"]),
                 "steps, paper": paper["steps"],
-                "steps, ours": f"{ours['steps'][-1][1]}; {fitted(['n'], [ours['steps_exponent']])}",
+                "steps, ours": f"{ours['steps'][-1][1]}; {as_powers(['n'], [ours['steps_exponent']])}",
                 "path, paper": paper["path"],
                 "path, ours": f"{', '.join(paths)}; {growth}",
             }
@@ -188,7 +189,7 @@ def as_markdown(result: dict[str, Any]) -> str:
     return markdown(rows, dict.fromkeys(("steps, ours", "path, ours"), f"ours at n = {n}; fitted growth"))
 
 
-def fitted(symbols: list[str], exponents: list[float]) -> str:
+def as_powers(symbols: list[str], exponents: list[float]) -> str:
     """Format exponents as `n^2.00 d^1.00`; + 0.0 turns a rounded -0.0 into 0.0."""
     return " ".join(f"{symbol}^{round(power, 2) + 0.0:.2f}" for symbol, power in zip(symbols, exponents, strict=True))
 
@@ -206,7 +207,7 @@ def draw_curves(layers: dict[str, Any]) -> Figure:
     figure, axes = panels(3)
     quantities = {f"FLOPs, d = {d}": operations, "sequential steps": steps, "maximum path length": paths}
     for axis, (y, series) in zip(axes, quantities.items(), strict=True):
-        curves(axis, series, "sentence length n", y, log_x=True)
+        plot_curves(axis, series, "sentence length n", y, log_x=True)
         axis.set_yscale("log")
         for number, line in enumerate(axis.lines):
             line.set_linewidth(3.5 - 0.8 * number)  # some curves coincide

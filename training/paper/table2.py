@@ -75,6 +75,7 @@ def flops_per_step(recipe: str, options: tuple[tuple[str, str | None], ...]) -> 
 
 
 def as_markdown(result: dict[str, Any]) -> str:
+    """Return the table in Markdown. result: the content of table2.json"""
     quoted = [
         {
             "model (quoted from the paper)": name,

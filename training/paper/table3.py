@@ -99,7 +99,7 @@ def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, opt
             changes = row_options(row, base)
             command = command_line("train", {"config": RECIPE}, {**options, **changes, "seed": str(seed)})
             if not is_measured(folder / f"{row}-seed{seed}.json", command):
-                call = partial(train_row, folder, row, seed, dict(options), changes, command)
+                call = partial(train_row, folder, row, seed, options, changes, command)
                 missing.append((folder / f"{row}-seed{seed}.log", call))
     in_processes(missing, jobs)
     measured = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
@@ -132,7 +132,7 @@ def train_row(
         **provenance(command, [seed], progress["seconds"]),
     }
     write_result(folder / f"{row}-seed{seed}.json", result)
-    for name in ("checkpoints", "corpus"):
+    for name in ("checkpoints", "corpus"):  # most of the disk space; a finished row needs neither
         shutil.rmtree(model / name, ignore_errors=True)
 
 
@@ -145,12 +145,13 @@ def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     translations = translator.translate(development.sources, split_sentences=False)
     score = metric.corpus_score(translations, [development.references], n_bootstrap=1000)
     signature = str(metric.get_signature())
-    rounded = json.loads(score.format(width=3, signature=signature, is_json=True))
+    # The bootstrap interval is only in sacrebleu's report.
+    report = json.loads(score.format(width=3, signature=signature, is_json=True))
     return {
         "development": development.name,
         "perplexity": math.exp(nats),
-        "bleu": rounded["score"],
-        "bleu_interval": rounded.get("confidence_var"),
+        "bleu": report["score"],
+        "bleu_interval": report.get("confidence_var"),
         "bleu_signature": signature,
     }
 
@@ -215,6 +216,7 @@ def judge_rows(rows: list[dict[str, Any]]) -> list[Judged]:
 
 
 def as_markdown(result: dict[str, Any]) -> str:
+    """Return the table in Markdown. result: the content of table3.json"""
     rows, paper = result["rows"], PAPER["table3"]
     measured = []
     for name in ROWS:
@@ -258,5 +260,6 @@ def as_markdown(result: dict[str, Any]) -> str:
 
 
 def hundredths(interval: Interval) -> str:
+    """Format a difference of log-perplexities in hundredths of a nat."""
     mean, half = interval
     return plus_minus((100 * mean, None if half is None else 100 * half), 1, signed=True)

@@ -121,6 +121,7 @@ def file_name(system: str) -> str:
 
 
 def as_markdown(result: dict[str, Any]) -> str:
+    """Return the table in Markdown. result: the content of table4.json"""
     rows, table = result["rows"], []
     for name, system in SYSTEMS.items():
         ours = [row for row in rows if row["system"] == name]

@@ -55,7 +55,7 @@ def with_interval(values: Sequence[float], digits: int = 2, signed: bool = False
     return plus_minus(mean_interval(values), digits, signed)
 
 
-def exponents(points: Sequence[tuple[float, ...]]) -> list[float]:
+def fit_exponents(points: Sequence[tuple[float, ...]]) -> list[float]:
     """Fit log y = c + sum of a_i log x_i to points (x_1, ..., y) by least squares; return the a_i."""
     table = torch.tensor(points, dtype=torch.float64).log()
     inputs = torch.cat((torch.ones_like(table[:, :1]), table[:, :-1]), dim=1)

@@ -2,7 +2,7 @@
 
     claim.py        the types: Setting -> measure_x -> Measurements -> judge_x -> Finding
     comparison.py   trains the models that a claim compares, with every seed
-    attention.py, search.py, speed.py, label_smoothing.py, training.py, positions.py, small_data.py
+    attention.py, search.py, speed.py, training.py, positions.py, small_data.py
                     measure_x and judge_x of the claims, one subject per file
 
 Measurements are numbers alone, in claims/NAME.json; the verdict, the evidence and NAME.png follow from them, so `paper
@@ -26,7 +26,7 @@ from vaswani_transformer.errors import InputError
 from ...evaluation_text import TEXT_KEYS, recipe_of_run, text_of_recipe
 from ..plots import save
 from ..result_files import command_line, is_measured, provenance, write_result
-from . import attention, label_smoothing, positions, search, small_data, speed, training
+from . import attention, positions, search, small_data, speed, training
 from .claim import Claim, Measurements, Setting
 
 CLAIMS = {
@@ -55,8 +55,8 @@ CLAIMS = {
     ),
     "label_smoothing": Claim(
         "Label smoothing hurts perplexity but improves BLEU (section 5.4)",
-        label_smoothing.measure_label_smoothing,
-        label_smoothing.judge_label_smoothing,
+        training.measure_label_smoothing,
+        training.judge_label_smoothing,
         uses_seeds=False,
     ),
     "training_speed": Claim(

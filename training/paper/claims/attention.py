@@ -8,8 +8,8 @@ from torch import Tensor
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
-from ..plots import curves, log_y, panels
-from ..verdicts import FAILS, HOLDS, exponents, mean_interval, verdict, with_interval
+from ..plots import log_y, panels, plot_curves
+from ..verdicts import FAILS, HOLDS, fit_exponents, mean_interval, verdict, with_interval
 from .claim import Finding, Measurements, Setting
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
@@ -54,7 +54,7 @@ def judge_saturation(measurements: Measurements) -> Finding:
             name: [(d, mean_interval(values)[0]) for d, *values in zip(sizes, *by_seed, strict=True)]
             for name, by_seed in measurements[quantity].items()
         }
-        curves(axis, means, "d_k", y, log_x=True)
+        plot_curves(axis, means, "d_k", y, log_x=True)
     log_y(axes[0])
     axes[1].axhline(math.log(NUMBER_OF_KEYS), color="grey", linestyle=":")
     axes[1].text(sizes[0], math.log(NUMBER_OF_KEYS), "uniform attention", fontsize=8, va="bottom")
@@ -82,7 +82,7 @@ def measure_memory_of_attention(setting: Setting) -> Measurements:
     """Return {kernel: [(length, bytes)]}, and the exponent of the growth over the three longest lengths."""
     lengths = [128, 256, 512, 1024, 2048]
     series = {kernel: [(n, saved_bytes(kernel, n)) for n in lengths] for kernel in KERNELS}
-    powers = {kernel: exponents(points[-3:])[0] for kernel, points in series.items()}
+    powers = {kernel: fit_exponents(points[-3:])[0] for kernel, points in series.items()}
     return {"bytes": series, "exponents": powers}
 
 
@@ -115,6 +115,6 @@ def judge_memory_of_attention(measurements: Measurements) -> Finding:
     mebibytes = {
         name: [(n, count / 2**20) for n, count in measurements["bytes"][kernel]] for kernel, name in KERNELS.items()
     }
-    curves(axis, mebibytes, "sentence length n", "MiB kept for the backward pass", log_x=True)
+    plot_curves(axis, mebibytes, "sentence length n", "MiB kept for the backward pass", log_x=True)
     log_y(axis)
     return Finding(f"{eager} with eager attention, {fused} with the fused kernel", evidence, figure)

@@ -13,7 +13,7 @@ from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding,
 from ...evaluation_text import EvaluationText
 from ...recipe import Recipe
 from ...scores import corpus_bleu, nats_per_token
-from ..plots import intervals, mean_curves, panels
+from ..plots import panels, plot_intervals, plot_means
 from ..verdicts import differences, mean_interval, verdict, with_interval
 from .claim import Finding, Measurements, Setting
 from .comparison import LONG_STEPS, Variant, train_and_load, train_changed, train_models
@@ -84,7 +84,9 @@ def judge_length_extrapolation(measurements: Measurements) -> Finding:
     names = [f"{low} to {high}" for low, high in measurements["buckets"][:2]] + [
         f"{unseen[0]} and more\n(not in training)"
     ]
-    mean_curves(left, names, nats, "source tokens", "nats per token", legend="positions")
+    plot_means(left, names, nats, "source tokens", "nats per token", legend="positions")
     means = {kind: mean_interval(by_seed) for kind, by_seed in rise.items()}
-    intervals(right, means, "loss beyond the training lengths, minus\nloss of the longest in training, nats per token")
+    plot_intervals(
+        right, means, "loss beyond the training lengths, minus\nloss of the longest in training, nats per token"
+    )
     return Finding(verdict(mean_interval(more), expected_sign=-1), evidence, figure)

@@ -10,7 +10,7 @@ from vaswani_transformer.errors import InputError
 
 from ...average import average_weights
 from ...checkpoint_folders import checkpoints
-from ..plots import curves, intervals, log_x_ticks, panels
+from ..plots import log_x_ticks, panels, plot_curves, plot_intervals
 from ..result_files import markdown
 from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
 from .claim import Finding, Measurements, Setting
@@ -49,7 +49,7 @@ def judge_beam_and_alpha(measurements: Measurements) -> Finding:
         (axes[1], "alpha", "beam 4", {alpha: bleu[system(4, alpha)] for alpha in ALPHAS}),
     ):
         points = [(value, score["bleu"]) for value, score in scores.items()]
-        curves(axis, {f"with {fixed}": points}, x, "BLEU; p is against greedy search")
+        plot_curves(axis, {f"with {fixed}": points}, x, "BLEU; p is against greedy search")
         for point, score in zip(points, scores.values(), strict=True):
             label = "greedy" if score["p"] is None else f"p = {score['p']:.3f}"
             axis.annotate(label, point, (0, 5), textcoords="offset points", fontsize=7, ha="center")
@@ -110,5 +110,5 @@ def judge_averaging(measurements: Measurements) -> Finding:
     )
     figure, (axis,) = panels()
     shown = {f"average of {len(measurements['checkpoints'])}, minus the last": difference}
-    intervals(axis, shown, "difference of the loss, nats per token\n(below 0: the average is better)", zero=True)
+    plot_intervals(axis, shown, "difference of the loss, nats per token\n(below 0: the average is better)", zero=True)
     return Finding(verdict(difference, expected_sign=-1), evidence, figure)

@@ -11,7 +11,7 @@ from ...parallel_text import parallel_texts
 from ...recipe import Recipe, load_recipe
 from ...scores import corpus_bleu
 from ..fit_model import train_lstm
-from ..plots import intervals, log_x_ticks, mean_curves, panels
+from ..plots import log_x_ticks, panels, plot_intervals, plot_means
 from ..rnn import beam_search
 from ..table3 import RECIPE
 from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
@@ -91,9 +91,9 @@ def judge_small_data(measurements: Measurements) -> Finding:
         f"{with_interval(lead, 1, signed=True)} from {count:,} pairs" for count, lead in zip(counts, leads, strict=True)
     )
     figure, (left, right) = panels(2)
-    mean_curves(left, counts, bleu, "training pairs", "BLEU")
+    plot_means(left, counts, bleu, "training pairs", "BLEU")
     log_x_ticks(left, set(counts))
-    intervals(
+    plot_intervals(
         right,
         {f"{count:,}": mean_interval(lead) for count, lead in zip(counts, leads, strict=True)},
         "BLEU of the LSTM minus the Transformer",

@@ -13,7 +13,7 @@ from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForC
 
 from ...cost import seconds_of_calls
 from ...machine import this_device
-from ..plots import curves, log_y, panels
+from ..plots import log_y, panels, plot_curves
 from ..rnn import RnnWithAttention, State, rnn_of_size
 from ..verdicts import FAILS, HOLDS
 from .claim import Finding, Measurements, Setting
@@ -111,6 +111,6 @@ def finding(measurements: Measurements, verdict: str, verb: str, counted: str) -
         for cell, ratios in measurements["ratios"].items()
     )
     figure, (axis,) = panels()
-    curves(axis, measurements["tokens_per_second"], "tokens of a sentence", f"{counted}\nper {unit}", log_x=True)
+    plot_curves(axis, measurements["tokens_per_second"], "tokens of a sentence", f"{counted}\nper {unit}", log_x=True)
     log_y(axis)
     return Finding(verdict, evidence, figure)

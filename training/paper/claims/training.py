@@ -1,4 +1,4 @@
-"""Claims about training: warm-up and the factor 1 / sqrt(d_k)."""
+"""Claims about training: warm-up, the factor 1 / sqrt(d_k) and label smoothing."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
+from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 from vaswani_transformer.training_curve import curves_of
 
@@ -13,9 +15,9 @@ from ...evaluation_text import EvaluationText
 from ...recipe import Recipe, load_recipe
 from ...scores import nats_per_token
 from ...train import train
-from ..plots import curves, intervals, panels
-from ..table3 import RECIPE
-from ..verdicts import differences, mean_interval, verdict, with_interval
+from ..plots import panels, plot_curves, plot_intervals
+from ..table3 import RECIPE, compare_with_base
+from ..verdicts import differences, mean_interval, plus_minus, verdict, with_interval
 from .claim import Finding, Measurements, Setting
 from .comparison import SHORT_STEPS, Variant, train_changed, train_models
 
@@ -61,10 +63,10 @@ def judge_warm_up(measurements: Measurements) -> Finding:
     )
     figure, (axis,) = panels()
     if "losses" in measurements:
-        curves(axis, measurements["losses"], "step", LOSS)
+        plot_curves(axis, measurements["losses"], "step", LOSS)
     else:  # the published result was measured without the curves
         means = {kind: mean_interval(by_seed) for kind, by_seed in measurements["validation_loss"].items()}
-        intervals(axis, means, f"validation loss after {measurements['steps']} steps")
+        plot_intervals(axis, means, f"validation loss after {measurements['steps']} steps")
     return Finding(verdict(mean_interval(worse), expected_sign=+1), evidence, figure)
 
 
@@ -102,5 +104,42 @@ def judge_training_without_the_factor(measurements: Measurements) -> Finding:
         f"(difference: {with_interval(worse, signed=True)})"
     )
     figure, (axis,) = panels()
-    curves(axis, measurements["losses"], "step", LOSS)
+    plot_curves(axis, measurements["losses"], "step", LOSS)
     return Finding(verdict(mean_interval(worse), expected_sign=+1), evidence, figure)
+
+
+# ---- section 5.4: label smoothing, judged by the models of Table 3 ---------------------------------------------------
+
+
+WITHOUT_SMOOTHING = "D-ls0.0"  # a row of Table 3
+
+
+def measure_label_smoothing(setting: Setting) -> Measurements:
+    """Return the differences that removing label smoothing makes in BLEU and log-perplexity, for each seed."""
+    path = setting.output / "table3.json"
+    difference = compare_with_base(read_json_object(path)["rows"] if path.is_file() else [], WITHOUT_SMOOTHING)
+    if not difference.seeds:
+        raise InputError(
+            f"{path} has no rows base and {WITHOUT_SMOOTHING} with the same seed; run `vaswani-transformer paper "
+            f"table3 --rows base,{WITHOUT_SMOOTHING} --output {setting.output}` first"
+        )
+    return {
+        "seeds_compared": difference.seeds,
+        "bleu_difference": difference.bleu,
+        "log_perplexity_difference": difference.log_perplexity,
+    }
+
+
+def judge_label_smoothing(measurements: Measurements) -> Finding:
+    nats = mean_interval(measurements["log_perplexity_difference"])
+    bleu = mean_interval(measurements["bleu_difference"])
+    evidence = (
+        f"without label smoothing, the log-perplexity changes by {plus_minus(nats, 3, signed=True)} nats per token and "
+        f"BLEU by {plus_minus(bleu, signed=True)}"
+    )
+    figure, axes = panels(2)
+    label = "without label smoothing, minus with it"
+    plot_intervals(axes[0], {label: nats}, "log-perplexity, nats per token\n(below 0: better without)", zero=True)
+    plot_intervals(axes[1], {label: bleu}, "BLEU\n(below 0: worse without)", zero=True)
+    on_perplexity, on_bleu = (verdict(difference, expected_sign=-1) for difference in (nats, bleu))
+    return Finding(f"perplexity: {on_perplexity}; BLEU: {on_bleu}", evidence, figure)

@@ -45,16 +45,16 @@ class WellFormedTrees(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """input_ids: (sentences x beams, length), start token first;  scores: (sentences x beams, vocabulary)"""
-        signs = {*self.closing, *self.closing.values(), self.end}
-        any_word = scores.index_fill(1, torch.tensor([*signs], device=scores.device), -torch.inf).logsumexp(1)
-        chosen, beams = torch.full_like(scores, -torch.inf), len(scores) // len(self.sources)
+        no_words = {*self.closing, *self.closing.values(), self.end}
+        any_word = scores.index_fill(1, torch.tensor([*no_words], device=scores.device), -torch.inf).logsumexp(1)
+        constrained, beams = torch.full_like(scores, -torch.inf), len(scores) // len(self.sources)
         for row, (_, *tokens) in enumerate(input_ids.tolist()):
             sentence = row // beams
             allowed = self.allowed(tokens, self.sources[sentence], self.limits[sentence])
-            chosen[row, allowed] = scores[row, allowed]
-            for word in set(allowed) - signs:
-                chosen[row, word] = torch.lerp(scores[row, word], any_word[row], self.share)
-        return chosen
+            constrained[row, allowed] = scores[row, allowed]
+            for word in set(allowed) - no_words:
+                constrained[row, word] = torch.lerp(scores[row, word], any_word[row], self.share)
+        return constrained
 
     def allowed(self, tokens: Sequence[int], source: Sequence[int], limit: int) -> list[int]:
         """Return the tokens that may come next; only </s> if the tokens are not a prefix of a tree."""

@@ -64,9 +64,9 @@ def parse(
 def tokens_of(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """Return the words and brackets of an output sequence."""
     pairs = brackets(tokenizer.get_vocab())
-    signs = {*pairs, *pairs.values()}
+    bracket_ids = {*pairs, *pairs.values()}
     tokens: list[str] = []
-    for are_brackets, run in itertools.groupby(ids, signs.__contains__):
+    for are_brackets, run in itertools.groupby(ids, bracket_ids.__contains__):
         part = list(run)
         if are_brackets:
             tokens += cast(list[str], tokenizer.convert_ids_to_tokens(part))
