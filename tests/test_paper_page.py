@@ -54,9 +54,11 @@ def test_notes_belong_to_the_results_of_their_folder(tmp_path):
     assert "Notes" not in page(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["empty", "absent"])
+@pytest.mark.parametrize("name", ["empty", "absent", "model"])
 def test_a_folder_without_results_makes_no_page(name, tmp_path, refused):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")  # its README.md is a model card
     folder = tmp_path / name
     said = refused(main, ["paper", "page", "--output", str(folder)])
     assert f"--output {folder} has no results; make some first, such as `vaswani-transformer paper table1" in said

@@ -163,18 +163,11 @@ def claims(
     jobs: Jobs = 2,
 ) -> None:
     check_run(run)
-    options = parse_options(context.args)
+    options, numbers = parse_options(context.args), parse_seeds(seeds)
     from .claims import CLAIMS, make_setting, write_claims
 
     setting = make_setting(
-        output,
-        run,
-        data=data,
-        sentences=sentences,
-        seconds=seconds,
-        seeds=parse_seeds(seeds),
-        jobs=jobs,
-        options=options,
+        output, run, data=data, sentences=sentences, seconds=seconds, seeds=numbers, jobs=jobs, options=options
     )
     write_claims(setting, only.split(",") if only else list(CLAIMS))
 

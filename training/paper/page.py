@@ -4,6 +4,7 @@ page.md is its template: a placeholder such as {table1} stands for the results o
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,10 @@ def write_page(folder: Path) -> Path:
     Figures 1 to 5 and the walk keep their pictures: drawing them needs the model.
     """
     text = page(folder)
-    if (folder / "table1.json").is_file():
-        save(table1.draw_curves(read_json_object(folder / "table1.json")["layers"]), folder / "table1.png")
-    for name, measurements in result_files(folder / "claims").items():
-        if name in CLAIMS:
-            write_claim(folder / "claims", name, measurements)
+    for result in result_files(folder, ["table1"]).values():
+        save(table1.draw_curves(result["layers"]), folder / "table1.png")
+    for name, result in result_files(folder / "claims", CLAIMS).items():
+        write_claim(folder / "claims", name, result)
     path = folder / "README.md"
     with atomic_file(path) as file:
         file.write(text.encode())
@@ -49,7 +49,7 @@ def page(folder: Path) -> str:
 
     Raises InputError if the folder has no results at all.
     """
-    files, claims = result_files(folder), result_files(folder / "claims")
+    files, claims = result_files(folder, [*TABLES, *CAPTIONS, "walk"]), result_files(folder / "claims", CLAIMS)
     if not files and not claims:
         raise InputError(
             f"--output {folder} has no results; make some first, such as `vaswani-transformer paper table1 --output "
@@ -75,9 +75,10 @@ def page(folder: Path) -> str:
     return "".join(sections)
 
 
-def result_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the contents of the result files in a folder by name: {"table1": {...}, ...}."""
-    return {path.stem: read_json_object(path) for path in sorted(folder.glob("*.json"))}
+def result_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the contents of those result files that are in a folder: {"table1": {...}, ...}."""
+    paths = [folder / f"{name}.json" for name in names]
+    return {path.stem: read_json_object(path) for path in paths if path.is_file()}
 
 
 def figure_sections(files: dict[str, dict[str, Any]]) -> str:
@@ -100,14 +101,14 @@ def heads_sentence(chosen: dict[str, Any]) -> str:
 def claim_sections(measured: dict[str, dict[str, Any]]) -> str:
     """Return a table of the verdicts, and a section for each claim with its evidence and its picture."""
     verdicts, sections = [], []
-    for name, claim in CLAIMS.items():
-        if name in measured:
-            finding = claim.judge(measured[name])
-            verdicts.append({"claim": claim.text, "verdict": finding.verdict})
-            evidence = finding.evidence[:1].upper() + finding.evidence[1:]
-            sections.append(f"### {claim.text}\n\nVerdict: **{finding.verdict}**. {evidence}.\n")
-            sections += [finding.table] if finding.table else []
-            sections.append(picture(f"claims/{name}.png", claim.text))
+    for name, measurements in measured.items():
+        claim = CLAIMS[name]
+        finding = claim.judge(measurements)
+        verdicts.append({"claim": claim.text, "verdict": finding.verdict})
+        evidence = finding.evidence[:1].upper() + finding.evidence[1:]
+        sections.append(f"### {claim.text}\n\nVerdict: **{finding.verdict}**. {evidence}.\n")
+        sections += [finding.table] if finding.table else []
+        sections.append(picture(f"claims/{name}.png", claim.text))
     return "\n".join([markdown(verdicts), *sections])
 
 

@@ -110,11 +110,12 @@ def make_setting(
     data: folder of the run's text, if it has moved;  sentences: number of validation sentences to translate
     """
     recipe = recipe_of_run(run, None, {} if data is None else {"data": data, "dataset": "null", "streaming": "false"})
-    validation = text_of_recipe(recipe.model_copy(update={"test": []}))
+    validation = text_of_recipe(recipe.model_copy(update={"test": []}))  # with a test corpus, it returns that one
     development = replace(
         validation, sources=validation.sources[:sentences], references=validation.references[:sentences]
     )
     keys = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
+    # As typed on the command line, for the recipes of the models that the claims train.
     text = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
     given = {"run": run, "sentences": sentences, "seconds": f"{seconds:g}", "seeds": ",".join(map(str, seeds))}
     command = command_line("paper claims", given, options)
