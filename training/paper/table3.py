@@ -69,7 +69,7 @@ def row_options(row: str, base: Recipe) -> dict[str, str]:
 
     B-dk16 has d_k 16 where the paper's base model has 64, so it has d_k 4 where our base row has 16.
     """
-    # Label smoothing is no field of the model, so its rows have no preset.
+    # Label smoothing is a key of the recipe, not a field of the model, so the presets of its rows are empty.
     if smoothing := re.fullmatch(r"D-ls(.*)", row):
         return {"label_smoothing": smoothing[1]}
     paper, ours = resolved_fields(VaswaniTransformerConfig()), resolved_fields(model_config(base, base.vocab_size))

@@ -1,5 +1,6 @@
 """A walk through attention: every intermediate value of one head for one sentence, as numbers and as a picture."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ SENTENCE = "A man is throwing a ball to his dog ."
 
 
 class Head(NamedTuple):
+    """The attention head to walk through."""
+
     kind: str  # encoder, decoder (masked) or cross
     layer: int  # layers and heads are counted from 1
     head: int
@@ -37,7 +40,7 @@ def write_walk(output: Path, model: Path, source: str | None, target: str | None
     save(walk_figure(values, maps, chosen), picture)
     # JSON has no infinity: null where attending is not allowed.
     numbers = {
-        name: [[round(x, 5) if x > -1e30 else None for x in row] for row in tensor.tolist()]
+        name: [[round(x, 5) if math.isfinite(x) else None for x in row] for row in tensor.tolist()]
         for name, tensor in values.items()
     }
     result = {"source": maps.source, "target": maps.target, **chosen._asdict(), **numbers}
@@ -80,6 +83,7 @@ def walk(
 
 
 def check(name: str, choice: int, most: int) -> None:
+    """Raise InputError unless there is a layer or head of this number."""
     if not 1 <= choice <= most:
         raise InputError(f"--{name} {choice}: must be 1 to {most}")
 

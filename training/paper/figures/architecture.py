@@ -88,7 +88,10 @@ def figure1(model: VaswaniTransformerForConditionalGeneration) -> Figure:
 
 
 def draw_stack(axis: Axes, calls: list[Call], x: float, layers: int, inputs: str) -> None:
-    """Draw one stack as a column of boxes, a frame around the repeated layer, and its residual connections."""
+    """Draw one stack as a column of boxes, a frame around the repeated layer, and its residual connections.
+
+    The box of call n has its centre at (x, n) and is 0.6 high. Residual connections run on the outer side.
+    """
     axis.text(x, -0.95, inputs, ha="center", fontsize=11)
     outwards = 1 if x > 0.5 else -1
     inner = [n for n, call in enumerate(calls) if ".layers." in call.name]

@@ -92,6 +92,7 @@ def long_distance(maps: WordMaps) -> Heads:
     count = len(maps.words)
     words = torch.arange(count)
     content = torch.tensor([maps.is_content(n) for n in range(count)])
+    # Distant: at least a quarter of the sentence away.
     far = ((words[:, None] - words).abs() >= max(3, count // 4)) & content & content[:, None]
     # The weight on the strongest distant word, summed over heads.
     scores = (maps.weights * far).amax(-1).sum(1)  # (layers, word)
@@ -203,7 +204,7 @@ def draw_lines(axis: Axes, maps: WordMaps, heads: Heads) -> None:
         for query in range(count) if heads.query is None else [heads.query]:
             for key in range(count):
                 alpha = float(weights[query, key])
-                if alpha > 0.02:
+                if alpha > 0.02:  # fainter lines cannot be seen
                     axis.plot([0, 1], [query, key], color=colour, alpha=min(1.0, alpha), linewidth=2)
         axis.add_patch(Rectangle((1.65, place * 0.8 - 0.4), 0.1, 0.7, facecolor=colour))
         axis.text(1.8, place * 0.8, f"head {head}", va="center", fontsize=7)
