@@ -15,6 +15,8 @@ from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer
 from conversion.__main__ import main
 from conversion.toolkits import torch_nn_transformer
 
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
 
 def check_line(capsys: pytest.CaptureFixture, *arguments: str | Path) -> str:
     """Convert; return the line of the comparison."""
@@ -84,7 +86,6 @@ def unscaled(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_unscaled_embeddings_need_a_setting(unscaled: Path, tmp_path: Path, capsys, refused):
     logits = ["--logits", tmp_path / "logits.npz"]
     message = refusal(refused, *logits, unscaled, tmp_path / "out", code=1)
