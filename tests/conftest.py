@@ -142,15 +142,15 @@ def wait_until(condition: Callable[[], object], limit: float = 300) -> None:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """refused(main, arguments, code=2) -> the error with which a command ends, without a traceback"""
+    """refused(main, arguments, code=2, out="") -> the error with which a command ends, without a traceback"""
 
-    def run(main: Callable[[list[str]], object], arguments: Iterable[object], code: int = 2) -> str:
+    def run(main: Callable[[list[str]], object], arguments: Iterable[object], code: int = 2, out: str = "") -> str:
         capsys.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main([str(argument) for argument in arguments])
-        error = capsys.readouterr().err
-        assert stopped.value.code == code and "Traceback" not in error, error
-        return error
+        printed = capsys.readouterr()
+        assert (stopped.value.code, printed.out) == (code, out) and "Traceback" not in printed.err, printed
+        return printed.err
 
     return run
 

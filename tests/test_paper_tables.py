@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from training.cost import count_parameters, matmul_flop_rate
-from training.paper.result_files import PAPER
+from training.cost import matmul_flop_rate
 from training.paper.table1 import (
     as_markdown,
     convolutional,
@@ -21,7 +20,6 @@ from training.paper.table1 import (
     sequential_steps,
 )
 from training.result_row import hardware
-from vaswani_transformer import PRESETS, VaswaniTransformerConfig
 from vaswani_transformer.cli import main
 
 # torch imports scripted formulas when it first computes tangents.
@@ -77,26 +75,12 @@ def test_table_2_has_a_row_for_every_result(text, tmp_path, capsys):
     assert "| mine |  | 4, 0.6 | 10.00 | 12.00 |" in table
 
 
-def test_a_missing_results_file_is_named(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["paper", "table2", "--output", str(tmp_path), "--results", str(tmp_path / "absent.csv")])
-    assert stopped.value.code == 2 and "absent.csv: No such file" in capsys.readouterr().err
+def test_a_missing_results_file_is_named(tmp_path, refused):
+    error = refused(main, ["paper", "table2", "--output", tmp_path, "--results", tmp_path / "absent.csv"])
+    assert "absent.csv: No such file" in error
 
 
-def test_the_quoted_parameters_belong_to_the_presets():
-    """The paper rounds to millions and counts slightly differently; a mistyped number would be further off."""
-    base = PAPER["table3"]["base"]["parameters"]
-    for row, quoted in PAPER["table3"].items():
-        if "parameters" in quoted:
-            ratio = parameters(row) / parameters("base")
-            assert quoted["parameters"] / base == pytest.approx(ratio, rel=0.05), row
-
-
-def parameters(row: str) -> int:
-    return count_parameters(VaswaniTransformerConfig(**PRESETS[row])).total
-
-
-def test_the_rate_of_cpu_time_does_not_grow_with_the_number_of_threads():
+def test_the_rate_of_cpu_time_ignores_the_number_of_threads():
     """Two threads take half the elapsed time of one, but the same CPU time."""
     elapsed, cpu = iter(range(0, 100, 1)), iter(range(0, 200, 2))
     device = torch.device("cpu")
