@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,8 @@ def app_that_raises(error: BaseException) -> typer.Typer:
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_an_error_is_one_line_with_its_exit_code(error, code, line, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        exit_cleanly(app_that_raises(error), [])
-    printed = capsys.readouterr()
-    assert (stopped.value.code, printed.err, printed.out) == (code, line + "\n", "")
+def test_an_error_is_one_line_with_its_exit_code(error, code, line, refused):
+    assert refused(partial(exit_cleanly, app_that_raises(error)), [], code) == line + "\n"
 
 
 def test_running_out_of_memory_in_torch_is_recognised():
@@ -66,11 +64,10 @@ def test_running_out_of_memory_in_torch_is_recognised():
 
 
 @pytest.mark.parametrize("arguments", ["--number x", "--nunber 1", "extra", "--number"])
-def test_a_wrong_command_line_shows_the_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        exit_cleanly(app_that_raises(AssertionError()), arguments.split(), name="program")
-    lines = capsys.readouterr().err.splitlines()
-    assert stopped.value.code == 2 and len(lines) == 2
+def test_a_wrong_command_line_shows_the_usage(arguments, refused):
+    command = partial(exit_cleanly, app_that_raises(AssertionError()), name="program")
+    lines = refused(command, arguments.split()).splitlines()
+    assert len(lines) == 2
     assert lines[0].startswith("error: ") and arguments.split()[0] in lines[0]
     assert lines[1].startswith("Usage: program") and "program --help" in lines[1]
 
@@ -85,12 +82,10 @@ def test_the_traceback_is_shown_on_request(by, capsys, monkeypatch):
     assert os.environ["VASWANI_DEBUG"] == "1"  # for child processes
 
 
-def test_success_returns_and_exit_codes_are_kept(capsys):
+def test_success_returns_and_exit_codes_are_kept(capsys, refused):
     exit_cleanly(lambda **_: None, [])
-    with pytest.raises(SystemExit) as stopped:
-        exit_cleanly(app_that_raises(SystemExit(143)), [])
-    assert stopped.value.code == 143
     assert capsys.readouterr().err == ""
+    assert refused(partial(exit_cleanly, app_that_raises(SystemExit(143))), [], 143) == ""
 
 
 def start(folder: Path, body: str, redirection: str = "") -> subprocess.Popen[str]:
@@ -116,7 +111,7 @@ def test_a_closed_pipe_is_no_error(statement, tmp_path):
     writer.stderr.close()
 
 
-def test_a_missing_package_is_named_by_the_command_that_needs_it(monkeypatch, refused):
+def test_the_command_that_needs_a_missing_package_names_it(monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     line = refused(main, ["plot", "positions", "--output", "positions.png"], 4)
     assert line.endswith(': pip install "vaswani-transformer[viz]"\n')

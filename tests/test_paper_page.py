@@ -60,6 +60,6 @@ def test_a_folder_without_results_makes_no_page(name, tmp_path, refused):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")  # its README.md is a model card
     folder = tmp_path / name
-    said = refused(main, ["paper", "page", "--output", str(folder)])
+    said = refused(main, ["paper", "page", "--output", folder])
     assert f"--output {folder} has no results; make some first, such as `vaswani-transformer paper table1" in said
     assert not (tmp_path / "absent").exists()
