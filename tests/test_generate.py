@@ -148,17 +148,6 @@ def test_impossible_settings_are_refused(lively_model: ModelMaker, field: str, v
         lively_model(0).generate(torch.tensor([[5, 2]]), **{field: value})
 
 
-def test_more_beams_than_continuations_are_allowed(lively_model: ModelMaker) -> None:
-    """A vocabulary of 6 has 4 continuations; 9 beams want 18 of them at the first step."""
-    model = lively_model(1, end_at=2.0, vocab_size=6)
-    output = model.generate(
-        torch.tensor([[4, 5, 2]]), num_beams=9, num_return_sequences=9, return_dict_in_generate=True, output_scores=True
-    )
-    rows = [tuple(row.tolist()) for row in output.sequences[output.sequences_scores > -1e8]]
-    assert len(set(rows)) == len(rows) >= 4
-    assert not torch.isnan(output.sequences_scores).any()
-
-
 def test_a_half_precision_model_translates_without_nan(lively_model: ModelMaker) -> None:
     sentences = random_sentences(3, count=6, vocab_size=16, longest=9)
     for dtype in (torch.bfloat16, torch.float16):

@@ -102,19 +102,6 @@ def test_positional_encoding_equals_its_formula(d_model: int) -> None:
         assert encoding[pos].tolist() == pytest.approx(expected, abs=5e-6)
 
 
-@pytest.mark.parametrize("k", [1, 5, 30])
-def test_a_shifted_encoding_is_a_linear_function(k: int) -> None:
-    """Section 3.5: PE(pos + k) is PE(pos) with every (sin, cos) pair rotated by k / 10000^(2i/d), for all pos."""
-    d_model = 32
-    encoding = sinusoidal_positional_encoding(100, d_model).double()
-    shift = torch.zeros(d_model, d_model, dtype=torch.float64)
-    for i in range(d_model // 2):
-        angle = k / 10000 ** (2 * i / d_model)
-        cos, sin = math.cos(angle), math.sin(angle)
-        shift[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = torch.tensor([[cos, sin], [-sin, cos]])
-    torch.testing.assert_close(encoding[:-k] @ shift.T, encoding[k:], atol=2e-5, rtol=0)
-
-
 def test_positions_far_beyond_any_table_are_accurate() -> None:
     """Position 20,000 in float32 against float64; rounding the position alone costs up to 1e-3."""
     encoding = sinusoidal_positional_encoding(20_001, 8)
@@ -136,28 +123,6 @@ def test_scores_are_divided_by_sqrt_d_k() -> None:
     torch.testing.assert_close(weights, expected)
     torch.testing.assert_close(output, torch.einsum("bhts,bhsd->bhtd", expected, value))
     assert output.shape == (2, 3, 5, 4)
-
-
-def test_masked_keys_get_no_attention() -> None:
-    """Section 3.2.3: illegal connections are set to minus infinity before the softmax."""
-    generator = torch.Generator().manual_seed(1)
-    query, key, value = (torch.randn(1, 2, 4, 8, generator=generator) for _ in range(3))
-    may_attend = torch.ones(4, 4, dtype=torch.bool).tril()
-    output, weights = scaled_dot_product_attention(query, key, value, may_attend, 0.0)
-    assert (weights[..., ~may_attend] == 0).all()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 4))
-    for t in range(1, 5):
-        alone, _ = scaled_dot_product_attention(query[:, :, t - 1 : t], key[:, :, :t], value[:, :, :t], None, 0.0)
-        torch.testing.assert_close(output[:, :, t - 1 : t], alone)
-
-
-def test_attention_dropout_keeps_the_expectation() -> None:
-    torch.manual_seed(0)
-    query = key = torch.zeros(1, 1, 200, 4)
-    value = torch.ones(1, 1, 200, 4)
-    output, _ = scaled_dot_product_attention(query, key, value, None, 0.25)
-    assert output.std() > 0
-    assert output.mean().item() == pytest.approx(1.0, abs=0.02)
 
 
 # --- 3.1, 3.3, 3.4 The model against numpy ----------------------------------------------------------------
@@ -217,17 +182,6 @@ def test_the_model_equals_numpy_for_random_switches(tiny_model: ModelMaker, seed
         expected = reference.logits(reference.encode(source), target_row)
         difference = np.abs(row.double().numpy() - expected).max()
         assert difference <= 1e-5 * max(1.0, np.abs(expected).max()), f"{changes}: {difference}"
-
-
-# --- 3.4 One matrix ---------------------------------------------------------------------------------------
-
-
-def test_one_matrix_is_both_embeddings_and_the_output(tiny_model: ModelMaker) -> None:
-    """Section 3.4. That the file stores it once: test_model_weights.py."""
-    model, inputs = tiny_model(), {"input_ids": torch.tensor([[5, 2]]), "decoder_input_ids": torch.tensor([[0, 7]])}
-    with torch.no_grad():
-        hidden = model.model(**inputs).last_hidden_state
-        torch.testing.assert_close(model(**inputs).logits, hidden @ model.model.shared.weight.T)
 
 
 # --- 5.4 Regularisation -----------------------------------------------------------------------------------
