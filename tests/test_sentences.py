@@ -103,8 +103,10 @@ def test_every_sentence_of_a_text_is_translated(translator: Translator) -> None:
     assert translator.translate([text], split_sentences=False) == [expected]
 
 
-def test_the_longest_training_sentence_is_recorded(translator: Translator) -> None:
-    translator.trained_length = 12
+def test_the_longest_training_sentence_limits_the_parts(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translator, "trained_length", 12)
     text = " ".join(ENGLISH).replace(".", ",")
     parts = [ids for ids, _ in split_text(text, translator._source_limit(None), translator._encode)]
     assert len(parts) > 1 and all(len(ids) <= 12 for ids in parts)
