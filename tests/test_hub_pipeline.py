@@ -84,7 +84,7 @@ def test_scores_use_the_length_penalty_of_the_generation_config(translate, trans
     assert found["score"] == pytest.approx(expected.score, abs=1e-4)
 
 
-def test_scores_use_the_default_of_generate_if_no_config_has_a_length_penalty(translate, monkeypatch):
+def test_without_a_length_penalty_scores_use_the_default_of_generate(translate, monkeypatch):
     monkeypatch.setattr(translate.model.generation_config, "length_penalty", None)
     (found,) = translate(TEXTS[:1], return_scores=True)
     (expected,) = translate(TEXTS[:1], length_penalty=1.0, return_scores=True)

@@ -43,7 +43,7 @@ def run(command, folder) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_the_wheel_is_one_package_with_the_programs_and_their_data(wheel):
+def test_the_wheel_is_one_package_with_programs_and_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     folders = {name.split("/")[0] for name in names}
     assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"vaswani_transformer"}
@@ -79,7 +79,7 @@ def links_of(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("url", ["", "../vaswani", "git@internal:a/b.git"])
-def test_without_a_public_origin_the_page_has_no_link_into_the_clone(clone, url):
+def test_without_a_public_origin_no_link_leads_into_the_clone(clone, url):
     if url:
         add_origin(clone, url)
     metadata = metadata_of(clone)

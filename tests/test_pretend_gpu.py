@@ -99,7 +99,7 @@ def test_training_never_waits_between_log_lines(library: Path, tmp_path: Path, k
     assert waits[1:] == [{}] * 7  # log lines and saves are outside of steps; the first step warms up
 
 
-def test_a_step_without_a_finite_gradient_is_skipped_on_the_device(library: Path, tmp_path: Path) -> None:
+def test_a_step_without_finite_gradient_is_skipped_on_the_device(library: Path, tmp_path: Path) -> None:
     waits, said = trained(library, tmp_path / "run", broken_step=3)
     assert waits[2] == {} and "step 3: the gradient is not finite, step skipped" in said
     assert skipped_steps(tmp_path / "run") == [1, 1]

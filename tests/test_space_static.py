@@ -243,7 +243,7 @@ def test_a_written_space_names_its_model(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)], ids=str)
-def test_the_steps_of_equation_1_end_in_the_weights_of_the_model(monkeypatch: pytest.MonkeyPatch, dtype, tolerance):
+def test_the_steps_of_equation_1_end_in_the_models_weights(monkeypatch: pytest.MonkeyPatch, dtype, tolerance):
     monkeypatch.syspath_prepend(SPACE)
     from equation import recorded_projections, steps  # pyright: ignore[reportMissingImports]
 

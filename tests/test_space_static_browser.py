@@ -199,7 +199,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, site: tuple[str, list
 
 
 @pytest.mark.parametrize("name", ["model/model.onnx", "vendor/ort-wasm-simd-threaded.wasm"])
-def test_a_file_that_is_missing_is_named_and_loading_can_be_repeated(
+def test_a_missing_file_is_named_and_loading_can_be_repeated(
     browser: Any, tmp_path: Path, folder: Path, name: str
 ) -> None:
     shutil.copytree(folder, tmp_path / "page")

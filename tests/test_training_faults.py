@@ -45,7 +45,7 @@ def test_a_first_run_with_own_text_is_advised(start, text, tmp_path):
     )
 
 
-def test_an_unknown_field_of_the_model_is_named_before_anything_is_read(start, tmp_path):
+def test_an_unknown_model_field_is_named_before_anything_is_read(start, tmp_path):
     start(**{"model.dropuot": 0.1}, data=str(tmp_path / "nowhere")).ends(
         2, "unknown config field 'dropuot'; did you mean 'dropout'?"
     )
