@@ -132,6 +132,18 @@ def matrices_of(graph: Any) -> list[Any]:
     return [tensor for tensor in tensors if len(tensor.dims) == 2 and np.prod(tensor.dims) >= SMALLEST_WEIGHT]
 
 
+def check_every_weight_once(graph: Any, model: Any) -> None:
+    """Check that the matrices of a graph have as many elements as the model's, and that no two are equal."""
+    from onnx import numpy_helper
+
+    from conversion.onnx.graph_builder import SMALLEST_WEIGHT
+
+    matrices = [numpy_helper.to_array(tensor) for tensor in matrices_of(graph)]
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
+    assert sum(array.size for array in matrices) == sum(size for size in sizes if size >= SMALLEST_WEIGHT)
+    assert len({np.sort(array, axis=None).tobytes() for array in matrices}) == len(matrices)
+
+
 def session_of(graph: Any) -> Any:
     """Open an ONNX Runtime session with one thread;  graph: an onnx.ModelProto or a file's path"""
     import onnxruntime

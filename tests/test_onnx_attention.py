@@ -12,7 +12,17 @@ import pytest
 import torch
 from conftest import ModelMaker
 from saved_model import ENGLISH, already_exported
-from searches import EXPORTED, MANY_AT_ONCE, OFFSET, PAD, SWITCHES, batch_for, matrices_of, session_of
+from searches import (
+    EXPORTED,
+    MANY_AT_ONCE,
+    OFFSET,
+    PAD,
+    SWITCHES,
+    batch_for,
+    check_every_weight_once,
+    matrices_of,
+    session_of,
+)
 
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
@@ -100,11 +110,8 @@ def folder(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_weights_are_stored_once_inside_their_loops(exported: Path, folder: Path) -> None:
     """ONNX Runtime packs a matrix for the steps only if their loop or the one directly around it owns it."""
     graph = onnx.load(folder / "model.onnx")
-    matrices = [onnx.numpy_helper.to_array(tensor) for tensor in matrices_of(graph.graph)]
     model: Any = load_model(exported / "model")
-    sizes = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
-    assert sum(array.size for array in matrices) == sum(size for size in sizes if size >= 1024)
-    assert len({np.sort(array, axis=None).tobytes() for array in matrices}) == len(matrices)
+    check_every_weight_once(graph.graph, model)
     outside = sum(np.prod(tensor.dims) for tensor in graph.graph.initializer if len(tensor.dims) == 2)
     before_the_loops = [*model.model.encoder.parameters()]
     for layer in model.model.decoder.layers:
