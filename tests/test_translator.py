@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer, untrained_model
 from tokenizers import normalizers
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.search_settings import LENGTH_PENALTIES
-from vaswani_transformer.text_translator import Hypothesis, batches_by_length
+from vaswani_transformer.text_translator import Hypothesis
 from vaswani_transformer.text_vaswani_transformer import CHARACTERS_PER_TOKEN, best_cut, split_text
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -191,15 +189,6 @@ def test_extreme_length_penalties_keep_long_scores_valid(alpha):
     assert best.score == pytest.approx(-length * math.log(300) / ((5 + length) / 6) ** alpha, rel=1e-4)
 
 
-@given(lengths=st.lists(st.integers(1, 50), max_size=60), batch_tokens=st.integers(1, 300))
-def test_batches_hold_every_text_once_within_their_tokens(lengths, batch_tokens):
-    batches = list(batches_by_length(lengths, batch_tokens))
-    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
-    assert all(len(b) == 1 or len(b) * max(lengths[i] for i in b) <= batch_tokens for b in batches)
-    in_order = [lengths[i] for i in itertools.chain(*batches)]
-    assert in_order == sorted(in_order, reverse=True)
-
-
 def test_batch_tokens_counts_padding_and_beams(translator):
     sizes = []
 
@@ -280,9 +269,3 @@ def test_a_saved_folder_translates_as_its_model(translator, tmp_path):
     assert Translator.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
     with pytest.raises(InputError, match="dtype 'int4' is not one of float32, bfloat16, float16, float64"):
         Translator.from_pretrained(tmp_path, dtype="int4")
-
-
-def test_two_vocabularies_need_two_tokenizers():
-    model = untrained_model(decoder_vocab_size=310, share_encoder_decoder_embeddings=False)
-    with pytest.raises(InputError, match="300 source and 310 target tokens"):
-        Translator(model, trained_tokenizer())
