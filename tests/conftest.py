@@ -1,12 +1,14 @@
 """Fixtures and helpers shared by test files: small models, waiting, one torch thread per worker."""
 
 import contextlib
+import csv
 import math
 import os
 import resource
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,6 +155,23 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return printed.err
 
     return run
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def read_rows(table: Path) -> list[dict[str, Any]]:
+    with table.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def flip_a_bit(path: Path) -> None:
+    """Change the last bit of a file: one that only a checksum shows."""
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
 
 
 @contextlib.contextmanager

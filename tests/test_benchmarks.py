@@ -1,19 +1,17 @@
 """Benchmarks on a CPU with tiny models; the slow tests run them as their users do."""
 
-import csv
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from saved_model import ENGLISH, GERMAN, saved_model
+from conftest import read_rows, write_lines
+from saved_model import ENGLISH, GERMAN
 
-from benchmarks import decode, stopping_rules
+from benchmarks import decode
 from conversion.__main__ import main as convert
 from training.demo_corpus import load
-from vaswani_transformer import beam_search
 from vaswani_transformer.errors import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -29,39 +27,18 @@ def run(name: str, *words: object, code: int = 0) -> subprocess.CompletedProcess
     return done
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def written(path: Path, lines: list[str]) -> Path:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
-
-
 def test_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
     """Also if both have as many sentences as are translated."""
-    source, reference = written(tmp_path / "source", ENGLISH), written(tmp_path / "reference", GERMAN[:-1])
+    source, reference = write_lines(tmp_path / "source", ENGLISH), write_lines(tmp_path / "reference", GERMAN[:-1])
     with pytest.raises(InputError, match=f"has {len(ENGLISH)} lines and .* has {len(GERMAN) - 1}"):
         decode.read_pairs(str(source), str(reference), 2)
     assert decode.read_pairs(str(source), str(source), 2) == (ENGLISH[:2], ENGLISH[:2])
 
 
-def test_a_gpu_needs_no_clock_option(tmp_path: Path) -> None:
-    failed = run("train_throughput", tmp_path, "--device", "cuda", code=2)
-    assert "train.en.gz: no such file" in failed.stderr
-
-
-def test_counting_steps_leaves_the_search_unchanged(tmp_path: Path) -> None:
-    step, model = beam_search.step, saved_model(tmp_path / "model")
-    stopping_rules.compare(model, written(tmp_path / "en", ENGLISH[:2]), written(tmp_path / "de", GERMAN[:2]))
-    assert beam_search.step is step
-
-
 def test_conversion_marian_records_rows(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     run("conversion_marian", "tests/fixtures/marian", "--record", tmp_path / "rows.csv")
-    assert [row["conversion"] for row in rows_of(tmp_path / "rows.csv")] == ["ours", "transformers", "ctranslate2"]
+    assert [row["conversion"] for row in read_rows(tmp_path / "rows.csv")] == ["ours", "transformers", "ctranslate2"]
 
 
 @pytest.fixture
@@ -70,7 +47,7 @@ def data(tmp_path: Path) -> Path:
     parts = {"train": load("train")[:3000], "val": load("validation")[:100], "test_2016_flickr": load("test")[:100]}
     for name, rows in parts.items():
         for language, column in (("en", 1), ("de", 2)):
-            written(tmp_path / f"{name}.{language}", [row[column] for row in rows])
+            write_lines(tmp_path / f"{name}.{language}", [row[column] for row in rows])
     return tmp_path
 
 
@@ -78,13 +55,14 @@ def data(tmp_path: Path) -> Path:
 def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     convert(["--to", "ctranslate2", str(exported / "model"), str(tmp_path / "ctranslate2")])
-    source = written(tmp_path / "source", ENGLISH + GERMAN)
-    words = [exported / "model", "--source", source, "--reference", written(tmp_path / "reference", GERMAN + ENGLISH)]
+    source = write_lines(tmp_path / "source", ENGLISH + GERMAN)
+    reference = write_lines(tmp_path / "reference", GERMAN + ENGLISH)
+    words = [exported / "model", "--source", source, "--reference", reference]
     words += ["--system", f"onnx={exported / 'onnx'}", "--system", f"search-bfloat16={exported / 'model'}"]
     words += [f"--system=ctranslate2-{kind}={tmp_path / 'ctranslate2'}" for kind in ("float32", "int8")]
     words += ["--batch-size", 3, "--batch-tokens", 60, "--rounds", 1, "--record", tmp_path / "decode.csv"]
     run("decode", *words)
-    rows = rows_of(tmp_path / "decode.csv")
+    rows = read_rows(tmp_path / "decode.csv")
     assert [row["batch"] for row in rows] == ["3"] * 6 + ["60 tokens"] * 6
     by_system = {row["system"]: row for row in rows}
     exact = ["torch generate()", "torch search in tensors", "onnx"]
@@ -107,9 +85,9 @@ def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> No
         ("stopping_rules", exported / "model", text, data / "val.de"),
     ]:
         run(name, *words, "--record", data / f"{name}.csv")
-    counts = {path.stem: len(rows_of(path)) for path in data.glob("*.csv")}
+    counts = {path.stem: len(read_rows(path)) for path in data.glob("*.csv")}
     assert counts == {"decode_profile": 5, "stopping_rules": 6}
-    provable, *_ = rows_of(data / "stopping_rules.csv")
+    provable, *_ = read_rows(data / "stopping_rules.csv")
     assert (provable["early_stopping"], provable["differ"]) == ("never", "0")
 
 
@@ -117,7 +95,7 @@ def test_decoding_at_base_size_is_compared_at_equal_precision(tmp_path: Path) ->
     pytest.importorskip("ctranslate2")
     pytest.importorskip("onnxruntime")
     run("decode_base_size", "--small", "--batch-size", 2, "--rounds", 1, "--record", tmp_path / "rows.csv")
-    rows = {row["system"]: row for row in rows_of(tmp_path / "rows.csv")}
+    rows = {row["system"]: row for row in read_rows(tmp_path / "rows.csv")}
     assert rows.keys() == {
         f"{kind} {precision}" for kind in ("onnx", "ctranslate2") for precision in ("float32", "int8")
     }
@@ -125,23 +103,23 @@ def test_decoding_at_base_size_is_compared_at_equal_precision(tmp_path: Path) ->
         rows[f"ctranslate2 {precision}"]["speedup_vs_ctranslate2"] == "1.00" for precision in ("float32", "int8")
     )
     assert all(int(row["ids_per_second"]) > 0 and int(row["matmul_gops"]) > 0 for row in rows.values())
-    assert all(column in rows_of(RESULTS / "decode_base_size.csv")[0] for column in rows["onnx int8"])
+    assert all(column in read_rows(RESULTS / "decode_base_size.csv")[0] for column in rows["onnx int8"])
 
 
 @pytest.mark.slow
 def test_gpu_runs_all_measurements(data: Path) -> None:
     output = data / "gpu"
     run("gpu", "--data", data, "--output", output, "--device", "cpu", "--small")
-    checks = {row["check"]: row for row in rows_of(output / "gpu_checks.csv")}
+    checks = {row["check"]: row for row in read_rows(output / "gpu_checks.csv")}
     assert checks["killed training is not bit-identical, bf16, deterministic"]["difference"] == "0.0e+00"
-    assert {row["system"].split("+")[0] for row in rows_of(output / "train_throughput.csv")} >= {"marian", "ours"}
-    assert len(rows_of(output / "multi30k.csv")) == 1
-    scaling = [(row["processes"], row["strategy"]) for row in rows_of(output / "scaling.csv")]
+    assert {row["system"].split("+")[0] for row in read_rows(output / "train_throughput.csv")} >= {"marian", "ours"}
+    assert len(read_rows(output / "multi30k.csv")) == 1
+    scaling = [(row["processes"], row["strategy"]) for row in read_rows(output / "scaling.csv")]
     assert scaling == [("1", "single"), ("2", "ddp"), ("2", "fsdp")]
     claims = {path.stem for path in (output / "paper/claims").glob("*.json")}
     assert claims == {"training_speed", "decoding_speed", "memory_of_attention", "training_without_the_factor"}
     assert json.loads((output / "paper/claims/training_speed.json").read_text())["hardware"]
-    systems = {row["system"] for row in rows_of(output / "decode_base_size.csv")}
+    systems = {row["system"] for row in read_rows(output / "decode_base_size.csv")}
     assert systems >= {
         "marian float32",
         "generate() bfloat16",

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from conftest import flip_a_bit
 
 from training import checkpoint_folders, tensors
 from training.average import average_weights, write_model
@@ -189,10 +190,7 @@ def test_the_averaged_folder_has_both_tokenizers(root, tmp_path):
 
 @pytest.mark.parametrize("folder", [".", "checkpoints/step-20"])  # the name of the run, or of a folder
 def test_a_damaged_checkpoint_is_not_averaged(root, tmp_path, fails, folder):
-    state = root / "step-20/model.safetensors"
-    raw = bytearray(state.read_bytes())
-    raw[-1] ^= 1
-    state.write_bytes(raw)
+    flip_a_bit(root / "step-20/model.safetensors")
     fails(3, "step-20/model.safetensors has been altered", tmp_path / folder, "--last", "2")
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import wait_until
 from PIL import Image
-from saved_model import ENGLISH, GERMAN, VOCABULARY, saved_model, trained_model, trained_tokenizer
+from saved_model import ENGLISH, GERMAN, VOCABULARY, change_json, saved_model, trained_model, trained_tokenizer
 from transformers import AutoTokenizer
 
 from vaswani_transformer import Translator, __version__
@@ -190,9 +190,8 @@ def test_line_breaks_in_a_translation_become_spaces(tmp_path, source):
     model = saved_model(tmp_path / "model")
     newline = trained_tokenizer()("\n", add_special_tokens=False)["input_ids"]
     # This model produces only newlines, up to its limit.
-    path = model / "generation_config.json"
     others = sorted(set(range(VOCABULARY)) - set(newline))
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"suppress_tokens": others}))
+    change_json(model / "generation_config.json", suppress_tokens=others)
     main(["translate", "--model", str(model), "--input", str(source), "--output", str(tmp_path / "out")])
     assert (tmp_path / "out").read_bytes().count(b"\n") == len(LINES)
 
@@ -294,9 +293,7 @@ def test_doctor_fits_on_a_screen_and_checks_a_model(model_folder, tmp_path, caps
     refused(main, ["doctor", "--model", tmp_path], 3)
 
 
-def test_train_passes_arguments_and_exit_code(tmp_path, capsys, refused):
-    main(["train", "--help"])
-    assert "--config" in capsys.readouterr().out
+def test_train_passes_arguments_and_exit_code(tmp_path, refused):
     line = refused(main, ["train", "--config", tmp_path / "no such recipe.yaml"])
     assert line.count("\n") == 1 and "no such recipe.yaml" in line
 

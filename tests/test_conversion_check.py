@@ -1,6 +1,5 @@
 """The comparison at the end of a conversion, with torch's or transformers' own model or with logits from a file."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 from conftest import padded
 from golden import golden, refusal
+from saved_model import change_json
 from test_conversion_variants import SENTENCES, TARGETS, TutorialTransformer
 
 from conversion.__main__ import main
@@ -42,15 +42,14 @@ def test_logits_in_a_file_are_compared(name: str, tmp_path: Path, capsys):
     assert "expected.npz's by" in line and largest_difference(line) <= 2e-5
 
 
-def test_a_toolkit_that_cannot_run_here_is_named_with_the_remedy(tmp_path: Path, capsys):
+def test_a_toolkit_that_cannot_run_is_named_with_the_remedy(tmp_path: Path, capsys):
     line = check_line(capsys, golden("fairseq"), tmp_path / "out")
     assert line.startswith("check: not compared: fairseq cannot run here") and line.endswith("with --logits FILE")
 
 
 def test_a_model_that_transformers_cannot_open_is_reported(tmp_path: Path, capsys):
     """The converted model is written, and the line names the error."""
-    config = shutil.copytree(golden("hf-marian"), tmp_path / "theirs") / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1}))
+    change_json(shutil.copytree(golden("hf-marian"), tmp_path / "theirs") / "config.json", max_position_embeddings=1)
     line = check_line(capsys, tmp_path / "theirs", tmp_path / "out")
     assert "not compared: hf-marian could not run this model (" in line
     assert (tmp_path / "out" / "model.safetensors").is_file()

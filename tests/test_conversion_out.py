@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import tiny_config
 from golden import Golden, converted, golden, refusal
-from saved_model import trained_model, trained_tokenizer, untrained_model
+from saved_model import change_json, trained_model, trained_tokenizer, untrained_model
 from transformers import MarianMTModel
 
 from conversion.__main__ import main
@@ -173,8 +173,7 @@ def test_a_trained_start_token_cannot_be_written_for_marian(tmp_path: Path, refu
 @pytest.mark.parametrize("field, value", [("position_base", 10000), ("position_offset", 2), ("layer_norm_eps", 0.01)])
 def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, refused):
     folder = shutil.copytree(converted("marian-prenorm").folder, tmp_path / "ours")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {field: value}))
+    change_json(folder / "config.json", **{field: value})
     assert field in refusal(refused, "--to", "marian", folder, tmp_path / "out")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from conftest import write_lines
 from saved_model import ENGLISH, GERMAN, already_exported, trained_tokenizer
 
 from conversion.onnx.export import export_single_folder
@@ -109,9 +110,9 @@ def test_n_best_and_scores_equal_those_of_torch(translator: OnnxTranslator, by_t
 
 
 def test_evaluate_gives_an_export_the_scores_of_its_model(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "test.en").write_text("".join(f"{line}\n" for line in ENGLISH), encoding="utf-8")
-    (tmp_path / "test.de").write_text("".join(f"{line}\n" for line in [*GERMAN[:-1], "Nein."]), encoding="utf-8")
-    texts = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de"), "--json"]
+    source = write_lines(tmp_path / "test.en", ENGLISH)
+    reference = write_lines(tmp_path / "test.de", [*GERMAN[:-1], "Nein."])
+    texts = ["--source", str(source), "--reference", str(reference), "--json"]
     evaluate([str(folder.parent / "model"), *texts, "--dtype", "float32"])
     expected = json.loads(capsys.readouterr().out)
     evaluate([str(folder), *texts, "--backend", "onnx", "--device", "cpu", "--batch-tokens", "100"])
@@ -214,16 +215,13 @@ def test_truncation_and_padding_of_tokenizer_json_are_ignored(tmp_path: Path) ->
     assert [load_runtime_tokenizer(tmp_path, 300).encode(text).ids for text in ENGLISH] == expected
 
 
-@pytest.mark.parametrize("state", ["intact", "missing", "truncated", "outside"])
+@pytest.mark.parametrize("state", ["missing", "truncated", "outside"])
 def test_external_weights_are_read_from_the_folder_only(folder: Path, tmp_path: Path, capfd: Any, state: str) -> None:
     shutil.copytree(folder, tmp_path / "split")
     (tmp_path / "split" / "data").mkdir()
     data, path = tmp_path / "split" / "data" / "weights.bin", tmp_path / "split" / "model.onnx"
     graph = onnx.load(folder / "model.onnx")
     onnx.save(graph, path, save_as_external_data=True, location="data/weights.bin", size_threshold=1024)
-    if state == "intact":
-        assert OnnxTranslator.from_pretrained(path.parent, device="cpu").translate(ENGLISH[:1]) == GERMAN[:1]
-        return
     if state == "truncated":
         os.truncate(data, data.stat().st_size // 2)
     else:

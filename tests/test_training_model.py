@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import write_lines
 from safetensors.torch import load_file
 from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer
 from tokenizers import Tokenizer, processors
@@ -33,7 +34,7 @@ SMALL |= {"validation": [], "average_last": 1}
 def folder(tmp_path: Path) -> Path:
     """A folder with text in both languages and a tokenizer."""
     for language, lines in (("en", ENGLISH), ("de", GERMAN)):
-        (tmp_path / f"train.{language}").write_text("".join(f"{line}\n" for line in lines * 3), encoding="utf-8")
+        write_lines(tmp_path / f"train.{language}", lines * 3)
     trained_tokenizer().save_pretrained(tmp_path / "tokenizer")
     return tmp_path
 
@@ -139,7 +140,7 @@ def test_fine_tuning_with_another_tokenizer_warns(folder):
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(None, 0.6), (1.2, 1.2)])
-def test_the_length_penalty_of_the_recipe_is_the_default_of_the_model(folder, alpha, expected):
+def test_the_model_defaults_to_the_length_penalty_of_the_recipe(folder, alpha, expected):
     train(recipe_of(folder, length_penalty=alpha))
     assert Translator.from_pretrained(folder / "run").default_search.length_penalty == expected
 

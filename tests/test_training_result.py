@@ -1,13 +1,13 @@
 """The results of a run: the model, its checkpoints, its log and its curve."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer
+from conftest import flip_a_bit
+from saved_model import ENGLISH, GERMAN, change_json, trained_model, trained_tokenizer
 from training_runs import COMPILED, SMALL, STEPS, assert_same_losses, records_of, weights
 
 from training.batches import plan_batches
@@ -39,13 +39,9 @@ def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
 def test_altered_weights_are_refused(uninterrupted, tmp_path):
     """A flipped bit in the weights changes translations without any other sign; settings may be edited."""
     shutil.copytree(uninterrupted(1)[0], tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "corpus"))
-    settings = tmp_path / "model/generation_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"num_beams": 2}))
+    change_json(tmp_path / "model/generation_config.json", num_beams=2)
     assert Translator.from_pretrained(tmp_path / "model").search_settings(None, None)[0] == 2
-    weights = tmp_path / "model/model.safetensors"
-    raw = bytearray(weights.read_bytes())
-    raw[-1] ^= 1
-    weights.write_bytes(raw)
+    flip_a_bit(tmp_path / "model/model.safetensors")
     with pytest.raises(BrokenFileError, match="model.safetensors has been altered .its sha256 differs from manifest"):
         Translator.from_pretrained(tmp_path / "model")
 

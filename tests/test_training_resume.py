@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import wait_until
+from conftest import flip_a_bit, wait_until
+from saved_model import change_json
 from training_runs import COMPILED, ROOT, SMALL, assert_bit_identical, kill_and_resume, options_of, records_of
 
 from training.checkpoint_folders import write_manifest
@@ -74,10 +75,7 @@ def test_a_signal_ends_a_run_while_it_reads_text(start, tmp_path):
 
 def test_a_corrupt_newest_checkpoint_is_named_and_skipped(start, tmp_path, uninterrupted):
     start(fault=("term", 4 * 11 + 2)).ends(143)
-    newest = tmp_path / "run/checkpoints/step-11/optimizer.safetensors"
-    raw = bytearray(newest.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    newest.write_bytes(raw)
+    flip_a_bit(tmp_path / "run/checkpoints/step-11/optimizer.safetensors")
     start().ends(0, "step-11/optimizer.safetensors has been altered", "resuming from step-10")
     assert_bit_identical(uninterrupted(1)[0], tmp_path / "run")
 
@@ -105,8 +103,7 @@ def test_an_incomplete_state_is_not_resumed(start, tmp_path, changes, message):
     """It is refused even if the manifest matches."""
     start(fault=("term", 4 * 4 + 2)).ends(143)
     folder = tmp_path / "run/checkpoints/step-4"
-    state = json.loads((folder / "trainer_state.json").read_text()) | changes
-    (folder / "trainer_state.json").write_text(json.dumps(state))
+    change_json(folder / "trainer_state.json", **changes)
     write_manifest(folder, [path for path in folder.iterdir() if path.name != "manifest.json"])
     start().ends(3, message)
 
