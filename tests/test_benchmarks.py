@@ -120,13 +120,7 @@ def test_gpu_runs_all_measurements(data: Path) -> None:
     assert claims == {"training_speed", "decoding_speed", "memory_of_attention", "training_without_the_factor"}
     assert json.loads((output / "paper/claims/training_speed.json").read_text())["hardware"]
     systems = {row["system"] for row in read_rows(output / "decode_base_size.csv")}
-    assert systems >= {
-        "marian float32",
-        "generate() bfloat16",
-        "search bfloat16",
-        "onnx int8",
-        "ctranslate2 float32",
-    }
+    assert systems >= {"marian float32", "generate() bfloat16", "search bfloat16", "onnx int8", "ctranslate2 float32"}
 
 
 @pytest.mark.slow

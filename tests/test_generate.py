@@ -140,8 +140,7 @@ def test_custom_processors_and_criteria_are_applied(lively_model: ModelMaker) ->
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("num_beams", 0), ("length_penalty", float("nan")), ("early_stopping", -1)],
+    ("field", "value"), [("num_beams", 0), ("length_penalty", float("nan")), ("early_stopping", -1)]
 )
 def test_impossible_settings_are_refused(lively_model: ModelMaker, field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"`{field}` is {value}; it must"):

@@ -83,10 +83,7 @@ def test_a_missing_unknown_or_misshapen_tensor_is_named(folder):
     without = {key: tensor for key, tensor in tensors.items() if key != name}
     for content, message in [
         (without, f"lacks {name}"),
-        (
-            tensors | {"extra.weight": torch.zeros(3)},
-            "has extra.weight, which the architecture in config.json",
-        ),
+        (tensors | {"extra.weight": torch.zeros(3)}, "has extra.weight, which the architecture in config.json"),
         (without | {name: torch.zeros(7, 5)}, f"{name} (7, 5) where config.json gives (32, 32)"),
     ]:
         save_file(content, folder / WEIGHTS)

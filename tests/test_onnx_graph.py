@@ -62,11 +62,7 @@ CASES = {
         ["b", "r", "w"],
         ["Unsqueeze index", "GatherND x"],
     ),
-    "GatherND": (
-        lambda op: op.GatherND("x", op.Unsqueeze("first", [1]), name="result"),
-        ["n", "s", "w"],
-        ["Gather x"],
-    ),
+    "GatherND": (lambda op: op.GatherND("x", op.Unsqueeze("first", [1]), name="result"), ["n", "s", "w"], ["Gather x"]),
     "Gather": (
         lambda op: op.Gather("x", op.Reshape("first", [-1]), axis=0, name="result"),
         ["n", "s", "w"],

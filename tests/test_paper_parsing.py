@@ -18,14 +18,7 @@ from training.paper.parsing.constraint import SHARE_OF_ALL_WORDS, WellFormedTree
 from training.paper.parsing.evalb import labelled_f1
 from training.paper.parsing.search import tokens_of
 from training.paper.parsing.train_parser import parsing_tokenizer
-from training.paper.parsing.trees import (
-    linearise,
-    read_treebank,
-    recombine,
-    split_words,
-    tree_from_tokens,
-    trees_of,
-)
+from training.paper.parsing.trees import linearise, read_treebank, recombine, split_words, tree_from_tokens, trees_of
 from training.paper.rnn import RnnWithAttention, beam_search
 from training.paper.table4 import BUDGETS, SYSTEMS, lead_sentence
 from training.paper.verdicts import with_interval
