@@ -8,7 +8,6 @@ the lines after `$ ` run; a block with `title="FILE"` is written to FILE. A comm
 """
 
 import contextlib
-import csv
 import gzip
 import importlib.util
 import io
@@ -26,6 +25,7 @@ from typing import Any
 
 import onnx
 import pytest
+from conftest import read_rows, write_lines
 from saved_model import saved_model
 
 from training import demo_corpus
@@ -118,6 +118,7 @@ def test_commands_and_options_exist(monkeypatch):
                     known[name] = help_of(name)
                 for option in options:
                     assert option in known[name], f"{block.page}:{block.line}: {name} has no {option}"
+    assert len(known) > 10
 
 
 def test_every_command_of_a_program_is_documented():
@@ -173,10 +174,7 @@ def test_links_of_the_readme_lead_to_files_and_headings():
 def test_the_readme_is_short_and_its_results_are_recorded():
     readme = PAGES["README.md"].read_text(encoding="utf-8")
     assert len(readme.splitlines()) <= 120
-    records: list[dict[str, str]] = []
-    for name in ("demo", "multi30k"):
-        with (ROOT / f"training/results/{name}.csv").open(newline="", encoding="utf-8") as file:
-            records += csv.DictReader(file)
+    records = [row for name in ("demo", "multi30k") for row in read_rows(ROOT / f"training/results/{name}.csv")]
     rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+\.\d+) \| (nrefs\S+) \|$", readme, re.MULTILINE)
     assert len(rows) == 4
     for recipe, score, signature in rows:
@@ -209,8 +207,7 @@ def template(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("documentation")
     saved_model(folder / "demo" / "model")
     for name, column in (("eight.en", 1), ("eight.de", 2)):
-        lines = [row[column] for row in demo_corpus.load("test")[:8]]
-        (folder / "demo" / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write_lines(folder / "demo" / name, [row[column] for row in demo_corpus.load("test")[:8]])
     for corpus, names, opened in (
         ("mytext", ("train", "val", "test"), open),
         ("data/multi30k", ("train", "val", "test_2016_flickr"), gzip.open),

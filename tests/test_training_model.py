@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import write_lines
 from safetensors.torch import load_file
-from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer
+from saved_model import ENGLISH, GERMAN, change_json, saved_model, trained_tokenizer
 from tokenizers import Tokenizer, processors
 from training_runs import records_of
 
@@ -66,8 +66,7 @@ def exchange_ids(folder: Path) -> None:
     for token in content["added_tokens"]:
         token["id"] = vocabulary[token["content"]]
     path.write_text(json.dumps(content), encoding="utf-8")
-    settings = folder / "tokenizer/tokenizer_config.json"
-    settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "bos_token"}))
+    change_json(folder / "tokenizer/tokenizer_config.json", bos_token=None)
 
 
 def test_the_model_uses_the_tokenizers_special_ids(folder):
@@ -205,7 +204,7 @@ def losses_of(folder: Path, name: str, **keys: Any) -> list[float]:
 def test_every_micro_batch_draws_new_dropout(folder):
     """The text repeats one pair, so all micro-batches are equal and losses differ only by dropout."""
     for language, line in (("en", ENGLISH[0]), ("de", GERMAN[0])):
-        (folder / f"one.{language}").write_text(f"{line}\n" * 6)
+        write_lines(folder / f"one.{language}", [line] * 6)
     keys = {"model": SIZES | {"dropout": 0.3}, "train": ["one"]}
     one = losses_of(folder, "run of one", **keys)
     two = losses_of(folder, "run of two", tokens_per_step=960, micro_batches=2, max_steps=1, **keys)
@@ -219,11 +218,3 @@ def test_the_seed_determines_weights_and_order(folder):
     assert once == again
     keys["model"] = {}
     assert once != losses_of(folder, "other", seed=2, initial_weights=str(folder / "once"), **keys)
-
-
-def test_a_new_run_does_not_remove_its_initial_weights(folder):
-    saved_model(folder / "run")
-    (folder / "run" / "run.json").write_text("{}")
-    with pytest.raises(InputError, match=r"initial_weights .* is inside .*run, which a new run removes"):
-        train(recipe_of(folder, initial_weights=str(folder / "run"), overwrite=True))
-    assert (folder / "run" / "model.safetensors").is_file()
