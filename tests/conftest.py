@@ -27,6 +27,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # the processes that tests start
 
+# Of processes that tests start: nothing else of this process's environment.
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT["HF_HUB_OFFLINE"] = "1"
+
 # Fixtures for tests that train or export.
 pytest_plugins = ["training_runs", "saved_model"]
 
@@ -134,9 +138,9 @@ def lively_model() -> ModelMaker:
     return make_lively
 
 
-def wait_until(condition: Callable[[], object], limit: float = 300) -> None:
-    """Wait for a condition. The limit (seconds) only ends a test that hangs: it allows for busy machines."""
-    deadline = time.monotonic() + limit
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for a condition. The limit only ends a test that hangs: it allows for busy machines."""
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.05)

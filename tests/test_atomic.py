@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import file_size_limit
+from conftest import ENVIRONMENT, file_size_limit
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -21,8 +21,6 @@ from vaswani_transformer.atomic import atomic_file, atomic_folder, check_new_fol
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import open_output
 
-ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 # Under the program's name the package does not import torch.
 WRITER = """
 import sys

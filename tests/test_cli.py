@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import wait_until
+from conftest import ENVIRONMENT, wait_until, write_lines
 from PIL import Image
 from saved_model import ENGLISH, GERMAN, VOCABULARY, change_json, saved_model, trained_model, trained_tokenizer
 from transformers import AutoTokenizer
@@ -23,7 +23,6 @@ from vaswani_transformer.cli import main
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ["-c", "import sys; sys.argv[0] = 'vaswani-transformer'; from vaswani_transformer.cli import main; main()"]
-ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 COMMANDS = "demo tokenizer train evaluate translate score average plan paper convert push doctor".split()
 LINES = [ENGLISH[0], "", "  ", *ENGLISH[1:], "zwölf", "</s> <pad>", "日本語 🙂"]
 
@@ -52,18 +51,13 @@ def expected() -> list[str]:
 
 @pytest.fixture
 def source(tmp_path) -> Path:
-    path = tmp_path / "source ü.en"  # a space and an umlaut in the name
-    path.write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    return path
+    return write_lines(tmp_path / "source ü.en", LINES)  # a space and an umlaut in the name
 
 
 @pytest.fixture
 def parallel(tmp_path) -> list[Path]:
     """Two files with parallel text."""
-    files = [tmp_path / "a.en", tmp_path / "a.de"]
-    for file, lines in zip(files, (ENGLISH, GERMAN), strict=True):
-        file.write_text("\n".join(lines), encoding="utf-8")
-    return files
+    return [write_lines(tmp_path / "a.en", ENGLISH), write_lines(tmp_path / "a.de", GERMAN)]
 
 
 def columns_of(capfdbinary, *arguments) -> list[list[str]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import write_lines
 from golden import Golden, converted
 from safetensors.torch import load_file
 from training_child import TrainingProcess
@@ -20,7 +21,7 @@ NAMES = ["fairseq", "marian-prenorm", "opennmt-py"]
 def fine_tuned(checkpoint: Golden, tmp_path: Path, **keys: Any) -> Path:
     """Fine-tune on the sentences of the toolkit; return the model folder."""
     for language, lines in zip(("en", "de"), checkpoint.texts, strict=True):
-        (tmp_path / f"train.{language}").write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
+        write_lines(tmp_path / f"train.{language}", lines[:-1])
     flags = {
         "data": str(tmp_path),
         "validation": ["train"],

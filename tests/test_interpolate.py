@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import write_lines
 
 from training.interpolate import main
 
@@ -22,7 +23,7 @@ def table(hypotheses: list[list[str]]) -> str:
 
 def closest(folder: Path, hypotheses: list[list[str]], references: list[str], *flags: str) -> list[str]:
     (folder / "n-best.tsv").write_text(table(hypotheses), encoding="utf-8")
-    (folder / "reference").write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
+    write_lines(folder / "reference", references)
     words = [str(folder / "n-best.tsv"), "--reference", str(folder / "reference"), "--output", str(folder / "out")]
     main([*words, *flags])
     return (folder / "out").read_text(encoding="utf-8").split("\n")[:-1]

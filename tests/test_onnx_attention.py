@@ -134,7 +134,6 @@ def test_attention_outputs_do_not_change_translations(exported: Path, folder: Pa
 
 @pytest.mark.slow
 def test_the_readme_code_prints_the_attention(exported: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its code prints each token of the translation with a token of the sentence."""
     blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(folder)
     with contextlib.redirect_stdout(io.StringIO()) as printed:

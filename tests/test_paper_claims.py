@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from training_runs import SMALL
+from training_runs import SMALL, write_in_capitals
 
 from training.paper.claims import CLAIMS
 from training.paper.claims.attention import saturation, saved_bytes
@@ -154,8 +154,7 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     generator = random.Random(0)
     for name, count, longest in (("train", 100, 18), ("val", 60, 40)):
         lines = ["".join(generator.choices("abcdefgh", k=generator.randint(2, longest))) for _ in range(count)]
-        (tmp_path / f"{name}.en").write_text("".join(f"{line}\n" for line in lines))
-        (tmp_path / f"{name}.de").write_text("".join(f"{line.upper()}\n" for line in lines))
+        write_in_capitals(tmp_path, name, lines)
     train(Recipe(**SMALL, data=str(tmp_path), output_dir=str(tmp_path / "run")))
     (tmp_path / "results.csv").write_text("command\n")  # the recipes of our results need more text than there is here
     monkeypatch.setattr("training.paper.table2.RESULTS", tmp_path / "results.csv")
@@ -164,17 +163,8 @@ def test_all_commands_run_for_a_trained_model(tmp_path, monkeypatch):
     words += " --seconds 0.1 --jobs 2 --vocab_size 262 --max_steps 5 --validate_every 5 --model.d_model 16"
     main([*words.split(), "--model.encoder_layers", "1", "--model.decoder_layers", "1"])
     written = (output / "README.md").read_text()
-    for heading in (
-        "Table 1",
-        "Table 2",
-        "Table 3",
-        "Figure 1",
-        "Figure 4",
-        "A walk",
-        "What each",
-        "Label smoothing",
-        "An RNN beats",
-    ):
+    headings = ["Table 1", "Table 2", "Table 3", "Figure 1", "Figure 4", "A walk", "What each", "Label smoothing"]
+    for heading in [*headings, "An RNN beats"]:
         assert re.search(rf"^##+ {heading}", written, re.MULTILINE), heading
     found = {path.stem: json.loads(path.read_text()) for path in (output / "claims").glob("*.json")}
     assert found.keys() == CLAIMS.keys()

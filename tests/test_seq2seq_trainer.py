@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import tiny_config, write_lines
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
@@ -118,9 +118,8 @@ def test_trainer_label_smoothing_equals_the_model(make_trainer):
 
 
 def test_the_example_trains_a_model_that_translates(sentences, tmp_path):
-    (tmp_path / "text").write_text("".join(f"{line}\n" for line in sentences[:150]))
+    text = str(write_lines(tmp_path / "text", sentences[:150]))
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "seq2seq_trainer.py"))
-    text = str(tmp_path / "text")
     trainer = example["train"](text, text, str(tmp_path / "model"), max_steps=2, vocab_size=280)
     assert trainer.state.global_step == 2
     assert len(Translator.from_pretrained(tmp_path / "model").translate(["one red cat"])) == 1

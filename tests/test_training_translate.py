@@ -6,6 +6,7 @@ import random
 import shutil
 
 import pytest
+from conftest import write_lines
 from saved_model import ENGLISH, GERMAN, saved_model
 from training_child import TrainingProcess
 
@@ -26,7 +27,7 @@ def work(tmp_path_factory):
     choose = random.Random(0)
     words = " ".join(ENGLISH + GERMAN).split()
     lines = [" ".join(choose.choices(words, k=choose.randint(0, 6))) for _ in range(LINES)]
-    (folder / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_lines(folder / "text", lines)
     expected = Translator.from_pretrained(folder / "model", device="cpu").translate(lines, split_sentences=False)
     assert len(set(expected)) > 5
     return folder, expected

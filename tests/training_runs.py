@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import write_lines
 from safetensors.torch import load_file
 from training_child import TrainingProcess
 
@@ -48,15 +48,20 @@ SMALL = {
 }
 
 
+def write_in_capitals(folder: Path, name: str, lines: list[str]) -> None:
+    """Write sentence pairs whose target is the source in capitals."""
+    write_lines(folder / f"{name}.en", lines)
+    write_lines(folder / f"{name}.de", map(str.upper, lines))
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> Path:
-    """A folder of sentence pairs whose target is the source in capitals."""
+    """A folder of such pairs, for training and validation."""
     folder = tmp_path_factory.mktemp("text")
     generator = random.Random(0)
     for name, count in (("train", 120), ("val", 20)):
         lines = ["".join(generator.choice("abcdefgh") for _ in range(generator.randint(2, 14))) for _ in range(count)]
-        (folder / f"{name}.en").write_text("".join(f"{line}\n" for line in lines))
-        (folder / f"{name}.de").write_text("".join(f"{line.upper()}\n" for line in lines))
+        write_in_capitals(folder, name, lines)
     return folder
 
 
@@ -157,13 +162,11 @@ def options_of(keys: dict[str, Any]) -> list[str]:
     return [word for key, value in keys.items() for word in (f"--{key}", json.dumps(value, ensure_ascii=False))]
 
 
-def launch(
-    text: Path, folder: Path, *how: str, prefix: Sequence[str] = (), variables: dict[str, str] | None = None, **keys
-) -> subprocess.Popen[bytes]:
+def launch(text: Path, folder: Path, *how: str, **keys: Any) -> subprocess.Popen[bytes]:
     """Start `accelerate launch HOW -m training` with the small recipe in folder/run; its output goes to folder/log."""
     options = SMALL | {"data": str(text), "output_dir": str(folder / "run")} | keys
-    command = [*prefix, sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines"]
     command += ["1", "--mixed_precision", "no", "--dynamo_backend", "no", *how, "-m", "training", *options_of(options)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | (variables or {})
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with (folder / "log").open("ab") as file:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
