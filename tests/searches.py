@@ -12,6 +12,7 @@ from vaswani_transformer.onnx_translator import as_search_inputs
 from vaswani_transformer.search_settings import lookahead_of
 
 PAD = 1
+SCORE_TOLERANCE = 1e-5
 OFFSET = 6  # instead of the paper's 50: a few hypotheses reach their limits
 
 # Configurations; `end_at` is the position at which the fixture's models become likely to end a sentence.
@@ -101,10 +102,10 @@ def by_graph(session: Any, batch: dict[str, Any], early_stopping: Any = "never",
     return found(*session.run(["sequences", "scores"], inputs | as_search_inputs(settings)))
 
 
-def check_same(ours: Found, theirs: Found, tolerance: float = 1e-5) -> int:
+def check_same(ours: Found, theirs: Found) -> int:
     """Check that the n-best lists agree; return the number of hypotheses.
 
-    Scores must agree within the tolerance. Tokens must agree wherever the score is separated from the list's other
+    Scores must agree within a tolerance. Tokens must agree wherever the score is separated from the list's other
     scores: rounding, which depends on threads and processor, may swap hypotheses that are equally good.
     """
     assert ours.scores is not None
@@ -115,10 +116,10 @@ def check_same(ours: Found, theirs: Found, tolerance: float = 1e-5) -> int:
         assert ours.tokens == theirs.tokens
         return int(exists.sum())
     assert np.array_equal(exists, theirs.scores > VALID_ABOVE)
-    np.testing.assert_allclose(ours.scores[exists], theirs.scores[exists], atol=tolerance, rtol=1e-6)
+    np.testing.assert_allclose(ours.scores[exists], theirs.scores[exists], atol=SCORE_TOLERANCE, rtol=1e-6)
     for sentence, scores in enumerate(theirs.scores):
         distances = np.abs(scores[:, None] - scores) + np.where(np.eye(len(scores)), np.inf, 0)
-        for rank in np.flatnonzero(exists[sentence] & (distances.min(axis=1) > 2 * tolerance)):
+        for rank in np.flatnonzero(exists[sentence] & (distances.min(axis=1) > 2 * SCORE_TOLERANCE)):
             assert ours.tokens[sentence][rank] == theirs.tokens[sentence][rank]
     return int(exists.sum())
 

@@ -78,19 +78,13 @@ def test_the_text_is_encoded_in_linear_time(text: str) -> None:
 @pytest.mark.parametrize("limit", [1000, 12])
 def test_the_page_finds_the_same_sentences(limit: int) -> None:
     generator = random.Random(1)
-    pieces = (
-        "a B é ß . ! ? … 。 ！ 「 」 1 12 z.B Dr U.S etc the The der Mai \n \r\n \u3000 \" ' “ ” „ » ( ) - 🙂 𝒜".split(
-            " "
-        )
-    )
+    pieces = "a B é ß . ! ? … 。 ！ 「 」 1 12 z.B Dr U.S etc the The der Mai \n \r\n \u3000 \" ' “ ” „ » ( ) - 🙂 𝒜"
+    choices = [*pieces.split(" "), " ", " ", " ", ". "]
     texts = ["".join(example.split("|")) for example in EXAMPLES]
-    texts += [
-        "".join(generator.choices([*pieces, " ", " ", " ", ". "], k=generator.randrange(40))) for _ in range(2000)
-    ]
+    texts += ["".join(generator.choices(choices, k=generator.randrange(40))) for _ in range(2000)]
     expected = [[[decode(ids), separator] for ids, separator in split_text(text, limit, encode)] for text in texts]
-    for text, mine, theirs in zip(
-        texts, expected, in_node("sentences.mjs", {"texts": texts, "limit": limit}), strict=True
-    ):
+    found = in_node("sentences.mjs", {"texts": texts, "limit": limit})
+    for text, mine, theirs in zip(texts, expected, found, strict=True):
         assert theirs == mine, text
 
 
