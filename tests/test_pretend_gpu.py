@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import write_lines
 from safetensors.torch import load_file
-from saved_model import ENGLISH, saved_model
+from saved_model import ENGLISH
 
 HERE = Path(__file__).parent / "pretend_cuda"
 pytestmark = [
@@ -48,16 +49,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(library: Path, program: str, argument: str, **variables: str) -> subprocess.Popen:
+def start(library: Path, program: str, *arguments: str, **variables: str) -> subprocess.Popen:
     environment = os.environ | {"PRETEND_CUDA": str(library), "PYTHONPATH": str(Path(__file__).parents[1])} | variables
     pipe = subprocess.PIPE
-    command = [sys.executable, str(HERE / program), argument]
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+    command = [sys.executable, str(HERE / program), *arguments]
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
-def result(process: subprocess.Popen, text: str = "") -> tuple[Any, str]:
+def result(process: subprocess.Popen) -> tuple[Any, str]:
     """Return the JSON object that the program printed, and its stderr."""
-    printed, said = process.communicate(text)
+    printed, said = process.communicate()
     assert process.returncode == 0, said
     return json.loads(printed.splitlines()[-1]), said
 
@@ -128,19 +129,23 @@ def test_two_gpus_never_wait_and_train_the_same_model(library: Path, tmp_path: P
     assert skipped_steps(tmp_path / "two") == [1]
 
 
-def test_decoding_waits_once_a_step_and_equals_the_cpu(library: Path, tmp_path: Path) -> None:
-    saved_model(tmp_path / "model")
-    found, _ = result(start(library, "count_decoding.py", str(tmp_path / "model")), "\n".join(ENGLISH))
-    in_steps = {where: count for where, count in found["waits"].items() if count > 4}
-    assert found["device"] == "cuda:0" and found["steps"] > 4
-    assert list(in_steps.values()) == [found["steps"]], in_steps
+@pytest.fixture(scope="module")
+def decoded(library: Path, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    text = write_lines(tmp_path_factory.mktemp("decoding") / "text", ENGLISH)
+    return result(start(library, "count_decoding.py", str(model_folder), str(text)))[0]
+
+
+def test_decoding_waits_once_a_step_and_equals_the_cpu(decoded: dict[str, Any]) -> None:
+    """The program compares the results; this counts the waits."""
+    in_steps = {where: count for where, count in decoded["waits"].items() if count > 4}
+    assert decoded["device"] == "cuda:0" and decoded["steps"] > 4
+    assert list(in_steps.values()) == [decoded["steps"]], in_steps
     # In generate(), transformers' loop asks after every step whether to go on.
-    often = {where: count for where, count in found["waits_of_generate"].items() if count > 4}
+    often = {where: count for where, count in decoded["waits_of_generate"].items() if count > 4}
     assert len(often) == 1 and "_beam_search_has_unfinished_sequences" in next(iter(often)), often
 
 
-def test_evaluation_equals_the_cpu(library: Path, tmp_path: Path) -> None:
-    saved_model(tmp_path / "model")
-    (gpu, cpu), _ = result(start(library, "evaluate_twice.py", str(tmp_path / "model")), "\n".join(ENGLISH))
+def test_evaluation_equals_the_cpu(decoded: dict[str, Any]) -> None:
+    gpu, cpu = decoded["evaluations"]
     assert gpu.pop("waits") > cpu.pop("waits") == 0
     assert gpu == cpu and cpu["beam"] == 4

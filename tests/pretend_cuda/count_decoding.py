@@ -1,15 +1,22 @@
-"""Translate on the pretended GPU and on the CPU: `count_decoding.py MODEL < SENTENCES`. Prints a search's waits."""
+"""Decode and evaluate on the pretended GPU and on the CPU: `count_decoding.py MODEL TEXT`.
+
+Prints the waits of a search, and the results of both evaluations with the number of their waits.
+"""
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pretend_cuda
+from typer.testing import CliRunner
 
+from training.evaluate import app
 from vaswani_transformer import Translator, beam_search
 
-sentences = sys.stdin.read().splitlines()
-gpu, cpu = (Translator.from_pretrained(sys.argv[1], device=device) for device in ("cuda", "cpu"))
+folder, text = sys.argv[1:]
+sentences = Path(text).read_text(encoding="utf-8").splitlines()
+gpu, cpu = (Translator.from_pretrained(folder, device=device) for device in ("cuda", "cpu"))
 steps, real_step = 0, beam_search.step
 
 
@@ -36,5 +43,11 @@ assert results[0] == results[1]
 model, batch = gpu.model, batch.to("cuda")
 with pretend_cuda.where_it_waits() as found_by_generate:
     model.generate(**batch)
+evaluations = []
+for device in ("cuda", "cpu"):
+    words = [folder, "--source", text, "--reference", text, "--device", device, "--json"]
+    with pretend_cuda.where_it_waits() as waits:
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+    evaluations.append(json.loads(done.stdout) | {"waits": sum(waits.values())})
 counts = {"steps": steps, "waits": found, "waits_of_generate": found_by_generate}
-print(json.dumps({"device": str(gpu.model.device), **counts}))
+print(json.dumps({"device": str(gpu.model.device), "evaluations": evaluations, **counts}))
