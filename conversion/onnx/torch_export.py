@@ -18,21 +18,20 @@ from vaswani_transformer.beam_search import (
     Constants,
     Memory,
     SearchState,
-    initial_hypotheses,
     source_length_offset,
     start,
     step,
 )
 from vaswani_transformer.cached_decoder import CachedDecoder
-from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.search_settings import LOOKAHEAD, NO_MAXIMUM
 
 from .graph_builder import OPSET, tensor_type
 from .simplify import simplify
 
-# Sizes of the example inputs, all different: torch.export treats equal sizes as one symbol.
+# Sizes of the example inputs, all different: torch.export treats equal sizes as one symbol. The offset is much larger
+# than the others, so that the tables by length differ from them, too.
 EXAMPLE_BATCH, LIVE, BEAMS, STEPS = 2, 3, 4, 5
-SOURCE_LENGTH = 7  # tokens; learned positions must cover at least this many
+SOURCE_LENGTH, EXAMPLE_OFFSET = 7, 50  # tokens; learned positions must cover at least SOURCE_LENGTH
 ROWS_AND_COLUMNS = {0: Dim.AUTO, 1: Dim.AUTO}
 # Axes whose sizes vary, by name of the tensor; all axes of tensors that are not listed.
 VARYING_AXES = {
@@ -145,17 +144,15 @@ class CrossAttentions(nn.Module):
 def export_search(model: Model, attention: bool) -> SearchGraphs:
     """Export `start`, `step` and, for attention, `CrossAttentions`."""
     ids = torch.full((EXAMPLE_BATCH, SOURCE_LENGTH), 2)
-    mask, last_index = torch.ones_like(ids), torch.tensor([2])
-    alpha, lookahead, min_length, max_length = map(torch.tensor, (0.6, LOOKAHEAD, 0, NO_MAXIMUM))
-    parts = example_search(model, ids, mask, alpha, lookahead, min_length, last_index)
+    settings = map(torch.tensor, (0.6, LOOKAHEAD, 0, NO_MAXIMUM))
+    start_inputs = (ids, torch.ones_like(ids), torch.arange(BEAMS), torch.arange(LIVE), *settings)
+    start_axes = (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}, {}, {})
+    last_index = torch.tensor([2])
+    parts = example_parts(model, start_inputs, last_index)
     # The exporter mishandles views.
     examples: list[Any] = [each_tensor(part, lambda _, tensor: tensor.clone().contiguous()) for part in parts]
     axes: list[Any] = [each_tensor(part, varying_axes) for part in parts]
-    start_graph = export_module(
-        Start(model, source_length_offset(model)),
-        (ids, mask, torch.arange(BEAMS), torch.arange(LIVE), alpha, lookahead, min_length, max_length),
-        (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, {0: Dim.AUTO}, {0: Dim.AUTO}, {}, {}, {}, {}),
-    )
+    start_graph = export_module(Start(model, source_length_offset(model)), start_inputs, start_axes)
     step_graph = export_module(Step(model), (*examples, last_index), (*axes, {}))
     attention_graph = None
     if attention:
@@ -172,23 +169,12 @@ def export_search(model: Model, attention: bool) -> SearchGraphs:
     return SearchGraphs(start_graph, step_graph, attention_graph, types, *names)
 
 
-def example_search(
-    model: Model,
-    ids: Tensor,
-    mask: Tensor,
-    alpha: Tensor,
-    lookahead: Tensor,
-    min_length: Tensor,
-    last_index: Tensor,
-) -> tuple[Memory, BatchConstants, Constants, SearchState]:
-    """Search for a few steps and return the inputs of the next one."""
-    initial_live = initial_hypotheses(BEAMS, target_vocab_size(model.config))
-    memory, batch_constants, constants, state = start(
-        model, ids, mask, 50, BEAMS, alpha, lookahead, min_length, initial_live=initial_live
-    )
-    decoder = CachedDecoder(model)
+def example_parts(model: Model, start_inputs: tuple[Tensor, ...], last_index: Tensor) -> tuple[Part, ...]:
+    """Search for STEPS steps and return the inputs of the next one, with LIVE live hypotheses."""
+    memory, batch_constants, constants, state = Start(model, EXAMPLE_OFFSET)(*start_inputs)
+    take_step = Step(model)
     for _ in range(STEPS):
-        state = step(decoder, memory, batch_constants, constants, state, last_index)
+        state, _ = take_step(memory, batch_constants, constants, state, last_index)
     # As in the first step, fewer live hypotheses than beams.
     slots = state.keys[0].shape[2]
     state = state._replace(
