@@ -1,5 +1,12 @@
 """Build ONNX graphs by calls: `op.Add(x, 1)` appends an Add node and returns the name of its output.
 
+Strings are names of values; other arguments become constants. Inputs are in the order of ONNX's specification:
+
+    op.Slice(x, [0], [2], [1])     x[:, :2]     starts, ends, axes
+    op.Unsqueeze(x, [1])           x[:, None]   axes
+    op.Gather(x, ids, axis=0)      x[ids]       keywords are attributes
+    op.Shape(x, start=1, end=2)    the second size, as a vector (1,)
+
 onnx_ir has a similar builder (`onnx_ir.tape`), but it shares no initializers between nested graphs.
 """
 
@@ -13,7 +20,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 OPSET = 20
-# Number of elements; smaller tensors are constants, not weights.
+# Number of elements. Smaller matrices are not weights: they are stored although their transpose is.
 SMALLEST_WEIGHT = 1024
 
 
@@ -37,7 +44,7 @@ class GraphBuilder:
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         """Return a function that appends a node and returns the name of its output, or a list with `num_outputs`.
 
-        Arguments that are not names become constants. The keyword `name` names the output.
+        The keyword `name` names the output; the other keywords are attributes of the node.
         """
 
         def append(*inputs: Any, name: str | None = None, **attributes: Any) -> str | list[str]:
@@ -55,12 +62,12 @@ class GraphBuilder:
     def own_initializers(self) -> list[TensorProto]:
         return list(self.initializers.maps[0].values())
 
-    def constant(self, value: int | bytes | list | np.generic | np.ndarray, prefix: str | None = None) -> str:
+    def constant(self, value: int | bytes | list | np.generic | np.ndarray) -> str:
         """Store a constant and return its name. An int becomes int64, bytes become a string."""
         array = np.asarray(value, dtype=object if isinstance(value, bytes) else None)
         constants, content = self.initializers.maps[-1], content_of(array)
         if content not in constants:
-            name = f"{self.prefix if prefix is None else prefix}constant.{len(constants)}"
+            name = f"{self.prefix}constant.{len(constants)}"
             if array.dtype == object:  # onnx's own functions cut strings at U+0000
                 strings = array.flatten().tolist()
                 tensor = TensorProto(name=name, data_type=TensorProto.STRING, dims=array.shape, string_data=strings)
@@ -87,7 +94,7 @@ class GraphBuilder:
             elif stored:
                 replaced[tensor.name] = stored.name
             elif array.size == 1 and not is_output:
-                replaced[tensor.name] = self.constant(array, "number.")
+                replaced[tensor.name] = self.constant(array)
             elif transposed:
                 nodes.append(helper.make_node("Transpose", [transposed.name], [tensor.name], perm=[1, 0]))
             else:
@@ -103,20 +110,21 @@ class GraphBuilder:
         inputs: list[str],
         outputs: list[str],
         initializer_graph: "GraphBuilder | None" = None,
-    ) -> list[str]:
-        """Append the nodes of another graph with these names of inputs and outputs, and return `outputs`.
+    ) -> None:
+        """Append the nodes of another graph, which is renamed in place, with these names of inputs and outputs.
 
-        initializer_graph: this graph (None) or one around it, which stores the initializers
+        prefix: of all other names;  initializer_graph: this graph (None) or one around it, which stores the weights
         """
         rename(graph, prefix, inputs, outputs)
         self.nodes += (initializer_graph or self).store_initializers(graph)
-        return outputs
 
     def hoist_loop_invariants(self, variables: Iterable[str]) -> list[NodeProto]:
         """Remove the nodes of this loop body that compute the same in every iteration, and return them.
 
-        Nodes whose inputs are all initializers stay: ONNX Runtime folds them at load time. With two layers a step of
-        the search keeps 134 of 146 operators; for the speed see benchmarks/results/LOG.md, 2026-11-23.
+        Nodes that read the body's own weights stay, because the weights must, too (see single_graph.py), and so do
+        nodes whose inputs are all initializers: ONNX Runtime folds them at load time. With two layers a step of the
+        search keeps 134 of 146 operators; for the speed see benchmarks/results/LOG.md, 2026-11-23.
+
         variables: names of the loop variables in the body
         """
         stored = {tensor.name for tensor in self.initializers.values()}
@@ -199,6 +207,12 @@ def content_of(array: np.ndarray) -> tuple:
     if array.dtype == object:
         return "bytes", array.shape, tuple(array.flat)
     return array.dtype.str, array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+
+
+def type_without_sizes(value: ValueInfoProto) -> TypeProto:
+    """Return the type of an input or output, for tensors of the same rank and any size."""
+    tensor = value.type.tensor_type
+    return tensor_type(tensor.elem_type, len(tensor.shape.dim))
 
 
 def tensor_type(element_type: int, rank: int | None = None) -> TypeProto:

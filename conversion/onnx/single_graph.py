@@ -34,7 +34,7 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Mo
 from vaswani_transformer.attention_maps import using_eager_attention
 from vaswani_transformer.modeling_vaswani_transformer import EMPTY_SCORE, VALID_ABOVE, target_vocab_size
 
-from .graph_builder import GraphBuilder, rename, tensor_type
+from .graph_builder import GraphBuilder, tensor_type
 from .search_inputs import default_inputs
 from .torch_export import SearchGraphs, export_search
 
@@ -63,11 +63,11 @@ def export_single_graph(model: Model, attention: bool = False) -> ModelProto:
         graphs = export_search(model, attention)
     op, pad = GraphBuilder("search."), cast(int, model.config.pad_token_id)
     initial = initial_values(op, graphs, target_vocab_size(model.config))
-    # Number of hypotheses to return (0: all); they must be final before a sentence is done.
-    returned = op.Where(op.Greater("num_return_sequences", 0), "num_return_sequences", "num_beams")
-    last_index = op.Unsqueeze(op.Sub(op.Where(op.Less("early_stopping", 0), "num_beams", returned), 1), [0])
-    final = outer_loop(op, graphs, initial, last_index, pad)
-    *_, length = select_best(op, final["sequences"], final["scores"], op.Unsqueeze(returned, [0]), pad)
+    returned = op.Where(op.Greater("num_return_sequences", 0), "num_return_sequences", "num_beams")  # 0: all
+    # A sentence is done when the hypotheses to return are final; with a negative lookahead, when all have finished.
+    needed = op.Where(op.Less("early_stopping", 0), "num_beams", returned)
+    final = outer_loop(op, graphs, initial, op.Unsqueeze(op.Sub(needed, 1), [0]), pad)
+    length = select_best(op, final["sequences"], final["scores"], op.Unsqueeze(returned, [0]), pad)
     if attention:
         # The best hypotheses may be shorter than the others.
         padding = op.Sub(length, op.Shape(final["cross_attentions"], start=3, end=4))
@@ -104,10 +104,10 @@ def initial_values(op: GraphBuilder, graphs: SearchGraphs, vocabulary: int) -> V
     initial_live = op.Div(op.Add(op.Mul("num_beams", 2), vocabulary - 1), vocabulary)
     settings = ["length_penalty", "early_stopping", "min_length", "max_length"]
     inputs = [*IDS, beams, op.Range(0, initial_live, 1), *settings]
-    outputs = op.inline(graphs.start, "start.", inputs, [f"first.{name}" for name in graphs.types])
-    initial = dict(zip(graphs.types, outputs, strict=True))
+    initial = {name: f"first.{name}" for name in graphs.types}
+    op.inline(graphs.start, "start.", inputs, [*initial.values()])
     rows = op.Range(0, op.Squeeze(op.Shape("input_ids", end=1), [0]), 1)
-    sequences, _ = op.Split(initial["tokens"], axis=1, num_outputs=2)
+    sequences, _ = op.Split(initial["tokens"], axis=1, num_outputs=2)  # (batch, beams, 0)
     results = {"rows": rows, "sequences": sequences, "scores": initial["finished_scores"]}
     if graphs.cross_attentions is not None:
         results["cross_attentions"] = op.constant(np.zeros([0] * 5, np.float32))
@@ -116,10 +116,10 @@ def initial_values(op: GraphBuilder, graphs: SearchGraphs, vocabulary: int) -> V
 
 def outer_loop(op: GraphBuilder, graphs: SearchGraphs, initial: Values, last_index: str, pad: int) -> Values:
     """Build the outer loop: search until sentences are done, store their hypotheses and drop them, until the batch is
-    empty."""
+    empty. Return the final values of its variables."""
     body = GraphBuilder("outer.", op)
     current = {name: f"outer.{name}" for name in initial if name not in graphs.constants}
-    # Add these nodes before the inner loop, so that weights shared with `step` are stored in this body.
+    # Before the inner loop, so that weights shared with `step` are stored in this body.
     attention = attention_nodes(body, graphs, initial)
     state = inner_loop(body, graphs, initial | current, last_index)
     sequences, scores = collect_hypotheses(body, state, current, initial["penalties"], pad)
@@ -138,12 +138,11 @@ def inner_loop(op: GraphBuilder, graphs: SearchGraphs, current: Values, last_ind
     body = GraphBuilder("inner.", op)
     inner_names = {name: f"inner.{name}" for name in graphs.state}
     known = [current[name] for name in (*graphs.memory, *graphs.batch_constants, *graphs.constants)]
-    inputs = [*known, *inner_names.values(), last_index]
-    outputs = [*(f"after.{name}" for name in inner_names), "condition"]
-    *after, condition = body.inline(graphs.step, "step.", inputs, outputs)
+    after = [f"after.{name}" for name in inner_names]
+    body.inline(graphs.step, "step.", [*known, *inner_names.values(), last_index], [*after, "condition"])
     variables = {inner_names[name]: current[name] for name in inner_names}
     op.nodes += body.hoist_loop_invariants(variables)
-    final = op.loop(body, variables, [graphs.types[name] for name in inner_names], condition, after)
+    final = op.loop(body, variables, [graphs.types[name] for name in inner_names], "condition", after)
     return dict(zip(inner_names, final, strict=True))
 
 
@@ -182,10 +181,10 @@ def drop_done_sentences(op: GraphBuilder, graphs: SearchGraphs, current: Values,
 
 def select_best(
     op: GraphBuilder, sequences: str, scores: str, count: str | list[int], pad: int, prefix: str = ""
-) -> tuple[str, str, str]:
-    """Return the `count` best hypotheses, their scores, and the length of the longest one.
+) -> str:
+    """Select the `count` best hypotheses, and return the length of the longest one.
 
-    A slot without a hypothesis is padding. The names are {prefix}sequences and {prefix}scores.
+    The results are named {prefix}sequences and {prefix}scores. A slot without a hypothesis is padding.
     """
     scores = op.Slice(scores, [0], count, [1], name=f"{prefix}scores")
     exists = op.Unsqueeze(op.Greater(scores, VALID), [2])
@@ -193,20 +192,19 @@ def select_best(
     is_token = op.Cast(op.Not(op.Equal(tokens, pad)), to=TensorProto.INT64)
     longest = op.ReduceMax(op.ReduceSum(is_token, [2], keepdims=0), keepdims=0)
     length = op.Unsqueeze(longest, [0])
-    return op.Slice(tokens, [0], length, [2], name=f"{prefix}sequences"), scores, length
+    op.Slice(tokens, [0], length, [2], name=f"{prefix}sequences")
+    return length
 
 
 def attention_nodes(op: GraphBuilder, graphs: SearchGraphs, initial: Values) -> list[NodeProto]:
-    """Store the weights of the attention pass in this graph, and return its nodes.
-
-    They compute best.cross_attentions from best.sequences.
-    """
+    """Return the nodes that compute best.cross_attentions from best.sequences; their weights are stored in `op`."""
     if graphs.cross_attentions is None:
         return []
     # The encoder memory of the full batch, before sentences were dropped.
     inputs = [*(initial[name] for name in graphs.memory), initial["positional_encoding"], "best.sequences"]
-    rename(graphs.cross_attentions, "attention.", inputs, ["best.cross_attentions"])
-    return op.store_initializers(graphs.cross_attentions)
+    branch = GraphBuilder("best.", op)
+    branch.inline(graphs.cross_attentions, "attention.", inputs, ["best.cross_attentions"], initializer_graph=op)
+    return branch.nodes
 
 
 def attention_branches(
@@ -214,7 +212,7 @@ def attention_branches(
 ) -> dict[str, GraphProto]:
     """Build the If branches: keep `cross_attentions` unchanged while sentences remain, compute it after the last one.
 
-    nodes: of `attention_nodes`
+    nodes: from `attention_nodes`
     """
     unchanged, computed = GraphBuilder("later.", op), GraphBuilder("best.", op)
     unchanged.Identity(current["cross_attentions"], name="later.cross_attentions")

@@ -9,6 +9,7 @@ With `attention=True`, decoder_model.onnx also has the outputs cross_attentions.
 returns the attention of each of its tokens to the source.
 """
 
+import copy
 from itertools import chain
 
 import numpy as np
@@ -22,9 +23,12 @@ from vaswani_transformer.attention_maps import using_eager_attention
 from vaswani_transformer.beam_search import MASKED
 from vaswani_transformer.cached_decoder import CachedDecoder, Decoded, memory_keys_and_values
 
-from .graph_builder import GraphBuilder, tensor_type
+from .graph_builder import GraphBuilder, type_without_sizes
 from .subgraphs import remove_unused
 from .torch_export import ROWS_AND_COLUMNS, SOURCE_LENGTH, export_module
+
+# Lengths of the example inputs, all different: torch.export treats equal sizes as one symbol.
+TARGET_LENGTH, PAST_LENGTH = 3, 5
 
 FILES = ("encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged")
 ENCODER_INPUTS = ["input_ids", "attention_mask"]
@@ -110,18 +114,16 @@ def export_split(model: Model, attention: bool = False, end: int | None = None) 
     weights = [f"cross_attentions.{layer}" for layer in range(layers)] if attention else []
     with using_eager_attention(model):
         encoder, decoder, decoder_with_past = export_modules(model, attention, end)
-    # `single_model` renames the graphs in place, so the merged file gets copies.
-    merged_decoder, merged_decoder_with_past = GraphProto(), GraphProto()
-    merged_decoder.CopyFrom(decoder)
-    merged_decoder_with_past.CopyFrom(decoder_with_past)
-    del merged_decoder.output[1 + len(present) :]
-    remove_unused(merged_decoder)
+    # Copies, because building a model renames its graphs in place. The merged file has no attention weights.
+    first_branch, next_branch = copy.deepcopy(decoder), copy.deepcopy(decoder_with_past)
+    del first_branch.output[1 + len(present) :]
+    remove_unused(first_branch)
     next_inputs, next_outputs = [*NEXT_INPUTS, *past], ["logits", *self_attention_cache]
     return {
         "encoder_model": single_model(encoder, "encoder", ENCODER_INPUTS, ["last_hidden_state"]),
         "decoder_model": single_model(decoder, "decoder", FIRST_INPUTS, ["logits", *present, *weights]),
         "decoder_with_past_model": single_model(decoder_with_past, "decoder_with_past", next_inputs, next_outputs),
-        "decoder_model_merged": merge_decoders(merged_decoder, merged_decoder_with_past, past, present),
+        "decoder_model_merged": merge_decoders(first_branch, next_branch, past, present),
     }
 
 
@@ -133,10 +135,11 @@ def cache_names(prefix: str, layers: int) -> list[str]:
 def export_modules(model: Model, attention: bool, end: int | None) -> tuple[GraphProto, GraphProto, GraphProto]:
     """Export encoder, decoder and decoder with past; arguments as in `export_split`."""
     ids, mask = torch.full((2, SOURCE_LENGTH), 2), torch.ones(2, SOURCE_LENGTH, dtype=torch.long)
-    tokens, earlier_tokens = torch.full((2, 3), 2), torch.full((2, 5), 2)
+    tokens, earlier_tokens = torch.full((2, TARGET_LENGTH), 2), torch.full((2, PAST_LENGTH), 2)
     encoder, decoder, decoder_with_past = Encoder(model), FirstDecoder(model, attention, end), NextDecoder(model, end)
     memory = encoder(ids, mask).clone()
-    past = [tensor.clone().contiguous() for tensor in FirstDecoder(model)(earlier_tokens, memory, mask)[1:]]
+    _, *cache = FirstDecoder(model)(earlier_tokens, memory, mask)
+    past = [tensor.clone().contiguous() for tensor in cache]  # the exporter mishandles views
     past_axes = [{0: Dim.AUTO, 2: Dim.AUTO} for _ in past]
     return (
         export_module(encoder, (ids, mask), (ROWS_AND_COLUMNS,) * 2),
@@ -155,11 +158,13 @@ def single_model(graph: GraphProto, name: str, inputs: list[str], outputs: list[
 def merge_decoders(
     decoder: GraphProto, decoder_with_past: GraphProto, past: list[str], present: list[str]
 ) -> ModelProto:
-    """Return one model whose If node selects a decoder. The first ignores the cache, which may have length 0."""
+    """Return one model whose If node selects a decoder. The first ignores the cache, which may have length 0.
+
+    past, present: names of the cache as input and output, in the same order
+    """
     outputs = ["logits", *present]
     next_outputs = [name for name in outputs if ".encoder." not in name]
-    tensors = zip(outputs, (value.type.tensor_type for value in decoder.output), strict=True)
-    types = {name: tensor_type(tensor.elem_type, len(tensor.shape.dim)) for name, tensor in tensors}
+    types = dict(zip(outputs, map(type_without_sizes, decoder.output), strict=True))
     op = GraphBuilder("merged.")
     first, after = GraphBuilder("first.", op), GraphBuilder("next.", op)
     # The branches share the weights of the graph around them.

@@ -25,13 +25,13 @@ from vaswani_transformer.beam_search import (
 from vaswani_transformer.cached_decoder import CachedDecoder
 from vaswani_transformer.search_settings import LOOKAHEAD, NO_MAXIMUM
 
-from .graph_builder import OPSET, tensor_type
+from .graph_builder import OPSET, type_without_sizes
 from .simplify import simplify
 
-# Sizes of the example inputs, all different: torch.export treats equal sizes as one symbol. The offset is much larger
-# than the others, so that the tables by length differ from them, too.
+# Sizes of the example inputs, all different: torch.export treats equal sizes as one symbol.
 EXAMPLE_BATCH, LIVE, BEAMS, STEPS = 2, 3, 4, 5
-SOURCE_LENGTH, EXAMPLE_OFFSET = 7, 50  # tokens; learned positions must cover at least SOURCE_LENGTH
+SOURCE_LENGTH = 7  # tokens; learned positions must cover at least this many
+EXAMPLE_OFFSET = 50  # tables by length have SOURCE_LENGTH + EXAMPLE_OFFSET + 1 or 2 rows
 ROWS_AND_COLUMNS = {0: Dim.AUTO, 1: Dim.AUTO}
 # Axes whose sizes vary, by name of the tensor; all axes of tensors that are not listed.
 VARYING_AXES = {
@@ -163,9 +163,8 @@ def export_search(model: Model, attention: bool) -> SearchGraphs:
             (axes[0], axes[2].positional_encoding, {0: Dim.AUTO, 2: Dim.AUTO}),
         )
     names = [names_of(part) for part in parts]
-    tensors = [value.type.tensor_type for value in step_graph.input[:-1]]
-    types = [tensor_type(tensor.elem_type, len(tensor.shape.dim)) for tensor in tensors]
-    types = dict(zip(chain.from_iterable(names), types, strict=True))
+    *inputs, _ = step_graph.input  # without last_index
+    types = dict(zip(chain.from_iterable(names), map(type_without_sizes, inputs), strict=True))
     return SearchGraphs(start_graph, step_graph, attention_graph, types, *names)
 
 
