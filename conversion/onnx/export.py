@@ -88,7 +88,7 @@ def export_single_folder(
             reports.append(verify_text(unfinished, model, tokenizer, sentences or []))
         copy_files(source, unfinished, model)
         if (source / "tokenizer.json").exists():
-            page = readme(model, precision, settings, unfinished, attention, text)
+            page = readme(model, precision, settings, unfinished, attention)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
     return "\n".join(reports)
 
