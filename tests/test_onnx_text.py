@@ -23,14 +23,14 @@ from transformers import PreTrainedTokenizerFast
 from conversion.onnx.__main__ import main
 from conversion.onnx.export import export_single_folder
 from conversion.onnx.graph_builder import GraphBuilder
-from conversion.onnx.search_inputs import SEARCH_INPUTS, search_inputs
+from conversion.onnx.search_inputs import search_inputs
 from conversion.onnx.tokenizer.bpe import SPELLING, ByteLevelBPE
 from conversion.onnx.tokenizer.decode import texts_of
 from conversion.onnx.tokenizer.encode import token_ids
 from conversion.onnx.tokenizer.join import add_tokenizer
 from conversion.onnx.tokenizer.verify import EDGE_CASES
 from vaswani_transformer.errors import InputError, ProofError
-from vaswani_transformer.onnx_translator import OnnxTranslator, as_search_inputs
+from vaswani_transformer.onnx_translator import SEARCH_INPUT_DTYPES, OnnxTranslator, as_search_inputs
 from vaswani_transformer.search_settings import SearchSettings
 from vaswani_transformer.tokenization import train_tokenizer
 
@@ -243,7 +243,7 @@ def test_text_survives_a_search_that_copies_its_source(folder: Path) -> None:
     session = session_of(complete)
     assert [value.name for value in session.get_inputs()] == ["text"]
     optional = [value.name for value in session.get_overridable_initializers()]
-    assert sorted(optional) == sorted(set(SEARCH_INPUTS) - {"num_return_sequences"})
+    assert sorted(optional) == sorted(set(SEARCH_INPUT_DTYPES) - {"num_return_sequences"})
     texts = [*EDGE_CASES, *ENGLISH, *GERMAN]
     translations, scores = session.run(["translations", "scores"], {"text": np.array(texts, object)})
     blank = [not text or text.isspace() for text in texts]
@@ -266,7 +266,8 @@ def translated(folder: Path, texts: list[str], **settings: float) -> tuple[list[
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-weights"])
 def test_both_files_give_the_same_translations(exported: Path, tmp_path: Path, precision: str) -> None:
     """Uses other settings than the check of the export, and checks that weights are stored once."""
-    out, sentences = tmp_path / "out", [*ENGLISH, "", *GERMAN]
+    out, sentences = tmp_path / "out", tmp_path / "sentences.txt"
+    sentences.write_text("\n".join([*ENGLISH, "", *GERMAN]), encoding="utf-8")
     with contextlib.nullcontext() if precision == "fp16" else already_exported(exported / "onnx"):
         report = export_single_folder(exported / "model", out, precision, text=True, sentences=sentences)
     assert f"{len(EDGE_CASES) + 9} texts by model_text.onnx" in report

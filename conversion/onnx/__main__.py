@@ -9,7 +9,6 @@ from rich.console import Console
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.lines import read_lines
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -68,7 +67,6 @@ def export(
         raise InputError(f"--attention cannot be combined with {other}; export twice")
     if not Path(model).is_dir():
         raise InputError(f"{model}: no such folder")
-    lines = None if sentences is None else list(read_lines(sentences))
     import onnxruntime  # noqa: F401  # report missing packages before any work
     import onnxscript  # noqa: F401
 
@@ -78,12 +76,12 @@ def export(
     with console.status("reading the model") as status:  # shown only on a terminal
         if layout == "single":
             report = export_single_folder(
-                source, folder, precision, defaults=not no_defaults, attention=attention, text=text, sentences=lines,
-                name=sentences or "", tell=status.update,
+                source, folder, precision, defaults=not no_defaults, attention=attention, text=text,
+                sentences=sentences, on_stage=status.update,
             )  # fmt: skip
         else:
             report = export_split_folder(
-                source, folder, precision, attention=attention, for_javascript=runtime is not None, tell=status.update
+                source, folder, precision, attention=attention, for_javascript=bool(runtime), on_stage=status.update
             )
     typer.echo(report)
     for path in sorted(path for pattern in ("*.onnx", "*.onnx.data") for path in folder.rglob(pattern)):

@@ -13,6 +13,7 @@ from onnx.external_data_helper import set_external_data
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_model, load_tokenizer, refuse_unsupported_settings
 from vaswani_transformer.model_folder import TOKENIZER_FILES
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
@@ -37,7 +38,7 @@ LARGEST_FILE = 2_000_000_000
 # Files of the model that runtimes read unchanged.
 COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{file}" for file in TOKENIZER_FILES))
 
-Tell = Callable[[str], object]
+OnStage = Callable[[str], object]
 
 
 def export_single_folder(
@@ -48,9 +49,8 @@ def export_single_folder(
     defaults: bool = True,
     attention: bool = False,
     text: bool = False,
-    sentences: list[str] | None = None,
-    name: str = "sentences",
-    tell: Tell = lambda stage: None,
+    sentences: str | Path | None = None,
+    on_stage: OnStage = lambda stage: None,
 ) -> str:
     """Export one graph that contains the search, and return a report of the comparison with torch.
 
@@ -58,34 +58,35 @@ def export_single_folder(
         because onnxruntime-web, unlike ONNX Runtime itself, ignores other values of optional inputs
     attention: add the output cross_attentions
     text: also write model_text.onnx, which contains the tokenizer
-    sentences: texts on which to verify and time the graph, too;  name: the name of their file in errors
-    tell: called with the name of each stage
+    sentences: a text file on which to verify and time the graph, too
+    on_stage: called with the name of each stage
 
     Raises InputError, BrokenFileError, UnavailableError, or ProofError if the graph does not translate as torch does.
     """
+    lines = None if sentences is None else list(read_lines(sentences))
     with new_folder(folder) as unfinished:
-        model = load_float32_model(source)
+        model = load_model(source, device="cpu", dtype=torch.float32)
         refuse_unsupported_settings(model, source)
-        tokenizer = check_and_load_tokenizer(source, model, required=sentences is not None)
-        encoded = None if sentences is None else encoded_sentences(sentences, tokenizer, model, name)
+        tokenizer = check_and_load_tokenizer(source, model, required=lines is not None)
+        encoded = None if lines is None else encoded_sentences(lines, tokenizer, model, str(sentences))
         bpe = load_byte_level_bpe(source, model) if text else None
-        tell("exporting the model")
-        graph = export_single_graph(in_precision(model, precision), attention)
+        on_stage("exporting the model")
+        graph = export_single_graph(half_if_fp16(model, precision), attention)
         settings = {} if defaults else required_inputs(model.generation_config.to_dict())
         remove_defaults(graph, settings)
-        tell("writing the graphs")
+        on_stage("writing the graphs")
         path = unfinished / "model.onnx"
         write_graph(graph, path, precision)
         if bpe is not None:
             onnx.load_external_data_for_model(graph, str(unfinished))  # `save` may have moved the weights out
             save(add_tokenizer(graph, bpe, model), unfinished / "model_text.onnx")
         del graph  # may have gigabytes
-        tell("comparing with torch")
+        on_stage("comparing with torch")
         reports = [verify(path, model, precision)]
         if encoded is not None:
             reports.append(time_sentences(path, model, encoded, precision))
         if text:
-            reports.append(verify_text(unfinished, model, tokenizer, sentences or []))
+            reports.append(verify_text(unfinished, model, tokenizer, lines or []))
         copy_files(source, unfinished, model)
         if (source / "tokenizer.json").exists():
             page = readme(model, precision, settings, unfinished, attention)
@@ -100,28 +101,28 @@ def export_split_folder(
     *,
     attention: bool = False,
     for_javascript: bool = False,
-    tell: Tell = lambda stage: None,
+    on_stage: OnStage = lambda stage: None,
 ) -> str:
     """Export encoder and decoders as separate graphs, and return a report of the comparison with torch.
 
     attention: add the outputs cross_attentions.0, ... to decoder_model
     for_javascript: arrange the files as transformers.js loads them
-    tell: called with the name of each stage
+    on_stage: called with the name of each stage
 
     Raises InputError, BrokenFileError, UnavailableError, or ProofError if the logits differ from torch's.
     """
     with new_folder(folder) as unfinished:
-        model = load_float32_model(source)
+        model = load_model(source, device="cpu", dtype=torch.float32)
         if for_javascript:
             check_for_javascript(model, source)
         check_and_load_tokenizer(source, model)
-        tell("exporting the model")
+        on_stage("exporting the model")
         end = cast(int, model.config.eos_token_id) if for_javascript else None
-        graphs = export_split(in_precision(model, precision), attention, end)
-        tell("writing the graphs")
+        graphs = export_split(half_if_fp16(model, precision), attention, end)
+        on_stage("writing the graphs")
         for name in list(graphs):
             write_graph(graphs.pop(name), unfinished / f"{name}.onnx", precision)
-        tell("comparing with torch")
+        on_stage("comparing with torch")
         report = verify_split(unfinished, model, precision)
         copy_files(source, unfinished, model)
         if for_javascript:
@@ -129,11 +130,7 @@ def export_split_folder(
     return report
 
 
-def load_float32_model(source: Path) -> Model:
-    return load_model(source, device="cpu", dtype=torch.float32)
-
-
-def in_precision(model: Model, precision: str) -> Model:
+def half_if_fp16(model: Model, precision: str) -> Model:
     """Return the model to export. Attention scores, masks and the search stay float32, because its code casts them."""
     return copy.deepcopy(model).half() if precision == "fp16" else model
 
@@ -162,9 +159,9 @@ def remove_defaults(graph: ModelProto, inputs: Container[str]) -> None:
 
 
 def write_graph(graph: ModelProto, path: Path, precision: str) -> None:
-    """Quantize the graph, if requested, and write it."""
+    """Write the graph, after quantizing it in place if the precision is int8 or int8-weights."""
     if precision.startswith("int8"):
-        graph = quantize(graph, activations=precision == "int8")
+        quantize(graph, activations=precision == "int8")
     save(graph, path)
 
 

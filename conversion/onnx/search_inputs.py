@@ -1,19 +1,17 @@
-"""The scalar inputs of the single graph: the settings of the search, in the order of the graph."""
+"""Values of the scalar inputs of the single graph: the settings of the search, in the order of the graph."""
 
 from typing import Any
 
 import numpy as np
 
-from vaswani_transformer.onnx_translator import SEARCH_INPUT_DTYPES, as_search_inputs
+from vaswani_transformer.onnx_translator import as_search_inputs
 from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings, lookahead_of, search_settings_of
-
-SEARCH_INPUTS = tuple(SEARCH_INPUT_DTYPES)
 
 
 def search_inputs(
     search: SearchSettings, max_length: int = NO_MAXIMUM, num_return_sequences: int = 0
 ) -> dict[str, np.ndarray]:
-    """Return a value for each input;  num_return_sequences: 0 for all hypotheses"""
+    """Return a value of each input;  num_return_sequences: 0 for all hypotheses"""
     return as_search_inputs(
         {
             "num_beams": search.num_beams,

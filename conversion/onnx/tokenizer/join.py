@@ -15,10 +15,10 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, target_vocab_size
+from vaswani_transformer.onnx_translator import SEARCH_INPUT_DTYPES
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from ..graph_builder import GraphBuilder
-from ..search_inputs import SEARCH_INPUTS
 from .bpe import ByteLevelBPE
 from .decode import texts_of
 from .encode import token_ids
@@ -51,7 +51,7 @@ def add_tokenizer(graph: ModelProto, bpe: ByteLevelBPE, model: Model) -> ModelPr
     has_translation = after.And(after.Greater(scores, np.float32(VALID_ABOVE)), after.Not(is_blank))
     after.Where(has_translation, texts, b"", name="translations")
     after.Where(has_translation, scores, np.float32(0), name="scores")
-    settings = [value for value in search.input if value.name in SEARCH_INPUTS and value.name != FIXED_INPUT]
+    settings = [value for value in search.input if value.name in SEARCH_INPUT_DTYPES and value.name != FIXED_INPUT]
     tensors = [tensor for tensor in search.initializer if tensor.name != FIXED_INPUT]
     tensors += [numpy_helper.from_array(np.array(1), FIXED_INPUT), *before.own_initializers, *after.own_initializers]
     types = {"text": TensorProto.STRING, "translations": TensorProto.STRING, "scores": TensorProto.FLOAT}
