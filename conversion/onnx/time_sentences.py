@@ -34,13 +34,14 @@ def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str)
 def time_sentences(path: Path, model: Model, sentences: list[list[int]], precision: str = "fp32") -> str:
     """Translate sentences with `generate()`, the graph and the search in torch, and return a report.
 
-    Random tokens show that a graph is correct, but its speed depends on the lengths of real translations. Raises
-    ProofError.
+    Random tokens show that a graph is correct, but its speed depends on the lengths of real translations.
+
+    sentences: token ids, sorted by length so that batches have little padding. Raises ProofError.
     """
     session, pad = open_session(path), cast(int, model.config.pad_token_id)
     search = search_settings_of(model.generation_config.to_dict())
     batches = [padded(sentences[i : i + BATCH], pad) for i in range(0, len(sentences), BATCH)]
-    seconds, as_generate = np.zeros(3), 0
+    seconds, same_as_generate = np.zeros(3), 0
     for turn, batch in enumerate([batches[0], *batches]):  # the three take turns, so that other load slows all of them
         begun = time.perf_counter()
         generated = cast(Any, model).generate(**batch, **search._asdict())[:, None, 1:].numpy()
@@ -49,10 +50,11 @@ def time_sentences(path: Path, model: Model, sentences: list[list[int]], precisi
         raise_if_wrong([f"sentences: {reason}" for reason in found.wrong])
         if turn > 0:  # the first one warms up
             seconds += generation, *found.seconds
-            as_generate += int(same_tokens(found.sequences, generated, pad).sum())
+            same_as_generate += int(same_tokens(found.sequences, generated, pad).sum())
+    of_generate, of_graph, of_torch = seconds
     return (
         f"{len(sentences)} sentences, {BATCH} at a time, beam {search.num_beams}, {torch.get_num_threads()} thread(s): "
-        f"generate() {seconds[0]:.2f} s, our search in torch {seconds[2]:.2f} s, model.onnx {seconds[1]:.2f} s: "
-        f"{seconds[0] / seconds[1]:.1f} times as fast as generate(); "
-        f"{as_generate} of {len(sentences)} translations are the same"
+        f"generate() {of_generate:.2f} s, our search in torch {of_torch:.2f} s, model.onnx {of_graph:.2f} s: "
+        f"{of_generate / of_graph:.1f} times as fast as generate(); "
+        f"{same_as_generate} of {len(sentences)} translations are the same"
     )

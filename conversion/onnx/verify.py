@@ -100,13 +100,13 @@ def compare(
     search: SearchSettings,
     precision: str,
     max_length: int = NO_MAXIMUM,
-    num_return_sequences: int | None = None,
+    num_return_sequences: int = 0,
 ) -> Comparison:
-    """Translate a batch with the graph and with torch;  num_return_sequences: None for all hypotheses"""
+    """Translate a batch with the graph and with torch;  num_return_sequences: 0 for all hypotheses"""
     begun = time.perf_counter()
-    found, scores = run(session, batch, search, max_length, num_return_sequences or 0)
+    found, scores = run(session, batch, search, max_length, num_return_sequences)
     middle = time.perf_counter()
-    settings = search._asdict() | {"max_length": max_length, "num_return_sequences": num_return_sequences}
+    settings = search._asdict() | {"max_length": max_length, "num_return_sequences": num_return_sequences or None}
     in_torch = beam_search(model, **batch, max_source_length_offset=source_length_offset(model), **settings)
     expected, expected_scores = (tensor.numpy() for tensor in in_torch)
     seconds = middle - begun, time.perf_counter() - middle
