@@ -12,6 +12,7 @@ from typing import Any
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import read_json_object
 
 SPELLING = bytes_to_unicode()  # byte -> the character that stands for it in byte-level BPE
 # Fields of tokenizer.json's model that the operators do not support.
@@ -30,10 +31,8 @@ class ByteLevelBPE:
     @classmethod
     def read(cls, folder: Path) -> "ByteLevelBPE":
         """Read the tokenizer of a folder. Raises InputError naming everything that the operators do not support."""
-        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        found = unsupported(content, settings)
-        if found:
+        content = read_json_object(folder / "tokenizer.json")
+        if found := unsupported(content, read_json_object(folder / "tokenizer_config.json")):
             raise InputError(
                 f"{folder / 'tokenizer.json'}: --text needs a byte-level BPE as `vaswani-transformer tokenizer` trains "
                 f"it; this one has {'; '.join(found)}"

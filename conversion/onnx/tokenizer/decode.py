@@ -7,9 +7,11 @@ hold one byte each; strings that leave the graph are valid UTF-8.
 import numpy as np
 from onnx import TensorProto
 
+from vaswani_transformer.attention_maps import BYTE_OF_LETTER
+
 from ..graph_builder import GraphBuilder, tensor_type
-from .bpe import SPELLING, ByteLevelBPE
-from .ops import END_OF_TEXT, as_int, in_batch, shifted
+from .bpe import ByteLevelBPE
+from .ops import END_OF_TEXT, TO_THE_END, as_int, in_batch, shifted
 
 REPLACEMENT, DROPPED = 256, 257  # pieces of text besides the 256 bytes: U+FFFD, and nothing
 
@@ -24,9 +26,10 @@ def texts_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> 
 
 def bytes_of(op: GraphBuilder, ids: str, bpe: ByteLevelBPE, vocabulary: int) -> tuple[str, str, str]:
     """Return the bytes of all tokens, int64 (bytes,), the row of each, and whether it is an end of text."""
-    byte_of = {letter: byte for byte, letter in SPELLING.items()}
     spelled = {id: spelling for spelling, id in bpe.vocabulary.items() if id not in bpe.control}
-    tokens = [bytes(byte_of[letter] for letter in spelled.get(id, "")) for id in range(vocabulary)] + [END_OF_TEXT]
+    tokens = [bytes(BYTE_OF_LETTER[letter] for letter in spelled.get(id, "")) for id in range(vocabulary)] + [
+        END_OF_TEXT
+    ]
     lengths = np.array([len(token) for token in tokens])
     starts = np.cumsum(lengths) - lengths
     ended = op.Pad(ids, [0, 0, 0, 1], vocabulary)
@@ -59,18 +62,19 @@ def valid_pieces(op: GraphBuilder, bytes: str) -> str:
     lowest[0xE0], highest[0xED], lowest[0xF0], highest[0xF4] = 0xA0, 0x9F, 0x90, 0x8F
     begins = np.ones(256, bool)
     begins[0x80:0xC2], begins[0xF5:] = False, False
-    next, second, third = (shifted(op, bytes, -by, 0) for by in (1, 2, 3))
+    second, third, fourth = (shifted(op, bytes, -by, 0) for by in (1, 2, 3))  # if a character begins here
 
     def continues(byte: str) -> str:
         return op.Equal(op.BitwiseAnd(byte, 0xC0), 0x80)
 
     expected = op.Gather(more, bytes)  # continuation bytes
     in_range = op.And(
-        op.GreaterOrEqual(next, op.Gather(lowest, bytes)), op.LessOrEqual(next, op.Gather(highest, bytes))
+        op.GreaterOrEqual(second, op.Gather(lowest, bytes)), op.LessOrEqual(second, op.Gather(highest, bytes))
     )
+    # Whether at least one, two and three of them are valid.
     one = op.And(in_range, op.GreaterOrEqual(expected, 1))
-    two = op.And(op.And(one, continues(second)), op.GreaterOrEqual(expected, 2))
-    three = op.And(op.And(two, continues(third)), op.GreaterOrEqual(expected, 3))
+    two = op.And(op.And(one, continues(third)), op.GreaterOrEqual(expected, 2))
+    three = op.And(op.And(two, continues(fourth)), op.GreaterOrEqual(expected, 3))
     found = op.Add(op.Add(as_int(op, one), as_int(op, two)), as_int(op, three))
     is_complete = op.And(op.Equal(found, expected), op.Gather(begins, bytes))
 
@@ -96,12 +100,10 @@ def joined(op: GraphBuilder, pieces: str) -> str:
     columns = op.Gather(strings, op.Pad(pieces, padding, DROPPED))
     body = GraphBuilder("text.join.", op)
     current = "text.join.columns"
-    even, odd = (body.Slice(current, [first], [2**31], [1], [2]) for first in (0, 1))
+    even, odd = (body.Slice(current, [first], TO_THE_END, [1], [2]) for first in (0, 1))
     # If there is only one column, append nothing to it.
-    last = body.Concat(
-        odd, body.Slice(body.Expand(b"", body.Shape(even)), body.Shape(odd, start=1), [2**31], [1]), axis=1
-    )
-    together = body.StringConcat(even, last)
+    missing = body.Slice(body.Expand(b"", body.Shape(even)), body.Shape(odd, start=1), TO_THE_END, [1])
+    together = body.StringConcat(even, body.Concat(odd, missing, axis=1))
     condition = body.Greater(body.Squeeze(body.Shape(together, start=1)), 1)
     (columns,) = op.loop(body, {current: columns}, [tensor_type(TensorProto.STRING)], condition, [together])
     return op.Squeeze(columns, [1])

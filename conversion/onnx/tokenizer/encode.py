@@ -21,7 +21,7 @@ from onnx import TensorProto
 
 from ..graph_builder import GraphBuilder, tensor_type
 from .bpe import SPELLING, ByteLevelBPE
-from .ops import END_OF_TEXT, as_int, in_batch, looked_up, repeated, selected, shifted
+from .ops import END_OF_TEXT, TO_THE_END, as_int, in_batch, looked_up, repeated, selected, shifted
 from .tables import SINGLE_DIGIT, SPACE, character_classes, lower_case, merge_table, python_spaces
 
 BOUNDARY = SINGLE_DIGIT  # the ends of texts, too, are words by themselves
@@ -38,7 +38,7 @@ def token_ids(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tupl
     )  # (batch, longest)
     exists = op.Not(op.Equal(characters, b""))
     # The last character of a row is the end of its text.
-    is_text = op.And(exists, op.Slice(op.Pad(exists, [0, 0, 0, 1]), [1], [2**31], [1]))
+    is_text = op.And(exists, op.Slice(op.Pad(exists, [0, 0, 0, 1]), [1], TO_THE_END, [1]))
     codes = code_points(op, characters)
     is_space = op.Or(op.Not(is_text), op.Cast(looked_up(op, python_spaces(), codes), to=TensorProto.BOOL))
     is_blank = op.Not(op.Cast(op.ReduceMax(as_int(op, op.Not(is_space)), [1], keepdims=0), to=TensorProto.BOOL))

@@ -9,6 +9,7 @@ from ..graph_builder import GraphBuilder
 from .tables import BLOCK
 
 END_OF_TEXT = b"\n"  # appended to each text
+TO_THE_END = [2**31]  # of a Slice: larger than any size
 
 
 def selected(op: GraphBuilder, values: str, flags: str) -> str:
@@ -35,7 +36,7 @@ def shifted(op: GraphBuilder, values: str, by: int, filler: Any) -> str:
     """Shift a vector right by `by` (left if negative) and fill with `filler`."""
     padding = [filler] * abs(by)
     longer = op.Concat(*([padding, values] if by > 0 else [values, padding]), axis=0)
-    return op.Slice(longer, [0], [-by], [0]) if by > 0 else op.Slice(longer, [-by], [2**31], [0])
+    return op.Slice(longer, [0], [-by], [0]) if by > 0 else op.Slice(longer, [-by], TO_THE_END, [0])
 
 
 def in_batch(op: GraphBuilder, ids: str, rows: str, batch: str, filler: int) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def lower_case() -> tuple[np.ndarray, np.ndarray]:
     distance, second = np.zeros(UNICODE, np.int32), np.zeros(UNICODE, np.int32)
     for first, block in blocks_of_unicode():
         lowered = normalizers.Lowercase().normalize_str("\n".join(block)).split("\n")
-        if first == 0:  # the line feed itself
+        if first == 0:  # the line feed itself became two empty strings
             lowered[ord("\n") : ord("\n") + 2] = ["\n"]
         for code, letters in enumerate(lowered, start=first):
             assert 1 <= len(letters) <= 2, f"U+{code:04X} has {len(letters)} lower-case letters"
@@ -73,7 +73,8 @@ class MergeTable(NamedTuple):
 
 
 def merge_table(bpe: ByteLevelBPE) -> MergeTable:
-    """Store a sparse matrix of ranks by overlaying its rows, fullest first, each at the first offset where it fits."""
+    """Store the sparse matrix of ranks by row displacement: overlay its rows, fullest first, each at the first offset
+    where it fits."""
     id_of = bpe.vocabulary
     size = max(max(id_of.values()), *bpe.control) + 1
     rank_of = {(id_of[left], id_of[right]): rank for rank, (left, right) in enumerate(bpe.merges)}
