@@ -9,8 +9,8 @@ ReLU is never negative and uses all 255 steps.
 On x86 without VNNI, ONNX Runtime adds pairs of uint8 x int8 products in 16 bits (vpmaddubsw). They saturate at 32,767,
 and a pair can reach 255 * (127 + 127) = 64,770. Therefore the scale of a column is large enough that two neighbours add
 up to at most 128 (255 * 128 = 32,640): sums are exact on every processor, and a file gives the same translations
-everywhere. onnxruntime's `reduce_range`, for the same purpose,
-gives up one bit of every weight; this costs 0.4 bits for normally distributed weights.
+everywhere. onnxruntime's `reduce_range`, for the same purpose, gives up one bit of every weight; this costs 0.4 bits
+for normally distributed weights.
 
 Without quantized activations, weights are converted to float32 before the products: a small file with the speed and
 almost the translations of float32. Cast and Mul convert them, which ONNX Runtime folds at load time. DequantizeLinear
@@ -128,7 +128,8 @@ class Quantizer:
             array = numpy_helper.to_array(tensor)
             scale = np.maximum(self.column_limits(array, axis), SMALLEST_SCALE).astype(np.float32) / 127
             rounded = np.rint(array / np.expand_dims(scale, axis)).astype(np.int8)
-            # In the graph that holds the float matrix, so that ONNX Runtime prepacks it (see single_graph.py).
+            # Store it beside the float matrix, so that ONNX Runtime prepacks it (see single_graph.py). Search for
+            # its graph each time, because rewriting a graph copies its subgraphs.
             owner = next(body for body in graphs_of(self.graph) if name in {tensor.name for tensor in body.initializer})
             owner.initializer.extend(map(numpy_helper.from_array, (rounded, scale), names))
         return names

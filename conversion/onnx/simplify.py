@@ -38,7 +38,7 @@ def simplify(graph: GraphProto) -> None:
             replace(node, "GatherND", [node.input[0], index.input[0]], batch_dims=1)
         elif node.op_type == "GatherND" and is_index_of_first_axis(node, index, shapes):
             replace(node, "Gather", [node.input[0], index.input[0]], axis=0)
-        elif node.op_type == "Gather" and index.op_type == "Reshape" and len(shapes.get(index.input[0], "  ")) == 1:
+        elif node.op_type == "Gather" and index.op_type == "Reshape" and len(shapes.get(index.input[0], [])) == 1:
             node.input[1] = index.input[0]
         elif node.op_type == "Shape" and (source := inputs.get(single_dimension(node, shapes))):
             name, axis = source
@@ -69,8 +69,8 @@ def constant_shape(reshape: NodeProto, shapes: Shapes) -> list[int] | None:
 
 def is_index_of_first_axis(node: NodeProto, index: NodeProto, shapes: Shapes) -> bool:
     """Return whether a GatherND has an index (..., 1), made by Unsqueeze, and no batch dimensions."""
-    is_scalar = shapes.get(node.input[1], [0])[-1] == 1
-    return is_scalar and index.op_type == "Unsqueeze" and not attributes_of(node).get("batch_dims")
+    has_one_index = shapes.get(node.input[1], [])[-1:] == [1]
+    return has_one_index and index.op_type == "Unsqueeze" and not attributes_of(node).get("batch_dims")
 
 
 def single_dimension(node: NodeProto, shapes: Shapes) -> int | str | None:
