@@ -36,15 +36,6 @@ FIRST_INPUTS = ["input_ids", "encoder_hidden_states", "encoder_attention_mask"]
 NEXT_INPUTS = ["input_ids", "encoder_attention_mask"]
 
 
-class Encoder(nn.Module):
-    def __init__(self, model: Model):
-        super().__init__()
-        self.encoder = model.model.encoder
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-
 class FirstDecoder(nn.Module):
     """The decoder without a cache.
 
@@ -136,15 +127,15 @@ def export_modules(model: Model, attention: bool, end: int | None) -> tuple[Grap
     """Export encoder, decoder and decoder with past; arguments as in `export_split`."""
     ids, mask = torch.full((2, SOURCE_LENGTH), 2), torch.ones(2, SOURCE_LENGTH, dtype=torch.long)
     tokens, earlier_tokens = torch.full((2, TARGET_LENGTH), 2), torch.full((2, PAST_LENGTH), 2)
-    encoder, decoder, decoder_with_past = Encoder(model), FirstDecoder(model, attention, end), NextDecoder(model, end)
-    memory = encoder(ids, mask).clone()
+    encoder, decoder, next_decoder = model.model.encoder, FirstDecoder(model, attention, end), NextDecoder(model, end)
+    memory = encoder(ids, mask).last_hidden_state.clone()
     _, *cache = FirstDecoder(model)(earlier_tokens, memory, mask)
     past = [tensor.clone().contiguous() for tensor in cache]  # the exporter mishandles views
     past_axes = [{0: Dim.AUTO, 2: Dim.AUTO} for _ in past]
     return (
         export_module(encoder, (ids, mask), (ROWS_AND_COLUMNS,) * 2),
         export_module(decoder, (tokens, memory, mask), (ROWS_AND_COLUMNS,) * 3),
-        export_module(decoder_with_past, (tokens, mask, past), (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, past_axes)),
+        export_module(next_decoder, (tokens, mask, past), (ROWS_AND_COLUMNS, ROWS_AND_COLUMNS, past_axes)),
     )
 
 
