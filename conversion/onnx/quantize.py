@@ -37,6 +37,14 @@ class RowScale(NamedTuple):
     computed_scale: str  # the name of the same number as the output of a node
 
 
+class QuantizedRows(NamedTuple):
+    """The names of activations in uint8, and of the largest absolute value of each row."""
+
+    values: str
+    largest: str
+    scale: RowScale
+
+
 def quantize(model: ModelProto, activations: bool = True) -> ModelProto:
     """Quantize in place: int8 weights, and products of uint8 rows with int8 columns, summed in int32.
 
@@ -88,20 +96,16 @@ class Quantizer:
         """Replace MatMul with matrices and Gather from matrices."""
         op = GraphBuilder("int8.", self.op)
         relu_outputs = {node.output[0] for node in body.node if node.op_type == "Relu"}
-        quantized_rows: dict[str, tuple[str, str]] = {}  # several products may share their rows
+        quantized_rows: dict[str, QuantizedRows] = {}  # several products may share their rows
         for node in body.node:
             first, second, *_ = [*node.input, "", ""]
             if node.op_type == "MatMul" and second in self.matrices:
                 columns, column_scale = self.matmul_weight(op, second)
                 if self.activations:
-                    row_scale = self.non_negative if first in relu_outputs else self.symmetric
                     if first not in quantized_rows:
+                        row_scale = self.non_negative if first in relu_outputs else self.symmetric
                         quantized_rows[first] = quantize_rows(op, first, row_scale)
-                    activations, row_max = quantized_rows[first]
-                    sums = op.MatMulInteger(activations, columns, row_scale.zero_point)
-                    sums = op.Cast(sums, to=TensorProto.FLOAT)
-                    scales = op.Mul(row_scale.computed_scale, column_scale)
-                    op.Mul(op.Mul(sums, scales), row_max, name=node.output[0])
+                    integer_product(op, quantized_rows[first], columns, column_scale, name=node.output[0])
                 else:
                     columns = op.Mul(op.Cast(columns, to=TensorProto.FLOAT), column_scale)
                     op.MatMul(first, columns, name=node.output[0])
@@ -144,8 +148,15 @@ class Quantizer:
         return np.maximum(largest, np.abs(sums).max(axis=axis))
 
 
-def quantize_rows(op: GraphBuilder, rows: str, row_scale: RowScale) -> tuple[str, str]:
-    """Divide each row by its largest absolute value and quantize it. Return the rows in uint8, and these values."""
-    row_max = op.ReduceMax(op.Abs(rows) if row_scale.zero_point else rows, [-1], keepdims=1)
+def quantize_rows(op: GraphBuilder, rows: str, scale: RowScale) -> QuantizedRows:
+    """Divide each row by its largest absolute value and quantize it."""
+    largest = op.ReduceMax(op.Abs(rows) if scale.zero_point else rows, [-1], keepdims=1)
     # In a row of zeros, 0 / 0 may become any byte, which is then multiplied by 0.
-    return op.QuantizeLinear(op.Div(rows, row_max), row_scale.scale, row_scale.zero_point), row_max
+    return QuantizedRows(op.QuantizeLinear(op.Div(rows, largest), scale.scale, scale.zero_point), largest, scale)
+
+
+def integer_product(op: GraphBuilder, rows: QuantizedRows, columns: str, column_scale: str, name: str) -> None:
+    """Multiply uint8 rows with int8 columns, and convert the int32 sums to float32."""
+    sums = op.Cast(op.MatMulInteger(rows.values, columns, rows.scale.zero_point), to=TensorProto.FLOAT)
+    scales = op.Mul(rows.scale.computed_scale, column_scale)
+    op.Mul(op.Mul(sums, scales), rows.largest, name=name)
