@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerConfig
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import one_line
+from vaswani_transformer.errors import InputError, one_line
 
 from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET, Description
 from .layout import DECODER_POSITIONS, ENCODER_POSITIONS, interleave
@@ -18,57 +18,66 @@ from .vocabulary import Vocabulary
 # The logit of a token that the toolkit does not have: its probability is 0 in float32, but a label-smoothed loss
 # stays finite in every precision.
 NEVER = -100.0
+# The matrices with a row for each token, and the side of their vocabulary.
+SIDE = {SOURCE: "source", TARGET: "target", OUTPUT: "target"}
 
 
 def build_model(description: Description, reasons: Reasons) -> Model:
     """Return the model. Raises InputError or BrokenFileError with all reasons against the conversion."""
-    config, d_model, vocabulary = dict(description.config), description.config["d_model"], description.vocabulary
-    known, sinusoids = {rule.theirs for rule in description.rules}, description.sinusoids
-    to_read = {name: t for name, t in description.tensors.items() if name in known or not sinusoids.match(t, d_model)}
-    tensors = rename(to_read, description.rules, reasons)
-    check_tables(tensors, vocabulary, d_model, reasons)
+    config = dict(description.config)
+    d_model = config["d_model"]
+    tensors = rename(without_sinusoids(description), description.rules, reasons)
+    check_tables(tensors, description.vocabulary, d_model, reasons)
     reasons.raise_if_any()
 
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     for name in description.unscaled:  # our model multiplies by sqrt(d_model)
         tensors[name] = tensors[name] / d_model**0.5
     config.setdefault("attention_bias", any(name.endswith(".q_proj.bias") for name in tensors))
-    if ENCODER_POSITIONS in tensors:
-        config |= limit_positions(tensors, config.get("position_offset", 0))
-    else:
-        config["position_base"] = sinusoids.base(d_model)
     for name, tensor in list(tensors.items()):  # biases that some toolkits omit
         if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
-    config |= tie_and_extend(tensors, vocabulary)
-    if sinusoids.concatenated and ENCODER_POSITIONS not in tensors:
-        tensors = interleave(tensors, d_model)
+    config |= tie_and_extend(tensors, description.vocabulary)
+    if ENCODER_POSITIONS in tensors:
+        config |= limit_positions(tensors, config.get("position_offset", 0))
+    else:
+        config["position_base"] = description.sinusoids.base(d_model)
+        if description.sinusoids.concatenated:
+            tensors = interleave(tensors, d_model)
 
     try:
         with torch.device("meta"):  # allocates no memory
             model = Model(VaswaniTransformerConfig(**config))
     except Exception as error:  # strict dataclasses raise several kinds, each naming the field
-        reasons.unsupported(one_line(str(error)))
-        reasons.raise_if_any()
-        raise
+        raise InputError(f"{reasons.subject} cannot be converted: {one_line(str(error))}") from error
     check_tensors(model, tensors, reasons)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
 
 
+def without_sinusoids(description: Description) -> dict[str, Tensor]:
+    """Return the tensors without saved tables of sinusoids, which our model computes."""
+    known = {rule.theirs for rule in description.rules}
+    sinusoids, d_model = description.sinusoids, description.config["d_model"]
+    return {
+        name: tensor
+        for name, tensor in description.tensors.items()
+        if name in known or not sinusoids.match(tensor, d_model)
+    }
+
+
 def check_tables(tensors: dict[str, Tensor], vocabulary: Vocabulary, d_model: int, reasons: Reasons) -> None:
     """Check the tables that are truncated or extended below: the embeddings need a row for every token."""
-    sides = {SOURCE: "source", TARGET: "target", OUTPUT: "target"}
-    for name in (*sides, ENCODER_POSITIONS, DECODER_POSITIONS):
+    for name in (*SIDE, ENCODER_POSITIONS, DECODER_POSITIONS):
         if name not in tensors:
             continue
         shape = tuple(tensors[name].shape)
         if len(shape) != 2 or shape[1] != d_model:
             reasons.broken(f"{name} has shape {shape}; the options say (any, {d_model})")
-        elif name in sides and shape[0] != (entries := len(vocabulary.tokens(sides[name]))):
+        elif name in SIDE and shape[0] != (entries := len(vocabulary.tokens(SIDE[name]))):
             reasons.broken(
-                f"the {sides[name]} vocabulary has {entries} entries, but its embedding matrix has {shape[0]} rows"
+                f"the {SIDE[name]} vocabulary has {entries} entries, but its embedding matrix has {shape[0]} rows"
             )
 
 
@@ -88,25 +97,23 @@ def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[s
     """
     share = vocabulary.is_joint and torch.equal(tensors[SOURCE], tensors[TARGET])
     tie = torch.equal(tensors[TARGET], tensors[OUTPUT])
-    sizes = {SOURCE: vocabulary.size("source"), TARGET: vocabulary.size("target"), OUTPUT: vocabulary.size("target")}
-    added = sizes[OUTPUT] - len(vocabulary.target)
+    added = vocabulary.size("target") - len(vocabulary.target)
     if added:
         bias = tensors.get(OUTPUT_BIAS, torch.zeros(len(vocabulary.target)))
         tensors[OUTPUT_BIAS] = torch.cat((bias, torch.full((added,), NEVER)))
-    for name, size in sizes.items():
-        table = tensors[name]
+    for name, side in SIDE.items():
+        table, first_alias = tensors[name], vocabulary.first_alias(side)
+        zeros = table.new_zeros(first_alias - len(table), table.shape[1])
         unknown = table.new_zeros(table.shape[1]) if vocabulary.unknown is None else table[vocabulary.unknown]
-        zeros = max(min(size, vocabulary.rows_with_added_tokens()) - len(table), 0)
-        aliases = size - len(table) - zeros
-        tensors[name] = torch.cat((table, table.new_zeros(zeros, table.shape[1]), unknown.expand(aliases, -1)))
+        tensors[name] = torch.cat((table, zeros, unknown.expand(vocabulary.size(side) - first_alias, -1)))
     if share:
         tensors[SHARED] = tensors.pop(SOURCE)
         del tensors[TARGET]
     if tie:
         del tensors[OUTPUT]
     return {
-        "vocab_size": sizes[SOURCE],
-        "decoder_vocab_size": sizes[TARGET],
+        "vocab_size": vocabulary.size("source"),
+        "decoder_vocab_size": vocabulary.size("target"),
         "share_encoder_decoder_embeddings": share,
         "tie_word_embeddings": tie,
         "output_bias": OUTPUT_BIAS in tensors,

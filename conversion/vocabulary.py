@@ -74,18 +74,15 @@ class Vocabulary:
     def pad_id(self) -> int:
         return self.first_new + (self.start is None) if self.pad is None else self.pad
 
-    def rows_with_added_tokens(self) -> int:
-        """Return the rows up to and including the special tokens that the toolkit lacks; 0 if it lacks none."""
-        new = (self.start is None) + (self.pad is None)
-        return self.first_new + new if new else 0
+    def first_alias(self, side: str) -> int:
+        """Return the number of rows before the aliases: the toolkit's tokens and, if there are any, the added ones."""
+        added = (self.start is None) + (self.pad is None)
+        return self.first_new + added if added else len(self.tokens(side))
 
     def size(self, side: str) -> int:
-        """Return the number of rows of one side's embedding."""
+        """Return the number of rows of one side's embedding; joint vocabularies share one embedding."""
         sides = SIDES if self.is_joint else (side,)
         return max(self.first_alias(side) + len(self.aliases.get(side, ())) for side in sides)
-
-    def first_alias(self, side: str) -> int:
-        return max(len(self.tokens(side)), self.rows_with_added_tokens())
 
     def special_tokens(self, side: str) -> dict[str, str]:
         """Return bos_token, eos_token, pad_token, unk_token -> the token, for one side."""
