@@ -21,11 +21,13 @@ from vaswani_transformer.errors import BrokenFileError, InputError, ProofError, 
 from .description import Description, Forward, forward_of
 from .vocabulary import SIDES, Vocabulary
 
-# float32; wrong settings give 0.2 to 10, but a wrong LayerNorm epsilon only 4e-5: not detected
+# In float32, wrong settings give differences of 0.2 to 10. A wrong epsilon of LayerNorm gives 4e-5: not detected.
 MAX_DIFFERENCE = 1e-3
-RANDOM_PAIRS, RANDOM_LENGTH = 4, 10  # short, because some tables of positions are
-# The arrays in a file of logits; the masks may be missing.
-ARRAYS = ("src_ids", "tgt_in_ids", "logits", "src_mask", "tgt_mask")
+RANDOM_PAIRS = 4
+RANDOM_LENGTH = 10  # some tables of positions are not much longer
+# The arrays in a file of logits.
+REQUIRED_ARRAYS = ("src_ids", "tgt_in_ids", "logits")
+MASKS = ("src_mask", "tgt_mask")  # may be missing
 
 
 @torch.inference_mode()
@@ -34,9 +36,9 @@ def check(description: Description, model: Model, logits: Path | None = None) ->
 
     logits: an .npz file of logits that the toolkit computed; None to run the toolkit's own model
     """
-    name = description.toolkit
+    name = str(logits or description.toolkit)
     if logits:
-        name, differences = str(logits), differences_from_file(model, logits, description.vocabulary)
+        differences = differences_from_file(model, logits, description.vocabulary)
     elif description.reference is None:
         return (
             f"check: not compared: {name} cannot run here; to compare with logits that it computed, convert again "
@@ -60,21 +62,18 @@ def check(description: Description, model: Model, logits: Path | None = None) ->
 
 def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> list[Tensor]:
     """Return, for each row, the largest difference over the vocabulary at each target position, (target,)."""
-    try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            arrays = {name: torch.from_numpy(archive[name]) for name in ARRAYS if name in archive}
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file") from None
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise BrokenFileError(f"{file} is not an .npz file of numbers ({one_line(str(error))[:200]})") from None
-    if missing := [name for name in ARRAYS[:3] if name not in arrays]:
-        raise InputError(f"{file} lacks {', '.join(missing)}: --logits needs the arrays {', '.join(ARRAYS[:3])}")
+    arrays = read_arrays(file)
     source, target, logits = arrays["src_ids"].long(), arrays["tgt_in_ids"].long(), arrays["logits"].float()
-    source_mask, target_mask = (arrays.get(f"{side}_mask", torch.ones(1)) > 0 for side in ("src", "tgt"))
+    source_mask = arrays.get("src_mask", torch.ones_like(source)) > 0
+    target_mask = arrays.get("tgt_mask", torch.ones_like(target)) > 0
     size = len(vocabulary.target)
-    if source.dim() != 2 or target.dim() != 2 or logits.shape != (*target.shape, size):
-        shapes = ", ".join(f"{name} {tuple(arrays[name].shape)}" for name in ARRAYS[:3])
+    rows_differ = source.shape[:1] != target.shape[:1]
+    if source.dim() != 2 or target.dim() != 2 or rows_differ or logits.shape != (*target.shape, size):
+        shapes = ", ".join(f"{name} {tuple(arrays[name].shape)}" for name in REQUIRED_ARRAYS)
         raise InputError(f"{file} has {shapes}; --logits needs (rows, source), (rows, target), (rows, target, {size})")
+    for name, mask, ids in (("src_mask", source_mask, source), ("tgt_mask", target_mask, target)):
+        if mask.shape != ids.shape:
+            raise InputError(f"{file}: {name} has shape {tuple(mask.shape)}, but the ids have {tuple(ids.shape)}")
     for name, ids, rows in (("src_ids", source, len(vocabulary.source)), ("tgt_in_ids", target, size)):
         if ids.numel() == 0 or not 0 <= int(ids.min()) <= int(ids.max()) < rows:
             raise InputError(f"{file}: {name} must have ids from 0 to {rows - 1}")
@@ -82,10 +81,25 @@ def differences_from_file(model: Model, file: Path, vocabulary: Vocabulary) -> l
     target = target.masked_fill(~target_mask, vocabulary.pad_id)
     if vocabulary.start is None:  # the toolkit starts with a zero vector
         target[:, 0] = vocabulary.start_id
-    outputs = model(input_ids=source, attention_mask=source_mask.expand_as(source).long(), decoder_input_ids=target)
-    ours = outputs.logits.log_softmax(-1)[..., : logits.shape[-1]]
+    outputs = model(input_ids=source, attention_mask=source_mask.long(), decoder_input_ids=target)
+    ours = outputs.logits.log_softmax(-1)[..., :size]
     largest = (ours - logits.log_softmax(-1)).abs().amax(-1)
-    return [row[mask] for row, mask in zip(largest, target_mask.expand_as(target), strict=True)]
+    return [row[mask] for row, mask in zip(largest, target_mask, strict=True)]
+
+
+def read_arrays(file: Path) -> dict[str, Tensor]:
+    """Read a file of logits. Raises InputError if an array is missing, BrokenFileError if the file is damaged."""
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            names = [name for name in (*REQUIRED_ARRAYS, *MASKS) if name in archive]
+            arrays = {name: torch.from_numpy(archive[name]) for name in names}
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file") from None
+    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise BrokenFileError(f"{file} is not an .npz file of numbers ({one_line(str(error))[:200]})") from None
+    if missing := [name for name in REQUIRED_ARRAYS if name not in arrays]:
+        raise InputError(f"{file} lacks {', '.join(missing)}: --logits needs the arrays {', '.join(REQUIRED_ARRAYS)}")
+    return arrays
 
 
 def differences_from_reference(description: Description, model: Model) -> list[Tensor]:
@@ -114,11 +128,13 @@ def differences_from_reference(description: Description, model: Model) -> list[T
 
 
 def random_pairs(vocabulary: Vocabulary, length: int) -> list[tuple[list[int], list[int]]]:
-    """Return source and target ids without special tokens, the same in every run."""
-    chance, special = random.Random(0), {vocabulary.pad, vocabulary.eos, vocabulary.bos, vocabulary.start}
+    """Return source and target ids without special tokens, the same in every run; none if a side has only those."""
+    chance = random.Random(0)
+    special = {vocabulary.pad, vocabulary.eos, vocabulary.bos, vocabulary.start}
     source, target = ([id for id in range(len(vocabulary.tokens(side))) if id not in special] for side in SIDES)
-    count = RANDOM_PAIRS if source and target else 0
-    return [(chance.choices(source, k=length), chance.choices(target, k=length)) for _ in range(count)]
+    if not source or not target:
+        return []
+    return [(chance.choices(source, k=length), chance.choices(target, k=length)) for _ in range(RANDOM_PAIRS)]
 
 
 def log_probabilities(forward: Forward, start: int, source: list[int], target: list[int]) -> Tensor:

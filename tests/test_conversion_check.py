@@ -103,6 +103,8 @@ def test_unscaled_embeddings_need_a_setting(unscaled: Path, tmp_path: Path, caps
     [
         ({"logits": None}, 2, "lacks logits"),
         ({"logits": np.zeros((3, 5, 12), np.float32)}, 2, "logits (3, 5, 12); --logits needs"),
+        ({"src_ids": np.zeros((2, 7), np.int64)}, 2, "src_ids (2, 7), tgt_in_ids (3, 5)"),
+        ({"src_mask": np.ones((3, 5), np.int64)}, 2, "src_mask has shape (3, 5), but the ids have (3, 7)"),
         ({"src_ids": np.full((3, 7), 99)}, 2, "src_ids must have ids from 0 to 12"),
         ({"logits": np.array([{}])}, 3, "is not an .npz file of numbers"),
         ({"logits": np.full((3, 5, 13), np.nan, np.float32)}, 1, "differ from"),
