@@ -1,10 +1,11 @@
 """Check that the other side can represent the options of a checkpoint or the fields of our configuration."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .reasons import Reasons, shown
-from .rename import STACKS
+from .rename import STACKS, expand
 
 RATES = ("dropout", "attention_dropout", "activation_dropout")
 MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # far above every published model: a larger value is a damaged file
@@ -28,15 +29,18 @@ class Options(dict[str, Any]):
     def require(self, supported: Mapping[str, tuple], off: str = "") -> None:
         """Check that each option has one of the values that the other side can represent, unless it is missing.
 
+        Braces in names expand as in rename.py.
+
         off: names of options that must be off: False, 0, None or empty
         """
-        for name in off.split():
+        for name in itertools.chain(*map(expand, off.split())):
             if self.get(name):
                 self.reasons.unsupported(f"{self.show(name)} (not supported)")
-        for name, values in supported.items():
-            if name in self and self[name] not in values:
-                choices = " or ".join(map(shown, dict.fromkeys(values)))
-                self.reasons.unsupported(f"{self.show(name)} (supported: {choices})")
+        for pattern, values in supported.items():
+            for name in expand(pattern):
+                if name in self and self[name] not in values:
+                    choices = " or ".join(map(shown, dict.fromkeys(values)))
+                    self.reasons.unsupported(f"{self.show(name)} (supported: {choices})")
 
     def require_equal(self, first: str, second: str, missing: Any = None) -> None:
         """Check that two options agree; `missing` is the value of an option that is not given."""
@@ -44,24 +48,13 @@ class Options(dict[str, Any]):
         if values[0] != values[1]:
             self.reasons.unsupported(f"{self.show(first)} and {self.show(second)} differ")
 
-    def require_in_stacks(self, part: str, supported: Mapping[str, tuple], off: str, equal: str) -> None:
-        """Check options of both stacks. part: the prefix of their names, with `{stack}`
-
-        equal: names of options that must agree
-        """
-        encoder, decoder = (part.format(stack=stack) for stack in STACKS)
-        for prefix in (encoder, decoder):
-            names = {f"{prefix}{name}": values for name, values in supported.items()}
-            self.require(names, " ".join(prefix + name for name in off.split()))
-        for name in equal.split():
-            self.require_equal(encoder + name, decoder + name)
-
-    def norm_position(self, before: str, after: str, known: Mapping[tuple[str, str], str]) -> str | None:
+    def norm_position(self, pattern: str, known: Mapping[tuple[str, str], str]) -> str | None:
         """Return "pre" or "post".
 
-        before, after: the options for the operations before and after a sub-layer, in which `d` is dropout
+        pattern: the two options for the operations before and after a sub-layer, in which `d` is dropout
         known: these operations, without dropout -> the position of the norm
         """
+        before, after = expand(pattern)
         order = (str(self.get(before, "")).replace("d", ""), str(self.get(after, "")).replace("d", ""))
         if order not in known:
             choices = " or ".join(f"{first!r} with {last!r}" for first, last in known)

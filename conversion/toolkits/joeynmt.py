@@ -19,10 +19,10 @@ FILES = ["*.ckpt"]
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "tanh": "tanh", "relu6": "relu6"}
 SUPPORTED: dict[str, tuple] = {
-    "type": ("transformer",),
-    "activation": tuple(ACTIVATIONS),
-    "layer_norm": ("pre", "post"),
-    "alpha": (1.0,),  # the weight of the residual (DeepNet)
+    "{encoder,decoder}.type": ("transformer",),
+    "{encoder,decoder}.activation": tuple(ACTIVATIONS),
+    "{encoder,decoder}.layer_norm": ("pre", "post"),
+    "{encoder,decoder}.alpha": (1.0,),  # the weight of the residual (DeepNet)
 }
 SIZES = ("encoder.hidden_size", "{stack}.num_layers", "{stack}.num_heads", "{stack}.ff_size")
 # Our name of an id -> the option with the token, and its default.
@@ -78,7 +78,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     for stack, position in norm_positions.items():
         options.setdefault(f"{stack}.layer_norm", position)
     config = options.sizes(SIZES)
-    options.require_in_stacks("{stack}.", SUPPORTED, off="", equal="hidden_size activation layer_norm")
+    options.require(SUPPORTED)
+    for name in ("hidden_size", "activation", "layer_norm"):
+        options.require_equal(f"encoder.{name}", f"decoder.{name}")
     for stack in STACKS:
         options.require_equal(f"{stack}.embeddings.embedding_dim", f"{stack}.hidden_size", missing=config["d_model"])
     reasons.raise_if_any()

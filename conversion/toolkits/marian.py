@@ -106,7 +106,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
     config |= options.rates(0.0, *DROPOUT) | {
         "decoder_ffn_dim": options.get("transformer-decoder-dim-ffn") or config["encoder_ffn_dim"],
-        "norm_position": options.norm_position("transformer-preprocess", "transformer-postprocess", NORM_POSITIONS),
+        "norm_position": options.norm_position("transformer-{preprocess,postprocess}", NORM_POSITIONS),
         "encoder_final_norm": final_norms,
         "decoder_final_norm": final_norms,
         "layer_norm_eps": EPSILON,

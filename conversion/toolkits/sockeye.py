@@ -25,16 +25,21 @@ from ..vocabulary import SIDES, Vocabulary, read_token_ids
 FILES = ["params.best", "params.*"]
 EPSILON = 1e-6
 ACTIVATIONS = {"relu": "relu", "swish1": "silu", "gelu": "gelu"}
-OFF = "config_length_task lhuc neural_vocab_selection"
-OFF_IN_STACK = "block_prepended_cross_attention use_glu use_lhuc"
-SUPPORTED_IN_STACK: dict[str, tuple] = {
-    "act_type": tuple(ACTIVATIONS),
-    "decoder_type": ("transformer",),
-    "positional_embedding_type": ("fixed", "learned"),
+OFF = (
+    "config_length_task lhuc neural_vocab_selection "
+    "config_{encoder,decoder}.{block_prepended_cross_attention,use_glu,use_lhuc}"
+)
+SUPPORTED: dict[str, tuple] = {
+    "dtype": ("float32", "float16", "bfloat16"),
+    "config_{encoder,decoder}.act_type": tuple(ACTIVATIONS),
+    "config_{encoder,decoder}.decoder_type": ("transformer",),
+    "config_{encoder,decoder}.positional_embedding_type": ("fixed", "learned"),
 }
 SIZES = (
-    *("config_encoder.model_size", "config_{stack}.num_layers"),
-    *("config_{stack}.attention_heads", "config_{stack}.feed_forward_num_hidden"),
+    "config_encoder.model_size",
+    "config_{stack}.num_layers",
+    "config_{stack}.attention_heads",
+    "config_{stack}.feed_forward_num_hidden",
 )
 DROPOUT = [f"config_encoder.dropout_{place}" for place in ("prepost", "attention", "act")]
 # Operations before and after a sub-layer, see `Options.norm_position`; `r` is the residual.
@@ -107,19 +112,19 @@ ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", ConfigLoader.cons
 
 def check_options(options: Options, d_model: int, reasons: Reasons) -> str | None:
     """Add to the reasons the options that the model cannot represent; return the position of the norm."""
-    options.require({"dtype": ("float32", "float16", "bfloat16")}, OFF)
-    equal = "model_size act_type positional_embedding_type"
-    options.require_in_stacks("config_{stack}.", SUPPORTED_IN_STACK, OFF_IN_STACK, equal)
-    before, after = ([f"config_{stack}.{place}process_sequence" for stack in STACKS] for place in ("pre", "post"))
-    positions = [options.norm_position(*names, NORM_POSITIONS) for names in zip(before, after, strict=True)]
-    if positions[0] != positions[1]:
+    options.require(SUPPORTED, OFF)
+    for name in ("model_size", "act_type", "positional_embedding_type"):
+        options.require_equal(f"config_encoder.{name}", f"config_decoder.{name}")
+    encoder = options.norm_position("config_encoder.{preprocess,postprocess}_sequence", NORM_POSITIONS)
+    decoder = options.norm_position("config_decoder.{preprocess,postprocess}_sequence", NORM_POSITIONS)
+    if encoder != decoder:
         reasons.unsupported("encoder and decoder have different norm positions")
     for side in SIDES:
         part = f"config_embed_{side}"
         if options.get(f"{part}.num_factors", 1) != 1 or options.get(f"{part}.factor_configs"):
             reasons.unsupported(f"{part} has {side} factors")
         options.require_equal(f"{part}.num_embed", "config_encoder.model_size", missing=d_model)
-    return positions[0]
+    return encoder
 
 
 def split_projections(tensors: dict[str, Tensor], stack: str, d_model: int, heads: int) -> None:

@@ -84,10 +84,9 @@ def read(path: Path, reasons: Reasons) -> Description:
     for stack in STACKS:
         options[f"num_{stack}_layers"] = options.get(f"num_{stack}_layers") or options.get("num_hidden_layers")
     config = options.sizes(SIZES)
-    before, after = "layer_preprocess_sequence", "layer_postprocess_sequence"
-    options.setdefault(before, "none")
-    options.setdefault(after, "dan")
-    config["norm_position"] = options.norm_position(before, after, NORM_POSITIONS)
+    options.setdefault("layer_preprocess_sequence", "none")
+    options.setdefault("layer_postprocess_sequence", "dan")
+    config["norm_position"] = options.norm_position("layer_{preprocess,postprocess}_sequence", NORM_POSITIONS)
     names = [name for name in bundle.entries if not any(re.fullmatch(pattern, name) for pattern in IGNORED)]
     for name in names:
         if bundle.entries[name].dtype not in TYPES:
