@@ -74,14 +74,11 @@ def required_file(folder: Path, *patterns: str, remedy: str = "") -> Path:
 
 
 def read_yaml(file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
-    """Return the mapping in a file. Raises BrokenFileError if it contains anything else."""
-    try:
-        return parse_yaml(file.read_text(encoding="utf-8"), file, loader)
-    except UnicodeDecodeError as error:
-        raise BrokenFileError(f"{file} is not valid YAML ({error}); copy it again") from None
+    """Return the mapping in a file, see `parse_yaml`."""
+    return parse_yaml(file.read_bytes(), file, loader)
 
 
-def parse_yaml(text: str, file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
+def parse_yaml(text: str | bytes, file: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
     """Return the mapping in a text. Raises BrokenFileError, which names the file, if it contains anything else.
 
     loader: a YAML loader that builds only plain values

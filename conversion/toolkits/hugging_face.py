@@ -1,6 +1,5 @@
 """Code shared by hf_marian.py and hf_fsmt.py. Both formats keep fairseq's tensor names."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from vaswani_transformer.errors import BrokenFileError
 from vaswani_transformer.model_folder import read_json_object
 
 from ..checkpoint_files import load_checkpoint, required_file
@@ -31,10 +31,9 @@ def model_type_of(path: Path) -> str | None:
     if path.name not in ("config.json", *WEIGHTS) or not file.exists():
         return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+        return read_json_object(file).get("model_type")
+    except BrokenFileError:
         return None
-    return content.get("model_type") if isinstance(content, dict) else None
 
 
 def read_model(
