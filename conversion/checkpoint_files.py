@@ -120,7 +120,7 @@ def load_checkpoint(path: Path) -> Any:
         except pickle.UnpicklingError as error:
             refused = REFUSED_NAME.search(str(error))
             if refused is None:
-                message = f"{path} was not loaded, and none of it was run: {first_line(error)}"
+                message = f"{path} was not loaded, and none of it was run: {reason_of(error)}"
                 raise BrokenFileError(message) from None
             name = refused[1].rstrip(".")
             if name in stubs or name.split(".")[0] not in TOOLKIT_PACKAGES:
@@ -132,7 +132,7 @@ def load_checkpoint(path: Path) -> Any:
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             size = path.stat().st_size
             raise BrokenFileError(
-                f"{path} is not a complete checkpoint of PyTorch ({size:,} bytes: {first_line(error)}); copy it again"
+                f"{path} is not a complete checkpoint of PyTorch ({size:,} bytes: {reason_of(error)}); copy it again"
             ) from None
 
 
@@ -148,7 +148,7 @@ def check_archive(path: Path) -> None:
         raise BrokenFileError(f"{path} has {size:,} bytes and would unpack to {unpacked:,}; it was not loaded")
 
 
-def first_line(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return torch's reason without its advice to turn the check off."""
     text = str(error)
     if "Weights only load failed" in text:

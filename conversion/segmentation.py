@@ -14,10 +14,11 @@ from .sentencepiece_model import SPACE, SentencePieceModel
 from .vocabulary import SIDES, Vocabulary
 
 
-def with_tokenizers(
-    vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = ("src", "tgt")
-) -> Vocabulary:
-    """Return the vocabulary with the tokenizers of both sides. languages: the codes in file names"""
+def with_tokenizers(vocabulary: Vocabulary, folder: Path, languages: Sequence[str | None] = (None, None)) -> Vocabulary:
+    """Return the vocabulary with the tokenizers of both sides.
+
+    languages: the codes in file names; None for `src` and `tgt`
+    """
     for side, language, default in zip(SIDES, languages, ("src", "tgt"), strict=True):
         vocabulary.tokenizers[side] = find_tokenizer(vocabulary, side, folder, language or default)
     vocabulary.files = list(dict.fromkeys(vocabulary.files))

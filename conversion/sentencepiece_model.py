@@ -64,17 +64,31 @@ class SentencePieceModel:
         if self.kind not in (UNIGRAM, BPE):
             raise InputError(f"{self.path}: only SentencePiece's unigram and bpe models can become a tokenizer.json")
         ids = vocabulary.ids(side)
-        special = set(vocabulary.special_tokens(side).values())
+        special = vocabulary.special_tokens(side)
         matchable = {
             piece: score
             for piece, score, kind in self.pieces
-            if kind in (NORMAL, USER_DEFINED, BYTE) and piece not in special
+            if kind in (NORMAL, USER_DEFINED, BYTE) and piece not in special.values()
         }
         ids |= vocabulary.add_aliases(side, [piece for piece in matchable if piece not in ids])
-        unknown = vocabulary.special_tokens(side).get("unk_token")
-        model = self.unigram(ids, matchable, vocabulary) if self.kind == UNIGRAM else self.bpe(ids, matchable, unknown)
-        tokenizer = Tokenizer(model)
-        steps: list = []
+        if self.kind == UNIGRAM:
+            tokenizer = Tokenizer(self.unigram(ids, matchable, vocabulary))
+        else:
+            tokenizer = Tokenizer(self.bpe(ids, matchable, special.get("unk_token")))
+        tokenizer.normalizer = self.normalizer()
+        # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
+        # is text.
+        unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
+        symbols = [piece for piece in unmatched.union(special.values()) if len(piece) > 1]
+        if symbols:
+            first_letters = "|".join(f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in sorted(symbols))
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(first_letters), "isolated")
+        tokenizer.decoder = self.decoder()
+        return vocabulary.add_post_processor(tokenizer, side)
+
+    def normalizer(self) -> normalizers.Normalizer:
+        """Return the model's normalisation, then `▁` for spaces and, if the model adds it, before the text."""
+        steps: list[normalizers.Normalizer] = []
         if self.charsmap:
             try:
                 steps.append(normalizers.Precompiled(self.charsmap))
@@ -85,24 +99,16 @@ class SentencePieceModel:
         steps.append(normalizers.Replace(" ", SPACE))
         if self.add_dummy_prefix:
             steps.append(normalizers.Prepend(SPACE))
-        tokenizer.normalizer = normalizers.Sequence(steps)
-        # SentencePiece never matches control symbols in text, but tokenizers would: split them, so that a typed `</s>`
-        # is text.
-        unmatched = {piece for piece, _, kind in self.pieces if kind in (CONTROL, UNKNOWN, BYTE)}
-        symbols = [piece for piece in special | unmatched if len(piece) > 1]
-        if symbols:
-            first_letters = "|".join(f"{re.escape(s[0])}(?={re.escape(s[1:])})" for s in sorted(symbols))
-            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(first_letters), "isolated")
-        tokenizer.decoder = decoders.Sequence(
-            [
-                *([decoders.Replace(" ", "")] if self.kind == UNIGRAM else []),
-                *([decoders.ByteFallback()] if self.byte_fallback else []),
-                decoders.Replace(SPACE, " "),
-                decoders.Fuse(),
-                decoders.Strip(" ", 1, 0),
-            ]
-        )
-        return vocabulary.add_post_processor(tokenizer, side)
+        return normalizers.Sequence(steps)
+
+    def decoder(self) -> decoders.Decoder:
+        steps: list[decoders.Decoder] = []
+        if self.kind == UNIGRAM:
+            steps.append(decoders.Replace(" ", ""))  # see `unigram`
+        if self.byte_fallback:
+            steps.append(decoders.ByteFallback())
+        steps += [decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        return decoders.Sequence(steps)
 
     def unigram(self, ids: dict[str, int], matchable: dict[str, float], vocabulary: Vocabulary) -> models.Unigram:
         """Return a model of the pieces with their scores; other tokens are entries that no text matches."""

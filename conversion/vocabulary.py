@@ -155,7 +155,13 @@ def unused_name(name: str, tokens: Iterable[str]) -> str:
 
 
 def numbered_tokens(special: Sequence[str], rows: Sequence[int], why: str, **ids: Any) -> Vocabulary:
-    """Return a vocabulary without tokenizers, if only the numbers of rows and the special tokens are known."""
+    """Return a vocabulary without tokenizers, if only the numbers of rows and the special tokens are known.
+
+    special: the tokens from id 0
+    rows: the source's and the target's
+    why: the reason, for a note to the users
+    ids: the ids of special tokens by the vocabulary's fields
+    """
     source, target = ([*special, *(f"token{id}" for id in range(len(special), count))] for count in rows)
     return Vocabulary(source, target, notes=[f"There is no tokenizer: {why}."], **ids)
 
@@ -172,7 +178,8 @@ def common_ids(
     for id_name, names in special.items():
         ids = [next((tokens.index(name) for name in names if name in tokens), None) for tokens in (source, target)]
         if ids[0] is None or ids[0] != ids[1]:
-            raise InputError(f"{' or '.join(names)} has different ids in {where}: {ids[0]} and {ids[1]}")
+            shown = " and ".join("none" if id is None else str(id) for id in ids)
+            raise InputError(f"{' or '.join(names)} must have the same id in {where}, but has {shown}")
         common[id_name] = ids[0]
     return common
 
