@@ -80,7 +80,8 @@ def export_checkpoint(path: Path, out: Path, format_name: str) -> None:
         raise InputError(f"--to {format_name}: not a format that can be written; known formats: {', '.join(WRITERS)}")
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; --to takes a model folder of this project")
-    toolkit, folder, reasons = load_toolkit(format_name), ModelFolder(path), Reasons(f"{path} (to {format_name})")
+    toolkit, folder = load_toolkit(format_name), ModelFolder(path)
+    reasons = Reasons(f"{path} (to {format_name})")
     with new_folder(out) as new, torch.inference_mode():
         requirements = toolkit.requirements(folder.config) | {"d_k": (None,), "d_v": (None,)}  # d_model / heads
         Options(folder.config.to_dict(), reasons, "{} {}").require(requirements)

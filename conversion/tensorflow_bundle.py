@@ -34,7 +34,6 @@ class Bundle:
 
     def __init__(self, index: Path):
         self.index = index
-        self.prefix = index.with_suffix("")
         try:
             table = dict(read_table(index.read_bytes()))
             header = dict(fields(table.pop(b"")))
@@ -48,7 +47,7 @@ class Bundle:
     def tensor(self, name: str) -> np.ndarray:
         """Return the variable, read from its shard. Raises BrokenFileError if the shard is missing or too short."""
         entry = self.entries[name]
-        shard = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.shards:05d}")
+        shard = self.index.with_name(f"{self.index.stem}.data-{entry.shard:05d}-of-{self.shards:05d}")
         if not shard.exists():
             raise BrokenFileError(f"{shard}: no such file, but {self.index.name} refers to it")
         dtype = np.dtype(TYPES[entry.dtype])

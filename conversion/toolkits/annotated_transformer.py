@@ -41,8 +41,9 @@ def recognise_content(content: dict) -> bool:
 def read(path: Path, reasons: Reasons) -> Description:
     """Describe a state_dict and, if it is there, a config.json with `h` and `dropout`."""
     weights = load_checkpoint(path)
-    file, assumptions = path.with_name("config.json"), []
+    file = path.with_name("config.json")
     options = Options(read_json_object(file) if file.exists() else {}, reasons)
+    assumptions = []
     if "h" not in options:
         options["h"] = NOTEBOOK_HEADS
         assumptions.append(
@@ -62,5 +63,6 @@ def read(path: Path, reasons: Reasons) -> Description:
         *rules_of({"generator.proj.{weight,bias}": "lm_head.{weight,bias}"}),
         *stack_rules(config, "{stack}.layers.{n}.", LAYERS, f"{{stack}}.norm.{NORM}"),
     ]
-    files, vocabulary = [file] if file.exists() else [], read_word_lists(path.parent)
+    vocabulary = read_word_lists(path.parent)
+    files = [file] if file.exists() else []
     return Description(tensors, rules, config, vocabulary, assumptions=assumptions, files=files)

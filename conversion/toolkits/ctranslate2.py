@@ -40,7 +40,8 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     """Write a folder that ctranslate2.Translator loads."""
     from ctranslate2.specs import common_spec, transformer_spec
 
-    config, pre = folder.config, folder.config.norm_position == "pre"
+    config = folder.config
+    pre = config.norm_position == "pre"
     if not folder.has_tokenizer():
         reasons.unsupported("there is no tokenizer to write the vocabularies from")
     reasons.raise_if_any()
@@ -81,7 +82,8 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
 def set_vocabularies(spec: Any, folder: ModelFolder) -> None:
     """Set the vocabularies, with a token for every row, and the special tokens."""
     folder.keep_all_rows()
-    config, (source, target) = folder.config, folder.tokens()
+    config = folder.config
+    source, target = folder.tokens()
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
     settings = spec.config

@@ -71,14 +71,16 @@ def read_vocabulary(folder: Path, options: Mapping[str, Any], rows: list[int]) -
     """Read vocab.json, which has the ids, and source.spm and target.spm, which have the pieces."""
     ids = {"eos": options.get("eos_token_id", 0), "pad": options.get("pad_token_id"), "unknown": 1}
     ids["start"] = options.get("decoder_start_token_id", ids["pad"])
-    file, target_file = folder / "vocab.json", folder / "target_vocab.json"
+    file = folder / "vocab.json"
     if not file.exists():
         return numbered_tokens([], rows, "vocab.json is missing. Ids are the checkpoint's", **ids)
-    files = [file, *([target_file] if target_file.exists() else [])]
-    source, target = (read_token_ids(file) for file in (files[0], files[-1]))
-    ids["unknown"] = source.index("<unk>") if "<unk>" in source else 1
-    settings = folder / "tokenizer_config.json"
-    vocabulary = Vocabulary(source, target, files=files + ([settings] if settings.exists() else []), **ids)
+    target_file = folder / "target_vocab.json"
+    source = read_token_ids(file)
+    target = read_token_ids(target_file) if target_file.exists() else source
+    if "<unk>" in source:
+        ids["unknown"] = source.index("<unk>")
+    files = [file for file in (file, target_file, folder / "tokenizer_config.json") if file.exists()]
+    vocabulary = Vocabulary(source, target, files=files, **ids)
     for side in SIDES:
         model = folder / f"{side}.spm"
         if not model.exists():

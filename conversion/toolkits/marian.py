@@ -75,8 +75,8 @@ def layers(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers, which Marian counts from 1, and of final norms."""
     pre = "_pre" if config["norm_position"] == "pre" else ""
     norms = {f"{theirs}_ln_{{scale,bias}}{pre}": f"{ours}.{{weight,bias}}" for theirs, ours in NORMS.items()}
-    names, final = MATRICES | BIASES | norms, "{stack}_top_ln_{scale,bias}"
-    return stack_rules(config, "{stack}_l{n}_", names, final, first=1, transposed=True)
+    names = MATRICES | BIASES | norms
+    return stack_rules(config, "{stack}_l{n}_", names, "{stack}_top_ln_{scale,bias}", first=1, transposed=True)
 
 
 def recognise(path: Path) -> bool:

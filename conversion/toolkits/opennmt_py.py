@@ -229,7 +229,8 @@ def vocabulary_for(folder: ModelFolder) -> dict[str, Any]:
     if folder.toolkit == "opennmt-py":
         names = {"src": "src_vocab", "tgt": "tgt_vocab", "decoder_start_token": "decoder_start_token"}
         return {name: folder.record[kept] for name, kept in names.items()} | {"data_task": "seq2seq"}
-    config, (source, target) = folder.config, folder.tokens()
+    config = folder.config
+    source, target = folder.tokens()
     special = {config.decoder_start_token_id: BOS, config.eos_token_id: EOS, config.pad_token_id: BLANK}
     for tokens in (source, target):
         for id, name in special.items():

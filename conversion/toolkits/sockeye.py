@@ -3,15 +3,12 @@
 Keys and values are joined in one matrix, interleaved by head; in self-attention the queries precede them.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from torch import Tensor
-
-from vaswani_transformer.errors import InputError
 
 from ..checkpoint_files import load_checkpoint, may_be_torch_save, read_yaml, required_file
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, penalty_note
@@ -20,7 +17,7 @@ from ..options import Options, flattened
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, first_present, rules_of, stack_rules
 from ..segmentation import with_tokenizers
-from ..vocabulary import SIDES, Vocabulary, read_token_ids
+from ..vocabulary import SIDES, Vocabulary, common_ids, read_token_ids
 
 FILES = ["params.best", "params.*"]
 EPSILON = 1e-6
@@ -44,7 +41,7 @@ SIZES = (
 DROPOUT = [f"config_encoder.dropout_{place}" for place in ("prepost", "attention", "act")]
 # Operations before and after a sub-layer, see `Options.norm_position`; `r` is the residual.
 NORM_POSITIONS = {("n", "r"): "pre", ("", "rn"): "post"}
-SPECIAL_TOKENS = ["<pad>", "<unk>", "<s>", "</s>"]
+SPECIAL_TOKENS = {"pad": ["<pad>"], "unknown": ["<unk>"], "bos": ["<s>"], "eos": ["</s>"]}
 
 # Names of Sockeye's sub-layers -> ours.
 SUBLAYERS = {
@@ -55,7 +52,8 @@ SUBLAYERS = {
 
 def layers(config: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of the layers, after `split_projections`, and of the final norms of pre-norm models."""
-    position, names = config["norm_position"], {}
+    position = config["norm_position"]
+    names = {}
     for stack, sublayers in SUBLAYERS.items():
         names[stack] = {
             "ff.ff{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
@@ -150,9 +148,5 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     """Read vocab.src.0.json and vocab.trg.0.json."""
     files = [required_file(folder, f"vocab.{side}.0.json") for side in ("src", "trg")]
     source, target = (read_token_ids(file) for file in files)
-    for file, tokens in zip(files, (source, target), strict=True):
-        if tokens[:4] != SPECIAL_TOKENS:
-            theirs, expected = json.dumps(tokens[:4]), json.dumps(SPECIAL_TOKENS)
-            raise InputError(f"{file}: ids 0 to 3 are {theirs}; Sockeye's are {expected}")
-    vocabulary = Vocabulary(source, target, pad=0, unknown=1, bos=2, start=2, eos=3, files=files)
-    return with_tokenizers(vocabulary, folder)
+    ids = common_ids(source, target, SPECIAL_TOKENS, f"{files[0].name} and {files[1].name}")
+    return with_tokenizers(Vocabulary(source, target, start=ids["bos"], files=files, **ids), folder)

@@ -116,7 +116,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     scaled = bool(options.get("multiply_embedding_mode", "sqrt_depth"))
     notes = add_target_space(tensors, rules, config["d_model"] ** 0.5 if scaled else 1.0)
     vocabulary = read_vocabulary(path.parent, embedding_rows(tensors, rules))
-    unscaled, files = () if scaled else (SOURCE, TARGET), [path.with_name("hparams.json")]
+    unscaled = () if scaled else (SOURCE, TARGET)
+    files = [path.with_name("hparams.json")]
     return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, files=files)
 
 
@@ -148,7 +149,8 @@ def join_embeddings(tensors: dict[str, Tensor], d_model: int, reasons: Reasons) 
 
 def add_target_space(tensors: dict[str, Tensor], rules: list[Rule], scale: float) -> list[str]:
     """Add the embedding of the target space to the source's, which becomes a separate matrix; return notes."""
-    spaces, shared = tensors.pop(TARGET_SPACES, None), tensors.get(rules[0].theirs)
+    spaces = tensors.pop(TARGET_SPACES, None)
+    shared = tensors.get(rules[0].theirs)
     if spaces is None or shared is None:
         return []
     tensors["source"] = (shared.double() + spaces[TARGET_SPACE].double() / scale).float()
