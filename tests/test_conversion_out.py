@@ -170,6 +170,19 @@ def test_a_trained_start_token_cannot_be_written_for_marian(tmp_path: Path, refu
     assert "the decoder's first token has an embedding" in message
 
 
+def test_marians_configuration_from_a_separate_file_is_written_into_the_model(tmp_path: Path):
+    theirs = shutil.copytree(golden("marian"), tmp_path / "theirs")
+    with np.load(theirs / "model.npz") as archive:
+        arrays = dict(archive)
+    configuration = arrays.pop("special:model.yml").tobytes().split(b"\0")[0]
+    np.savez(theirs / "model.npz", allow_pickle=False, **arrays)
+    (theirs / "model.npz.yml").write_bytes(configuration)
+    main([str(theirs), str(tmp_path / "ours")])
+    out = written("marian", Golden(theirs, tmp_path / "ours"), tmp_path)
+    with np.load(out / "model.npz") as archive:
+        assert archive["special:model.yml"].tobytes().split(b"\0")[0] == configuration
+
+
 @pytest.mark.parametrize("field, value", [("position_base", 10000), ("position_offset", 2), ("layer_norm_eps", 0.01)])
 def test_an_edited_model_is_not_written_for_marian(field, value, tmp_path, refused):
     folder = shutil.copytree(converted("marian-prenorm").folder, tmp_path / "ours")

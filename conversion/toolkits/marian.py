@@ -95,12 +95,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     check_archive(path)
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    raw = arrays.pop(CONFIG, None)
-    text = raw.tobytes().split(b"\0")[0].decode("utf-8", errors="replace") if raw is not None else None
-    separate_yml = path.with_name(path.name + ".yml")
-    if text is None and not separate_yml.exists():
-        raise InputError(f"{path} contains no {CONFIG}, and {separate_yml.name} is missing: it has the number of heads")
-    options = Options(read_yaml(separate_yml) if text is None else parse_yaml(text, path), reasons, "--{} {}")
+    text = configuration(path, arrays.pop(CONFIG, None))
+    options = Options(parse_yaml(text, path), reasons, "--{} {}")
     options.require(SUPPORTED, OFF)
     config = options.sizes(SIZES)
     final_norms = "n" in str(options.get("transformer-postprocess-top", ""))
@@ -111,9 +107,6 @@ def read(path: Path, reasons: Reasons) -> Description:
         "decoder_final_norm": final_norms,
         "layer_norm_eps": EPSILON,
     }
-    quantised = next((name for name, array in arrays.items() if array.dtype.kind != "f"), None)
-    if quantised is not None:
-        reasons.unsupported(f"tensor {quantised} is {arrays[quantised].dtype}: a quantised model")
     reasons.raise_if_any()
     config["activation_function"] = activation(options)
 
@@ -131,6 +124,16 @@ def read(path: Path, reasons: Reasons) -> Description:
     return Description(
         tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, record={"model_yml": text}
     )
+
+
+def configuration(path: Path, inside: np.ndarray | None) -> str:
+    """Return the configuration, a YAML text. inside: the array with this text; None if it is in a file of its own"""
+    if inside is not None:
+        return inside.tobytes().split(b"\0")[0].decode("utf-8", errors="replace")
+    file = path.with_name(path.name + ".yml")
+    if not file.exists():
+        raise InputError(f"{path} contains no {CONFIG}, and {file.name} is missing: it has the number of heads")
+    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def activation(options: Mapping[str, Any]) -> str:
