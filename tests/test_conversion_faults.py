@@ -185,6 +185,7 @@ def test_endless_yaml_stays_a_short_message(tmp_path: Path, refused, copy_of):
             ["--encoder-normalize-before False and --decoder-normalize-before True differ"],
         ),
         ("torch-nn-transformer", {"nhead": 5}, ["nhead is 5"]),
+        ("torch-nn-transformer", {"nhead": None}, ["nhead is None"]),
         (
             "tensor2tensor",
             {"pos": "asymmetric_timing", "self_attention_type": "dot_product_relative"},

@@ -92,7 +92,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     tensors = checked_tensors(without_prefix(state_dict_of(checkpoint)), reasons)
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     options.require({"d_model": (config["d_model"],)})
-    config |= options.heads("nhead" if "nhead" in options else "num_heads", config["d_model"])
+    options.setdefault("nhead", options.get("num_heads"))
+    config |= options.heads("nhead", config["d_model"])
     reasons.raise_if_any()
 
     split_in_proj(tensors)
