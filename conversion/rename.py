@@ -7,7 +7,7 @@ names. `{n}` is the number of the layer.
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def rules_of(names: Mapping[str, str], transposed: bool = False) -> list[Rule]:
 
 def stack_rules(
     config: Mapping[str, Any],
-    theirs: str | Mapping[str, str],
+    prefixes: str | Mapping[str, str],
     names: Mapping[str, Any],
     final: str = "",
     first: int = 0,
@@ -63,21 +63,22 @@ def stack_rules(
 ) -> list[Rule]:
     """Return the rules of the layers of both stacks and, where the model has them, of the final norms.
 
-    theirs: the toolkit's prefix of the names inside a layer, with `{stack}` and `{n}`; or a prefix for each stack
-    names: the table of names inside a layer, or a table for each stack; the encoder skips cross-attention
+    prefixes: the toolkit's prefix of the names inside a layer, with `{stack}` and `{n}`; or a prefix for each stack
+    names: the table of names inside a layer, or a table for each stack; the encoder skips entries of cross-attention
     final: the toolkit's names of a final norm, with `{stack}`
     first: the toolkit's number of the first layer
     transposed: see `Rule`
     """
     rules = []
     for stack in STACKS:
-        prefix = theirs if isinstance(theirs, str) else theirs[stack]
-        inside = rules_of(names.get(stack, names), transposed)
+        prefix = prefixes if isinstance(prefixes, str) else prefixes[stack]
+        inside = names.get(stack, names)
         if stack == "encoder":
-            inside = [rule for rule in inside if not rule.ours.startswith("cross_attn")]
+            inside = {theirs: ours for theirs, ours in inside.items() if not ours.startswith("cross_attn")}
         for n in range(config[f"{stack}_layers"]):
-            before, ours = prefix.format(stack=stack, n=n + first), f"model.{stack}.layers.{n}."
-            rules += [replace(rule, theirs=before + rule.theirs, ours=ours + rule.ours) for rule in inside]
+            before = prefix.format(stack=stack, n=n + first)
+            table = {before + theirs: f"model.{stack}.layers.{n}.{ours}" for theirs, ours in inside.items()}
+            rules += rules_of(table, transposed)
         if final and config.get(f"{stack}_final_norm", config.get("norm_position") == "pre"):
             norm = f"model.{stack}.final_norm.{{weight,bias}}"
             rules += rules_of({final.replace("{stack}", stack): norm}, transposed)

@@ -119,14 +119,13 @@ def read(path: Path, reasons: Reasons) -> Description:
     }
     rules = rules_for(config, feed_forward_bias)
     vocabulary = read_vocabulary(path.parent, checkpoint.get("vocab"), options, embedding_rows(tensors, rules))
-    start = vocabulary.start
     encoding = options.get("position_encoding_type")
     kept = {
         "position_encoding_type": encoding,
         "add_ffnbias": feed_forward_bias,
         "src_vocab": vocabulary.source,
         "tgt_vocab": vocabulary.target,
-        "decoder_start_token": BOS if start is None else vocabulary.target[start],
+        "decoder_start_token": vocabulary.target[vocabulary.start_id],
     }
     return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, record=kept)
 
