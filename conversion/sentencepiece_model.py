@@ -15,8 +15,9 @@ from vaswani_transformer.errors import BrokenFileError, InputError
 from .protobuf_wire import fields
 from .vocabulary import SIDES, Vocabulary
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-UNIGRAM, BPE = 1, 2
+PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of a piece
+UNIGRAM, BPE = 1, 2  # kinds of models
 SPACE = "▁"
 
 
@@ -38,14 +39,16 @@ class SentencePieceModel:
         model = cls(path, [])
         try:
             for number, value in fields(path.read_bytes()):
-                options = dict(fields(value)) if number <= 3 else {}
-                if number == 1:
+                if number not in (PIECES, TRAINER_SPEC, NORMALIZER_SPEC):
+                    continue
+                options = dict(fields(value))
+                if number == PIECES:
                     (score,) = struct.unpack("<f", options.get(2, bytes(4)))
                     model.pieces.append((options.get(1, b"").decode("utf-8"), score, options.get(3, NORMAL)))
-                elif number == 2:
+                elif number == TRAINER_SPEC:
                     model.kind = options.get(3, UNIGRAM)
                     model.byte_fallback = bool(options.get(35, 0))
-                elif number == 3:
+                else:
                     model.charsmap = options.get(2, b"")
                     model.add_dummy_prefix = bool(options.get(3, 1))
                     model.remove_extra_whitespaces = bool(options.get(4, 1))

@@ -17,6 +17,8 @@ from .protobuf_wire import fields, varints
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 NO_COMPRESSION = 0
+SHARDS, ENDIANNESS = 1, 2  # fields of BundleHeaderProto
+DTYPE, SHAPE, SHARD, OFFSET, SIZE, SLICES = 1, 2, 3, 4, 5, 7  # fields of BundleEntryProto
 TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}  # of tensorflow.DataType
 
 
@@ -37,9 +39,9 @@ class Bundle:
         try:
             table = dict(read_table(index.read_bytes()))
             header = dict(fields(table.pop(b"")))
-            if header.get(2, 0):
+            if header.get(ENDIANNESS, 0):
                 raise ValueError("big-endian")
-            self.shards = int(header.get(1, 1))
+            self.shards = int(header.get(SHARDS, 1))
             self.entries = {name.decode("utf-8"): read_entry(value) for name, value in table.items()}
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise BrokenFileError(f"{index} is not a complete checkpoint index ({error}); copy it again") from None
@@ -60,10 +62,11 @@ class Bundle:
 def read_entry(message: bytes) -> Entry:
     """Parse a BundleEntryProto."""
     entry = dict(fields(message))
-    if 7 in entry:
+    if SLICES in entry:
         raise ValueError("a partitioned variable")
-    shape = [dict(fields(size)).get(1, 0) for part, size in fields(entry.get(2, b"")) if part == 2]
-    dtype, shard, offset, size = (entry.get(number, 0) for number in (1, 3, 4, 5))
+    # TensorShapeProto: field 2 is a dimension, in which field 1 is its size.
+    shape = [dict(fields(dimension)).get(1, 0) for number, dimension in fields(entry.get(SHAPE, b"")) if number == 2]
+    dtype, shard, offset, size = (entry.get(number, 0) for number in (DTYPE, SHARD, OFFSET, SIZE))
     return Entry(dtype, tuple(shape), shard, offset, size)
 
 
