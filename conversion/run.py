@@ -23,7 +23,7 @@ from .toolkits import WRITERS, load_toolkit
 SETTINGS = (
     "position_embedding_type position_base position_offset max_position_embeddings norm_position encoder_final_norm "
     "decoder_final_norm layer_norm_eps attention_bias output_bias activation_function d_k d_v "
-    "share_encoder_decoder_embeddings tie_word_embeddings decoder_vocab_size"
+    "share_encoder_decoder_embeddings tie_word_embeddings"
 ).split()
 
 
@@ -69,8 +69,6 @@ def differences_from_paper(config: Any) -> str:
     """Return the fields of a configuration that differ from the paper's model, for the summary."""
     default = type(config)()
     different = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(default, name)}
-    if config.decoder_vocab_size == config.vocab_size:
-        different.pop("decoder_vocab_size", None)
     return ", ".join(f"{name}={value}" for name, value in different.items()) or "none"
 
 
