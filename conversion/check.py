@@ -1,7 +1,7 @@
 """Compare the converted model with the toolkit's, at the end of each conversion.
 
 torch and transformers are always installed: checkpoints of their three formats are compared with the library's own
-model. For any other toolkit, the user gives a file of logits that the toolkit computed.
+model. For any toolkit, the user can give a file of logits that the toolkit computed.
 """
 
 import io

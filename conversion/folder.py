@@ -35,7 +35,8 @@ class ModelFolder:
     """
 
     def __init__(self, path: Path):
-        self.path, self.originals = path, path / ORIGINALS
+        self.path = path
+        self.originals = path / ORIGINALS
         self.model = load_model(path, device="cpu")
         self.config: Any = self.model.config
         self.toolkit, self.record = "", {}

@@ -147,7 +147,7 @@ class Vocabulary:
 
 
 def unused_name(name: str, tokens: Iterable[str]) -> str:
-    """Return a name for an added special token that no token of the vocabulary has."""
+    """Return the name, in as many angle brackets as needed to differ from all tokens."""
     tokens = set(tokens)
     while name in tokens:
         name = f"<{name}>"

@@ -128,11 +128,9 @@ def read_hparams(folder: Path) -> dict[str, Any]:
     )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(content, str):  # some versions save the JSON as a JSON string
-            content = json.loads(content)
+        return json.loads(content) if isinstance(content, str) else content  # some versions save JSON in a JSON string
     except ValueError as error:
         raise BrokenFileError(f"{file} is not valid JSON ({error}); copy it again") from None
-    return content
 
 
 def join_embeddings(tensors: dict[str, Tensor], d_model: int, reasons: Reasons) -> None:
