@@ -1,9 +1,15 @@
-"""Benchmarks, each run as `python -m benchmarks.NAME`; results/README.md explains the recorded numbers.
+"""Benchmarks, one question per file, each run as `python -m benchmarks.NAME`.
 
-translating   decode, decode_base_size, decode_profile, stopping_rules
-training      train_throughput, scaling
-correctness   gpu_checks, conversion_marian
-all on a GPU  gpu
+decode             How fast does each system translate real sentences?
+decode_base_size   How fast does each system decode at the paper's base size?
+decode_profile     Which operators of an ONNX file take the time?
+stopping_rules     How early may beam search stop without changing translations?
+train_throughput   How fast is training, compared with transformers?
+scaling            How does training throughput grow with the number of GPUs?
+conversion_marian  How far are converted Marian checkpoints from Marian's own scores?
+gpu_checks         Do a GPU and the CPU compute the same, and does training resume exactly?
+gpu                All measurements on a GPU, one after the other
 
-`shared/` has the code that several of them use.
+harness.py has what they share: clocks, interleaved rounds, peak rates and rows of results. systems/ has what they
+compare. Every docstring says what a row is, its unit and its peers; results/README.md explains the recorded rows.
 """

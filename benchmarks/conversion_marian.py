@@ -1,15 +1,18 @@
-"""Compares three conversions of Marian checkpoints with Marian's own scores.
+"""How far are converted Marian checkpoints from Marian's own scores?
 
     python -m benchmarks.conversion_marian tests/fixtures/marian tests/fixtures/marian-spm
 
-Each folder has a checkpoint and `expected.npz`: hypotheses of Marian 1.12.42 and the log-probabilities that it prints
-for their words, with five digits, so 5e-6 is the smallest visible difference. transformers no longer ships its
-converter; MarianMTModel is filled here as that converter did, with the same tensors and epsilon.
+Row:   a checkpoint and a conversion of it.
+Unit:  absolute difference from the log-probability that Marian 1.12.42 prints for a word, the largest and the mean.
+Peers: the converter that transformers used to ship, and CTranslate2's.
+
+Each folder has a checkpoint and `expected.npz`: hypotheses of Marian with the log-probabilities of their words, printed
+with five digits, so 5e-6 is the smallest visible difference. For transformers, a MarianMTModel is filled as its former
+converter did, with the same tensors and epsilon.
 """
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +26,9 @@ from conversion.reasons import Reasons
 from conversion.rename import rename
 from conversion.toolkits import hugging_face, marian
 
-from .shared.decode_systems import import_ctranslate2
-from .shared.harness import Record, Row, report, run
-from .shared.training_setup import marian_like
+from .harness import Record, Row, report, run
+from .systems.decoding import import_ctranslate2
+from .systems.marian import marian_like
 
 # (source ids, target ids) -> log-probabilities of the target's tokens
 Scorer = Callable[[list[int], list[int]], np.ndarray]
@@ -42,20 +45,20 @@ def compare(
 
 def differences(folder: Path) -> Iterator[Row]:
     """Compare the conversions with Marian's scores; yield a row for each."""
+    description = marian.read(folder / "model.npz", Reasons(folder))
     hypotheses = list(word_scores(folder))
     largest_of_ours = 0.0
-    for name, scorer in (("ours", ours), ("transformers", transformers), ("ctranslate2", ctranslate2)):
-        with scorer(folder) as score:
-            found = np.concatenate([np.abs(score(source, target) - printed) for source, target, printed in hypotheses])
-        largest = found.max()
-        largest_of_ours = largest_of_ours or largest
+    for name, convert in (("ours", ours), ("transformers", transformers), ("ctranslate2", ctranslate2)):
+        score = convert(folder, description)
+        errors = np.concatenate([np.abs(score(source, target) - printed) for source, target, printed in hypotheses])
+        largest_of_ours = largest_of_ours or errors.max()
         yield {
             "checkpoint": folder.name,
             "conversion": name,
-            "words": len(found),
-            "largest": f"{largest:.3e}",
-            "mean": f"{found.mean():.3e}",
-            "error_vs_ours": f"{largest / largest_of_ours:.1f}",
+            "words": len(errors),
+            "largest": f"{errors.max():.3e}",
+            "mean": f"{errors.mean():.3e}",
+            "error_vs_ours": f"{errors.max() / largest_of_ours:.1f}",
         }
 
 
@@ -70,20 +73,16 @@ def word_scores(folder: Path) -> Iterator[tuple[list[int], list[int], np.ndarray
                     yield source, target, scores[: len(target)]
 
 
-def read(folder: Path) -> Description:
-    return marian.read(folder / "model.npz", Reasons(folder))
+# ---- conversions: (folder, the checkpoint that was read from it) -> its scorer -----------------------------------
 
 
-@contextmanager
-def ours(folder: Path) -> Iterator[Scorer]:
-    model = build_model(read(folder), Reasons(folder))
-    yield torch_scorer(model, model.config.decoder_start_token_id)
+def ours(folder: Path, description: Description) -> Scorer:
+    model = build_model(description, Reasons(folder))
+    return torch_scorer(model, model.config.decoder_start_token_id)
 
 
-@contextmanager
-def transformers(folder: Path) -> Iterator[Scorer]:
+def transformers(folder: Path, description: Description) -> Scorer:
     """Fill a MarianMTModel; decoding starts from a zero row for <pad>, which is appended."""
-    description = read(folder)
     tensors = rename(description.tensors, description.rules, Reasons(folder))
     size = len(description.vocabulary.target)
     ids = {"vocab_size": size + 1, "pad_token_id": size, "decoder_start_token_id": size, "eos_token_id": 0}
@@ -95,11 +94,11 @@ def transformers(folder: Path) -> Iterator[Scorer]:
     left = [*unexpected, *(name for name in missing if "embed" not in name and name != "lm_head.weight")]
     assert not left, left
     model.tie_weights()
-    yield torch_scorer(model, size, words=size)
+    return torch_scorer(model, size, words=size)
 
 
 def torch_scorer(model: Any, start: int, words: int | None = None) -> Scorer:
-    """Return a scorer of a torch model. words: size of the vocabulary without <pad>, which Marian does not have"""
+    """Return the scorer of a torch model. words: size of the vocabulary without <pad>, which Marian does not have"""
 
     @torch.inference_mode()
     def score(source: list[int], target: list[int]) -> np.ndarray:
@@ -111,29 +110,28 @@ def torch_scorer(model: Any, start: int, words: int | None = None) -> Scorer:
     return score
 
 
-@contextmanager
-def ctranslate2(folder: Path) -> Iterator[Scorer]:
+def ctranslate2(folder: Path, description: Description) -> Scorer:
     """Run CTranslate2's converter, which needs a vocabulary in YAML and a configuration without padding bytes."""
     library = import_ctranslate2()
-    vocabulary = read(folder).vocabulary
-    with tempfile.TemporaryDirectory() as place, np.load(folder / "model.npz") as archive:
+    vocabulary = description.vocabulary
+    with tempfile.TemporaryDirectory() as temporary, np.load(folder / "model.npz") as archive:
         arrays: dict[str, Any] = dict(archive)
         text = arrays["special:model.yml"].tobytes().rstrip(b"\0") + b"\0"
         arrays["special:model.yml"] = np.frombuffer(text, dtype=np.int8)
-        np.savez(Path(place) / "model.npz", allow_pickle=False, **arrays)
+        np.savez(f"{temporary}/model.npz", allow_pickle=False, **arrays)
         files = []
         for side, tokens in (("source", vocabulary.source), ("target", vocabulary.target)):
-            files.append(str(Path(place) / f"{side}.yml"))
+            files.append(f"{temporary}/{side}.yml")
             Path(files[-1]).write_text("".join(f"{token}: {id}\n" for id, token in enumerate(tokens)), encoding="utf-8")
-        library.converters.MarianConverter(str(Path(place) / "model.npz"), files).convert(str(Path(place) / "out"))
-        translator = library.Translator(str(Path(place) / "out"), device="cpu", compute_type="float32", intra_threads=1)
+        library.converters.MarianConverter(f"{temporary}/model.npz", files).convert(f"{temporary}/out")
+        translator = library.Translator(f"{temporary}/out", device="cpu", compute_type="float32", intra_threads=1)
 
-        def score(source: list[int], target: list[int]) -> np.ndarray:
-            words = [vocabulary.source[id] for id in source[:-1]]  # CTranslate2 adds </s> to both sides
-            result = translator.score_batch([words], [[vocabulary.target[id] for id in target[:-1]]])[0]
-            return np.array(result.log_probs)
+    def score(source: list[int], target: list[int]) -> np.ndarray:
+        words = [vocabulary.source[id] for id in source[:-1]]  # CTranslate2 adds </s> to both sides
+        result = translator.score_batch([words], [[vocabulary.target[id] for id in target[:-1]]])[0]
+        return np.array(result.log_probs)
 
-        yield score
+    return score
 
 
 if __name__ == "__main__":

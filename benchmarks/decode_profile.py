@@ -1,8 +1,12 @@
-"""Profiles an exported file by operator, with ONNX Runtime's profiler.
+"""Which operators of an ONNX file take the time?
 
-    python -m benchmarks.decode_profile ONNX_FOLDER --source test.en
+    python -m benchmarks.decode_profile ONNX_FOLDER --source test.en --batch-size 1 --batch-size 64
 
-Uses one thread. The profiler adds about a microsecond to each call, which makes the shares at small batches too even.
+Row:  an operator and a batch size, the most expensive operators first.
+Unit: its share of the time of all operators, by ONNX Runtime's profiler, on one thread.
+Peer: none; the rows of decode.csv say how fast the whole search is.
+
+The profiler adds about a microsecond to each call, so at small batches the shares of cheap operators are too large.
 """
 
 import json
@@ -12,11 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import onnxruntime
 import typer
 
+from vaswani_transformer.loading import load_tokenizer
+
 from .decode import batchings, read_pairs
-from .shared.decode_systems import padded_arrays
-from .shared.harness import BATCH_SIZES, BatchSizes, Record, Row, report, run
+from .harness import BATCH_SIZES, BatchSizes, Record, Row, report, run
+from .systems.decoding import TokenIds, padded_arrays
 
 BODIES = ("Loop", "If")  # excluded: their time includes that of the operators inside
 
@@ -30,14 +37,13 @@ def profile(
     record: Record = None,
 ) -> None:
     """Print the share of decoding time that each operator takes."""
-    from vaswani_transformer.loading import load_tokenizer
-
     lines, _ = read_pairs(source, None, sentences)
-    tokenizer = load_tokenizer(folder)
-    encoded = tokenizer(lines, verbose=False)["input_ids"]
+    tokenizer: Any = load_tokenizer(folder)
+    encoded: TokenIds = tokenizer(lines, verbose=False)["input_ids"]
     rows: list[Row] = []
-    for name, batches in batchings(encoded, batch_size or BATCH_SIZES, None).items():
-        microseconds, calls = profiled(folder, [[encoded[i] for i in batch] for batch in batches], tokenizer)
+    for name, batches in batchings(encoded, batch_size or BATCH_SIZES).items():
+        sources = [[encoded[i] for i in batch] for batch in batches]
+        microseconds, calls = profiled(folder, sources, tokenizer.pad_token_id)
         for operator, spent in microseconds.most_common(most):
             rows.append(
                 {
@@ -53,17 +59,15 @@ def profile(
     report(rows, record)
 
 
-def profiled(folder: Path, batches: list[list[list[int]]], tokenizer: Any) -> tuple[Counter[str], Counter[str]]:
+def profiled(folder: Path, batches: list[TokenIds], pad: int) -> tuple[Counter[str], Counter[str]]:
     """Translate the batches; return the microseconds and the calls of each operator."""
-    import onnxruntime
-
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level, options.enable_profiling = 1, 3, True
-    with tempfile.TemporaryDirectory() as name:
-        options.profile_file_prefix = f"{name}/profile"
+    with tempfile.TemporaryDirectory() as temporary:
+        options.profile_file_prefix = f"{temporary}/profile"
         session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
         for sources in batches:
-            ids, mask = padded_arrays(sources, tokenizer.pad_token_id)
+            ids, mask = padded_arrays(sources, pad)
             inputs = {"input_ids": ids, "attention_mask": mask, "num_return_sequences": np.array(1)}
             session.run(["sequences"], inputs)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))

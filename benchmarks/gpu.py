@@ -1,10 +1,11 @@
-"""Runs all GPU measurements; `make gpu` calls it, and the same command resumes them.
+"""Runs all measurements on a GPU, one after the other; `make gpu` calls it.
 
     python -m benchmarks.gpu --data data/multi30k --output gpu
     python -m benchmarks.gpu --data data/multi30k --output trial --device cpu --small    # minutes, to try it
 
-Each measurement runs in a subprocess with a limit of nine minutes. It writes OUTPUT/MEASUREMENT.log and rows in
-OUTPUT/*.csv. Finished measurements are skipped: run the same command again to resume. The most important come first.
+A measurement is one or more commands, in subprocesses, with a limit of nine minutes together. It writes
+OUTPUT/MEASUREMENT.log, and rows in OUTPUT/BENCHMARK.csv, whose columns the benchmark explains. The most important
+measurements come first. Finished ones are skipped: run the same command again to resume.
 """
 
 import contextlib
@@ -22,9 +23,9 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError
 
-from .shared.harness import Device, run
+from .harness import Device, run
 
-SECONDS = 540  # limit of a measurement
+TIME_LIMIT = 540  # seconds of a measurement
 FULL = {
     "sizes": ["base", "big"],
     "train": "--system marian+bf16 --system ours+bf16 --system ours+bf16+compile --system ours --tokens 50000",
@@ -106,7 +107,9 @@ def run_measurement(output: Path, name: str, commands: list[list[str]], device: 
     started = time.perf_counter()
     with (output / f"{name}.log").open("ab") as log:
         for words in commands:
-            problem = run_command([sys.executable, *words], log, environment, SECONDS - (time.perf_counter() - started))
+            problem = run_command(
+                [sys.executable, *words], log, environment, TIME_LIMIT - (time.perf_counter() - started)
+            )
             if problem:
                 typer.echo(f"{name}: {problem} after {time.perf_counter() - started:.0f} s, see {log.name}")
                 return False

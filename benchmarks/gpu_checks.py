@@ -1,10 +1,14 @@
-"""Checks model, loss, search and training on a GPU against the CPU.
+"""Do a GPU and the CPU compute the same, and does training resume exactly?
 
-    python -m benchmarks.gpu_checks --device cuda --record checks.csv
+    python -m benchmarks.gpu_checks --device cuda --record gpu_checks.csv
 
-Each row has a measured difference and its limit; the exit code is 1 if a limit is exceeded. Six rows have no limit:
-they state whether repeated, resumed and killed training is bit-identical, which torch's fused attention does not
-guarantee on a GPU. With `deterministic` in the recipe, it must be.
+Row:  a check: logits, gradients, the training loss, beam search, and training that is repeated, stopped or killed.
+Unit: `difference`, relative to the expected norm (for scores, absolute), and its limit.
+Peer: the CPU in float64 or float32; for training, an uninterrupted run on the same device.
+
+The exit code is 1 if a limit is exceeded. Six rows have no limit: they state whether repeated, resumed and killed
+training is bit-identical, which torch's fused attention does not guarantee on a GPU. With `deterministic` in the
+recipe, it must be.
 """
 
 import copy
@@ -23,10 +27,14 @@ from training.loss import linear_cross_entropy
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
 
-from .shared.harness import METADATA, Device, Record, report, run
-from .shared.training_setup import recipe_words
+from .harness import Device, Record, report, run
 
 VOCABULARY = 900
+# Options of `python -m training`.
+TRAINING = (
+    "--config demo --max_steps 40 --save_every 10 --validate_every 40 --log_every 40 --tokens_per_step 1400 "
+    "--vocab_size 800 --average_last 1 --bleu_every null --max_epochs null --max_cpu_seconds null"
+)
 Found = list[tuple[str, float, float | None]]  # check, difference, its limit
 
 
@@ -54,17 +62,18 @@ def reported(found: Found, device: str, record: Path | None) -> bool:
         {"device": device, "check": name, "difference": f"{value:.1e}", "limit": "" if limit is None else limit}
         for name, value, limit in found
     ]
-    report(rows, record, (*METADATA, "torch"))
+    report(rows, record)
     return all(limit is None or value <= limit for _, value, limit in found)
 
 
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the norm of the difference relative to the norm of the other."""
-    other = other.detach().double().cpu()
-    return float((one.detach().double().cpu() - other).norm() / other.norm())
+def relative_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the difference relative to the norm of the expected tensor."""
+    expected = expected.detach().double().cpu()
+    return float((found.detach().double().cpu() - expected).norm() / expected.norm())
 
 
-def batch(device: str) -> dict[str, Any]:
+def random_batch(device: str) -> dict[str, Any]:
+    """Return 12 random sources of 3 to 23 tokens, with </s> (2) and padding (1)."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, VOCABULARY, (12, 23), generator=generator)
     mask = torch.ones_like(ids)
@@ -73,10 +82,14 @@ def batch(device: str) -> dict[str, Any]:
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
+# ---- the model, its loss and its search --------------------------------------------------------------------------
+
+
 def forward_passes(model: Any, device: str) -> Found:
+    """Compare logits and gradients, by attention kernel and dtype, with those of the CPU in float64."""
     labels = torch.randint(4, VOCABULARY, (12, 17))
     exact = copy.deepcopy(model).double().train()
-    expected = exact(**batch("cpu"), labels=labels)
+    expected = exact(**random_batch("cpu"), labels=labels)
     expected.loss.backward()
     found: Found = []
     limits = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}
@@ -84,18 +97,20 @@ def forward_passes(model: Any, device: str) -> Found:
         for dtype, limit in limits.items():
             ours = copy.deepcopy(model).to(device, dtype).train()
             ours.set_attn_implementation(kernel)
-            output = ours(**batch(device), labels=labels.to(device))
+            output = ours(**random_batch(device), labels=labels.to(device))
             name = f"{kernel} {str(dtype).removeprefix('torch.')}"
-            found.append((f"logits, {name}", difference(output.logits, expected.logits), limit))
+            found.append((f"logits, {name}", relative_difference(output.logits, expected.logits), limit))
             if dtype == torch.float32:
                 output.loss.backward()
                 pairs = zip(ours.parameters(), exact.parameters(), strict=True)
                 # A single ReLU that rounds to the other side of zero changes a matrix's gradient by 4e-3.
-                found.append((f"gradients, {name}", max(difference(a.grad, b.grad) for a, b in pairs), 1e-2))
+                worst = max(relative_difference(a.grad, b.grad) for a, b in pairs)
+                found.append((f"gradients, {name}", worst, 1e-2))
     return found
 
 
 def losses(device: str) -> Found:
+    """Compare the training loss and its gradients, by precision, with those of the CPU in float64."""
     hidden, weight, target = torch.randn(700, 256), torch.randn(5000, 256) / 16, torch.randint(5000, (700,))
 
     def results(where: str, dtype: torch.dtype, autocast: torch.dtype | None = None) -> list[torch.Tensor]:
@@ -110,7 +125,7 @@ def losses(device: str) -> Found:
     found: Found = []
     for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         ours = results(device, torch.float32, None if dtype == torch.float32 else dtype)
-        worst = max(difference(a, b) for a, b in zip(ours, exact, strict=True))
+        worst = max(relative_difference(a, b) for a, b in zip(ours, exact, strict=True))
         found.append((f"training loss and gradients, {str(dtype).removeprefix('torch.')}", worst, limit))
     return found
 
@@ -120,20 +135,17 @@ def searches(model: Any, device: str) -> Found:
     there = copy.deepcopy(model).to(device)
     found: Found = []
     for beams in (1, 4, 8):
-        ours = beam_search(there, **batch(device), num_beams=beams)
-        expected = beam_search(model, **batch("cpu"), num_beams=beams)
+        ours = beam_search(there, **random_batch(device), num_beams=beams)
+        expected = beam_search(model, **random_batch("cpu"), num_beams=beams)
         gap = float((ours[1][:, 0].cpu() - expected[1][:, 0]).abs().max())
-        generated = there.generate(**batch(device), num_beams=beams)[:, 1:]
+        generated = there.generate(**random_batch(device), num_beams=beams)[:, 1:]
         length = min(generated.shape[1], ours[0].shape[2])
         same = (generated[:, :length] == ours[0][:, 0, :length]).all(1).float().mean()
         found += [(f"scores, beam {beams}", gap, 1e-3), (f"unlike generate(), beam {beams}", 1 - float(same), 0.1)]
     return found
 
 
-TRAINING = {
-    "max_steps": 40, "save_every": 10, "validate_every": 40, "log_every": 40, "tokens_per_step": 1400,
-    "vocab_size": 800, "average_last": 1, "bleu_every": None, "max_epochs": None, "max_cpu_seconds": None,
-}  # fmt: skip
+# ---- training ----------------------------------------------------------------------------------------------------
 
 
 def trainings() -> Found:
@@ -143,15 +155,16 @@ def trainings() -> Found:
         folder = Path(temporary)
         for precision, deterministic in (("no", False), ("bf16", False), ("bf16", True)):
             kind = f"{precision}, deterministic" if deterministic else precision
-            keys = TRAINING | {"mixed_precision": precision, "deterministic": deterministic, "cache": f"{folder}/cache"}
-            once = trained(keys, folder / f"{kind}-once")
+            options = [*TRAINING.split(), "--cache", f"{folder}/cache", "--mixed_precision", precision]
+            options += ["--deterministic", str(deterministic).lower()]
+            once = trained(options, folder / f"{kind}-once")
             others = {
-                "repeated": trained(keys, folder / f"{kind}-repeated"),
-                "resumed": trained(keys, folder / f"{kind}-resumed", stop_after=30_000),
-                "killed": trained(keys, folder / f"{kind}-killed", killed=True),
+                "repeated": trained(options, folder / f"{kind}-repeated"),
+                "resumed": trained(options, folder / f"{kind}-resumed", stop_after=30_000),
+                "killed": trained(options, folder / f"{kind}-killed", killed=True),
             }
             for name, other in others.items():
-                worst = max(difference(other[key], tensor) for key, tensor in once.items())
+                worst = max(relative_difference(other[key], tensor) for key, tensor in once.items())
                 found.append((f"{name} training, {kind}", worst, 0.05))
                 bits = f"{name} training is not bit-identical, {kind}"
                 found.append((bits, float(worst > 0), 0 if deterministic else None))
@@ -159,16 +172,15 @@ def trainings() -> Found:
 
 
 def trained(
-    keys: dict[str, Any], output: Path, stop_after: int | None = None, killed: bool = False
+    options: list[str], output: Path, stop_after: int | None = None, killed: bool = False
 ) -> dict[str, torch.Tensor]:
     """Train and return the weights. stop_after: tokens after which the run ends, to be resumed.
 
     Each run is a process: Accelerate keeps one precision for the life of a process.
     """
-    words = recipe_words(keys | {"output_dir": str(output)})
-    command = [sys.executable, "-m", "training", "--config", "demo", *words]
+    command = [sys.executable, "-m", "training", *options, "--output_dir", str(output)]
     if stop_after:
-        subprocess.run([*command, f"--max_tokens={stop_after}"], check=True)
+        subprocess.run([*command, "--max_tokens", str(stop_after)], check=True)
     if killed:
         kill_after_a_checkpoint(command, output)
     subprocess.run(command, check=True)

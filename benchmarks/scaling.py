@@ -1,11 +1,14 @@
-"""Measures training throughput on 1, 2, 4 and 8 GPUs, with DDP and FSDP.
+"""How does training throughput grow with the number of GPUs?
 
-    python -m benchmarks.scaling data/multi30k --device cuda --record scaling.csv
+    python -m benchmarks.scaling data/multi30k --record scaling.csv
     python -m benchmarks.scaling data/multi30k --device cpu --small --processes 2    # gloo, to try it
+
+Row:  a number of processes (1, 2, 4, 8; one per GPU) and a strategy (DDP or FSDP).
+Unit: source and target tokens per second of all processes together, without padding.
+Peer: the same training in one process (`speedup_vs_one`).
 
 Trains the paper's base model in bfloat16 with 50,000 tokens per step, divided among the processes. The fastest window
 between two lines of metrics.jsonl counts, which excludes the first steps: they allocate memory and choose kernels.
-`speedup_vs_one` compares with one process.
 """
 
 import json
@@ -14,22 +17,23 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError
 
-from .shared.harness import METADATA, DataFolder, Device, Record, report, run
-from .shared.training_setup import recipe_words
+from .harness import DataFolder, Device, Record, report, run
 
 ACCELERATE = Path(__file__).parent.parent / "training" / "accelerate"
-PAPER = {"tokens_per_step": 50_000, "vocab_size": 8000, "max_steps": 60, "log_every": 15, "mixed_precision": "bf16"}
-SMALL = {
-    "model": {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}, "max_length": 60, "tokens_per_step": 2000,
-    "vocab_size": 500, "max_steps": 6, "log_every": 2, "mixed_precision": "no",
-}  # fmt: skip
+# Options of `python -m training`.
+COMMON = "--validation [] --validate_every null --average_last 1"
+FULL = "--tokens_per_step 50000 --vocab_size 8000 --max_steps 60 --save_every 60 --log_every 15 --mixed_precision bf16"
+SMALL = (
+    "--model.d_model 64 --model.encoder_ffn_dim 128 --model.decoder_ffn_dim 128 --max_length 60 --tokens_per_step 2000 "
+    "--vocab_size 500 --max_steps 6 --save_every 6 --log_every 2 --mixed_precision no"
+)
 
 
 def compare(
@@ -45,11 +49,12 @@ def compare(
     if device == "cpu" and processes is None:
         raise InputError("--device cpu needs --processes")
     most = processes or torch.cuda.device_count()
+    options = ["--data", str(data.resolve()), *COMMON.split(), *(SMALL if small else FULL).split()]
     one = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for number in [number for number in (1, 2, 4, 8) if number <= most]:
             for strategy in ["single"] if number == 1 else ["ddp", "fsdp"]:
-                speed = trained(data, Path(folder), device, number, strategy, SMALL if small else PAPER)
+                speed = tokens_per_second(options, Path(folder), device, number, strategy)
                 one = one or speed
                 row = {
                     "device": device,
@@ -58,26 +63,23 @@ def compare(
                     "tokens_per_second": round(speed),
                     "speedup_vs_one": round(speed / one, 2),
                 }
-                report([row], record, (*METADATA, "torch"))  # at once: a later one may exceed the time limit
+                report([row], record)  # at once: a later one may exceed the time limit
 
 
-def trained(data: Path, folder: Path, device: str, processes: int, strategy: str, keys: dict[str, Any]) -> float:
-    """Train in this many processes and return the tokens per second of the fastest window."""
-    output = folder / f"{processes}-{strategy}"
-    places = {"data": str(data.resolve()), "output_dir": str(output), "cache": str(folder / "cache")}
-    if (tokenizer := folder / "1-single").is_dir():
-        places["tokenizer"] = str(tokenizer)
-    steps = {
-        "micro_batches": max(2, processes), "save_every": keys["max_steps"], "validate_every": None, "average_last": 1,
-        "validation": [],
-    }  # fmt: skip
-    start = [sys.executable, "-m", "training"]
-    if processes > 1:
+def tokens_per_second(options: list[str], folder: Path, device: str, processes: int, strategy: str) -> float:
+    """Train in this many processes; return the tokens per second of the fastest window."""
+    output, tokenizer = folder / f"{processes}-{strategy}", folder / "1-single"
+    options = [*options, "--output_dir", str(output), "--cache", str(folder / "cache")]
+    options += ["--micro_batches", str(max(2, processes))]
+    if processes == 1:
+        start = [sys.executable, "-m", "training"]
+    else:
+        options += ["--tokenizer", str(tokenizer)]
         config = str(ACCELERATE / ("fsdp.yaml" if strategy == "fsdp" else "one_host.yaml"))
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
         start = [*launch, "--num_processes", str(processes), "-m", "training"]
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
-    done = subprocess.run([*start, *recipe_words(places | steps | keys)], stdout=sys.stderr, env=environment)
+    done = subprocess.run([*start, *options], stdout=sys.stderr, env=environment)
     if done.returncode:
         raise UnavailableError(f"training in {processes} processes ended with exit code {done.returncode}, see above")
     records = map(json.loads, (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines())

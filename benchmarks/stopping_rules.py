@@ -1,10 +1,14 @@
-"""Compares stopping rules of beam search: steps per token and changed translations.
+"""How early may beam search stop without changing translations?
 
     python -m benchmarks.stopping_rules MODEL data/multi30k/val.en.gz data/multi30k/val.de.gz --beam 4 --alpha 0.6
 
-`steps_per_token` counts a step for every unfinished sentence; a search that stops with its last token has 1. `differ`
-counts translations that are not those of the first rule, which is provably exact. Only `seconds` depends on the
-machine.
+Row:  a stopping rule, named by its value of `early_stopping`, on one text.
+Unit: `steps_per_token`, decoding steps per token of the translations. Each step counts once for every sentence that is
+      unfinished, so a search that stops with a sentence's last token has 1.
+Peer: "never", which stops only when no live hypothesis can win any more.
+
+`differ` counts translations that are not those of "never", and `lower_scores` those among them with a lower score. Only
+`seconds`, CPU seconds, depends on the machine.
 """
 
 import time
@@ -14,10 +18,12 @@ from typing import Annotated
 from unittest.mock import patch
 
 import typer
+from sacrebleu import corpus_bleu
 
+from vaswani_transformer import Translator, beam_search
 from vaswani_transformer.lines import read_lines
 
-from .shared.harness import PORTABLE_METADATA, Record, report, run, timed
+from .harness import Record, Row, report, run, timed
 
 RULES = ("never", 10, 5, 2, False, True)
 
@@ -31,29 +37,26 @@ def compare(
     record: Record = None,
 ) -> None:
     """Compare the stopping rules of the search."""
-    from sacrebleu import corpus_bleu
-
-    from vaswani_transformer import Translator, beam_search
-
     sources, expected = list(read_lines(texts)), list(read_lines(references))
     translator = Translator.from_pretrained(model, device="cpu")
     step, steps = beam_search.step, 0
 
-    def counted(decoder, memory, batch_constants, constants, state, *settings):
+    def counted_step(decoder, memory, batch_constants, constants, state, *settings):
         nonlocal steps
         steps += int((~state.done).sum())
         return step(decoder, memory, batch_constants, constants, state, *settings)
 
-    rows, provable = [], []
+    rows: list[Row] = []
+    exact = []  # the translations by "never", which comes first
     for rule in RULES:
         steps = 0
         settings = {"num_beams": beam, "length_penalty": alpha, "early_stopping": rule}
         search = partial(translator.translate, sources, **settings, split_sentences=False, return_scores=True)
-        with patch.object(beam_search, "step", counted):
+        with patch.object(beam_search, "step", counted_step):
             seconds, found = timed(search, time.process_time)
         best = [hypotheses[0] for hypotheses in found]
-        provable = provable or best
-        pairs = list(zip(best, provable, strict=True))
+        exact = exact or best
+        pairs = list(zip(best, exact, strict=True))
         rows.append(
             {
                 "sentences": len(sources),
@@ -65,7 +68,7 @@ def compare(
                 "seconds": round(seconds, 1),
             }
         )
-    report(rows, record, PORTABLE_METADATA)
+    report(rows, record)
 
 
 if __name__ == "__main__":

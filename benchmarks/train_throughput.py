@@ -1,14 +1,18 @@
-"""Compares training throughput with transformers' Marian and Seq2SeqTrainer.
+"""How fast is training, compared with transformers?
 
     python -m benchmarks.train_throughput data/multi30k --size tiny --system ours --system marian --system trainer
 
-Each system runs in its own process, in interleaved rounds, so that background load affects all equally; ratios are
-computed per round. `ours` is a step of the training program, from the order of the batches to Adam; `marian` is a plain
-loop over the same batches; `trainer` batches the same corpus in its own way. `fraction_of_peak` is the rate of a
-system's useful operations relative to the rate of large matrix products at its precision (`gflops_*`).
-Options are joined with "+": bf16 (autocast), highest (our float32 matrix products at torch's default precision),
-compile, sdpa or eager (the attention), group (the Trainer's group_by_length), N (the Trainer's sentences per batch; by
-default, batches have the same mean number of tokens). On a busy machine, compare CPU seconds: --clock cpu.
+Row:   a system; all its steps in several interleaved rounds. Each system runs in a process of its own.
+Unit:  source and target tokens per second, without padding: the median of the rounds.
+Peers: `marian`, transformers' Marian in a plain loop over our batches, and `trainer`, Seq2SeqTrainer with its own
+       batches of the same corpus. `ratio` compares with the first --system in the same round.
+
+`ours` is a step of the training program, from the order of the batches to Adam. Options are joined with "+":
+bf16 (autocast), highest (ours: float32 matrix products at torch's default precision), compile (ours and marian), group
+(the Trainer's group_by_length). The Trainer's batches have the same mean number of tokens as ours.
+
+`fraction_of_peak` is the rate of a system's useful operations relative to that of large matrix products at its
+precision (`gflops_*`). On a busy machine, compare CPU seconds: --clock cpu.
 """
 
 import os
@@ -19,10 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import typer
 
-from .shared.harness import (
-    METADATA,
+from training.cost import training_flops
+from training.model import model_config
+from training.parallel_text import parallel_texts, sentences_of
+from training.recipe import Recipe, load_recipe
+
+from .harness import (
     DataFolder,
     Device,
     PeakRates,
@@ -35,20 +44,16 @@ from .shared.harness import (
     run,
     take_turns,
 )
-from .shared.training_setup import load_recipe, tokenised, training_lines
-from .shared.training_systems import Job, TrainingProcess, Turn
+from .systems.training import Job, TrainingProcess, Turn
 
-# Keys of the recipe. Base and big have the paper's output layer, and sentences of about the paper's length.
-PAPER = {"model.vocab_size": 37000, "tokens_per_step": 3000}
+# Keys of a recipe. Base and big have the paper's output layer, and sentences of about the paper's length.
 TINY = {"layers": 4, "attention_heads": 4, "ffn_dim": 256}
+TINY_MODEL = {f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in TINY.items()}
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "model.d_model": 128, "model.vocab_size": 8000, "tokens_per_step": 8192,
-        **{f"model.{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in TINY.items()},
-    },
-    "base": {"preset": "base", **PAPER},
-    "big": {"preset": "big", **PAPER},
-}  # fmt: skip
+    "tiny": {"tokens_per_step": 8192, "model": {"d_model": 128, "vocab_size": 8000, **TINY_MODEL}},
+    "base": {"tokens_per_step": 3000, "model": {"vocab_size": 37000}, "preset": "base"},
+    "big": {"tokens_per_step": 3000, "model": {"vocab_size": 37000}, "preset": "big"},
+}
 DEFAULT = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "trainer", "trainer+group"]
 
 
@@ -58,7 +63,6 @@ def compare(
     system: Annotated[list[str] | None, typer.Option(help="Repeatable; the first one is the baseline.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Source + target tokens per step, padded.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the tokenizer, and of the output layer.")] = None,
-    dropout: float = 0.1,
     rounds: Rounds = 5,
     steps: Annotated[int, typer.Option(min=1, help="Steps per round.")] = 4,
     warmup: Annotated[int, typer.Option(min=1, help="Steps before the first round.")] = 3,
@@ -77,13 +81,42 @@ def compare(
     # All systems use the same device: no GPU that was not requested, and only one.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device != "cpu" else ""
     with tempfile.TemporaryDirectory() as folder:
-        keys = recipe_keys(size, data, Path(folder), tokens, vocab_size, dropout)
-        job = Job(keys, folder, threads, device, clock_name)
+        write_text(data, Path(folder), joined=1 if size == "tiny" else 2)
+        job = Job(make_recipe(size, folder, tokens, vocab_size), folder, threads, device, clock_name)
+        operations = operations_per_token(job)  # the first use of the text, which tokenises it for all systems
         turns, peaks = measure(system or DEFAULT, job, warmup, steps, rounds)
-        rows = list(table(turns, operations_per_token(job), peaks))
-    settings = {"size": size, "tokens_per_step": keys["tokens_per_step"], "threads": threads, "clock": clock_name}
+    rows = list(table(turns, operations, peaks))
+    settings = {"size": size, "tokens_per_step": job.recipe.tokens_per_step, "threads": threads, "clock": clock_name}
     rates = {f"gflops_{name}": round(rate / 1e9) for name, rate in peaks.best.items()}
-    report([settings | row | rates for row in rows], record, (*METADATA, "torch", "transformers"))
+    report([settings | row | rates for row in rows], record)
+
+
+def write_text(data: Path, folder: Path, joined: int) -> None:
+    """Write train.en and train.de to the folder. joined: sentences of the data per sentence"""
+    recipe = load_recipe(None, {"data": str(data)})
+    texts = sentences_of(parallel_texts(recipe, recipe.train))
+    for language, lines in zip(recipe.languages, texts, strict=True):
+        long = [" ".join(lines[i : i + joined]) for i in range(0, len(lines) - joined + 1, joined)]
+        (folder / f"train.{language}").write_text("".join(f"{line}\n" for line in long), encoding="utf-8")
+
+
+def make_recipe(size: str, folder: str, tokens: int | None, vocab_size: int | None) -> Recipe:
+    """Return a recipe that trains a model of this size on the text in the folder."""
+    keys = SIZES[size] | {
+        "data": folder,
+        "validation": [],
+        "cache": f"{folder}/cache",
+        "tokenizer": folder,
+        "vocab_size": vocab_size or 8000,
+        "micro_batches": 1,
+        "max_length": 256,
+    }
+    keys["model"] = keys["model"] | {"dropout": 0.1}
+    if vocab_size is not None:
+        keys["model"]["vocab_size"] = vocab_size
+    if tokens is not None:
+        keys["tokens_per_step"] = tokens
+    return Recipe(**keys)
 
 
 def measure(
@@ -104,8 +137,22 @@ def measure(
     return {each: turns[each.name] for each in systems}, peaks
 
 
+def measure_peaks(peaks: PeakRates, job: Job) -> None:
+    """Measure large matrix products by precision: no training step can exceed their rate.
+
+    "highest" is float32 at torch's default precision, "medium" what our float32 steps use. Their ratio is the most that
+    float32 training can gain from faster matrix products on this machine.
+    """
+    torch.set_num_threads(job.threads)
+    size = 1024 if job.device == "cpu" else 8192
+    for name, dtype in (("highest", torch.float32), ("medium", torch.float32), ("bf16", torch.bfloat16)):
+        torch.set_float32_matmul_precision("medium" if name == "medium" else "highest")
+        left, right = (torch.randn(size, size, device=job.device, dtype=dtype) for _ in range(2))
+        peaks.measure(name, partial(torch.matmul, left, right), 2 * size**3)
+
+
 def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: PeakRates) -> Iterator[Row]:
-    """Yield a row per system; ratios are relative to the first system in the same round."""
+    """Yield a row per system; ratios are relative to the first system in the same round. operations: per token"""
     baseline = next(iter(turns.values()))
     for system, measured in turns.items():
         ratios = [a.speed / b.speed for a, b in zip(measured, baseline, strict=True)]
@@ -125,57 +172,11 @@ def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: Pe
 
 def operations_per_token(job: Job) -> float:
     """Return the floating-point operations of a step per source or target token; the same for all systems."""
-    from training.cost import training_flops
-    from training.model import model_config
-
-    recipe = job.recipe()
-    _, corpus = tokenised(recipe, Path(job.output))
+    corpus = job.text().corpus
     sources, targets = corpus.source_lengths, corpus.target_lengths
-    config = model_config(recipe, job.keys["vocab_size"])
+    config = model_config(job.recipe, job.recipe.vocab_size)
     total = training_flops(config, int(sources.sum()), int(targets.sum()), sources.mean(), targets.mean())
     return total / int(sources.sum() + targets.sum())
-
-
-def measure_peaks(peaks: PeakRates, job: Job) -> None:
-    """Measure large matrix products by precision: no training step can exceed their rate.
-
-    "highest" is float32 at torch's default precision, "medium" what our float32 steps use. Their ratio is the most that
-    float32 training can gain from faster matrix products on this machine.
-    """
-    import torch
-
-    torch.set_num_threads(job.threads)
-    size = 1024 if job.device == "cpu" else 8192
-    for name, dtype in (("highest", torch.float32), ("medium", torch.float32), ("bf16", torch.bfloat16)):
-        torch.set_float32_matmul_precision("medium" if name == "medium" else "highest")
-        left, right = (torch.randn(size, size, device=job.device, dtype=dtype) for _ in range(2))
-        peaks.measure(name, partial(torch.matmul, left, right), 2 * size**3)
-
-
-def recipe_keys(
-    size: str, data: Path, folder: Path, tokens: int | None, vocab_size: int | None, dropout: float
-) -> dict[str, Any]:
-    """Return the keys of a recipe after writing its text, tokenizer and corpus to `folder`."""
-    joined = 1 if size == "tiny" else 2
-    for language in ("en", "de"):
-        lines = training_lines(data, language)
-        together = [" ".join(lines[i : i + joined]) for i in range(0, len(lines) - joined + 1, joined)]
-        (folder / f"train.{language}").write_text("".join(f"{line}\n" for line in together), encoding="utf-8")
-    keys = SIZES[size] | {
-        "data": str(folder),
-        "validation": [],
-        "cache": str(folder / "cache"),
-        "vocab_size": vocab_size or 8000,
-        "model.dropout": dropout,
-        "micro_batches": 1,
-        "max_length": 256,
-    }
-    if vocab_size is not None:
-        keys["model.vocab_size"] = vocab_size
-    if tokens is not None:
-        keys["tokens_per_step"] = tokens
-    tokenised(load_recipe(keys), folder)
-    return keys | {"tokenizer": str(folder)}
 
 
 if __name__ == "__main__":

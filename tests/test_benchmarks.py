@@ -1,6 +1,7 @@
 """Benchmarks on a CPU with tiny models; the slow tests run them as their users do."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from conftest import read_rows, write_lines
 from saved_model import ENGLISH, GERMAN
 
-from benchmarks import decode
+from benchmarks import decode, harness, stopping_rules
 from conversion.__main__ import main as convert
 from training.demo_corpus import load
 from vaswani_transformer.errors import InputError
@@ -27,6 +28,24 @@ def run(name: str, *words: object, code: int = 0) -> subprocess.CompletedProcess
     return done
 
 
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def new_rows(name: str, folder: Path, *words: object) -> list[dict[str, Any]]:
+    """Append to a copy of a benchmark's recorded rows, which fails if its columns differ; return the new rows."""
+    path = Path(shutil.copy(RESULTS / f"{name}.csv", folder))
+    recorded = rows_of(path)
+    run(name, *words, "--record", path)
+    return rows_of(path)[len(recorded) :]
+
+
+def written(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
 def test_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
     """Also if both have as many sentences as are translated."""
     source, reference = write_lines(tmp_path / "source", ENGLISH), write_lines(tmp_path / "reference", GERMAN[:-1])
@@ -35,10 +54,30 @@ def test_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
     assert decode.read_pairs(str(source), str(source), 2) == (ENGLISH[:2], ENGLISH[:2])
 
 
+def test_rows_name_the_command_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["bench/model/", "--system", "onnx=bench/onnx-fp32", "--source=/text/test.en", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", ["/clone/benchmarks/decode.py", *words])
+    expected = "python -m benchmarks.decode model --system onnx=onnx-fp32 --source=test.en --threads 1"
+    assert harness.command() == expected
+
+
+def test_a_gpu_needs_no_clock_option(tmp_path: Path) -> None:
+    failed = run("train_throughput", tmp_path, "--device", "cuda", code=2)
+    assert "train.en: no such file" in failed.stderr
+
+
+def test_counting_steps_leaves_the_search_unchanged(tmp_path: Path) -> None:
+    step, model = beam_search.step, saved_model(tmp_path / "model")
+    stopping_rules.compare(model, written(tmp_path / "en", ENGLISH[:2]), written(tmp_path / "de", GERMAN[:2]))
+    assert beam_search.step is step
+
+
 def test_conversion_marian_records_rows(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
-    run("conversion_marian", "tests/fixtures/marian", "--record", tmp_path / "rows.csv")
-    assert [row["conversion"] for row in read_rows(tmp_path / "rows.csv")] == ["ours", "transformers", "ctranslate2"]
+    rows = new_rows("conversion_marian", tmp_path, "tests/fixtures/marian")
+    assert [row["conversion"] for row in rows] == ["ours", "transformers", "ctranslate2"]
+    # Marian prints five digits.
+    assert float(rows[0]["largest"]) < 1e-5 < float(rows[1]["largest"])
 
 
 @pytest.fixture
@@ -55,18 +94,15 @@ def data(tmp_path: Path) -> Path:
 def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     convert(["--to", "ctranslate2", str(exported / "model"), str(tmp_path / "ctranslate2")])
-    source = write_lines(tmp_path / "source", ENGLISH + GERMAN)
-    reference = write_lines(tmp_path / "reference", GERMAN + ENGLISH)
-    words = [exported / "model", "--source", source, "--reference", reference]
-    words += ["--system", f"onnx={exported / 'onnx'}", "--system", f"search-bfloat16={exported / 'model'}"]
+    source = written(tmp_path / "source", ENGLISH + GERMAN)
+    words = [exported / "model", "--source", source, "--reference", written(tmp_path / "reference", GERMAN + ENGLISH)]
+    words += ["--system", f"onnx={exported / 'onnx'}"]
     words += [f"--system=ctranslate2-{kind}={tmp_path / 'ctranslate2'}" for kind in ("float32", "int8")]
-    words += ["--batch-size", 3, "--batch-tokens", 60, "--rounds", 1, "--record", tmp_path / "decode.csv"]
-    run("decode", *words)
-    rows = read_rows(tmp_path / "decode.csv")
-    assert [row["batch"] for row in rows] == ["3"] * 6 + ["60 tokens"] * 6
+    rows = new_rows("decode", tmp_path, *words, "--batch-size", 3, "--batch-tokens", 60, "--rounds", 1)
+    assert [row["batch"] for row in rows] == ["3"] * 5 + ["60 tokens"] * 5
     by_system = {row["system"]: row for row in rows}
     exact = ["torch generate()", "torch search in tensors", "onnx"]
-    assert by_system.keys() == {*exact, "torch search, bfloat16", "ctranslate2 float32", "ctranslate2 int8"}
+    assert by_system.keys() == {*exact, "ctranslate2 float32", "ctranslate2 int8"}
     assert len({by_system[name]["bleu"] for name in exact}) == 1 and float(by_system["onnx"]["bleu"]) > 20
     for row in rows:
         by_generate = next(r for r in rows if r["system"] == "torch generate()" and r["batch"] == row["batch"])
@@ -80,22 +116,21 @@ def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_
 @pytest.mark.slow
 def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> None:
     text = data / "val.en"
-    for name, *words in [
-        ("decode_profile", exported / "onnx", "--source", text, "--sentences", 8, "--batch-size", 4, "--most", 5),
-        ("stopping_rules", exported / "model", text, data / "val.de"),
-    ]:
-        run(name, *words, "--record", data / f"{name}.csv")
-    counts = {path.stem: len(read_rows(path)) for path in data.glob("*.csv")}
-    assert counts == {"decode_profile": 5, "stopping_rules": 6}
-    provable, *_ = read_rows(data / "stopping_rules.csv")
-    assert (provable["early_stopping"], provable["differ"]) == ("never", "0")
+    words = ["--source", text, "--sentences", 8, "--batch-size", 4, "--most", 5, "--record", data / "profile.csv"]
+    run("decode_profile", exported / "onnx", *words)
+    assert len(rows_of(data / "profile.csv")) == 5
+    never, *others = new_rows("stopping_rules", data, exported / "model", text, data / "val.de")
+    assert (never["early_stopping"], never["differ"]) == ("never", "0")
+    assert [row["early_stopping"] for row in others] == ["10", "5", "2", "False", "True"]
 
 
 def test_decoding_at_base_size_is_compared_at_equal_precision(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     pytest.importorskip("onnxruntime")
-    run("decode_base_size", "--small", "--batch-size", 2, "--rounds", 1, "--record", tmp_path / "rows.csv")
-    rows = {row["system"]: row for row in read_rows(tmp_path / "rows.csv")}
+    rows = {
+        row["system"]: row
+        for row in new_rows("decode_base_size", tmp_path, "--small", "--batch-size", 2, "--rounds", 1)
+    }
     assert rows.keys() == {
         f"{kind} {precision}" for kind in ("onnx", "ctranslate2") for precision in ("float32", "int8")
     }
@@ -103,7 +138,16 @@ def test_decoding_at_base_size_is_compared_at_equal_precision(tmp_path: Path) ->
         rows[f"ctranslate2 {precision}"]["speedup_vs_ctranslate2"] == "1.00" for precision in ("float32", "int8")
     )
     assert all(int(row["ids_per_second"]) > 0 and int(row["matmul_gops"]) > 0 for row in rows.values())
-    assert all(column in read_rows(RESULTS / "decode_base_size.csv")[0] for column in rows["onnx int8"])
+
+
+@pytest.mark.slow
+def test_training_throughput_is_compared_with_the_first_system(data: Path) -> None:
+    words = ["--system", "marian", "--system", "ours+highest", "--system", "trainer+group"]
+    words += ["--tokens", 2000, "--vocab-size", 500, "--rounds", 1, "--steps", 1, "--warmup", 1]
+    rows = new_rows("train_throughput", data, data, *words)
+    assert [row["system"] for row in rows] == ["marian", "ours+highest", "trainer+group"]
+    assert rows[0]["ratio"] == rows[0]["ratio_max"] == "1.0"
+    assert rows[0]["padding"] == rows[1]["padding"] < rows[2]["padding"]
 
 
 @pytest.mark.slow

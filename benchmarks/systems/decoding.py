@@ -1,4 +1,7 @@
-"""The systems that decode.py and decode_base_size.py compare."""
+"""The systems that decode.py and decode_base_size.py compare: torch, ONNX Runtime, Marian and CTranslate2.
+
+standalone.py loads one of them without torch: torch and transformers are imported only where they are needed.
+"""
 
 import functools
 import json
@@ -10,10 +13,10 @@ import numpy as np
 
 from vaswani_transformer.errors import UnavailableError
 
-Sources = list[list[int]]
-# (sources, beam size, length=None) -> their best translations as token ids without </s>; with a length, the search
-# takes exactly that many steps.
-Translate = Callable[..., Sources]
+TokenIds = list[list[int]]  # of sentences, without padding
+# (sources, beam size, length=None) -> their best translations without </s>; with a length, the search takes exactly
+# that many steps.
+Translate = Callable[..., TokenIds]
 
 
 class System(NamedTuple):
@@ -22,7 +25,7 @@ class System(NamedTuple):
     translate: Translate
 
 
-def padded_arrays(sources: Sources, pad: int) -> tuple[np.ndarray, np.ndarray]:
+def padded_arrays(sources: TokenIds, pad: int) -> tuple[np.ndarray, np.ndarray]:
     """Return input_ids and attention_mask, (batch, longest), int64."""
     longest = max(map(len, sources))
     ids = np.full((len(sources), longest), pad)
@@ -32,22 +35,25 @@ def padded_arrays(sources: Sources, pad: int) -> tuple[np.ndarray, np.ndarray]:
     return ids, mask
 
 
-def strip(rows: Sources, *special: int) -> Sources:
+def without(special: set[int], rows: TokenIds) -> TokenIds:
     return [[token for token in row if token not in special] for row in rows]
 
 
+# ---- torch -------------------------------------------------------------------------------------------------------
+
+
 def torch_translate(model: Any, search: Callable[..., Any]) -> Translate:
-    """Return translate() of a torch model. search: called like generate(); returns ids, (batch, target)."""
+    """Return translate() of a torch model. search: called like generate(); returns ids, (batch, target)"""
     import torch
 
     config = model.config
+    special = {config.decoder_start_token_id, config.pad_token_id, config.eos_token_id}
 
-    def translate(sources: Sources, beams: int, length: int | None = None) -> Sources:
+    def translate(sources: TokenIds, beams: int, length: int | None = None) -> TokenIds:
         arrays = padded_arrays(sources, config.pad_token_id)
         ids, mask = (torch.from_numpy(array).to(model.device) for array in arrays)
         limits = {"min_new_tokens": length - 1, "max_new_tokens": length} if length else {}  # min: before </s>
-        found = search(ids, attention_mask=mask, num_beams=beams, **limits)
-        return strip(found.tolist(), config.decoder_start_token_id, config.pad_token_id, config.eos_token_id)
+        return without(special, search(ids, attention_mask=mask, num_beams=beams, **limits).tolist())
 
     return translate
 
@@ -67,34 +73,24 @@ def search_translate(model: Any) -> Translate:
     return torch_translate(model, search)
 
 
-def safetensors_megabytes(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
-
-
 @functools.cache
-def our_model(folder: Path, threads: int, dtype: str = "float32") -> Any:
+def our_model(folder: Path, threads: int) -> Any:
     import torch
 
     from vaswani_transformer.loading import load_model
 
     torch.set_num_threads(threads)
-    return load_model(folder, device="cpu", dtype=dtype)
+    return load_model(folder, device="cpu", dtype="float32")
 
 
 def torch_generate(folder: Path, threads: int) -> System:
-    """Load our model for `generate()`, the baseline."""
     model = our_model(folder, threads)
     return System("torch generate()", safetensors_megabytes(folder), torch_translate(model, model.generate))
 
 
 def torch_search(folder: Path, threads: int) -> System:
-    translate = search_translate(our_model(folder, threads))
-    return System("torch search in tensors", safetensors_megabytes(folder), translate)
-
-
-def torch_search_bfloat16(folder: Path, threads: int) -> System:
-    translate = search_translate(our_model(folder, threads, "bfloat16"))
-    return System("torch search, bfloat16", safetensors_megabytes(folder) / 2, translate)
+    model = our_model(folder, threads)
+    return System("torch search in tensors", safetensors_megabytes(folder), search_translate(model))
 
 
 def marian_generate(folder: Path, threads: int) -> System:
@@ -110,6 +106,49 @@ def marian_generate(folder: Path, threads: int) -> System:
     return System("transformers Marian", safetensors_megabytes(folder), torch_translate(model, search))
 
 
+def safetensors_megabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e6
+
+
+# ---- ONNX Runtime and CTranslate2 --------------------------------------------------------------------------------
+
+
+def onnx_file(folder: Path, threads: int | None, device: str = "cpu") -> System:
+    """Load an exported file. The folder names the system: files of one model differ in their precision."""
+    from vaswani_transformer.onnx_translator import OnnxTranslator
+
+    translator = OnnxTranslator.from_pretrained(folder, device=device, threads=threads)
+    special = {translator.pad, translator.config["eos_token_id"]}
+
+    def translate(sources: TokenIds, beams: int, length: int | None = None) -> TokenIds:
+        arrays = padded_arrays(sources, translator.pad)
+        limits: dict[str, int] = {"min_length": length - 1, "max_length": length} if length else {}  # min: before </s>
+        sequences, _ = translator.generate(*arrays, num_beams=beams, num_return_sequences=1, **limits)
+        return without(special, sequences[:, 0].tolist())
+
+    name = folder.resolve().name
+    size = (folder / "model.onnx").stat().st_size / 1e6
+    return System(name if name.startswith("onnx") else f"onnx {name}", size, translate)
+
+
+def ctranslate2_model(folder: Path, threads: int, precision: str, device: str = "cpu") -> System:
+    """Load a CTranslate2 model, which has the length penalty length^alpha and its own stopping rule."""
+    translator = import_ctranslate2().Translator(
+        str(folder), device=device, compute_type=precision, intra_threads=threads, inter_threads=1
+    )
+    tokens: list[str] = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    ids = {token: id for id, token in enumerate(tokens)}
+
+    def translate(sources: TokenIds, beams: int, length: int | None = None) -> TokenIds:
+        texts = [[tokens[id] for id in source] for source in sources]
+        limits = {"max_decoding_length": length or 256, "min_decoding_length": length or 1}
+        found = translator.translate_batch(texts, beam_size=beams, length_penalty=0.6, **limits)
+        return [[ids[token] for token in result.hypotheses[0]] for result in found]
+
+    size = (folder / "model.bin").stat().st_size / 1e6  # float32; CTranslate2 quantises it while loading
+    return System(f"ctranslate2 {precision}", size, translate)
+
+
 def import_ctranslate2() -> Any:
     """Import CTranslate2 with its converters, or raise UnavailableError."""
     try:
@@ -119,55 +158,14 @@ def import_ctranslate2() -> Any:
     return ctranslate2
 
 
-def onnx_file(folder: Path, threads: int | None, device: str = "cpu") -> System:
-    from vaswani_transformer.onnx_translator import OnnxTranslator
+# ---- by kind, for --system KIND=FOLDER of decode.py: (folder, threads) -> the system on the CPU ------------------
 
-    translator = OnnxTranslator.from_pretrained(folder, device=device, threads=threads)
-
-    def translate(sources: Sources, beams: int, length: int | None = None) -> Sources:
-        arrays = padded_arrays(sources, translator.pad)
-        limits: dict[str, int] = {"min_length": length - 1, "max_length": length} if length else {}  # min: before </s>
-        sequences, _ = translator.generate(*arrays, num_beams=beams, num_return_sequences=1, **limits)
-        return strip(sequences[:, 0].tolist(), translator.pad, translator.config["eos_token_id"])
-
-    name = folder.resolve().name
-    size = (folder / "model.onnx").stat().st_size / 1e6
-    return System(name if name.startswith("onnx") else f"onnx {name}", size, translate)
-
-
-def ctranslate2_model(folder: Path, threads: int, kind: str, device: str = "cpu") -> System:
-    """Load a CTranslate2 model, which has the length penalty length^alpha and its own stopping rule."""
-    ctranslate2 = import_ctranslate2()
-    translator = ctranslate2.Translator(
-        str(folder), device=device, compute_type=kind, intra_threads=threads, inter_threads=1
-    )
-    tokens: list[str] = json.loads((folder / "shared_vocabulary.json").read_text(encoding="utf-8"))
-    ids = {token: id for id, token in enumerate(tokens)}
-
-    def translate(sources: Sources, beams: int, length: int | None = None) -> Sources:
-        texts = [[tokens[id] for id in source] for source in sources]
-        limits = {"max_decoding_length": length or 256, "min_decoding_length": length or 1}
-        found = translator.translate_batch(texts, beam_size=beams, length_penalty=0.6, **limits)
-        return [[ids[token] for token in result.hypotheses[0]] for result in found]
-
-    size = (folder / "model.bin").stat().st_size / 1e6  # float32; int8 is made of it while loading
-    return System(f"ctranslate2 {kind}", size, translate)
-
-
-class Kind(NamedTuple):
-    """load: (folder, threads) -> the system on the CPU.  ours: whether its search or its file is this project's"""
-
-    load: Callable[[Path, int], System]
-    ours: bool = False
-    needs_torch: bool = False
-
-
-SYSTEMS = {
-    "generate": Kind(torch_generate, ours=True, needs_torch=True),
-    "search": Kind(torch_search, ours=True, needs_torch=True),
-    "search-bfloat16": Kind(torch_search_bfloat16, ours=True, needs_torch=True),
-    "marian": Kind(marian_generate, needs_torch=True),
-    "onnx": Kind(onnx_file, ours=True),
-    "ctranslate2-float32": Kind(functools.partial(ctranslate2_model, kind="float32")),
-    "ctranslate2-int8": Kind(functools.partial(ctranslate2_model, kind="int8")),
+SYSTEMS: dict[str, Callable[[Path, int], System]] = {
+    "generate": torch_generate,
+    "search": torch_search,
+    "marian": marian_generate,
+    "onnx": onnx_file,
+    "ctranslate2-float32": functools.partial(ctranslate2_model, precision="float32"),
+    "ctranslate2-int8": functools.partial(ctranslate2_model, precision="int8"),
 }
+NEEDS_TORCH = {"generate", "search", "marian"}

@@ -1,11 +1,11 @@
 """Measures load time, first-sentence latency and peak memory of one system in its own process. Started by decode.py.
 
-    python -m benchmarks.shared.decode_alone KIND FOLDER THREADS BEAMS BLOCKED < SOURCES
+    python -m benchmarks.systems.standalone KIND FOLDER THREADS BEAMS [PACKAGE ...] < SOURCES
 
-SOURCES is a JSON list of sentences, each a list of token ids. BLOCKED lists packages, separated by commas, whose import
-fails: optional packages would otherwise be imported where they are installed. Prints columns of decode.py as a JSON
-object: load_seconds, including the import of the libraries; first_seconds, for the first source alone; peak_megabytes,
-the peak resident memory after the whole batch.
+SOURCES is a JSON list of sentences, each a list of token ids. Imports of each PACKAGE fail: the system would import it
+where it is installed, although it does not need it. Prints columns of decode.csv as a JSON object: load_seconds,
+including the import of the libraries; first_seconds, for the first source alone; peak_megabytes, the peak resident
+memory after the whole batch.
 """
 
 import json
@@ -16,14 +16,14 @@ from pathlib import Path
 
 
 def main() -> None:
-    kind, folder, threads, beams, blocked = sys.argv[1:]
-    for package in filter(None, blocked.split(",")):
+    kind, folder, threads, beams, *blocked = sys.argv[1:]
+    for package in blocked:
         sys.modules[package] = None  # pyright: ignore[reportArgumentType]  # the documented way to block an import
     sources = json.load(sys.stdin)
     begun = time.perf_counter()
-    from .decode_systems import SYSTEMS
+    from .decoding import SYSTEMS
 
-    system = SYSTEMS[kind].load(Path(folder), int(threads))
+    system = SYSTEMS[kind](Path(folder), int(threads))
     loaded = time.perf_counter()
     system.translate(sources[:1], int(beams))
     first = time.perf_counter()

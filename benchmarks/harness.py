@@ -1,8 +1,9 @@
-"""Shared benchmark code: options, timing, peak rates and result rows."""
+"""The harness of all benchmarks: command-line options, clocks, interleaved rounds, peak rates and rows of results."""
 
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -10,13 +11,17 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import torch
 import typer
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 
 Result = TypeVar("Result")
-Row = dict[str, Any]
+Row = dict[str, Any]  # column -> value
+
+# ---- the command line --------------------------------------------------------------------------------------------
+
 BATCH_SIZES = [1, 16, 64]  # sentences per batch, unless --batch-size is given
 
 DataFolder = Annotated[Path, typer.Argument(help="Folder with train.en and train.de (or .gz), for example Multi30k's.")]
@@ -35,11 +40,20 @@ def run(benchmark: Callable[..., None]) -> None:
     """Run a benchmark's function as a command: its parameters are the options, its docstring is the help."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(benchmark)
-    exit_cleanly(app, name=command_name())
+    exit_cleanly(app, name=program_name())
 
 
-def command_name() -> str:
+def program_name() -> str:
     return f"python -m benchmarks.{Path(sys.argv[0]).stem}"
+
+
+def command() -> str:
+    """Return the command that is running, without the folders of its paths."""
+    words = [re.sub("[^=]*/", "", word.rstrip("/")) for word in sys.argv[1:]]  # onnx=a/b -> onnx=b
+    return " ".join([program_name(), *words])
+
+
+# ---- clocks and rounds -------------------------------------------------------------------------------------------
 
 
 def clock(name: str, device: str = "cpu") -> Callable[[], float]:
@@ -49,16 +63,14 @@ def clock(name: str, device: str = "cpu") -> Callable[[], float]:
     seconds = time.process_time if name == "cpu" else time.perf_counter
 
     def synchronised() -> float:
-        import torch
-
         torch.accelerator.synchronize()
         return seconds()
 
     return seconds if device == "cpu" else synchronised
 
 
-def timed(task: Callable[[], Result], now: Callable[[], Any]) -> tuple[Any, Result]:
-    """Return the time that the task took, and its result."""
+def timed(task: Callable[[], Result], now: Callable[[], float]) -> tuple[float, Result]:
+    """Return the seconds that the task took, and its result."""
     begun = now()
     result = task()
     return now() - begun, result
@@ -67,18 +79,19 @@ def timed(task: Callable[[], Result], now: Callable[[], Any]) -> tuple[Any, Resu
 def take_turns(
     systems: Mapping[str, Callable[[], Result]], rounds: int, between: Callable[[], object] = lambda: None
 ) -> dict[str, list[Result]]:
-    """Run each system once per round, reversing the order every other round.
+    """Run each system once per round; return the results of all rounds by system.
 
-    Background load then affects all systems equally.
-
-    between: runs before and after each round.
+    Background load affects all systems alike, because they alternate. The order is reversed every other round.
+    between: runs before the first and after each round
     """
     results: dict[str, list[Result]] = {name: [] for name in systems}
-    for number in range(rounds):
-        between()
-        for name in list(systems)[:: 1 if number % 2 == 0 else -1]:
-            results[name].append(systems[name]())
+    order = list(systems)
     between()
+    for _ in range(rounds):
+        for name in order:
+            results[name].append(systems[name]())
+        order.reverse()
+        between()
     return results
 
 
@@ -88,7 +101,7 @@ def race(
     now: Callable[[], float],
     between: Callable[[], object] = lambda: None,
 ) -> dict[str, tuple[float, Result]]:
-    """Time the systems in interleaved rounds; return the time and result of each system's fastest round."""
+    """Time the systems in turns; return the seconds and the result of each system's fastest round."""
     turns = take_turns({name: partial(timed, task, now) for name, task in systems.items()}, rounds, between)
     return {name: min(measured, key=itemgetter(0)) for name, measured in turns.items()}
 
@@ -108,20 +121,19 @@ class PeakRates:
     def fraction(self, name: str, rate: float) -> float | str:
         """Return a rate as a fraction of a peak.
 
-        "" above 1, which means that the peak was measured on a busy machine.
+        "" above 1, which means that the peak was measured on a busy machine, and "" without a peak of that name.
         """
-        return round(rate / self.best[name], 3) if rate <= self.best[name] else ""
+        peak = self.best.get(name, 0.0)
+        return round(rate / peak, 3) if rate <= peak else ""
 
 
-PORTABLE_METADATA = ("date", "commit", "command")  # for results that are the same on every machine
-METADATA = (*PORTABLE_METADATA, "hardware")
+# ---- rows of results ---------------------------------------------------------------------------------------------
 
 
-def report(rows: list[Row], path: Path | None, metadata: Sequence[str] = METADATA) -> None:
+def report(rows: list[Row], path: Path | None) -> None:
     """Print the rows, and append them to a CSV file if one is given; a new file begins with the columns.
 
-    metadata: columns that are filled in here, before those of the rows
-    Raises InputError if the file has other columns.
+    In the file, each row begins with the metadata below. Raises InputError if the file has other columns.
     """
     cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -129,16 +141,15 @@ def report(rows: list[Row], path: Path | None, metadata: Sequence[str] = METADAT
         typer.echo("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
     if path is None:
         return
+    # Not imported above: training sets environment variables of OpenMP and oneDNN, and decode measures without them.
     from training.result_row import append_rows, commit, hardware
 
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    known: dict[str, Callable[[], str]] = {
-        "date": lambda: date.today().isoformat(),
-        "commit": commit,
-        "command": lambda: " ".join([command_name(), *words]),
-        "hardware": hardware,
-        "torch": lambda: version("torch"),
-        "transformers": lambda: version("transformers"),
+    metadata = {
+        "date": date.today().isoformat(),
+        "commit": commit(),
+        "command": command(),
+        "hardware": hardware(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
     }
-    first = {name: known[name]() for name in metadata}
-    append_rows(path, [*metadata, *rows[0]], [first | row for row in rows])
+    append_rows(path, [*metadata, *rows[0]], [metadata | row for row in rows])

@@ -1,4 +1,8 @@
-"""The systems that `train_throughput.py` compares, each in a process of its own."""
+"""The systems that train_throughput.py compares, each in a process of its own: ours, Marian and Seq2SeqTrainer.
+
+A system is a function of its options and the job. It returns its model and a function that takes a number of steps and
+returns their tokens, positions and seconds.
+"""
 
 import multiprocessing
 import resource
@@ -10,28 +14,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from training.batches import Order, plan_batches
+from training.metrics import Window
+from training.model import model_config
+from training.prepare import prepare
+from training.processes import make_accelerator
+from training.progress import Progress, Signals
+from training.recipe import Recipe
+from training.report import Reporter
+from training.step import Stepper
+from training.tokenised_text import TokenisedText, read_text
 from vaswani_transformer.errors import InputError
 
-from .harness import clock
-from .training_setup import load_recipe, marian_like, stepper_of, tokenised
+from ..harness import clock
+from .marian import marian_like
+
+Steps = Callable[[int], tuple[int, int, float]]
 
 
 @dataclass(frozen=True)
 class Job:
     """The settings that all systems of a comparison share."""
 
-    keys: dict[str, Any]  # of the recipe
-    output: str  # folder with text, tokenizer and corpus
+    recipe: Recipe
+    folder: str  # with text, tokenizer and corpus
     threads: int
     device: str
     clock: str
 
-    def recipe(self, **keys: Any) -> Any:
-        return load_recipe(self.keys | keys)
+    def text(self) -> TokenisedText:
+        """Return the tokenizer and the tokenised text; the first call makes them, the others read them."""
+        return read_text(self.recipe, Path(self.folder), Reporter(False))
 
 
 @dataclass(frozen=True)
 class Turn:
+    """Steps of a system."""
+
     tokens: int  # source + target, without padding
     positions: int  # with padding
     seconds: float
@@ -46,12 +69,12 @@ class TrainingProcess:
     """A system in its own process."""
 
     def __init__(self, name: str, job: Job):
+        """Start the system. name: a key of SYSTEMS and options, joined with "+". Raises InputError"""
         self.name = name
         kind, *options = name.split("+")
         if kind not in SYSTEMS:
             raise InputError(f"--system {name!r}: {kind!r} is not one of {', '.join(SYSTEMS)}")
-        unknown = {option for option in options if not (kind == "trainer" and option.isdigit())} - SYSTEMS[kind][1]
-        if unknown:
+        if unknown := set(options) - SYSTEMS[kind][1]:
             raise InputError(f"--system {name!r}: {kind} has no option {', '.join(sorted(unknown))}")
         float32 = "medium" if kind == "ours" and "highest" not in options else "highest"
         self.precision = "bf16" if "bf16" in options else float32  # of the matrix products whose rate is its peak
@@ -62,14 +85,12 @@ class TrainingProcess:
         return self.process.submit(run_steps, steps).result()
 
 
-# In the process of a system: its function that takes steps, as returned by one of the functions in SYSTEMS.
-RUN: list[Callable] = []
+# In the process of a system: the function that takes its steps.
+RUN: list[Steps] = []
 
 
 def build(kind: str, options: list[str], job: Job) -> int:
     """Build a system in its process; return the number of its parameters."""
-    import torch
-
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
     model, run = SYSTEMS[kind][0](options, job)
@@ -82,16 +103,22 @@ def run_steps(steps: int) -> Turn:
     return Turn(tokens, positions, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
-def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
+# ---- the training program ----------------------------------------------------------------------------------------
+
+
+def ours(options: list[str], job: Job) -> tuple[Any, Steps]:
     """Prepare the training program up to its first step."""
-    output, now = Path(tempfile.mkdtemp(dir=job.output)), clock(job.clock, job.device)
-    keys = {"output_dir": str(output), "mixed_precision": "bf16" if "bf16" in options else "no"}
-    keys["compile"] = "no"  # compiled below if requested
-    keys |= {"matmul_precision": "highest"} if "highest" in options else {}
-    if attention := {"sdpa", "eager"} & set(options):
-        keys["attention"] = attention.pop()
-    stepper = stepper_of(job.recipe(**keys), output)
-    prepared, progress = stepper.prepared, stepper.progress
+    output, now = Path(tempfile.mkdtemp(dir=job.folder)), clock(job.clock, job.device)
+    changes = {
+        "output_dir": str(output),
+        "mixed_precision": "bf16" if "bf16" in options else "no",
+        "matmul_precision": "highest" if "highest" in options else "auto",
+        "compile": "no",  # compiled below if requested
+    }
+    recipe = job.recipe.model_copy(update=changes)
+    accelerator = make_accelerator(recipe, output)
+    prepared, progress = prepare(recipe, output, accelerator, Reporter(False)), Progress()
+    stepper = Stepper(prepared, progress, Window(accelerator.device), Signals())
     if "compile" in options:
         prepared.module.compile(dynamic=True)
 
@@ -107,29 +134,24 @@ def ours(options: list[str], job: Job) -> tuple[Any, Callable]:
     return prepared.model, run
 
 
-def marian_model(job: Job, options: list[str]) -> Any:
-    """Return transformers' Marian with the sizes of the recipe."""
-    from training.model import model_config
+# ---- transformers' Marian ----------------------------------------------------------------------------------------
 
-    config = model_config(job.recipe(), job.keys["vocab_size"]).to_dict()
+
+def marian_model(job: Job) -> Any:
+    """Return transformers' Marian with the sizes of the recipe."""
+    config = model_config(job.recipe, job.recipe.vocab_size).to_dict()
     model = marian_like(config, scale_embedding=True, max_position_embeddings=1024, use_cache=False)
-    model.set_attn_implementation("eager" if "eager" in options else "sdpa")
+    model.set_attn_implementation("sdpa")
     return model
 
 
-def marian(options: list[str], job: Job) -> tuple[Any, Callable]:
+def marian(options: list[str], job: Job) -> tuple[Any, Steps]:
     """Prepare a plain training loop on our batches, with torch's cross-entropy and Adam."""
-    import numpy as np
-    import torch
-    import torch.nn.functional as F
-
-    from training.batches import Order, plan_batches
-
-    recipe = job.recipe()
-    _, corpus = tokenised(recipe, Path(job.output))
-    order = Order(plan_batches(corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_step), recipe.seed)
+    corpus = job.text().corpus
+    plan = plan_batches(corpus.source_lengths, corpus.target_lengths, job.recipe.tokens_per_step)
+    order = Order(plan, job.recipe.seed)
     device, now = torch.device(job.device), clock(job.clock, job.device)
-    model = marian_model(job, options).to(device).train()
+    model = marian_model(job).to(device).train()
     if "compile" in options:
         model.compile(dynamic=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
@@ -158,14 +180,21 @@ def marian(options: list[str], job: Job) -> tuple[Any, Callable]:
     return model, run
 
 
-def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
+def trainer(options: list[str], job: Job) -> tuple[Any, Steps]:
     """Prepare Seq2SeqTrainer, which makes its own batches of the same corpus with DataCollatorForSeq2Seq."""
-    from transformers import DataCollatorForSeq2Seq, PrinterCallback, Seq2SeqTrainer, TrainerCallback
+    # Not imported above: `megabytes` of the other systems would include it.
+    from transformers import (
+        DataCollatorForSeq2Seq,
+        PrinterCallback,
+        Seq2SeqTrainer,
+        Seq2SeqTrainingArguments,
+        TrainerCallback,
+    )
 
-    tokenizer, corpus = tokenised(job.recipe(), Path(job.output))
-    model = marian_model(job, options)
-    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-    now = clock(job.clock, job.device)
+    text = job.text()
+    corpus = text.corpus
+    model, now = marian_model(job), clock(job.clock, job.device)
+    collator = DataCollatorForSeq2Seq(text.tokenizer, model=model)
     emitted: list[tuple[int, int]] = []  # tokens and positions of each batch
     marks: list[tuple[float, int]] = []  # time and number of emitted batches at the beginning of each step
 
@@ -181,11 +210,25 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
         def on_step_begin(self, *arguments: Any, **keywords: Any) -> None:
             marks.append((now(), len(emitted)))
 
+    pairs = [np.array([pair]) for pair in range(len(corpus))]
     examples: Any = [
-        {"input_ids": corpus.sources([pair], 1)[0][0].tolist(), "labels": corpus.targets([pair], 1)[0][0].tolist()}
-        for pair in range(len(corpus))
+        {"input_ids": corpus.sources(pair, 1)[0][0].tolist(), "labels": corpus.targets(pair, 1)[0][0].tolist()}
+        for pair in pairs
     ]
-    arguments = trainer_arguments(options, job, corpus)
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=tempfile.mkdtemp(dir=job.folder),
+        per_device_train_batch_size=max(1, round(job.recipe.tokens_per_step / sum(corpus.mean_lengths))),
+        label_smoothing_factor=0.1,
+        use_cpu=job.device == "cpu",
+        bf16="bf16" in options,
+        save_strategy="no",
+        report_to=[],
+        logging_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=job.device != "cpu",
+        train_sampling_strategy="group_by_length" if "group" in options else "random",
+    )
     peer = Seq2SeqTrainer(
         model=model, args=arguments, train_dataset=examples, data_collator=collate, callbacks=[Clock()]
     )
@@ -202,32 +245,9 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Callable]:
     return model, run
 
 
-def trainer_arguments(options: list[str], job: Job, corpus: Any) -> Any:
-    """Return settings with batches of a fixed number of sentences; a number among the options says how many."""
-    from transformers import Seq2SeqTrainingArguments
-
-    mean = float(corpus.source_lengths.mean() + corpus.target_lengths.mean())
-    numbers = [int(option) for option in options if option.isdigit()]
-    return Seq2SeqTrainingArguments(
-        output_dir=tempfile.mkdtemp(dir=job.output),
-        per_device_train_batch_size=numbers[0] if numbers else max(1, round(job.keys["tokens_per_step"] / mean)),
-        label_smoothing_factor=0.1,
-        use_cpu=job.device == "cpu",
-        bf16="bf16" in options,
-        save_strategy="no",
-        report_to=[],
-        logging_strategy="no",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=job.device != "cpu",
-        train_sampling_strategy="group_by_length" if "group" in options else "random",
-    )
-
-
-# By name: the function that prepares a system, and its options. It returns the model and a function that takes a number
-# of steps and returns their tokens, positions and seconds.
-SYSTEMS: dict[str, tuple[Callable[[list[str], Job], tuple[Any, Callable]], set[str]]] = {
-    "ours": (ours, {"bf16", "highest", "compile", "sdpa", "eager"}),
-    "marian": (marian, {"bf16", "eager", "sdpa", "compile"}),
-    "trainer": (trainer, {"bf16", "eager", "sdpa", "group"}),
+# By name: the function that prepares a system, and its options.
+SYSTEMS: dict[str, tuple[Callable[[list[str], Job], tuple[Any, Steps]], set[str]]] = {
+    "ours": (ours, {"bf16", "highest", "compile"}),
+    "marian": (marian, {"bf16", "compile"}),
+    "trainer": (trainer, {"bf16", "group"}),
 }

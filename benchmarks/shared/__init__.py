@@ -1,1 +1,0 @@
-"""Code that several benchmarks share; its modules are not run on their own, except decode_alone."""
