@@ -56,8 +56,8 @@ def differences(folder: Path) -> Iterator[Row]:
             "checkpoint": folder.name,
             "conversion": name,
             "words": len(errors),
-            "largest": f"{errors.max():.3e}",
-            "mean": f"{errors.mean():.3e}",
+            "max_error": f"{errors.max():.3e}",
+            "mean_error": f"{errors.mean():.3e}",
             "error_vs_ours": f"{errors.max() / largest_of_ours:.1f}",
         }
 

@@ -113,7 +113,7 @@ def measure(
             "threads": threads,
             "batch": size,
             "system": name,
-            "ids_per_second": round(rate),
+            "tokens_per_second": round(rate),
             **speedups,
             "fraction_of_peak": peaks.fraction(precision, rate * operations_per_token(config)),
             "matmul_gops": round(peaks.best[precision] / 1e9) if precision in peaks.best else "",

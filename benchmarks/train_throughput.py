@@ -5,7 +5,7 @@
 Row:   a system; all its steps in several interleaved rounds. Each system runs in a process of its own.
 Unit:  source and target tokens per second, without padding: the median of the rounds.
 Peers: `marian`, transformers' Marian in a plain loop over our batches, and `trainer`, Seq2SeqTrainer with its own
-       batches of the same corpus. `ratio` compares with the first --system in the same round.
+       batches of the same corpus. `speedup` compares with the first --system in the same round.
 
 `ours` is a step of the training program, from the order of the batches to Adam. Options are joined with "+":
 bf16 (autocast), highest (ours: float32 matrix products at torch's default precision), compile (ours and marian), group
@@ -152,21 +152,21 @@ def measure_peaks(peaks: PeakRates, job: Job) -> None:
 
 
 def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: PeakRates) -> Iterator[Row]:
-    """Yield a row per system; ratios are relative to the first system in the same round. operations: per token"""
+    """Yield a row per system; speedups are relative to the first system in the same round. operations: per token"""
     baseline = next(iter(turns.values()))
     for system, measured in turns.items():
-        ratios = [a.speed / b.speed for a, b in zip(measured, baseline, strict=True)]
+        speedups = [a.speed / b.speed for a, b in zip(measured, baseline, strict=True)]
         speed = statistics.median(turn.speed for turn in measured)
         yield {
             "system": system.name,
             "parameters": system.parameters,
             "tokens_per_second": round(speed),
-            "ratio": round(statistics.median(ratios), 3),
-            "ratio_min": round(min(ratios), 3),
-            "ratio_max": round(max(ratios), 3),
+            "speedup": round(statistics.median(speedups), 3),
+            "speedup_min": round(min(speedups), 3),
+            "speedup_max": round(max(speedups), 3),
             "fraction_of_peak": peaks.fraction(system.precision, speed * operations),
             "padding": round(1 - sum(t.tokens for t in measured) / sum(t.positions for t in measured), 4),
-            "megabytes": max(turn.megabytes for turn in measured),
+            "peak_megabytes": max(turn.peak_megabytes for turn in measured),
         }
 
 

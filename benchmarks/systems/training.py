@@ -58,7 +58,7 @@ class Turn:
     tokens: int  # source + target, without padding
     positions: int  # with padding
     seconds: float
-    megabytes: int  # the most that the process has held
+    peak_megabytes: int  # the most memory that the process has held
 
     @property
     def speed(self) -> float:
@@ -182,7 +182,7 @@ def marian(options: list[str], job: Job) -> tuple[Any, Steps]:
 
 def trainer(options: list[str], job: Job) -> tuple[Any, Steps]:
     """Prepare Seq2SeqTrainer, which makes its own batches of the same corpus with DataCollatorForSeq2Seq."""
-    # Not imported above: `megabytes` of the other systems would include it.
+    # Not imported above: `peak_megabytes` of the other systems would include it.
     from transformers import (
         DataCollatorForSeq2Seq,
         PrinterCallback,
