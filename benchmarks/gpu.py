@@ -9,8 +9,8 @@ measurements come first. Finished ones are skipped: run the same command again t
 """
 
 import contextlib
-import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,48 +57,51 @@ def measure(
     only: Annotated[str | None, typer.Option(help="Measurements, separated by commas; default: all.")] = None,
 ) -> None:
     """Measure everything on a GPU. Run the same command again to resume."""
-    all_measurements = measurements(str(data.resolve()), output.resolve(), device, SMALL if small else FULL)
-    names = only.split(",") if only else list(all_measurements)
-    if unknown := [name for name in names if name not in all_measurements]:
-        raise InputError(f"--only {unknown[0]}: not a measurement; measurements: {', '.join(all_measurements)}")
+    quoted_data, quoted_output = (shlex.quote(str(folder.resolve())) for folder in (data, output))
+    commands = measurements(quoted_data, quoted_output, device, SMALL if small else FULL)
+    names = only.split(",") if only else list(commands)
+    if unknown := [name for name in names if name not in commands]:
+        raise InputError(f"--only {unknown[0]}: not a measurement; measurements: {', '.join(commands)}")
     output.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in names if not run_measurement(output, name, all_measurements[name], device)]
+    failed = [name for name in names if not run_measurement(output, name, commands[name], device)]
     if failed:
         raise UnavailableError(
             f"measurements that failed: {', '.join(failed)}; see {output}/MEASUREMENT.log, then run the command again"
         )
 
 
-def measurements(data: str, output: Path, device: str, options: dict[str, Any]) -> dict[str, list[list[str]]]:
-    """Return the commands of each measurement, as arguments of Python, in order. options: SMALL or FULL."""
+def measurements(data: str, output: str, device: str, options: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the commands of each measurement, in order, without `python`.
 
-    def benchmark(name: str, *words: str) -> list[str]:
-        return ["-m", f"benchmarks.{name}", *words, "--device", device, "--record", f"{output}/{name}.csv"]
+    data, output: folders, quoted for a shell.  options: FULL or SMALL
+    """
+
+    def benchmark(name: str, words: str = "") -> str:
+        return f"-m benchmarks.{name} {words} --device {device} --record {output}/{name}.csv"
 
     found = {"checks": [benchmark("gpu_checks")]}
     for size in options["sizes"]:
-        words = ["--size", size, *options["train"].split()]
-        found[f"train-{size}"] = [benchmark("train_throughput", data, *words)]
+        found[f"train-{size}"] = [benchmark("train_throughput", f"{data} --size {size} {options['train']}")]
     for seed in options["seeds"]:  # Transformer-Tiny on lower-cased Multi30k: 40 BLEU on CPUs
         model = f"{output}/multi30k-{seed}"
-        train = ["-m", "training", "--config", "multi30k_tiny_en_de", "--data", data, "--seed", str(seed)]
-        train += ["--output_dir", model, "--mixed_precision", "bf16", *options["multi30k"].split()]
-        evaluate = ["-m", "training.evaluate", model, "--data", data, "--device", device]
-        found[f"multi30k-{seed}"] = [train, [*evaluate, "--record", f"{output}/multi30k.csv"]]
-    found["decode"] = [benchmark("decode_base_size", *options["decode"].split())]
+        found[f"multi30k-{seed}"] = [
+            f"-m training --config multi30k_tiny_en_de --data {data} --seed {seed} --output_dir {model} "
+            f"--mixed_precision bf16 {options['multi30k']}",
+            f"-m training.evaluate {model} --data {data} --device {device} --record {output}/multi30k.csv",
+        ]
+    found["decode"] = [benchmark("decode_base_size", options["decode"])]
     if device == "cpu" or torch.cuda.device_count() > 1:
-        found["scaling"] = [benchmark("scaling", data, *options["scaling"].split())]
-    claims = ["-m", "training.paper", "claims", "--run", f"{output}/multi30k-1", "--data", data]
-    claims += ["--seconds", "0.2", "--output", f"{output}/paper"]
-    found["claims"] = [[*claims, "--only", "training_speed,decoding_speed,memory_of_attention"]]
+        found["scaling"] = [benchmark("scaling", f"{data} {options['scaling']}")]
+    claims = f"-m training.paper claims --run {output}/multi30k-1 --data {data} --seconds 0.2 --output {output}/paper"
+    found["claims"] = [f"{claims} --only training_speed,decoding_speed,memory_of_attention"]
     for name in options["claims"]:
-        found[f"claim-{name}"] = [[*claims, "--seeds", "1", *options["claim options"].split(), "--only", name]]
+        found[f"claim-{name}"] = [f"{claims} --seeds 1 {options['claim options']} --only {name}"]
     return found
 
 
-def run_measurement(output: Path, name: str, commands: list[list[str]], device: str) -> bool:
+def run_measurement(output: Path, name: str, commands: list[str], device: str) -> bool:
     """Run a measurement unless the same commands have finished before; return whether it has finished."""
-    marker, expected = output / f"{name}.finished", json.dumps(commands)
+    marker, expected = output / f"{name}.finished", "\n".join(commands)
     if marker.exists() and marker.read_text(encoding="utf-8") == expected:
         typer.echo(f"{name}: finished before")
         return True
@@ -106,10 +109,9 @@ def run_measurement(output: Path, name: str, commands: list[list[str]], device: 
     environment |= {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
     started = time.perf_counter()
     with (output / f"{name}.log").open("ab") as log:
-        for words in commands:
-            problem = run_command(
-                [sys.executable, *words], log, environment, TIME_LIMIT - (time.perf_counter() - started)
-            )
+        for command in commands:
+            words = [sys.executable, *shlex.split(command)]
+            problem = run_command(words, log, environment, TIME_LIMIT - (time.perf_counter() - started))
             if problem:
                 typer.echo(f"{name}: {problem} after {time.perf_counter() - started:.0f} s, see {log.name}")
                 return False
