@@ -31,19 +31,7 @@ from training.model import model_config
 from training.parallel_text import parallel_texts, sentences_of
 from training.recipe import Recipe, load_recipe
 
-from .harness import (
-    DataFolder,
-    Device,
-    PeakRates,
-    Record,
-    Rounds,
-    Row,
-    Threads,
-    clock,
-    report,
-    run,
-    take_turns,
-)
+from .harness import DataFolder, Device, PeakRates, Record, Rounds, Row, Threads, clock, report, run, take_turns
 from .systems.training import Job, TrainingProcess, Turn
 
 # Keys of a recipe. Base and big have the paper's output layer, and sentences of about the paper's length.

@@ -10,7 +10,8 @@ import pytest
 from conftest import read_rows, write_lines
 from saved_model import ENGLISH, GERMAN
 
-from benchmarks import decode, harness, stopping_rules
+from benchmarks import decode, harness, stopping_rules, train_throughput
+from benchmarks.systems import training as systems
 from conversion.__main__ import main as convert
 from training.demo_corpus import load
 from vaswani_transformer.errors import InputError
@@ -148,6 +149,28 @@ def test_training_throughput_is_compared_with_the_first_system(data: Path) -> No
     assert [row["system"] for row in rows] == ["marian", "ours+highest", "trainer+group"]
     assert rows[0]["speedup"] == rows[0]["speedup_max"] == "1.0"
     assert rows[0]["padding"] == rows[1]["padding"] < rows[2]["padding"]
+
+
+@pytest.mark.slow
+def test_tokens_of_the_trainer_are_those_of_the_steps_that_are_timed(data: Path, tmp_path: Path, monkeypatch) -> None:
+    """Accelerate collates a batch ahead of the step, and the first step is not timed."""
+    marian_model, positions = systems.marian_model, []
+
+    def watched_model(job: systems.Job) -> Any:
+        def count(module: Any, arguments: Any, inputs: dict[str, Any]) -> None:
+            positions.append(inputs["input_ids"].numel() + inputs["decoder_input_ids"].numel())
+
+        model = marian_model(job)
+        model.register_forward_pre_hook(count, with_kwargs=True)
+        return model
+
+    monkeypatch.setattr(systems, "marian_model", watched_model)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    train_throughput.write_text(data, folder, joined=1)
+    recipe = train_throughput.make_recipe("tiny", str(folder), tokens=2000, vocab_size=500)
+    _, run = systems.trainer([], systems.Job(recipe, str(folder), 1, "cpu", "cpu"))
+    assert run(2)[1] == sum(positions[1:3])
 
 
 @pytest.mark.slow

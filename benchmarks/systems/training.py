@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+import transformers  # which imports its Trainer on first use: `peak_megabytes` of the other systems is without it
 
 from training.batches import Order, plan_batches
 from training.metrics import Window
@@ -182,40 +183,22 @@ def marian(options: list[str], job: Job) -> tuple[Any, Steps]:
 
 def trainer(options: list[str], job: Job) -> tuple[Any, Steps]:
     """Prepare Seq2SeqTrainer, which makes its own batches of the same corpus with DataCollatorForSeq2Seq."""
-    # Not imported above: `peak_megabytes` of the other systems would include it.
-    from transformers import (
-        DataCollatorForSeq2Seq,
-        PrinterCallback,
-        Seq2SeqTrainer,
-        Seq2SeqTrainingArguments,
-        TrainerCallback,
-    )
-
     text = job.text()
     corpus = text.corpus
     model, now = marian_model(job), clock(job.clock, job.device)
-    collator = DataCollatorForSeq2Seq(text.tokenizer, model=model)
-    emitted: list[tuple[int, int]] = []  # tokens and positions of each batch
-    marks: list[tuple[float, int]] = []  # time and number of emitted batches at the beginning of each step
+    started: list[tuple[float, Any]] = []  # the time at the beginning of each step, and its batch
 
-    def collate(batch: list[dict[str, Any]]) -> Any:
-        tensors = collator(batch)
-        real = int(tensors["attention_mask"].sum() + (tensors["labels"] >= 0).sum())
-        emitted.append((real, tensors["input_ids"].numel() + tensors["labels"].numel()))
-        return tensors
-
-    class Clock(TrainerCallback):
-        """Mark the beginning of each step: what train() does around its steps does not count."""
-
-        def on_step_begin(self, *arguments: Any, **keywords: Any) -> None:
-            marks.append((now(), len(emitted)))
+    class TimedTrainer(transformers.Seq2SeqTrainer):
+        def training_step(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+            started.append((now(), dict(inputs)))
+            return super().training_step(model, inputs, *arguments, **keywords)
 
     pairs = [np.array([pair]) for pair in range(len(corpus))]
     examples: Any = [
         {"input_ids": corpus.sources(pair, 1)[0][0].tolist(), "labels": corpus.targets(pair, 1)[0][0].tolist()}
         for pair in pairs
     ]
-    arguments = Seq2SeqTrainingArguments(
+    arguments = transformers.Seq2SeqTrainingArguments(
         output_dir=tempfile.mkdtemp(dir=job.folder),
         per_device_train_batch_size=max(1, round(job.recipe.tokens_per_step / sum(corpus.mean_lengths))),
         label_smoothing_factor=0.1,
@@ -229,18 +212,18 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Steps]:
         dataloader_pin_memory=job.device != "cpu",
         train_sampling_strategy="group_by_length" if "group" in options else "random",
     )
-    peer = Seq2SeqTrainer(
-        model=model, args=arguments, train_dataset=examples, data_collator=collate, callbacks=[Clock()]
-    )
-    peer.remove_callback(PrinterCallback)
+    collator = transformers.DataCollatorForSeq2Seq(text.tokenizer, model=model)
+    peer = TimedTrainer(model=model, args=arguments, train_dataset=examples, data_collator=collator)
+    peer.remove_callback(transformers.PrinterCallback)
 
     def run(steps: int) -> tuple[int, int, float]:
-        marks.clear()
-        peer.args.max_steps = steps + 2  # the first step includes what train() does before it
+        started.clear()
+        peer.args.max_steps = steps + 2  # the first step includes what train() does before it, the last what follows
         peer.train()
-        (begun, first), (ended, last) = marks[1], marks[1 + steps]
-        tokens, positions = (sum(column) for column in zip(*emitted[first - 1 : last - 1], strict=True))
-        return tokens, positions, ended - begun
+        batches = [batch for _, batch in started[1 : 1 + steps]]
+        tokens = sum(int(batch["attention_mask"].sum() + (batch["labels"] >= 0).sum()) for batch in batches)
+        positions = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in batches)
+        return tokens, positions, started[1 + steps][0] - started[1][0]
 
     return model, run
 
