@@ -11,5 +11,6 @@ gpu_checks         Do a GPU and the CPU compute the same, and does training resu
 gpu                All measurements on a GPU, one after the other
 
 harness.py has what they share: clocks, interleaved rounds, peak rates and rows of results. systems/ has what they
-compare. Every docstring says what a row is, its unit and its peers; results/README.md explains the recorded rows.
+compare. A benchmark is a function of its options that calls `report` with its rows; `run` makes it a command. Each
+docstring says what a row is, its unit and its peers. results/README.md explains the recorded rows.
 """
