@@ -10,7 +10,7 @@ conversion_marian  How far are converted Marian checkpoints from Marian's own sc
 gpu_checks         Do a GPU and the CPU compute the same, and does training resume exactly?
 gpu                All measurements on a GPU, one after the other
 
-harness.py has what they share: clocks, interleaved rounds, peak rates and rows of results. systems/ has what they
-compare. A benchmark is a function of its options that calls `report` with its rows; `run` makes it a command. Each
-docstring says what a row is, its unit and its peers. results/README.md explains the recorded rows.
+harness.py has their clocks, interleaved rounds, peak rates and rows of results, options.py their command-line options,
+and systems/ what they compare. A benchmark is a function of its options that passes rows to `report`; `run` makes it a
+command. Its docstring says what a row is, its unit and its peers; results/README.md explains the recorded rows.
 """

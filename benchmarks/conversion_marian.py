@@ -26,7 +26,8 @@ from conversion.reasons import Reasons
 from conversion.rename import rename
 from conversion.toolkits import hugging_face, marian
 
-from .harness import Record, Row, report, run
+from .harness import Row, report, run
+from .options import Record
 from .systems.decoding import import_ctranslate2
 from .systems.marian import marian_like
 
@@ -48,8 +49,8 @@ def differences(folder: Path) -> Iterator[Row]:
     description = marian.read(folder / "model.npz", Reasons(folder))
     hypotheses = list(word_scores(folder))
     largest_of_ours = 0.0
-    for name, convert in (("ours", ours), ("transformers", transformers), ("ctranslate2", ctranslate2)):
-        score = convert(folder, description)
+    for name, scorer_of in SCORERS.items():
+        score = scorer_of(folder, description)
         errors = np.concatenate([np.abs(score(source, target) - printed) for source, target, printed in hypotheses])
         largest_of_ours = largest_of_ours or errors.max()
         yield {
@@ -76,12 +77,12 @@ def word_scores(folder: Path) -> Iterator[tuple[list[int], list[int], np.ndarray
 # ---- conversions: (folder, the checkpoint that was read from it) -> its scorer -----------------------------------
 
 
-def ours(folder: Path, description: Description) -> Scorer:
+def our_scorer(folder: Path, description: Description) -> Scorer:
     model = build_model(description, Reasons(folder))
     return torch_scorer(model, model.config.decoder_start_token_id)
 
 
-def transformers(folder: Path, description: Description) -> Scorer:
+def transformers_scorer(folder: Path, description: Description) -> Scorer:
     """Fill a MarianMTModel; decoding starts from a zero row for <pad>, which is appended."""
     tensors = rename(description.tensors, description.rules, Reasons(folder))
     size = len(description.vocabulary.target)
@@ -110,7 +111,7 @@ def torch_scorer(model: Any, start: int, words: int | None = None) -> Scorer:
     return score
 
 
-def ctranslate2(folder: Path, description: Description) -> Scorer:
+def ctranslate2_scorer(folder: Path, description: Description) -> Scorer:
     """Run CTranslate2's converter, which needs a vocabulary in YAML and a configuration without padding bytes."""
     library = import_ctranslate2()
     vocabulary = description.vocabulary
@@ -133,6 +134,8 @@ def ctranslate2(folder: Path, description: Description) -> Scorer:
 
     return score
 
+
+SCORERS = {"ours": our_scorer, "transformers": transformers_scorer, "ctranslate2": ctranslate2_scorer}
 
 if __name__ == "__main__":
     run(compare)

@@ -29,7 +29,8 @@ from vaswani_transformer.loading import load_tokenizer
 from vaswani_transformer.pictures import new_figure
 from vaswani_transformer.text_translator import batches_by_length
 
-from .harness import BATCH_SIZES, BatchSizes, ClockName, Record, Rounds, Row, Threads, clock, race, report, run
+from .harness import Row, clock, race, report, run, speedups
+from .options import BATCH_SIZES, BatchSizes, ClockName, Record, Rounds, Threads
 from .systems.decoding import NEEDS_TORCH, SYSTEMS, System, TokenIds
 
 
@@ -67,9 +68,18 @@ def compare(
             each.translate(sources[0], num_beams)  # warm up
         best = race({each.name: partial(translate_all, each, sources, num_beams) for each in systems}, rounds, now)
         for each, load_columns in zip(systems, standalone, strict=True):
-            row = {"batch": name, "system": each.name, **speeds(each.name, best)}
-            row["bleu"] = bleu(best[each.name][1], expected, tokenizer) if expected else ""
-            rows.append(settings | row | load_columns | {"file_megabytes": round(each.megabytes, 1)})
+            seconds, translations = best[each.name]
+            row = {
+                "batch": name,
+                "system": each.name,
+                "seconds": round(seconds, 3),
+                "tokens_per_second": round(sum(map(len, translations)) / seconds),
+                **speedups(each.name, peers_of(each.name), best),
+                "bleu": bleu(translations, expected, tokenizer) if expected else "",
+                **load_columns,
+                "file_megabytes": round(each.megabytes, 1),
+            }
+            rows.append(settings | row)
     report(rows, record)
     if record and references:
         unit = "CPU" if clock_name == "cpu" else "wall-clock"
@@ -134,16 +144,10 @@ def translate_all(system: System, batches: list[TokenIds], beams: int) -> TokenI
     return [ids for batch in batches for ids in system.translate(batch, beams)]
 
 
-def speeds(name: str, best: dict[str, tuple[float, TokenIds]]) -> Row:
-    """Return a system's speed, also relative to its peers; a name with "int8" is compared with CTranslate2's int8."""
-    seconds, translations = best[name]
-    peers = {
-        "speedup_vs_generate": "torch generate()",
-        "speedup_vs_marian": "transformers Marian",
-        "speedup_vs_ctranslate2": f"ctranslate2 {'int8' if 'int8' in name else 'float32'}",
-    }
-    speedups = {column: f"{best[peer][0] / seconds:.2f}" if peer in best else "" for column, peer in peers.items()}
-    return {"seconds": round(seconds, 3), "tokens_per_second": round(sum(map(len, translations)) / seconds), **speedups}
+def peers_of(name: str) -> dict[str, str]:
+    """Return the systems that a system is compared with: for names with "int8", CTranslate2's int8."""
+    ctranslate2 = f"ctranslate2 {'int8' if 'int8' in name else 'float32'}"
+    return {"generate": "torch generate()", "marian": "transformers Marian", "ctranslate2": ctranslate2}
 
 
 def bleu(translations: TokenIds, references: list[str], tokenizer: Any) -> str:

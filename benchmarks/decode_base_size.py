@@ -36,7 +36,8 @@ from vaswani_transformer.errors import UnavailableError
 from vaswani_transformer.onnx_translator import execution_providers
 from vaswani_transformer.tokenization import SPECIAL_TOKENS
 
-from .harness import BATCH_SIZES, BatchSizes, Device, PeakRates, Record, Rounds, Row, Threads, clock, race, report, run
+from .harness import PeakRates, Row, clock, race, report, run, speedups
+from .options import BATCH_SIZES, BatchSizes, Device, Record, Rounds, Threads
 from .systems.decoding import (
     Translate,
     ctranslate2_model,
@@ -106,15 +107,14 @@ def measure(
         lengths = {len(ids) for ids in found}
         assert len(found) == size and lengths <= {OUTPUT_LENGTH - 1, OUTPUT_LENGTH}, (name, lengths)
         rate, precision = size * OUTPUT_LENGTH / seconds, name.split()[-1]
-        peers = {f"speedup_vs_{peer}": f"{peer} {precision}" for peer in ("ctranslate2", "marian")}
-        speedups = {column: f"{best[peer][0] / seconds:.2f}" if peer in best else "" for column, peer in peers.items()}
+        peers = {peer: f"{peer} {precision}" for peer in ("ctranslate2", "marian")}
         yield {
             "device": device,
             "threads": threads,
             "batch": size,
             "system": name,
             "tokens_per_second": round(rate),
-            **speedups,
+            **speedups(name, peers, best),
             "fraction_of_peak": peaks.fraction(precision, rate * operations_per_token(config)),
             "matmul_gops": round(peaks.best[precision] / 1e9) if precision in peaks.best else "",
         }

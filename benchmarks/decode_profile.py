@@ -22,7 +22,8 @@ import typer
 from vaswani_transformer.loading import load_tokenizer
 
 from .decode import batchings, read_pairs
-from .harness import BATCH_SIZES, BatchSizes, Record, Row, report, run
+from .harness import Row, report, run
+from .options import BATCH_SIZES, BatchSizes, Record
 from .systems.decoding import TokenIds, padded_arrays
 
 BODIES = ("Loop", "If")  # excluded: their time includes that of the operators inside

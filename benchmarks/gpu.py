@@ -23,7 +23,8 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError
 
-from .harness import Device, run
+from .harness import run
+from .options import Device
 
 TIME_LIMIT = 540  # seconds of a measurement
 FULL = {

@@ -27,7 +27,8 @@ from training.loss import linear_cross_entropy
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.beam_search import beam_search
 
-from .harness import Device, Record, report, run
+from .harness import report, run
+from .options import Device, Record
 
 VOCABULARY = 900
 # Options of `python -m training`.

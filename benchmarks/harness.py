@@ -1,4 +1,4 @@
-"""The harness of all benchmarks: command-line options, clocks, interleaved rounds, peak rates and rows of results."""
+"""The harness of all benchmarks: the command, clocks, interleaved rounds, peak rates and rows of results."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import typer
@@ -19,21 +19,6 @@ from vaswani_transformer.exit import exit_cleanly
 
 Result = TypeVar("Result")
 Row = dict[str, Any]  # column -> value
-
-# ---- the command line --------------------------------------------------------------------------------------------
-
-BATCH_SIZES = [1, 16, 64]  # sentences per batch, unless --batch-size is given
-
-DataFolder = Annotated[Path, typer.Argument(help="Folder with train.en and train.de (or .gz), for example Multi30k's.")]
-BatchSizes = Annotated[list[int] | None, typer.Option(help="Sentences per batch; repeatable.")]
-Threads = Annotated[int, typer.Option(min=1)]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds; each system runs once per round.")]
-ClockName = Annotated[
-    Literal["cpu", "wall"],
-    typer.Option("--clock", help="cpu: CPU seconds of the process; wall: elapsed seconds, required on a GPU."),
-]
-Device = Annotated[Literal["cuda", "cpu"], typer.Option(help="Where to run.")]
-Record = Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")]
 
 
 def run(benchmark: Callable[..., None]) -> None:
@@ -104,6 +89,17 @@ def race(
     """Time the systems in turns; return the seconds and the result of each system's fastest round."""
     turns = take_turns({name: partial(timed, task, now) for name, task in systems.items()}, rounds, between)
     return {name: min(measured, key=itemgetter(0)) for name, measured in turns.items()}
+
+
+def speedups(name: str, peers: Mapping[str, str], best: Mapping[str, tuple[float, Any]]) -> Row:
+    """Return columns with a system's speed relative to its peers, "" for a peer that did not run.
+
+    peers: the systems by the ends of the columns' names.  best: what `race` returned
+    """
+    return {
+        f"speedup_vs_{column}": f"{best[peer][0] / best[name][0]:.2f}" if peer in best else ""
+        for column, peer in peers.items()
+    }
 
 
 class PeakRates:

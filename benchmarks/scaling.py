@@ -24,7 +24,8 @@ import typer
 
 from vaswani_transformer.errors import InputError, UnavailableError
 
-from .harness import DataFolder, Device, Record, report, run
+from .harness import report, run
+from .options import DataFolder, Device, Record
 
 ACCELERATE = Path(__file__).parent.parent / "training" / "accelerate"
 # Options of `python -m training`.

@@ -23,7 +23,8 @@ from sacrebleu import corpus_bleu
 from vaswani_transformer import Translator, beam_search
 from vaswani_transformer.lines import read_lines
 
-from .harness import Record, Row, report, run, timed
+from .harness import Row, report, run, timed
+from .options import Record
 
 RULES = ("never", 10, 5, 2, False, True)
 

@@ -31,16 +31,19 @@ from training.model import model_config
 from training.parallel_text import parallel_texts, sentences_of
 from training.recipe import Recipe, load_recipe
 
-from .harness import DataFolder, Device, PeakRates, Record, Rounds, Row, Threads, clock, report, run, take_turns
+from .harness import PeakRates, Row, clock, report, run, take_turns
+from .options import DataFolder, Device, Record, Rounds, Threads
 from .systems.training import Job, TrainingProcess, Turn
 
+TINY = {
+    "d_model": 128, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256,
+}  # fmt: skip
 # Keys of a recipe. Base and big have the paper's output layer, and sentences of about the paper's length.
-TINY = {"layers": 4, "attention_heads": 4, "ffn_dim": 256}
-TINY_MODEL = {f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in TINY.items()}
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"tokens_per_step": 8192, "model": {"d_model": 128, "vocab_size": 8000, **TINY_MODEL}},
-    "base": {"tokens_per_step": 3000, "model": {"vocab_size": 37000}, "preset": "base"},
-    "big": {"tokens_per_step": 3000, "model": {"vocab_size": 37000}, "preset": "big"},
+    "tiny": {"preset": "base", "model": {"vocab_size": 8000, **TINY}, "tokens_per_step": 8192},
+    "base": {"preset": "base", "model": {"vocab_size": 37000}, "tokens_per_step": 3000},
+    "big": {"preset": "big", "model": {"vocab_size": 37000}, "tokens_per_step": 3000},
 }
 DEFAULT = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "trainer", "trainer+group"]
 
@@ -48,7 +51,10 @@ DEFAULT = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "traine
 def compare(
     data: DataFolder,
     size: Annotated[Literal["tiny", "base", "big"], typer.Option(help="Model size.")] = "tiny",
-    system: Annotated[list[str] | None, typer.Option(help="Repeatable; the first one is the baseline.")] = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option(help="ours, marian or trainer, with options: ours+bf16. Repeatable; the first is the baseline."),
+    ] = None,
     tokens: Annotated[int | None, typer.Option(help="Source + target tokens per step, padded.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the tokenizer, and of the output layer.")] = None,
     rounds: Rounds = 5,
