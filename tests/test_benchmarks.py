@@ -5,12 +5,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import read_rows, write_lines
 from saved_model import ENGLISH, GERMAN
 
-from benchmarks import decode, harness, stopping_rules, train_throughput
+from benchmarks import decode, harness, train_throughput
 from benchmarks.systems import training as systems
 from conversion.__main__ import main as convert
 from training.demo_corpus import load
@@ -29,22 +30,12 @@ def run(name: str, *words: object, code: int = 0) -> subprocess.CompletedProcess
     return done
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def new_rows(name: str, folder: Path, *words: object) -> list[dict[str, Any]]:
     """Append to a copy of a benchmark's recorded rows, which fails if its columns differ; return the new rows."""
     path = Path(shutil.copy(RESULTS / f"{name}.csv", folder))
-    recorded = rows_of(path)
+    recorded = read_rows(path)
     run(name, *words, "--record", path)
-    return rows_of(path)[len(recorded) :]
-
-
-def written(path: Path, lines: list[str]) -> Path:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
+    return read_rows(path)[len(recorded) :]
 
 
 def test_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
@@ -60,17 +51,6 @@ def test_rows_name_the_command_without_folders(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "argv", ["/clone/benchmarks/decode.py", *words])
     expected = "python -m benchmarks.decode model --system onnx=onnx-fp32 --source=test.en --threads 1"
     assert harness.command() == expected
-
-
-def test_a_gpu_needs_no_clock_option(tmp_path: Path) -> None:
-    failed = run("train_throughput", tmp_path, "--device", "cuda", code=2)
-    assert "train.en: no such file" in failed.stderr
-
-
-def test_counting_steps_leaves_the_search_unchanged(tmp_path: Path) -> None:
-    step, model = beam_search.step, saved_model(tmp_path / "model")
-    stopping_rules.compare(model, written(tmp_path / "en", ENGLISH[:2]), written(tmp_path / "de", GERMAN[:2]))
-    assert beam_search.step is step
 
 
 def test_conversion_marian_records_rows(tmp_path: Path) -> None:
@@ -95,8 +75,14 @@ def data(tmp_path: Path) -> Path:
 def test_decode_measures_every_system_on_the_same_sentences(exported: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     convert(["--to", "ctranslate2", str(exported / "model"), str(tmp_path / "ctranslate2")])
-    source = written(tmp_path / "source", ENGLISH + GERMAN)
-    words = [exported / "model", "--source", source, "--reference", written(tmp_path / "reference", GERMAN + ENGLISH)]
+    source = write_lines(tmp_path / "source", ENGLISH + GERMAN)
+    words = [
+        exported / "model",
+        "--source",
+        source,
+        "--reference",
+        write_lines(tmp_path / "reference", GERMAN + ENGLISH),
+    ]
     words += ["--system", f"onnx={exported / 'onnx'}"]
     words += [f"--system=ctranslate2-{kind}={tmp_path / 'ctranslate2'}" for kind in ("float32", "int8")]
     rows = new_rows("decode", tmp_path, *words, "--batch-size", 3, "--batch-tokens", 60, "--rounds", 1)
@@ -119,7 +105,7 @@ def test_other_benchmarks_of_a_cpu_record_rows(exported: Path, data: Path) -> No
     text = data / "val.en"
     words = ["--source", text, "--sentences", 8, "--batch-size", 4, "--most", 5, "--record", data / "profile.csv"]
     run("decode_profile", exported / "onnx", *words)
-    assert len(rows_of(data / "profile.csv")) == 5
+    assert len(read_rows(data / "profile.csv")) == 5
     never, *others = new_rows("stopping_rules", data, exported / "model", text, data / "val.de")
     assert (never["early_stopping"], never["differ"]) == ("never", "0")
     assert [row["early_stopping"] for row in others] == ["10", "5", "2", "False", "True"]
@@ -187,7 +173,13 @@ def test_gpu_runs_all_measurements(data: Path) -> None:
     assert claims == {"training_speed", "decoding_speed", "memory_of_attention", "training_without_the_factor"}
     assert json.loads((output / "paper/claims/training_speed.json").read_text())["hardware"]
     systems = {row["system"] for row in read_rows(output / "decode_base_size.csv")}
-    assert systems >= {"marian float32", "generate() bfloat16", "search bfloat16", "onnx int8", "ctranslate2 float32"}
+    assert systems >= {
+        "marian float32",
+        "generate() bfloat16",
+        "search bfloat16",
+        "onnx int8",
+        "ctranslate2 float32",
+    }
 
 
 @pytest.mark.slow
