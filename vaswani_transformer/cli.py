@@ -68,7 +68,9 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_inte
 PROGRAMS = {"demo": "vaswani_transformer.demo", "train": "training.__main__"}
 
 
-def add_program(group: typer.Typer, name: str, help: str, module: str, package: str = "training", subcommand: str = ""):
+def add_program(
+    group: typer.Typer, name: str, help: str, package: str, module: str = "__main__", subcommand: str = ""
+) -> None:
     """Add a command that passes its arguments on to the `main` of a program's module."""
     PROGRAMS[name] = f"{package}.{module}"
 
@@ -153,7 +155,7 @@ def show_recipe(name: Annotated[str, typer.Argument(help="The name of a recipe."
     typer.echo(program("recipe").recipe_path(name).read_text(encoding="utf-8"), nl=False)
 
 
-add_program(app, "evaluate", "Compute BLEU of a model's translations.", "evaluate")
+add_program(app, "evaluate", "Compute BLEU of a model's translations.", "training", "evaluate")
 
 
 @app.command(help="Translate lines of text: one line in, one line out.")
@@ -275,32 +277,15 @@ def score(
             out.write(f"{line}\n".encode())
 
 
-add_program(app, "average", "Average the weights of checkpoints (section 6.1).", "average")
-add_program(app, "plan", "Estimate FLOPs, memory and time of a recipe.", "plan")
-add_program(app, "paper", "Reproduce the paper's tables, figures and claims.", "paper.__main__")
+add_program(app, "average", "Average the weights of checkpoints (section 6.1).", "training", "average")
+add_program(app, "plan", "Estimate FLOPs, memory and time of a recipe.", "training", "plan")
+add_program(app, "paper", "Reproduce the paper's tables, figures and claims.", "training", "paper.__main__")
+add_program(app, "convert", "Convert checkpoints from and to other toolkits.", "conversion")
 add_program(
-    app,
-    "convert",
-    "Convert checkpoints from and to other toolkits.",
-    "__main__",
-    package="conversion",
+    export_app, "onnx", "Export a model, including beam search, to one ONNX file.", "conversion", "onnx.__main__"
 )
-add_program(
-    export_app,
-    "onnx",
-    "Export a model, including beam search, to one ONNX file.",
-    "onnx.__main__",
-    package="conversion",
-)
-add_program(
-    app,
-    "push",
-    "Preview a push to the Hub, or push a model and its card.",
-    "__main__",
-    package="hub",
-    subcommand="push",
-)
-add_program(app, "space", "Write a Space for a model on the Hub.", "__main__", package="hub", subcommand="space")
+add_program(app, "push", "Preview a push to the Hub, or push a model and its card.", "hub", subcommand="push")
+add_program(app, "space", "Write a Space for a model on the Hub.", "hub", subcommand="space")
 
 
 @plot_app.command("attention", help="Draw attention weights of a translation as heat maps.")
