@@ -104,9 +104,9 @@ def verify_manifest(folder: Path, optimizer: bool = False) -> bool:
     if not (folder / MANIFEST).exists():
         return False
     manifest = read_json_object(folder / MANIFEST)
+    if "files" not in manifest:
+        return False  # another program's file
     try:
-        if "files" not in manifest:
-            return False  # another program's file
         entries = [(str(entry["name"]), entry["size"], entry["sha256"]) for entry in manifest["files"]]
     except (TypeError, KeyError) as error:
         raise BrokenFileError(f"{folder / MANIFEST} is not a manifest") from error
@@ -165,9 +165,9 @@ def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any]
             continue
         if field in GENERATION_LIMITS:
             least, most = GENERATION_LIMITS[field]
-            kinds = (int, float) if field == "length_penalty" else (int,)
+            kinds, rule = ((int, float), "a number") if field == "length_penalty" else ((int,), "an integer")
             if type(value) not in kinds or not least <= value <= most:
-                raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between {least} and {most}")
+                raise BrokenFileError(f"{path}: {field} is {value!r}; it must be {rule} between {least} and {most}")
         elif field.endswith(("_token_id", "suppress_tokens")):
             most = target_vocabulary - 1
             ids = value if isinstance(value, list) else [value]

@@ -260,7 +260,7 @@ def load_runtime_config(path: Path) -> dict[str, Any]:
         value = config.get(field)
         is_missing = value is None and field != "vocab_size"
         if not is_missing and (type(value) is not int or not 1 <= value <= 10_000_000):
-            raise BrokenFileError(f"{path}: {field} is {value!r}; it must lie between 1 and 10000000")
+            raise BrokenFileError(f"{path}: {field} is {value!r}; it must be an integer between 1 and 10000000")
     check_special_tokens(path, config, ("pad_token_id", "eos_token_id"))
     return config
 

@@ -50,18 +50,20 @@ def lookahead_of(early_stopping: bool | int | str) -> int:
     if early_stopping == "never":
         return NO_MAXIMUM
     if isinstance(early_stopping, bool):
-        return -int(early_stopping)
+        return -1 if early_stopping else 0
     if isinstance(early_stopping, str):
         raise InputError(f'early_stopping is {early_stopping!r}; it must be "never", true, false or a number of tokens')
     return check_number("early_stopping", early_stopping, 0, NO_MAXIMUM)
 
 
 def check_number(name: str, value: SupportsIndex, least: int, most: int) -> int:
-    """Return an integer, also one of numpy's, as an int. Raises InputError if it is not one or outside its limits."""
+    """Return an integer, of Python or numpy, as an int. Raises InputError if it is not one or outside its limits."""
     try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = least - 1
+        number = None
+    if number is None:
+        raise InputError(f"{name} is {value!r}; it must be an integer between {least} and {most}")
     if not least <= number <= most:
         raise InputError(f"{name} is {value!r}; it must lie between {least} and {most}")
     return number
