@@ -182,7 +182,7 @@ def search_constants(
     suppressed = torch.tensor(never_chosen, dtype=torch.long, device=device)
     width = torch.sym_min(2 * beams + len(never_chosen), vocabulary)
     candidates, lengths = torch.arange(2 * beams, device=device), torch.arange(longest + 2, device=device)
-    is_greedy = torch.arange(beams, device=device)[-1] == 0
+    is_greedy = torch.arange(beams, device=device)[-1] == 0  # beams == 1, as a tensor: `beams` is symbolic in an export
     assumed_growth = torch.where(alpha > 0, lookahead.clamp(min=0), 0)
     # Greedy search keeps only the better of its two candidates.
     may_finish = ((candidates == 0) | ~is_greedy) & (lengths > min_length)[:, None]
@@ -245,8 +245,8 @@ def step(
     # Log-probabilities only fall, so the best possible score of a live hypothesis has the largest penalty it can reach.
     best_live = live_scores[:, :1]
     bound = best_live / torch.minimum(constants.bound_penalties.index_select(0, length), memory.limit_penalties)
-    settled = torch.where(constants.stops_when_finished, VALID_ABOVE, bound)
-    done = state.done | (finished_scores.index_select(1, last_index) >= settled)
+    threshold = torch.where(constants.stops_when_finished, VALID_ABOVE, bound)
+    done = state.done | (finished_scores.index_select(1, last_index) >= threshold)
     return SearchState(
         keys=keys,
         values=values,

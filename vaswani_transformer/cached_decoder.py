@@ -108,7 +108,7 @@ def attend(
 def split_projection(states: Tensor, attention: MultiHeadAttention) -> tuple[Tensor, ...]:
     """Split (batch, target, heads * (2 * d_k + d_v)) into query, key and value, (batch, heads, target, d_k or d_v)."""
     d_k, d_v = attention.d_k, attention.d_v
-    if d_k == d_v:
+    if d_k == d_v:  # one view and transposition instead of three
         return split_heads(states, d_k).chunk(3, dim=1)
     heads = states.shape[-1] // (2 * d_k + d_v)
     query, key, value = states.split([heads * d_k, heads * d_k, heads * d_v], dim=-1)

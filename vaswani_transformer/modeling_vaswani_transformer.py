@@ -237,6 +237,8 @@ class TransformerLayer(GradientCheckpointingLayer):
 
 
 class EncoderLayer(TransformerLayer):
+    """Self-attention and feed-forward network: one layer of the left half of Figure 1."""
+
     def __init__(self, config: VaswaniTransformerConfig):
         super().__init__(config)
         self.self_attn = MultiHeadAttention(config, config.encoder_attention_heads, is_causal=False)
@@ -253,6 +255,8 @@ class EncoderLayer(TransformerLayer):
 
 
 class DecoderLayer(TransformerLayer):
+    """Causal self-attention, cross-attention and feed-forward network: one layer of the right half of Figure 1."""
+
     def __init__(self, config: VaswaniTransformerConfig, layer_idx: int):
         super().__init__(config)
         heads = config.decoder_attention_heads
@@ -273,22 +277,22 @@ class DecoderLayer(TransformerLayer):
         **kwargs,
     ) -> Tensor:
         """Map (batch, target, d_model) to the same shape; memory: (batch, source, d_model)."""
-        # transformers disables the cache under gradient checkpointing by the name of this keyword.
-        past = {"past_key_values": past_key_values}
         hidden_states = self.add_and_norm(
             hidden_states,
             self.self_attn_norm,
-            lambda x: self.self_attn(x, attention_mask, **past, **kwargs)[0],
+            lambda x: self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0],
         )
         hidden_states = self.add_and_norm(
             hidden_states,
             self.cross_attn_norm,
-            lambda x: self.cross_attn(x, memory_mask, memory, **past, **kwargs)[0],
+            lambda x: self.cross_attn(x, memory_mask, memory, past_key_values=past_key_values, **kwargs)[0],
         )
         return self.add_and_norm(hidden_states, self.feed_forward_norm, self.feed_forward)
 
 
 class VaswaniTransformerPreTrainedModel(PreTrainedModel):
+    """Base of all models: initialisation, saving, and the capabilities that transformers asks for."""
+
     config: VaswaniTransformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -459,6 +463,7 @@ class VaswaniTransformerDecoder(Stack):
             encoder_hidden_states=encoder_hidden_states,
         )
         for layer in self.layers:
+            # The cache is passed by keyword: under gradient checkpointing, transformers removes it by this name.
             hidden_states = layer(
                 hidden_states, encoder_hidden_states, mask, memory_mask, past_key_values=past_key_values, **kwargs
             )
@@ -752,11 +757,11 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), limit])
         # transformers types `self` of its mixin as a protocol with more attributes than a model declares.
         search = super().generate  # pyright: ignore[reportAttributeAccessIssue]
-        running = _running_search.set(RunningSearch(None if limits is None else limits[:, None], lookahead))
+        previous = _running_search.set(RunningSearch(None if limits is None else limits[:, None], lookahead))
         try:
             return search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
         finally:
-            _running_search.reset(running)
+            _running_search.reset(previous)
 
     def _pop_lookahead(self, kwargs: dict, default: int | None) -> int | None:
         """Return the lookahead of this call; a number given as `early_stopping` is replaced by "never" in `kwargs`."""
@@ -798,7 +803,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     ):
         search = super()._beam_search  # pyright: ignore[reportAttributeAccessIssue]  # as in `generate`
         n_best, end_tokens = generation_config.num_return_sequences, generation_config._eos_token_tensor
-        # `generate` resets it.
+        # `generate` restores the previous value.
         _running_search.set(_running_search.get()._replace(n_best=n_best, end_tokens=end_tokens))
         return search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
