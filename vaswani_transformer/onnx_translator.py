@@ -146,19 +146,18 @@ class OnnxTranslator(TextTranslator):
         """
         input_ids, mask = self._checked_batch(input_ids, attention_mask)
         search = self.search_settings(num_beams, length_penalty, early_stopping)
-        num_beams, length_penalty, rule = search.num_beams, search.length_penalty, search.early_stopping
         max_length = NO_MAXIMUM if max_length is None else max_length
-        num_return_sequences = num_beams if num_return_sequences is None else num_return_sequences
+        n_best = search.num_beams if num_return_sequences is None else num_return_sequences
         settings = {
-            "num_beams": num_beams,
-            "length_penalty": length_penalty,
+            "num_beams": search.num_beams,
+            "length_penalty": search.length_penalty,
             "max_length": check_number("max_length", max_length, 1, NO_MAXIMUM),
             "min_length": check_number("min_length", min_length, 0, NO_MAXIMUM),
-            "num_return_sequences": check_number("num_return_sequences", num_return_sequences, 1, num_beams),
+            "num_return_sequences": check_number("num_return_sequences", n_best, 1, search.num_beams),
         }
         if self.has_early_stopping_input:
-            settings["early_stopping"] = lookahead_of(rule)
-        elif rule != "never":
+            settings["early_stopping"] = lookahead_of(search.early_stopping)
+        elif search.early_stopping != "never":
             raise InputError('the file has no input early_stopping and supports only "never"; export the model again')
         ids_and_mask = {"input_ids": input_ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
         return self._run(ids_and_mask | as_search_inputs(settings))
@@ -302,7 +301,7 @@ def load_runtime_tokenizer(folder: Path, vocabulary: int, size_field: str = "voc
     return tokenizer
 
 
-def load_session(path: Path, device: str | None = None, threads: int | None = None) -> Any:
+def load_session(path: Path, device: str | None, threads: int | None) -> Any:
     """Load the graph on a device; None: CUDA if it works, else the CPU.
 
     Raises BrokenFileError naming a file that is missing or truncated. Raises UnavailableError if the requested device

@@ -66,9 +66,8 @@ def heat_maps(panels: dict[str, Tensor], keys: list[str], queries: list[str], ac
     axes = figure.subplots(down, across, squeeze=False)
     # White is 0. The darkest blue is the largest weight shown, which is rarely near 1.
     darkest = max(float(weights.max()) for weights in panels.values())
-    image = None
     for index, (axis, (title, weights)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
-        image = axis.imshow(weights.numpy(), cmap="Blues", vmin=0.0, vmax=darkest)
+        axis.imshow(weights.numpy(), cmap="Blues", vmin=0.0, vmax=darkest)
         axis.set_title(title, fontsize=9)
         axis.xaxis.tick_top()
         axis.set_xticks(range(len(keys)), drawable(keys), rotation=90, fontsize=8, parse_math=False)
@@ -77,8 +76,8 @@ def heat_maps(panels: dict[str, Tensor], keys: list[str], queries: list[str], ac
         axis.tick_params(length=0)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    if image is not None:
-        figure.colorbar(image, ax=axes, label="attention weight", shrink=0.7, aspect=25, pad=0.02)
+    image = axes[0, 0].images[0]  # all share one scale
+    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.7, aspect=25, pad=0.02)
     return figure
 
 

@@ -106,8 +106,9 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
             return {name: arguments.pop(name) for name in names if arguments.get(name) is not None}
 
         before = taken("max_source_length", "split_sentences")
-        after = taken("return_tensors", "return_text", "return_scores", "clean_up_tokenization_spaces")
-        return before, arguments | {k: v for k, v in after.items() if k == "return_scores"}, after
+        scoring = taken("return_scores")  # computed with the model, and added to the output
+        after = taken("return_tensors", "return_text", "clean_up_tokenization_spaces")
+        return before, arguments | scoring, after | scoring
 
     # Pipeline types every stage as dict to dict with any keyword arguments.
     def preprocess(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -144,7 +144,8 @@ def cut_to_limit(text: str, start: int, stop: int, limit: int, encode: Encode) -
         ids, starts, seen = [], [], 0
         for per_token in CHARACTERS_PER_TOKEN:
             window = text[start : min(stop, start + limit * per_token)]
-            ids, starts, seen = *encode(window), len(window)
+            seen = len(window)
+            ids, starts = encode(window)
             if len(ids) > limit or start + seen == stop:
                 break
         if len(ids) <= limit and start + seen == stop:
