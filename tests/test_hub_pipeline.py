@@ -114,8 +114,9 @@ def test_learned_positions_limit_the_parts():
     model = untrained_model(position_embedding_type="learned", max_position_embeddings=12).eval()
     translate = pipeline("translation", model=model, tokenizer=trained_tokenizer(), device="cpu")
     assert texts(translate([LONG])) == Translator(model, trained_tokenizer()).translate([LONG])
-    with pytest.raises(ValueError, match="max_source_length is 13; it must lie between 8 and 12"):
-        translate(LONG, max_source_length=13)
+    for length in (13, 9.5):
+        with pytest.raises(ValueError, match=f"max_source_length is {length}; it must be an integer between 8 and 12"):
+            translate(LONG, max_source_length=length)
 
 
 def test_white_space_has_an_empty_translation(translate):

@@ -102,7 +102,7 @@ def test_the_longest_training_sentence_limits_the_parts(
 ) -> None:
     monkeypatch.setattr(translator, "trained_length", 12)
     text = " ".join(ENGLISH).replace(".", ",")
-    parts = [ids for ids, _ in split_text(text, translator._source_limit(None), translator._encode)]
+    parts = [ids for ids, _ in split_text(text, translator._source_limit(None, True), translator._encode)]
     assert len(parts) > 1 and all(len(ids) <= 12 for ids in parts)
     assert default_source_limit(None, None) == 256 and default_source_limit(300, 100) == 100
     assert default_source_limit(None, 1000) == 256

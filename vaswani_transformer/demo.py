@@ -122,9 +122,7 @@ def show_next_commands(console: Console, folder: Path, exported: bool) -> None:
     for line in (
         pipe + command_line("translate", "--model", model, "--n-best", "4"),
         *([pipe + command_line("translate", "--model", folder / "onnx", "--backend", "onnx")] if exported else []),
-        command_line(
-            "score", "--model", folder / "model", "--source", folder / "eight.en", "--target", folder / "eight.de"
-        ),
+        command_line("score", "--model", model, "--source", folder / "eight.en", "--target", folder / "eight.de"),
         command_line("plan", "--config", "paper_base_en_de"),
         command_line("train", "--config", "multi30k_en_de", "--data", "FOLDER"),
     ):

@@ -132,15 +132,16 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
                 "is_last": number == len(parts),
             }
 
-    def _source_limit(self, max_source_length: int | None, split_sentences: bool = True) -> int:
+    def _source_limit(self, max_source_length: int | None, split_sentences: bool) -> int:
         positions = self.model.config.max_position_embeddings
         if max_source_length is None:
             trained_length = getattr(self.model.generation_config, "max_source_length", None)
             return default_source_limit(trained_length if split_sentences else None, positions)
         most = 1_000_000 if positions is None else positions
-        if not SHORTEST_MAX_SOURCE_LENGTH <= max_source_length <= most:
+        least = SHORTEST_MAX_SOURCE_LENGTH
+        if not isinstance(max_source_length, int) or not least <= max_source_length <= most:
             raise ValueError(
-                f"max_source_length is {max_source_length}; it must lie between {SHORTEST_MAX_SOURCE_LENGTH} and {most}"
+                f"max_source_length is {max_source_length!r}; it must be an integer between {least} and {most}"
             )
         return max_source_length
 

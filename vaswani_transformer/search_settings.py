@@ -10,7 +10,8 @@ MAX_BEAMS = 1000
 # below which a slot counts as empty: log P = -10,000 becomes -1.7e6 with alpha -1.
 LENGTH_PENALTIES = (-1, 5)
 LOOKAHEAD = 5  # tokens; see `lookahead_of`, and docs/explanation/search.md for what it changes
-NO_MAXIMUM = 1_000_000
+NO_MAXIMUM = 1_000_000  # tokens: more than any sentence has, for settings that need a number where there is no limit
+LARGEST_COUNT = 1_000_000_000  # of batch_tokens and max_characters
 
 
 class SearchSettings(NamedTuple):

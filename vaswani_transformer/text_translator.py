@@ -12,7 +12,15 @@ from typing import Any
 
 from .errors import InputError
 from .lines import check_unicode
-from .search_settings import LENGTH_PENALTIES, MAX_BEAMS, NO_MAXIMUM, SearchSettings, check_number, lookahead_of
+from .search_settings import (
+    LARGEST_COUNT,
+    LENGTH_PENALTIES,
+    MAX_BEAMS,
+    NO_MAXIMUM,
+    SearchSettings,
+    check_number,
+    lookahead_of,
+)
 from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, default_source_limit, split_text
 
 
@@ -143,7 +151,7 @@ class TextTranslator(ABC):
         limit = self._source_limit(max_source_length, split_sentences)
         settings = self.search_settings(num_beams, length_penalty, early_stopping)
         n_best = check_number("n_best", n_best, 1, settings.num_beams)
-        batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
+        batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
 
         parts: list[Part] = []
         with shown_progress(progress, "splitting") as advance:  # show progress while a long text is split
@@ -167,7 +175,7 @@ class TextTranslator(ABC):
         translations = [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
         return translations if return_scores or n_best > 1 else [best.text for best, *_ in translations]
 
-    def _source_limit(self, max_source_length: int | None, split_sentences: bool = True) -> int:
+    def _source_limit(self, max_source_length: int | None, split_sentences: bool) -> int:
         if max_source_length is None:
             return default_source_limit(self.trained_length if split_sentences else None, self.positions)
         most = NO_MAXIMUM if self.positions is None else self.positions
@@ -202,7 +210,7 @@ def as_texts(
     first_number: number of the first text in errors
     """
     if max_characters is not None:
-        check_number("max_characters", max_characters, 1, 1_000_000_000)
+        check_number("max_characters", max_characters, 1, LARGEST_COUNT)
     texts = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(texts, start=first_number):
         if not isinstance(text, str):

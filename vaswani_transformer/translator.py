@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, cast, overload
 
 from .errors import InputError
 from .model_folder import local_folder
-from .search_settings import SearchSettings, check_number, search_settings_of
+from .search_settings import LARGEST_COUNT, SearchSettings, check_number, search_settings_of
 from .text_translator import Hypothesis, TextTranslator, as_texts, batches_by_length, shown_progress
 from .text_vaswani_transformer import TARGET_TOKENIZER
 
@@ -177,7 +177,7 @@ class Translator(TextTranslator):
         sources, targets = as_texts(sources, "source"), as_texts(targets, "target")
         if len(sources) != len(targets):
             raise InputError(f"{len(sources)} sources and {len(targets)} targets: each source needs its translation")
-        batch_tokens = check_number("batch_tokens", batch_tokens, 1, 1_000_000_000)
+        batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
         if not sources:
             return []
         source_ids = cast(list[list[int]], self.tokenizer(sources, verbose=False)["input_ids"])
