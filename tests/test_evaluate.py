@@ -76,7 +76,8 @@ def model_folder(tmp_path, tiny_model):
 
 
 def evaluate(folder, *words):
-    main([*map(str, (folder / "model", "--source", folder / "s", "--reference", folder / "r", "--beam", 2)), *words])
+    files = (folder / "model", "--source", folder / "s", "--reference", folder / "r")
+    main([*map(str, files), "--num-beams", "2", *words])
 
 
 def test_the_command_translates_scores_and_records(model_folder, capsys):
@@ -99,7 +100,7 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     assert row == row | expected | {"command": "python -m training --config x"}
 
 
-def test_alpha_and_reference_language_are_applied(tmp_path, capsys):
+def test_length_penalty_and_reference_language_are_applied(tmp_path, capsys):
     saved_model(tmp_path / "model")
     (tmp_path / "s").write_text("\n".join(ENGLISH))
     translator = Translator.from_pretrained(tmp_path / "model", device="cpu")
@@ -109,7 +110,7 @@ def test_alpha_and_reference_language_are_applied(tmp_path, capsys):
     (tmp_path / "r.de").write_text("\n".join(references))
     written = tmp_path / "out"
     files = ["--source", str(tmp_path / "s"), "--reference", str(tmp_path / "r.de"), "--hypotheses", str(written)]
-    main([str(tmp_path / "model"), *files, "--alpha", "-1", "--json"])
+    main([str(tmp_path / "model"), *files, "--length-penalty", "-1", "--json"])
     assert written.read_text().splitlines() == expected
     found = json.loads(capsys.readouterr().out)["bleu_tokenised"]
     assert found == scores(expected, references, language="de")["bleu_tokenised"]
@@ -123,7 +124,7 @@ def test_the_test_set_defaults_to_that_of_the_run(model_folder, capsys):
     recipe = {"data": str(model_folder), "source_language": "xx", "target_language": "yy"}
     recipe |= {"train": ["train"], "validation": ["held_out"], "test": ["final"]}
     (model_folder / "model/run.json").write_text(json.dumps({"recipe": recipe}))
-    main([str(model_folder / "model"), "--beam", "1", "--json"])
+    main([str(model_folder / "model"), "--num-beams", "1", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert (result["test"], result["sentences"]) == ("final", 2)
 

@@ -14,6 +14,8 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.exit import exit_cleanly
 from vaswani_transformer.lines import open_output, without_line_breaks
 
+from .search_options import BatchTokens, Dtype, LengthPenalty, NumBeams
+
 if TYPE_CHECKING:
     from vaswani_transformer.text_translator import TextTranslator
 
@@ -33,11 +35,11 @@ def evaluate(
         str | None,
         typer.Option(help="A corpus to use instead of the recipe's `test`; default without one: its `validation`."),
     ] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Beam size; default: the model's.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Length penalty of GNMT; default: the model's.")] = None,
+    num_beams: NumBeams = None,
+    length_penalty: LengthPenalty = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")] = None,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch, times beams.")] = 8192,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64; default: as saved.")] = None,
+    batch_tokens: BatchTokens = 8192,
+    dtype: Dtype = None,
     backend: Annotated[str, typer.Option(help="torch, or onnx for a folder that `export onnx` wrote.")] = "torch",
     hypotheses: Annotated[Path | None, typer.Option(help="Write the translations to this file.")] = None,
     record_to: Annotated[Path | None, typer.Option("--record", help="Append the result to this CSV file.")] = None,
@@ -53,34 +55,37 @@ def evaluate(
     from .result_row import append_row
     from .scores import format_scores, scores
 
-    if (source is None) != (reference is None):
+    if source is not None and reference is not None:
+        text = text_of_files(source, reference)
+    elif source is None and reference is None:
+        text = text_of_run(model, config, data, test)
+    else:
         raise InputError("--source and --reference come together")
-    files = (source, reference) if source and reference else None
-    chosen = text_of_files(*files) if files else text_of_run(model, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
     translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
-    beam, alpha, _ = translator.search_settings(beam, alpha)
+    num_beams, length_penalty, _ = translator.search_settings(num_beams, length_penalty)
     # Translate whole lines, as BLEU and training do.
     translations = translator.translate(
-        chosen.sources,
-        num_beams=beam,
-        length_penalty=alpha,
+        text.sources,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
         batch_tokens=batch_tokens,
         split_sentences=False,
         progress=True,
     )
-    result = scores(translations, chosen.references, chosen.kinds, chosen.language)
+    result = scores(translations, text.references, text.kinds, text.language)
     if as_json:
-        typer.echo(json.dumps({"test": chosen.name, "beam": beam, "alpha": alpha, **result}, indent=1))
+        about = {"test": text.name, "beam": num_beams, "alpha": length_penalty}
+        typer.echo(json.dumps(about | result, indent=1))
     else:
-        typer.echo(f"{chosen.name}, beam {beam}, length penalty {alpha}\n{format_scores(result)}")
+        typer.echo(f"{text.name}, beam {num_beams}, length penalty {length_penalty}\n{format_scores(result)}")
     if hypotheses is not None:
         with open_output(hypotheses) as out:
             out.write("".join(f"{without_line_breaks(line)}\n" for line in translations).encode())
     if record_to is not None:
-        append_row(record_to, model, chosen, result, beam, alpha)
+        append_row(record_to, model, text, {**result, "beam": num_beams, "alpha": length_penalty})
 
 
 def main(arguments: list[str] | None = None) -> None:

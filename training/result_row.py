@@ -27,8 +27,11 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def append_row(path: Path, model: Path, test: EvaluationText, result: dict[str, Any], beam: int, alpha: float) -> None:
-    """Append a row to a results file; see training/results/README.md for the columns."""
+def append_row(path: Path, model: Path, test: EvaluationText, result: dict[str, Any]) -> None:
+    """Append a row to a results file; see training/results/README.md for the columns.
+
+    result: the scores, with the beam size and alpha that they were measured with
+    """
     run = read_json_object(model / "run.json") if (model / "run.json").is_file() else {}
     progress = progress_of(model)
     values: dict[str, Any] = {
@@ -43,8 +46,6 @@ def append_row(path: Path, model: Path, test: EvaluationText, result: dict[str, 
         "parameters": parameters(model),
         "data": test.data,
         "test": test.name,
-        "beam": beam,
-        "alpha": alpha,
     }
     for name in ("bleu", "bleu_lowercase", "bleu_tokenised", "bleu_compound_split", "chrf", "exact_match"):
         values[name] = None if values[name] is None else round(values[name], 2)

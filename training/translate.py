@@ -29,6 +29,7 @@ from vaswani_transformer.translator import Translator
 from . import machine
 from .output import differences, lock_run, remove_unfinished
 from .report import Reporter
+from .search_options import BatchTokens, Dtype, LengthPenalty, NumBeams
 
 ABOUT = "about.json"
 # Processes wait for the slowest one at the end.
@@ -45,14 +46,10 @@ def translate(
     shard_lines: Annotated[
         int, typer.Option(min=1, help="Lines per shard; a killed process loses at most one shard.")
     ] = 20_000,
-    num_beams: Annotated[
-        int | None, typer.Option(min=1, help="Beam size; 1 is greedy search; default: the model's.")
-    ] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="alpha of ((5 + length) / 6)^alpha; default: the model's.")
-    ] = None,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a batch, times beams.")] = 8192,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64; default: as saved.")] = None,
+    num_beams: NumBeams = None,
+    length_penalty: LengthPenalty = None,
+    batch_tokens: BatchTokens = 8192,
+    dtype: Dtype = None,
 ) -> None:
     if not model.is_dir():
         raise InputError(f"{model}: no such model folder")
