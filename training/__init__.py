@@ -9,7 +9,8 @@
     -> evaluate.py   BLEU: evaluation_text.py, scores.py; rows of results: result_row.py
 
 Further commands: average.py, plan.py (estimate.py, cost.py), translate.py, interpolate.py and paper/; recipe_options.py
-parses their recipe keys, search_options.py holds the options of a beam search. Data: recipes/, accelerate/, demo_corpus/, results/.
+parses their recipe keys, search_options.py has their options of a search. Data: recipes/, accelerate/, demo_corpus/,
+results/.
 """
 
 import os

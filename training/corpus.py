@@ -176,8 +176,9 @@ def tokenise(
             for pair in compress(pairs, keep):
                 files["pairs.hash"].write(hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest())
             kept += int(keep.sum())
-            millions, read = read // 1_000_000, read + len(chunk.sources)
-            if read // 1_000_000 > millions:
+            millions_before = read // 1_000_000
+            read += len(chunk.sources)
+            if read // 1_000_000 > millions_before:
                 say(f"{name}: {read // 1_000_000} million pairs tokenised")
     report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in dropped.items() if d.count)
     if not kept:
@@ -194,7 +195,9 @@ def tokenise(
     }
 
 
-def _usable_text(chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], prefix: str):
+def _usable_text(
+    chunk: Chunk, recipe: Recipe, dropped: dict[str, Dropped], prefix: str
+) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the pairs of a chunk to tokenise, and their line numbers."""
     longest = CHARACTERS_PER_TOKEN * recipe.max_length
     pairs, lines = [], []

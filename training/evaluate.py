@@ -32,8 +32,7 @@ def evaluate(
     ] = None,
     data: Annotated[str | None, typer.Option(help="The folder of the recipe's text.")] = None,
     test: Annotated[
-        str | None,
-        typer.Option(help="A corpus to use instead of the recipe's `test`; default without one: its `validation`."),
+        str | None, typer.Option(help="A corpus; default: the recipe's `test`, or its `validation`.")
     ] = None,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
@@ -77,8 +76,7 @@ def evaluate(
     )
     result = scores(translations, text.references, text.kinds, text.language)
     if as_json:
-        about = {"test": text.name, "beam": num_beams, "alpha": length_penalty}
-        typer.echo(json.dumps(about | result, indent=1))
+        typer.echo(json.dumps({"test": text.name, "beam": num_beams, "alpha": length_penalty, **result}, indent=1))
     else:
         typer.echo(f"{text.name}, beam {num_beams}, length penalty {length_penalty}\n{format_scores(result)}")
     if hypotheses is not None:

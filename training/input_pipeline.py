@@ -6,7 +6,7 @@ A step's pairs depend only on seed and step (batches.py), so prefetching changes
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,9 +37,8 @@ def make_batch(corpus: Corpus, pairs: np.ndarray, config: Any, device: torch.dev
 
     The tensors stay on the CPU, pinned if the device is a GPU: only pinned memory can be copied asynchronously.
     """
-    pad = cast(int, config.pad_token_id)
-    source, source_real = corpus.sources(pairs, pad)
-    target, target_real = corpus.targets(pairs, pad)
+    source, source_real = corpus.sources(pairs, config.pad_token_id)
+    target, target_real = corpus.targets(pairs, config.pad_token_id)
     shifted = np.empty_like(target)
     shifted[:, 0] = config.decoder_start_token_id
     shifted[:, 1:] = target[:, :-1]

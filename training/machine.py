@@ -74,7 +74,10 @@ def autocast_dtype(precision: str | None) -> torch.dtype | None:
 
 
 def choose_precision(wanted: str | None, saved: Mapping[str, Any]) -> str | None:
-    """Return the recipe's precision, or None to keep that of `accelerate launch`, or bf16 on a GPU that has it."""
+    """Return the mixed precision to ask Accelerate for; None keeps that of `accelerate launch`, or float32.
+
+    The recipe's choice comes first, then that of `accelerate launch`, of the resumed run, and bf16 on a GPU that has it.
+    """
     by_user = "ACCELERATE_MIXED_PRECISION" in os.environ and LAUNCHED not in os.environ
     if wanted is not None or by_user or is_initialized():
         return wanted

@@ -12,8 +12,16 @@ from .prepare import Prepared
 from .progress import Progress
 
 
+def perplexity(negative_log_likelihood: float) -> float:
+    """Return e to the power of a loss in nats per token, which is capped because e^710 is too large for a float."""
+    return math.exp(min(negative_log_likelihood, 700))
+
+
 class Window:
-    """Sums over the steps since the last line. Losses are summed on the device, without synchronising with a GPU."""
+    """Sums over the steps since the last log line, validation or checkpoint, whichever was last.
+
+    Losses are summed on the device, without synchronising with a GPU.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -50,7 +58,7 @@ class Meter:
             self.peak_flop_per_second = max(self.peak_flop_per_second, self.measure_peak())
         return {
             "loss": loss,
-            "perplexity": math.exp(min(negative_log_likelihood, 700)),
+            "perplexity": perplexity(negative_log_likelihood),
             "tokens": progress.tokens,
             "tokens_per_second": (window.source_tokens + window.target_tokens) / seconds,
             "mfu": mfu(flop / seconds, self.peak_flop_per_second),

@@ -1,7 +1,6 @@
 """Validation: the loss without smoothing, and BLEU."""
 
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from . import fsdp, tensors
 from .batches import plan_batches
 from .corpus import Corpus
 from .input_pipeline import on_device, own_micro_batches
+from .metrics import perplexity
 from .parallel_text import Sentences
 from .prepare import Prepared
 from .processes import wait_for_all
@@ -30,7 +30,7 @@ def validate(prepared: Prepared, progress: Progress, last: bool) -> None:
         "event": "validation",
         "step": progress.step,
         "validation_loss": loss,
-        "validation_perplexity": math.exp(min(loss, 700)),
+        "validation_perplexity": perplexity(loss),
         "seconds": progress.seconds,
         "cpu_seconds": progress.cpu_seconds,
     }
