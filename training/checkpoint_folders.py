@@ -25,7 +25,7 @@ from vaswani_transformer.model_folder import MANIFEST, file_sha256, read_json_ob
 STATE = "trainer_state.json"
 
 
-def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_needed: int = 0) -> Path:
+def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_needed: int = 0) -> None:
     """Create root/step-N from the files that `write(folder)` puts into an empty folder.
 
     bytes_needed: estimate of the size, compared with the free space beforehand.
@@ -46,7 +46,6 @@ def save_checkpoint(root: Path, step: int, write: Callable[[Path], None], bytes_
             f"checkpoint {final} cannot be written: {reason} (about {bytes_needed} bytes needed, "
             f"{shutil.disk_usage(root if root.exists() else root.parent).free} free); the previous one is intact"
         ) from error
-    return final
 
 
 def write_manifest(folder: Path, files: Iterable[Path], **about: Any) -> None:

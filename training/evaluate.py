@@ -31,9 +31,7 @@ def evaluate(
         str | None, typer.Option(help="The recipe whose test set to use; default: that of the model's run.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="The folder of the recipe's text.")] = None,
-    test: Annotated[
-        str | None, typer.Option(help="A corpus; default: the recipe's `test`, or its `validation`.")
-    ] = None,
+    test: Annotated[str | None, typer.Option(help="A corpus; default: the recipe's `test`, else `validation`.")] = None,
     num_beams: NumBeams = None,
     length_penalty: LengthPenalty = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")] = None,

@@ -76,7 +76,7 @@ def autocast_dtype(precision: str | None) -> torch.dtype | None:
 def choose_precision(wanted: str | None, saved: Mapping[str, Any]) -> str | None:
     """Return the mixed precision to ask Accelerate for; None keeps that of `accelerate launch`, or float32.
 
-    The recipe's choice comes first, then that of `accelerate launch`, of the resumed run, and bf16 on a GPU that has it.
+    The recipe decides first, then `accelerate launch`, then the resumed run; a new run on a GPU with bf16 uses it.
     """
     by_user = "ACCELERATE_MIXED_PRECISION" in os.environ and LAUNCHED not in os.environ
     if wanted is not None or by_user or is_initialized():

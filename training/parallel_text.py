@@ -74,9 +74,9 @@ def _part(text: ParallelText, held_out: bool) -> ParallelText:
             rows = range(len(chunk.sources))
             for wanted, run in groupby(rows, key=lambda row: is_held_out(read + row) == held_out):
                 if wanted:
-                    start, *rest = run
-                    part = slice(start, start + 1 + len(rest))
-                    yield Chunk(chunk.first_line + start, chunk.sources[part], chunk.targets[part])
+                    consecutive = list(run)
+                    part = slice(consecutive[0], consecutive[-1] + 1)
+                    yield Chunk(chunk.first_line + part.start, chunk.sources[part], chunk.targets[part])
             read += len(chunk.sources)
             if held_out and read >= end:
                 return
