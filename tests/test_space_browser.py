@@ -371,7 +371,7 @@ import app
 answers = {}
 for beams in (1, 4):
     (found,) = app.translate(sys.argv[2], beams)
-    maps = app.attention_of(found, 0)
+    maps = app.attention_of(app.translator, found.source, found.targets[0])
     shapes = {kind: weights.shape for kind, weights in maps.weights.items()}
     answers[beams] = [found.targets, found.texts, found.scores, shapes, maps.columns["cross"], maps.rows["cross"]]
 print(json.dumps(answers))

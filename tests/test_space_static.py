@@ -245,7 +245,8 @@ def test_a_written_space_names_its_model(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)], ids=str)
 def test_the_steps_of_equation_1_end_in_the_models_weights(monkeypatch: pytest.MonkeyPatch, dtype, tolerance):
     monkeypatch.syspath_prepend(SPACE)
-    from equation import recorded_projections, steps  # pyright: ignore[reportMissingImports]
+    from attention import recorded_projections  # pyright: ignore[reportMissingImports]
+    from equation import steps  # pyright: ignore[reportMissingImports]
 
     sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "attn_implementation": "eager"}
     config = VaswaniTransformerConfig.from_preset("base", vocab_size=50, **sizes)

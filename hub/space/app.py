@@ -7,7 +7,6 @@ It works with any Vaswani Transformer on the Hub, loaded with transformers and `
 `python -m hub space` writes a Space for a model, with model.json in place of MODEL_ID.
 """
 
-import html
 import json
 import os
 import sys
@@ -20,10 +19,11 @@ from typing import Any
 import gradio as gr  # pyright: ignore[reportMissingImports]  (installed only in the Space's own environment)
 import numpy as np
 import torch
-from equation import Projections, recorded_projections, steps, steps_as_html
+from attention import KINDS, Attention, attention_of
+from equation import equation
+from heat_map import MEAN, heat_map
 from huggingface_hub import ModelCard, constants
-from images import diverging, png
-from tokenizers.decoders import ByteLevel
+from images import diverging
 from transformers import pipeline
 from transformers.utils.hub import cached_file
 
@@ -45,9 +45,14 @@ EXAMPLES = [  # for a model whose card has none
 ]
 
 # The model's own pipeline, from its repository. Eager, because the other attention implementations return no weights.
-eager = {"attn_implementation": "eager"}
-arguments = {"trust_remote_code": True, "device": "cpu", "model_kwargs": eager}
-translator: Any = pipeline("translation", model=MODEL_ID, revision=REVISION, **arguments)
+translator: Any = pipeline(
+    "translation",
+    model=MODEL_ID,
+    revision=REVISION,
+    trust_remote_code=True,
+    device="cpu",
+    model_kwargs={"attn_implementation": "eager"},
+)
 model = translator.model
 config = model.config
 # transformers' defaults for what generation_config.json leaves out.
@@ -60,17 +65,6 @@ def card_examples() -> list[str]:
     card = cached_file(MODEL_ID, "README.md", revision=REVISION, _raise_exceptions_for_missing_entries=False)
     widget = ModelCard.load(card, ignore_metadata_errors=True).data.get("widget") if card else None
     return [example["text"] for example in widget or [] if example.get("text")][:5] or EXAMPLES
-
-
-KINDS = {
-    "Cross-attention": ("cross", "each word of the translation (rows) attends to the sentence (columns)"),
-    "Encoder self-attention": ("encoder", "each word of the sentence (rows) attends to the sentence (columns)"),
-    "Decoder self-attention": (
-        "decoder",
-        "each word of the translation (rows) attends to the words before it (columns)",
-    ),
-}
-MEAN = "mean"
 
 
 # ---- translation ---------------------------------------------------------------------------------------------------
@@ -139,117 +133,6 @@ def too_long(omitted: list[int]) -> str:
     return f"Left out: line{plural} {lines}. The limit is {MAX_CHARACTERS:,} characters; shorten the text."
 
 
-# ---- attention -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Attention weights, (layers, heads, rows, columns), the Q, K and V behind them, and labels, by kind."""
-
-    weights: dict[str, np.ndarray]
-    projections: Projections
-    rows: dict[str, list[str]]
-    columns: dict[str, list[str]]
-
-
-@torch.inference_mode()
-def attention_of(hypotheses: Hypotheses, choice: int) -> Attention:
-    """Return the attention weights of one hypothesis, from one pass over all its tokens."""
-    target = torch.tensor([hypotheses.targets[choice]])
-    inputs = torch.cat((torch.tensor([[config.decoder_start_token_id]]), target[:, :-1]), dim=1)
-    with recorded_projections(model) as projections:
-        outputs = model(hypotheses.source, decoder_input_ids=inputs, output_attentions=True, use_cache=False)
-    source = labels(translator.tokenizer, hypotheses.source[0].tolist())
-    predicted, read = (labels(translator.target_tokenizer, ids[0].tolist()) for ids in (target, inputs))
-    return Attention(
-        {
-            "cross": torch.cat(outputs.cross_attentions).float().numpy(),
-            "encoder": torch.cat(outputs.encoder_attentions).float().numpy(),
-            "decoder": torch.cat(outputs.decoder_attentions).float().numpy(),
-        },
-        projections,
-        # A row of the decoder is labelled with the token that it predicts.
-        rows={"cross": predicted, "encoder": source, "decoder": predicted},
-        columns={"cross": source, "encoder": source, "decoder": read},
-    )
-
-
-def labels(tokenizer: Any, ids: list[int]) -> list[str]:
-    """Return a readable label per token: `▁` for only a space, `ü 1/2` for a token that is part of a character."""
-    tokens = tokenizer.convert_ids_to_tokens(ids)
-    if not isinstance(tokenizer.backend_tokenizer.decoder, ByteLevel):
-        return [token.replace("▁", " ").removesuffix("@@").strip() or "▁" for token in tokens]
-    byte_level, result = ByteLevel(), []
-    while len(result) < len(tokens):
-        start = len(result)
-        # The fewest tokens that form complete characters; a single token if four do not.
-        for count in range(1, 5):
-            text = byte_level.decode(tokens[start : start + count])
-            if "\ufffd" not in text:
-                break
-        else:
-            count, text = 1, "\ufffd"
-        count = min(count, len(tokens) - start)
-        text = text.strip() or "▁"
-        result += [text] if count == 1 else [f"{text} {part}/{count}" for part in range(1, count + 1)]
-    return result
-
-
-def heat_map(attention: Attention, title: str, layer: int, head: int | str) -> str:
-    """Return one head's weights as an HTML table, which heat_map.js makes navigable by keyboard and pointer."""
-    kind, explanation = KINDS[title]
-    layer_weights = attention.weights[kind][layer - 1]
-    weights = layer_weights.mean(axis=0) if head == MEAN else layer_weights[int(head) - 1]  # (rows, columns)
-    row_labels = [html.escape(label) for label in attention.rows[kind]]
-    column_labels = [html.escape(label) for label in attention.columns[kind]]
-    # Colours are relative to the largest weight shown, which is seldom near 1.
-    largest = float(weights.max())
-    name = f"{title}, layer {layer}, {'mean of the heads' if head == MEAN else f'head {head}'}"
-    rows = "".join(
-        f'<tr><th scope="row">{row}</th>'
-        + "".join(
-            f'<td tabindex="-1" style="--weight:{weight / largest:.3f}" data-weight="{weight:.3f}"'
-            f' aria-label="{row} attends to {column}: {weight:.3f}"></td>'
-            for column, weight in zip(column_labels, row_weights, strict=True)
-        )
-        + "</tr>"
-        for row, row_weights in zip(row_labels, weights.tolist(), strict=True)
-    )
-    columns = "".join(f'<th scope="col"><span>{label}</span></th>' for label in column_labels)
-    return (
-        f'<p class="caption"><b>{name}</b>: {explanation}.</p>'
-        '<p class="readout" aria-hidden="true">Point at a word or a cell, or use Tab and the arrow keys.</p>'
-        f'<div class="maps"><div class="scroll"><table role="grid" aria-label="{name}">'
-        f"<thead><tr><td></td>{columns}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f'<div class="heads" aria-hidden="true">{thumbnails(layer_weights, head)}</div></div>'
-        f'<p class="legend">0 <span class="scale"></span> {largest:.2f}</p>'
-    )
-
-
-def thumbnails(weights: np.ndarray, chosen: int | str) -> str:
-    """Return a small clickable picture of each head of a layer. weights: (heads, rows, columns)"""
-    shares = weights / weights.max(axis=(1, 2), keepdims=True)
-    # style.css gives the colours, which depend on the theme; the pictures are their opacity.
-    pictures = [png(np.stack((np.zeros_like(share), share * 255), axis=-1), "LA") for share in shares]
-    return "".join(
-        f'<figure data-head="{head}"{" class=chosen" * (head == chosen)}>'
-        f"<span style=\"--weights:url('{picture}')\"></span><figcaption>head {head}</figcaption></figure>"
-        for head, picture in enumerate(pictures, start=1)
-    )
-
-
-def equation(attention: Attention, title: str, layer: int, head: int | str) -> str:
-    """Draw Equation (1) step by step for one head; the first one if the mean of the heads is chosen."""
-    kind, _ = KINDS[title]
-    chosen = 1 if head == MEAN else int(head)
-    query, key, value = (attention.projections[kind][layer - 1][name][chosen - 1] for name in "QKV")
-    # The queries of the decoder are the words that it has read, not those that it predicts.
-    queries = attention.columns["decoder" if kind == "cross" else kind]
-    values = steps(query, key, value, causal=kind == "decoder")
-    page = steps_as_html(values, queries, attention.columns[kind], f"{title}, layer {layer}, head {chosen}")
-    return page if head != MEAN else f"<p>The mean of the heads has no Q, K and V of its own: this is head 1.</p>{page}"
-
-
 # ---- positional encoding -------------------------------------------------------------------------------------------
 
 
@@ -300,7 +183,7 @@ def on_sentence(sentences: list[Hypotheses], number: int, kind: str, layer: int,
 
 
 def on_choose(sentences: list[Hypotheses], number: int, choice: int, kind: str, layer: int, head: int | str):
-    attention = attention_of(sentences[number], choice)
+    attention = attention_of(translator, sentences[number].source, sentences[number].targets[choice])
     return attention, heat_map(attention, kind, layer, head)
 
 
@@ -348,7 +231,7 @@ def page() -> gr.Blocks:
     # Translate once before the page opens, so that it is not empty and the first visitor does not wait for torch.
     examples = card_examples()
     first = translate(examples[0])
-    first_attention = attention_of(first[0], 0)
+    first_attention = attention_of(translator, first[0].source, first[0].targets[0])
     kinds = list(KINDS)
     layers, heads = layers_and_heads(kinds[0])
     with gr.Blocks(title="Attention at work", analytics_enabled=False, fill_width=True) as blocks:
@@ -421,6 +304,7 @@ def introduction() -> str:
 
 
 def show_positions() -> None:
+    """Add the picture of the positional encoding, and the slider for its length."""
     gr.Markdown(
         "Attention ignores word order. The encoding of each position is added to the word's embedding (Section 3.5)."
     )

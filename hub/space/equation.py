@@ -1,48 +1,30 @@
 """Equation (1) of the paper step by step: every intermediate value of one attention head as a picture."""
 
 import html
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
-import torch
+from attention import KINDS, Attention
+from heat_map import MEAN
 from images import diverging
 
-# Values of Q, K and V by the kind of attention: for each layer a dictionary of (heads, positions, d_k or d_v).
-Projections = dict[str, list[dict[str, np.ndarray]]]
 ROWS_ARE_KEYS = ("K", "V")
 MASKED = "future positions masked"
 
 
-@contextmanager
-def recorded_projections(model: Any) -> Iterator[Projections]:
-    """Record what the projections of every attention return in a pass over one sentence."""
-    encoder, decoder = model.model.encoder.layers, model.model.decoder.layers
-    modules = {
-        "encoder": [layer.self_attn for layer in encoder],
-        "decoder": [layer.self_attn for layer in decoder],
-        "cross": [layer.cross_attn for layer in decoder],
-    }
-    found: Projections = {kind: [{} for _ in attentions] for kind, attentions in modules.items()}
-    handles = []
-    for kind, attentions in modules.items():
-        for attention, values in zip(attentions, found[kind], strict=True):
-            for name, size in (("q", attention.d_k), ("k", attention.d_k), ("v", attention.d_v)):
-
-                def record(_module: Any, _inputs: Any, output: torch.Tensor, values=values, name=name, size=size):
-                    values[name.upper()] = output[0].unflatten(-1, (-1, size)).transpose(0, 1).float().numpy()
-
-                handles.append(getattr(attention, f"{name}_proj").register_forward_hook(record))
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+def equation(attention: Attention, title: str, layer: int, head: int | str) -> str:
+    """Draw Equation (1) step by step for one head; the first one if the mean of the heads is chosen."""
+    kind, _ = KINDS[title]
+    chosen = 1 if head == MEAN else int(head)
+    query, key, value = (attention.projections[kind][layer - 1][name][chosen - 1] for name in "QKV")
+    # The queries of the decoder are the words that it has read, not those that it predicts.
+    queries = attention.columns["decoder" if kind == "cross" else kind]
+    values = steps(query, key, value, causal=kind == "decoder")
+    page = steps_as_html(values, queries, attention.columns[kind], f"{title}, layer {layer}, head {chosen}")
+    return page if head != MEAN else f"<p>The mean of the heads has no Q, K and V of its own: this is head 1.</p>{page}"
 
 
 def steps(query: np.ndarray, key: np.ndarray, value: np.ndarray, causal: bool) -> dict[str, np.ndarray]:
-    """Return the values of Equation (1), each (queries, ...) but K and V.
+    """Return every intermediate value of Equation (1), in the order of computation.
 
     query, key: (positions, d_k);  value: (positions, d_v);  causal: mask future positions
     """
@@ -60,7 +42,7 @@ def steps(query: np.ndarray, key: np.ndarray, value: np.ndarray, causal: bool) -
 def steps_as_html(values: dict[str, np.ndarray], queries: list[str], keys: list[str], name: str) -> str:
     """Draw the steps; each row of a picture stands beside the word it belongs to.
 
-    queries, keys: labels of the positions;  name: of the head
+    queries, keys: labels of the positions;  name: the layer and the head, for the caption
     """
     figures = []
     for title, matrix in values.items():
