@@ -136,7 +136,8 @@ def push(
         typer.echo(f"{out}: the files of `push {repo} --yes`")
         return
     remote.set_timeout()
-    api, kept = HfApi(), ["README.md"] if keep_card else []
+    api = HfApi()
+    kept = ["README.md"] if keep_card else []
     planned = remote.plan(api, repo, revision, files, private=private, tag=tag, kept=kept)
     for line in summary(planned, unpublished(Path(folder), files)):
         typer.echo(line)

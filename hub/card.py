@@ -126,7 +126,7 @@ def card_data(
     return ModelCardData(
         language=codes or None,
         license=provenance.stated.get("license"),
-        base_model=provenance.base_model,
+        base_model=provenance.stated.get("base_model"),
         library_name="transformers",
         pipeline_tag="translation",
         tags=["translation", "vaswani_transformer", "arxiv:1706.03762", *onnx],

@@ -8,7 +8,7 @@ import csv
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from vaswani_transformer.model_folder import read_json_object
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
 REQUIRED_COLUMNS = ("date", "commit", "command", "hardware", "hours", "parameters", "data", "test", "sentences", "beam",
-           "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "chrf",
-           "chrf_signature")  # fmt: skip
-# Options of a training command that name folders; published rows leave them out.
+                    "alpha", "bleu", "bleu_signature", "bleu_lowercase", "bleu_lowercase_signature", "chrf",
+                    "chrf_signature")  # fmt: skip
+# Options of a training command that name folders. They do not affect the result, and published rows leave them out.
 FOLDER_OPTIONS = ("--data", "--output-dir", "--output_dir", "--cache")
 
 
@@ -48,10 +48,10 @@ class Provenance:
         self.progress, self.environment = read_progress(folder, self.metrics)
         notes = folder / "CONVERSION.md"
         self.notes = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
-        self.results = self.rows(parameters, results)
+        self.results = self.matching_rows(parameters, results)
         self.stated = stated
 
-    def rows(self, parameters: int, results: Sequence[Path]) -> list[dict[str, str]]:
+    def matching_rows(self, parameters: int, results: Sequence[Path]) -> list[dict[str, str]]:
         """Return the rows of this model in the shipped results files and in `results`, each of which must have one."""
         command, rows = str(self.run.get("command", "")), []
         # Without a command and its progress, a row may belong to another model.
@@ -86,13 +86,9 @@ class Provenance:
 
     @property
     def dataset(self) -> str | None:
-        """The training dataset on the Hub."""
-        return hub_name(self.stated.get("dataset") or self.recipe.get("dataset"))
-
-    @property
-    def base_model(self) -> str | None:
-        """The stated repository of the model that was fine-tuned; `initial_weights` may be a folder."""
-        return self.stated.get("base_model")
+        """The training dataset on the Hub; None if the recipe names a local one."""
+        name = str(self.stated.get("dataset") or self.recipe.get("dataset") or "")
+        return name if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) else None
 
     @property
     def corpus(self) -> str | None:
@@ -106,16 +102,11 @@ class Provenance:
             "--source-language": self.languages,
             "--target-language": self.languages,
             "--dataset": self.corpus,
-            "--base-model": self.base_model or not self.recipe.get("initial_weights"),
+            "--base-model": self.stated.get("base_model") or not self.recipe.get("initial_weights"),
             "--license": self.stated.get("license"),
             "--results": self.results,
         }
         return [option for option, value in known.items() if not value]
-
-
-def hub_name(name: Any) -> str | None:
-    """Return `name` if it is a valid repository name, else None."""
-    return name if isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) else None
 
 
 def read_if_present(path: Path, *objects: str) -> dict[str, Any]:
@@ -133,15 +124,14 @@ def read_progress(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl, ignoring a truncated last one. Raises BrokenFileError naming the line."""
+    """Return the records of metrics.jsonl, [] if there is no such file. Raises BrokenFileError naming the line."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     metrics = []
     for number, line in enumerate(lines, start=1):
         try:
             metrics.append(json.loads(line))
         except ValueError as error:
-            if number < len(lines):
-                raise BrokenFileError(f"{path} line {number} is not JSON ({error})") from None
+            raise BrokenFileError(f"{path} line {number} is not JSON ({error})") from None
     return metrics
 
 
@@ -204,15 +194,16 @@ def public_command(command: str) -> str:
 
 
 def public_recipe(value: Any) -> Any:
-    """Return a recipe, or a value of it, with only the last component of each absolute path."""
+    """Return the recipe in run.json, or a value of it, with only the last component of each absolute path."""
     if isinstance(value, str):
         return last_component(value)
     if isinstance(value, dict):
         return {key: public_recipe(entry) for key, entry in value.items()}
-    return [public_recipe(entry) for entry in value] if isinstance(value, Iterable) else value
+    return [public_recipe(entry) for entry in value] if isinstance(value, list) else value
 
 
 def last_component(word: str) -> str:
+    """Return the last component of an absolute path, also in --option=PATH; other words as they are."""
     option, equals, value = word.partition("=")
     if equals and option.startswith("--"):
         return f"{option}={last_component(value)}"
