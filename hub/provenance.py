@@ -98,6 +98,7 @@ class Provenance:
 
     def missing(self) -> list[str]:
         """Return the options of `push` that would supply missing information."""
+        # `initial_weights` may be a local folder, so it does not name the base model.
         known = {
             "--source-language": self.languages,
             "--target-language": self.languages,
