@@ -191,7 +191,7 @@ def repository_files(
 
 
 def summary(planned: "Plan", unpublished_names: list[str]) -> list[str]:
-    """Return one line per file, with its status and size, and the totals.
+    """Return the lines of a dry run: one per file, with its status and size, then the totals.
 
     unpublished_names: files of the model folder that are not published
     """
@@ -206,8 +206,11 @@ def summary(planned: "Plan", unpublished_names: list[str]) -> list[str]:
         state += ", a new branch"
     if not planned.has_changes:
         return [*lines, f"{state}: no changes"]
-    total = f"{len(sent)} of {len(planned.changes) - len(deleted)} files, {sum(change.size for change in sent):,} bytes"
-    return [*lines, f"{state}: one commit with {total}" + (f", {len(deleted)} deleted" if deleted else "")]
+    sent_bytes = sum(change.size for change in sent)
+    total = f"{len(sent)} of {len(planned.changes) - len(deleted)} files, {sent_bytes:,} bytes"
+    if deleted:
+        total += f", {len(deleted)} deleted"
+    return [*lines, f"{state}: one commit with {total}"]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Collects the files of a Space that shows a model: `space/`, and model.json with the name of the model."""
+"""Collects the files of a Space that shows a model: those of `space/`, and model.json with the model's name."""
 
 from pathlib import Path
 
