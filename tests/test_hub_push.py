@@ -92,9 +92,12 @@ def change_recipe(folder: Path, **keys: object) -> None:
     change_json(folder / "run.json", recipe=json.loads((folder / "run.json").read_text())["recipe"] | keys)
 
 
-def refusal(refused, *arguments: object, code: int = 2) -> str:
+NO_DETAILS = "to complete the model card, add --source-language, --target-language, --dataset, --license, --results\n"
+
+
+def refusal(refused, *arguments: object, code: int = 2, out: str = "") -> str:
     """Return the one-line error of a push."""
-    error = refused(lambda words: push(*words), arguments, code).strip()
+    error = refused(lambda words: push(*words), arguments, code, out).strip()
     assert error.startswith("error: ") and "\n" not in error
     return error
 
@@ -311,14 +314,14 @@ def test_a_file_with_a_secret_is_refused(folder, refused, secret):
 
 def test_private_models_are_not_pushed_to_public_repositories(hub, folder, refused):
     hub.create(REPO)
-    error = refusal(refused, folder, REPO, "--private", "--yes")
+    error = refusal(refused, folder, REPO, "--private", "--yes", out=NO_DETAILS)
     assert "already exists and is public" in error and hub.files(REPO) == {}
 
 
 def test_the_command_times_out_on_an_unresponsive_hub(hub, folder, monkeypatch, refused):
     monkeypatch.setattr(remote, "TIMEOUT", 0.5)
     hub.faults.append(Fault("GET", f"/api/models/{REPO}", silent=True))
-    assert "the Hub cannot be reached" in refusal(refused, folder, REPO, code=4)
+    assert "the Hub cannot be reached" in refusal(refused, folder, REPO, code=4, out=NO_DETAILS)
 
 
 # ---- the card ----------------------------------------------------------------------------------------------------
@@ -344,8 +347,7 @@ def test_options_say_what_the_folder_does_not(folder, capsys):
     options = ["--source-language=en", "--target-language=de", "--dataset=owner/text", "--base-model=owner/older",
                "--license=mit"]  # fmt: skip
     written(folder)
-    said = "to complete the model card, add --source-language, --target-language, --dataset, --license, --results"
-    assert capsys.readouterr().out.startswith(f"{said}\n")
+    assert capsys.readouterr().out.startswith(NO_DETAILS)
     card = card_of(written(folder, *options))
     assert capsys.readouterr().out.startswith("to complete the model card, add --results\n")
     data: Any = card.data
