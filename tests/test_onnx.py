@@ -243,7 +243,7 @@ def test_the_check_detects_weights_that_are_nan(
         ("{model} {output} --attention --for transformers.js", "cannot be combined with --for transformers.js"),
         ("{model} {output} --precision int3", ".*--precision.*int3.* is not one of "),
         ("{model} {output} --layout flat", ".*--layout.*flat.* is not one of "),
-        ("{model} {output} --for deno", ".*--for.*deno.* is not one of "),
+        ("{model} {output} --for deno", ".*--for.*deno.* is not "),
     ],
 )
 def test_wrong_arguments_are_named(exported: Path, tmp_path: Path, refused, arguments: str, said: str) -> None:

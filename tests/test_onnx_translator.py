@@ -228,7 +228,7 @@ def test_external_weights_are_read_from_the_folder_only(folder: Path, tmp_path: 
         data.rename(tmp_path / "weights.bin")
     if state == "outside":
         data.symlink_to(tmp_path / "weights.bin")
-    reason = "file_length: .* out of bounds" if state == "truncated" else "data/weights.bin, but it is"
+    reason = "file_length: .* out of bounds" if state == "truncated" else "weights.bin"
     with pytest.raises(BrokenFileError, match=f"model.onnx .* of its weights is missing or truncated .*{reason}"):
         OnnxTranslator.from_pretrained(path.parent, device="cpu")
     assert not capfd.readouterr().err
