@@ -5,8 +5,8 @@
     attention.py, search.py, speed.py, training.py, positions.py, small_data.py
                     measure_x and judge_x of the claims, one subject per file
 
-Measurements are numbers alone, in claims/NAME.json; the verdict, the evidence and NAME.png follow from them, so `paper
-page` can judge and draw them again. Claims that already have a result file are skipped, so the same command resumes.
+claims/NAME.json has the measurements, and the verdict and the evidence that follow from them, as does NAME.png; `paper
+page` judges and draws them again. Claims that already have a result file are skipped, so the same command resumes.
 
 To add a claim, write measure_x and judge_x in a module here, add them to CLAIMS, run `paper claims --only x` and `paper
 page`, and commit the JSON, the PNG and the page.

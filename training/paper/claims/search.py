@@ -38,7 +38,8 @@ def measure_beam_and_alpha(setting: Setting) -> Measurements:
 def judge_beam_and_alpha(measurements: Measurements) -> Finding:
     bleu = measurements["bleu"]
     greedy, four = bleu[system(1, 0.6)], bleu[system(4, 0.6)]
-    better = HOLDS if four["bleu"] > greedy["bleu"] else FAILS
+    observed = HOLDS if four["bleu"] > greedy["bleu"] else FAILS
+    judged = observed if four["p"] < 0.05 else UNSURE
     evidence = (
         f"BLEU is {greedy['bleu']:.2f} with greedy search (beam 1) and {four['bleu']:.2f} with beam 4 and alpha 0.6; "
         f"the paired bootstrap test gives p = {four['p']:.3f}"
@@ -65,7 +66,7 @@ def judge_beam_and_alpha(measurements: Measurements) -> Finding:
         }
         for name, score in bleu.items()
     ]
-    return Finding(better if four["p"] < 0.05 else UNSURE, evidence, figure, markdown(table))
+    return Finding(judged, evidence, figure, markdown(table))
 
 
 def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[str, dict[str, Any]]:

@@ -81,8 +81,9 @@ def judge_small_data(measurements: Measurements) -> Finding:
     counts, bleu = measurements["pairs"], measurements["bleu"]
     by_count = {system: list(zip(*by_seed, strict=True)) for system, by_seed in bleu.items()}
     leads = [differences(*pair) for pair in zip(by_count["LSTM"], by_count["Transformer"], strict=True)]
-    on_little, on_more = (mean_interval(leads[0]), +1), (mean_interval(leads[-1]), -1)
-    verdicts = {verdict(lead, expected_sign) for lead, expected_sign in (on_little, on_more)}
+    on_little = verdict(mean_interval(leads[0]), expected_sign=+1)
+    on_more = verdict(mean_interval(leads[-1]), expected_sign=-1)
+    worse = next(found for found in (FAILS, UNSURE, HOLDS) if found in (on_little, on_more))  # both parts must hold
     evidence = (
         f"BLEU of the LSTM minus BLEU of the Transformer after {measurements['steps']} steps, with the same "
         "hyperparameters for every size: "
@@ -100,5 +101,4 @@ def judge_small_data(measurements: Measurements) -> Finding:
         zero=True,
     )
     right.set(xlabel="training pairs")
-    worst = next(name for name in (FAILS, UNSURE, HOLDS) if name in verdicts)  # both parts of the claim must hold
-    return Finding(worst, evidence, figure)
+    return Finding(worse, evidence, figure)

@@ -98,8 +98,7 @@ def judge_training_speed(measurements: Measurements) -> Finding:
 def judge_decoding_speed(measurements: Measurements) -> Finding:
     ratios = [ratio for by_length in measurements["ratios"].values() for ratio in by_length]
     slower = sum(ratio <= 1 for ratio in ratios)
-    verdict = f"holds in {slower} of {len(ratios)} cases" if slower else FAILS
-    verdict = HOLDS if slower == len(ratios) else verdict
+    verdict = {0: FAILS, len(ratios): HOLDS}.get(slower, f"holds in {slower} of {len(ratios)} cases")
     return finding(measurements, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
 
 
