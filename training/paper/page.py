@@ -34,9 +34,9 @@ def write_page(folder: Path) -> Path:
     Figures 1 to 5 and the walk keep their pictures: drawing them needs the model.
     """
     text = page(folder)
-    for result in result_files(folder, ["table1"]).values():
-        save(table1.draw_curves(result["layers"]), folder / "table1.png")
-    for name, result in result_files(folder / "claims", CLAIMS).items():
+    if found := read_results(folder, ["table1"]):
+        save(table1.draw_curves(found["table1"]["layers"]), folder / "table1.png")
+    for name, result in read_results(folder / "claims", CLAIMS).items():
         write_claim(folder / "claims", name, result)
     path = folder / "README.md"
     with atomic_file(path) as file:
@@ -49,7 +49,8 @@ def page(folder: Path) -> str:
 
     Raises InputError if the folder has no results at all.
     """
-    files, claims = result_files(folder, [*TABLES, *CAPTIONS, "walk"]), result_files(folder / "claims", CLAIMS)
+    files = read_results(folder, [*TABLES, *CAPTIONS, "walk"])
+    claims = read_results(folder / "claims", CLAIMS)
     if not files and not claims:
         raise InputError(
             f"--output {folder} has no results; make some first, such as `vaswani-transformer paper table1 --output "
@@ -75,7 +76,7 @@ def page(folder: Path) -> str:
     return "".join(sections)
 
 
-def result_files(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def read_results(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the contents of those result files that are in a folder: {"table1": {...}, ...}."""
     paths = [folder / f"{name}.json" for name in names]
     return {path.stem: read_json_object(path) for path in paths if path.is_file()}
@@ -94,8 +95,8 @@ def heads_sentence(chosen: dict[str, Any]) -> str:
     """Describe the heads that the search selected for a figure."""
     numbers = ", ".join(map(str, chosen["heads"]))
     link = f": “{chosen['query']}” attends most to “{chosen['key']}”" if chosen["query"] else ""
-    heads = "heads" if len(chosen["heads"]) > 1 else "head"
-    return f"Layer {chosen['layer']}, {heads} {numbers}{link} (score {chosen['score']:.2f}).\n"
+    noun = "heads" if len(chosen["heads"]) > 1 else "head"
+    return f"Layer {chosen['layer']}, {noun} {numbers}{link} (score {chosen['score']:.2f}).\n"
 
 
 def claim_sections(measured: dict[str, dict[str, Any]]) -> str:
