@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,7 +11,7 @@ from matplotlib.ticker import LogLocator
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.pictures import RESOLUTION
 
-from .verdicts import Interval, mean_interval
+from .verdicts import Interval
 
 
 def panels(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
@@ -46,7 +47,7 @@ def plot_means(
 ) -> None:
     """Draw means over seeds. series: {label: [[value for each x] for each seed]}"""
     for label, seeds in series.items():
-        means = [mean_interval(values)[0] for values in zip(*seeds, strict=True)]
+        means = [fmean(values) for values in zip(*seeds, strict=True)]
         axis.plot(xs, means, marker="o", label=label)
     label_axes(axis, x, y, legend)
 

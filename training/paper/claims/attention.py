@@ -1,6 +1,7 @@
 """Claims about the attention function, measured on random input."""
 
 import math
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -51,17 +52,14 @@ def judge_saturation(measurements: Measurements) -> Finding:
     }
     for axis, (quantity, y) in zip(axes, quantities.items(), strict=True):
         means = {
-            name: [(d, mean_interval(values)[0]) for d, *values in zip(sizes, *by_seed, strict=True)]
+            name: [(d, fmean(of_seeds)) for d, *of_seeds in zip(sizes, *by_seed, strict=True)]
             for name, by_seed in measurements[quantity].items()
         }
         plot_curves(axis, means, "d_k", y, log_x=True)
     log_y(axes[0])
     axes[1].axhline(math.log(NUMBER_OF_KEYS), color="grey", linestyle=":")
     axes[1].text(sizes[0], math.log(NUMBER_OF_KEYS), "uniform attention", fontsize=8, va="bottom")
-    entropy = {
-        name: mean_interval([by_size[-1] for by_size in by_seed])[0]
-        for name, by_seed in measurements["entropy"].items()
-    }
+    entropy = {name: fmean(by_size[-1] for by_size in by_seed) for name, by_seed in measurements["entropy"].items()}
     evidence = (
         f"at d_k = {sizes[-1]}, the gradient of the softmax without the factor is {with_interval(ratios)} times the "
         f"gradient with it; attention over {NUMBER_OF_KEYS} random keys has an entropy of {entropy[WITHOUT]:.2f} "
