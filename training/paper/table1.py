@@ -128,7 +128,8 @@ def products(output: Tensor, select: Callable[[Iterable[int]], int]) -> int:
         if missing := [function for function in inputs if function not in count]:
             stack += missing
             continue
-        count[stack.pop()] = node.name().startswith(PRODUCTS) + select([count[function] for function in inputs] or [0])
+        stack.pop()
+        count[node] = select([count[function] for function in inputs] or [0]) + node.name().startswith(PRODUCTS)
     return count[output.grad_fn]
 
 
