@@ -84,7 +84,7 @@ def write_table4(
     if unlabelled is not None:
         existing_file(unlabelled)  # it is read only after the first parsers are trained
     folder, data = output / "table4", output / "table4" / "data"
-    commands = {}  # of the missing models
+    missing = {}  # {(system, seed): command}
     for seed in seeds:
         for name, system in SYSTEMS.items():
             if system.is_semi_supervised and unlabelled is None:
@@ -93,9 +93,9 @@ def write_table4(
             given = {"treebank": treebank, "unlabelled": text, "vocabulary": vocabulary, "seeds": seed}
             command = command_line("paper table4", given, options)
             if not is_measured(folder / f"{file_name(name)}-seed{seed}.json", command):
-                commands[name, seed] = command
+                missing[name, seed] = command
     gold = prepare_data(treebank, data, vocabulary)
-    for (name, seed), command in commands.items():
+    for (name, seed), command in missing.items():
         system = SYSTEMS[name]
         if system.is_semi_supervised and unlabelled is not None:
             teacher = folder / file_name("Transformer") / f"seed{seed}"
