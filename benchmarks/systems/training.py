@@ -75,7 +75,7 @@ class TrainingProcess:
         kind, *options = name.split("+")
         if kind not in SYSTEMS:
             raise InputError(f"--system {name!r}: {kind!r} is not one of {', '.join(SYSTEMS)}")
-        if unknown := set(options) - SYSTEMS[kind][1]:
+        if unknown := set(options) - OPTIONS[kind]:
             raise InputError(f"--system {name!r}: {kind} has no option {', '.join(sorted(unknown))}")
         float32 = "medium" if kind == "ours" and "highest" not in options else "highest"
         self.precision = "bf16" if "bf16" in options else float32  # of the matrix products whose rate is its peak
@@ -94,7 +94,7 @@ def build(kind: str, options: list[str], job: Job) -> int:
     """Build a system in its process; return the number of its parameters."""
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
-    model, run = SYSTEMS[kind][0](options, job)
+    model, run = SYSTEMS[kind](options, job)
     RUN.append(run)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -147,7 +147,7 @@ def marian_model(job: Job) -> Any:
 
 
 def marian(options: list[str], job: Job) -> tuple[Any, Steps]:
-    """Prepare a plain training loop on our batches, with torch's cross-entropy and Adam."""
+    """Prepare a plain loop, with torch's cross-entropy and Adam, over the batches that prepare() plans for `ours`."""
     corpus = job.text().corpus
     plan = plan_batches(corpus.source_lengths, corpus.target_lengths, job.recipe.tokens_per_step)
     order = Order(plan, job.recipe.seed)
@@ -228,9 +228,6 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Steps]:
     return model, run
 
 
-# By name: the function that prepares a system, and its options.
-SYSTEMS: dict[str, tuple[Callable[[list[str], Job], tuple[Any, Steps]], set[str]]] = {
-    "ours": (ours, {"bf16", "highest", "compile"}),
-    "marian": (marian, {"bf16", "compile"}),
-    "trainer": (trainer, {"bf16", "group"}),
-}
+# By name: the function that prepares a system, and the options that it knows.
+SYSTEMS: dict[str, Callable[[list[str], Job], tuple[Any, Steps]]] = {"ours": ours, "marian": marian, "trainer": trainer}
+OPTIONS = {"ours": {"bf16", "highest", "compile"}, "marian": {"bf16", "compile"}, "trainer": {"bf16", "group"}}
