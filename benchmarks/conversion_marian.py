@@ -48,18 +48,18 @@ def differences(folder: Path) -> Iterator[Row]:
     """Compare the conversions with Marian's scores; yield a row for each."""
     description = marian.read(folder / "model.npz", Reasons(folder))
     hypotheses = list(word_scores(folder))
-    largest_of_ours = 0.0
+    found: dict[str, np.ndarray] = {}  # errors by conversion
     for name, scorer_of in SCORERS.items():
         score = scorer_of(folder, description)
-        errors = np.concatenate([np.abs(score(source, target) - printed) for source, target, printed in hypotheses])
-        largest_of_ours = largest_of_ours or errors.max()
+        found[name] = np.concatenate([np.abs(score(source, target) - given) for source, target, given in hypotheses])
+    for name, errors in found.items():
         yield {
             "checkpoint": folder.name,
             "conversion": name,
             "words": len(errors),
             "max_error": f"{errors.max():.3e}",
             "mean_error": f"{errors.mean():.3e}",
-            "error_vs_ours": f"{errors.max() / largest_of_ours:.1f}",
+            "error_vs_ours": f"{errors.max() / found['ours'].max():.1f}",
         }
 
 
