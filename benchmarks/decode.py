@@ -56,18 +56,18 @@ def compare(
     lines, references = read_pairs(source, reference, sentences)
     tokenizer = load_tokenizer(model)
     encoded: TokenIds = tokenizer(lines, verbose=False)["input_ids"]
-    folders = [("generate", model), ("search", model), *map(parse_system, system or [])]
-    systems = load_systems(folders, threads)
+    chosen = [("generate", model), ("search", model), *map(parse_system, system or [])]  # (kind, folder)
+    systems = load_systems(chosen, threads)
     settings = {"sentences": len(lines), "num_beams": num_beams, "threads": threads, "clock": clock_name}
     rows: list[Row] = []
     for name, batches in batchings(encoded, batch_size or BATCH_SIZES, batch_tokens).items():
         sources = [[encoded[i] for i in batch] for batch in batches]
         expected = [references[i] for batch in batches for i in batch] if references else None
-        standalone = [measure_standalone(*each, threads, num_beams, sources[-1]) for each in folders]
+        standalone = [measure_standalone(kind, folder, threads, num_beams, sources[-1]) for kind, folder in chosen]
         for each in systems:
             each.translate(sources[0], num_beams)  # warm up
         best = race({each.name: partial(translate_all, each, sources, num_beams) for each in systems}, rounds, now)
-        for each, load_columns in zip(systems, standalone, strict=True):
+        for each, standalone_columns in zip(systems, standalone, strict=True):
             seconds, translations = best[each.name]
             row = {
                 "batch": name,
@@ -76,7 +76,7 @@ def compare(
                 "tokens_per_second": round(sum(map(len, translations)) / seconds),
                 **speedups(each.name, peers_of(each.name), best),
                 "bleu": bleu(translations, expected, tokenizer) if expected else "",
-                **load_columns,
+                **standalone_columns,
                 "file_megabytes": round(each.megabytes, 1),
             }
             rows.append(settings | row)
@@ -119,9 +119,9 @@ def parse_system(option: str) -> tuple[str, str]:
     return kind, folder
 
 
-def load_systems(folders: list[tuple[str, str]], threads: int) -> list[System]:
+def load_systems(chosen: list[tuple[str, str]], threads: int) -> list[System]:
     """Load the systems, each by its kind and folder. Raises InputError if two have the same name."""
-    systems = [SYSTEMS[kind](Path(folder), threads) for kind, folder in folders]
+    systems = [SYSTEMS[kind](Path(folder), threads) for kind, folder in chosen]
     names = [system.name for system in systems]
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"--system: two systems have the name {twice[0]!r}; ONNX files are named after their folders")
