@@ -207,11 +207,9 @@ def judge_rows(rows: list[dict[str, Any]]) -> list[Judged]:
         difference = compare_with_base(rows, name)
         if difference.seeds:
             bleu, nats = mean_interval(difference.bleu), mean_interval(difference.log_perplexity)
-            verdicts = (
-                verdict(bleu, bleu_sign, MARGIN["bleu"]),
-                verdict(nats, perplexity_sign, MARGIN["log_perplexity"]),
-            )
-            judged.append(Judged(name, finding, bleu, nats, *verdicts))
+            on_bleu = verdict(bleu, bleu_sign, MARGIN["bleu"])
+            on_perplexity = verdict(nats, perplexity_sign, MARGIN["log_perplexity"])
+            judged.append(Judged(name, finding, bleu, nats, on_bleu, on_perplexity))
     return judged
 
 
@@ -238,24 +236,25 @@ def as_markdown(result: dict[str, Any]) -> str:
                 "seeds": len(ours),
             }
         )
-    log_perplexity = {name: math.log(row["perplexity"]) for name, row in paper.items()}
-    judged = [
-        {
-            "row": row.row,
-            "finding": row.finding,
-            "BLEU, paper": f"{paper[row.row]['bleu'] - paper['base']['bleu']:+.1f}",
-            "BLEU, ours": plus_minus(row.bleu, signed=True),
-            "verdict on BLEU": row.bleu_verdict,
-            "log-perplexity, paper": hundredths((log_perplexity[row.row] - log_perplexity["base"], None)),
-            "log-perplexity, ours": hundredths(row.log_perplexity),
-            "verdict on log-perplexity": row.perplexity_verdict,
-        }
-        for row in judge_rows(rows)
-    ]
+    findings = []
+    for judged in judge_rows(rows):
+        theirs, base = paper[judged.row], paper["base"]
+        findings.append(
+            {
+                "row": judged.row,
+                "finding": judged.finding,
+                "BLEU, paper": f"{theirs['bleu'] - base['bleu']:+.1f}",
+                "BLEU, ours": plus_minus(judged.bleu, signed=True),
+                "verdict on BLEU": judged.bleu_verdict,
+                "log-perplexity, paper": hundredths((math.log(theirs["perplexity"] / base["perplexity"]), None)),
+                "log-perplexity, ours": hundredths(judged.log_perplexity),
+                "verdict on log-perplexity": judged.perplexity_verdict,
+            }
+        )
     return (
         markdown(measured)
         + "\nDifferences from the base row; log-perplexity is in hundredths of a nat per token:\n\n"
-        + markdown(judged)
+        + markdown(findings)
     )
 
 
