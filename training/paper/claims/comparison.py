@@ -39,7 +39,7 @@ def train_models(setting: Setting, models: Mapping[Kind, Variant], steps: int) -
     Raises InputError if an option sets a key that the claim sets.
     """
     options = {"max_steps": str(steps), "validate_every": str(steps), **setting.options}
-    given = {key.replace("-", "_") for key in setting.options} - set(TEXT_KEYS)
+    given = {key.replace("-", "_") for key in setting.options} - set(TEXT_KEYS)  # which make_setting adds
     kinds, calls = [], []
     for kind, model in models.items():
         for key in {*model.keys, "seed"} & given:

@@ -18,7 +18,7 @@ from .claim import Finding, Measurements, Setting
 BEAMS, ALPHAS = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 1.0, 1.5)
 
 
-def system(beam: int, alpha: float) -> str:
+def search_name(beam: int, alpha: float) -> str:
     return f"beam {beam}, alpha {alpha}"
 
 
@@ -27,7 +27,7 @@ def measure_beam_and_alpha(setting: Setting) -> Measurements:
     translator = Translator.from_pretrained(setting.run)
     searches = dict.fromkeys([(beam, 0.6) for beam in BEAMS] + [(4, alpha) for alpha in ALPHAS])
     systems = {
-        system(beam, alpha): translator.translate(
+        search_name(beam, alpha): translator.translate(
             setting.development.sources, num_beams=beam, length_penalty=alpha, split_sentences=False
         )
         for beam, alpha in searches
@@ -37,7 +37,7 @@ def measure_beam_and_alpha(setting: Setting) -> Measurements:
 
 def judge_beam_and_alpha(measurements: Measurements) -> Finding:
     bleu = measurements["bleu"]
-    greedy, four = bleu[system(1, 0.6)], bleu[system(4, 0.6)]
+    greedy, four = bleu[search_name(1, 0.6)], bleu[search_name(4, 0.6)]
     observed = HOLDS if four["bleu"] > greedy["bleu"] else FAILS
     judged = observed if four["p"] < 0.05 else UNSURE
     evidence = (
@@ -46,8 +46,8 @@ def judge_beam_and_alpha(measurements: Measurements) -> Finding:
     )
     figure, axes = panels(2)
     for axis, x, fixed, scores in (
-        (axes[0], "beam size", "alpha 0.6", {beam: bleu[system(beam, 0.6)] for beam in BEAMS}),
-        (axes[1], "alpha", "beam 4", {alpha: bleu[system(4, alpha)] for alpha in ALPHAS}),
+        (axes[0], "beam size", "alpha 0.6", {beam: bleu[search_name(beam, 0.6)] for beam in BEAMS}),
+        (axes[1], "alpha", "beam 4", {alpha: bleu[search_name(4, alpha)] for alpha in ALPHAS}),
     ):
         points = [(value, score["bleu"]) for value, score in scores.items()]
         plot_curves(axis, {f"with {fixed}": points}, x, "BLEU; p is against greedy search")
