@@ -65,7 +65,7 @@ def resolved_fields(config: VaswaniTransformerConfig) -> dict[str, Any]:
 
 
 def row_options(row: str, base: Recipe) -> dict[str, str]:
-    """Return the row's changes as recipe keys: the paper's sizes, scaled from the paper's base model to ours.
+    """Return the row's changes as recipe keys: the sizes of its preset, scaled from the paper's base model to ours.
 
     B-dk16 has d_k 16 where the paper's base model has 64, so it has d_k 4 where our base row has 16.
     """

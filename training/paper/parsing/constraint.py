@@ -84,7 +84,7 @@ class WellFormedTrees(LogitsProcessor):
             choices += self.opening
         if left and open_brackets:
             choices.append(source[read])
-        if open_brackets and not chain and (len(open_brackets) > 1 or not left):
+        if open_brackets and not chain and (len(open_brackets) > 1 or not left):  # none is empty; the root is last
             choices.append(self.closing[open_brackets[-1]])
         return choices or [self.end]
 
