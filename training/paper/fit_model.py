@@ -21,7 +21,7 @@ from ..report import Reporter
 from ..schedule import linear_decay
 from .rnn import RnnWithAttention, rnn_of_size
 
-LOSSES = "losses.json"
+WEIGHTS, LOSSES = "fitted.safetensors", "losses.json"
 # For the LSTM: common values at this size.
 LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (source, target, mask) -> logits
@@ -52,15 +52,8 @@ def fit(
     Raises InputError if the finished model was trained with another recipe.
     """
     recipe, folder = prepared.recipe, Path(prepared.recipe.output_dir)
-    weights, losses = folder / "fitted.safetensors", folder / LOSSES
-    if losses.is_file():
-        before = read_json_object(losses)
-        changed = [key for key, value in recipe.fixed_keys().items() if before["recipe"].get(key) != value]
-        if changed:
-            raise InputError(f"{folder}: {', '.join(changed)} changed since this model was trained; remove the folder")
-        load_model(model, weights)
-        model.eval()
-        return [(step, loss) for step, loss in before["losses"]]
+    if (folder / LOSSES).is_file():
+        return load_fitted(model, recipe)
     began = time.process_time()
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), betas=betas)
@@ -87,10 +80,23 @@ def fit(
             prepared.reporter.say(f"{folder.name}: step {step}/{prepared.total_steps}  loss {total / tokens:.3f}")
             total, tokens = 0.0, 0
     pipeline.close()
-    save_model(model, str(weights))
-    write_json(losses, {"losses": curve, "cpu_seconds": time.process_time() - began, "recipe": recipe.fixed_keys()})
+    save_model(model, str(folder / WEIGHTS))
+    cpu_seconds = time.process_time() - began
+    write_json(folder / LOSSES, {"losses": curve, "cpu_seconds": cpu_seconds, "recipe": recipe.fixed_keys()})
     model.eval()
     return curve
+
+
+def load_fitted(model: nn.Module, recipe: Recipe) -> Curve:
+    """Load a model that `fit` has saved, and return its losses. Raises InputError if the recipe has changed."""
+    folder = Path(recipe.output_dir)
+    saved = read_json_object(folder / LOSSES)
+    changed = [key for key, value in recipe.fixed_keys().items() if saved["recipe"].get(key) != value]
+    if changed:
+        raise InputError(f"{folder}: {', '.join(changed)} changed since this model was trained; remove the folder")
+    load_model(model, folder / WEIGHTS)
+    model.eval()
+    return [(step, loss) for step, loss in saved["losses"]]
 
 
 def seconds_of_fit(folder: Path) -> float:
