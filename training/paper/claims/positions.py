@@ -69,21 +69,19 @@ class NoPositions(PositionalEncoding):
 
 
 def judge_length_extrapolation(measurements: Measurements) -> Finding:
-    nats, (_, seen, unseen) = measurements["nats_per_token"], measurements["buckets"]
+    nats, (short, long, unseen) = measurements["nats_per_token"], measurements["buckets"]
     # How much higher the loss is on unseen lengths than on the longest lengths seen in training.
     rise = {kind: [buckets[2] - buckets[1] for buckets in by_seed] for kind, by_seed in nats.items()}
     more = differences(rise["sinusoidal"], rise["learned"])
     evidence = (
-        f"on sentences of more than {seen[1]} tokens, longer than any in training, the loss per token is higher than "
-        f"on those of {seen[0]} to {seen[1]} tokens by {with_interval(rise['sinusoidal'])} nats with sinusoidal "
+        f"on sentences of more than {long[1]} tokens, longer than any in training, the loss per token is higher than "
+        f"on those of {long[0]} to {long[1]} tokens by {with_interval(rise['sinusoidal'])} nats with sinusoidal "
         f"positions, by {with_interval(rise['learned'])} with learned positions and by {with_interval(rise['none'])} "
         f"without positions; sinusoidal minus learned: {with_interval(more, signed=True)} "
         f"({measurements['sentences'][2]} sentences, {measurements['steps']} steps)"
     )
     figure, (left, right) = panels(2)
-    names = [f"{low} to {high}" for low, high in measurements["buckets"][:2]] + [
-        f"{unseen[0]} and more\n(not in training)"
-    ]
+    names = [*(f"{low} to {high}" for low, high in (short, long)), f"{unseen[0]} and more\n(not in training)"]
     plot_means(left, names, nats, "source tokens", "nats per token", legend="positions")
     means = {kind: mean_interval(by_seed) for kind, by_seed in rise.items()}
     plot_intervals(
