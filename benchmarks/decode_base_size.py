@@ -14,10 +14,9 @@ matrix: near 1, nothing is left to gain at that precision.
 """
 
 import copy
-import functools
 import tempfile
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -194,7 +193,7 @@ def operations_per_token(config: Any) -> float:
     return 2 * (each_source * SOURCE_LENGTH / OUTPUT_LENGTH + each_output * hypotheses)
 
 
-@functools.cache
+@cache
 def matmul_session(precision: str, d_model: int, vocabulary: int, threads: int) -> Any:
     """Return a session that multiplies rows by a matrix of the output layer's size."""
     is_float = precision == "float32"
