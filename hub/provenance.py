@@ -5,16 +5,16 @@ conversion.json and CONVERSION.md. Scores are rows of results files.
 """
 
 import csv
-import json
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vaswani_transformer.errors import BrokenFileError, InputError
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import existing_file
 from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.training_curve import read_metrics
 
 # Beside the programs, in a clone and in the wheel.
 SHIPPED_RESULTS = Path(__file__).resolve().parents[1] / "training" / "results"
@@ -44,7 +44,8 @@ class Provenance:
         """
         self.run = read_if_present(folder / "run.json", "recipe")
         self.conversion = read_if_present(folder / "conversion.json", "options")
-        self.metrics = read_metrics(folder / "metrics.jsonl")
+        log = folder / "metrics.jsonl"
+        self.metrics = read_metrics(log) if log.is_file() else []
         self.progress, self.environment = read_progress(folder, self.metrics)
         notes = folder / "CONVERSION.md"
         self.notes = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
@@ -122,18 +123,6 @@ def read_progress(folder: Path, metrics: list[dict[str, Any]]) -> tuple[dict[str
         state = read_json_object(states[max(states)], "progress", "environment")
         return state.get("progress", {}), state.get("environment", {})
     return next((line for line in reversed(metrics) if {"step", "seconds", "tokens"} <= line.keys()), {}), {}
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the records of metrics.jsonl, [] if there is no such file. Raises BrokenFileError naming the line."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    metrics = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            metrics.append(json.loads(line))
-        except ValueError as error:
-            raise BrokenFileError(f"{path} line {number} is not JSON ({error})") from None
-    return metrics
 
 
 # ---- rows of results files, which `evaluate --record` wrote ------------------------------------------------------

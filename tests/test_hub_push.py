@@ -402,6 +402,14 @@ def test_the_card_shows_the_provenance(trained, tmp_path):
     assert 8 / 72 * 150 * 760 / width >= 9, "labels of 8 points, at 150 to the inch, on a card 760 pixels wide"
 
 
+def test_an_incomplete_last_line_in_the_log_of_a_killed_run_changes_nothing(trained):
+    complete = written(trained, "--pictures")
+    with (trained / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 500, "lo')
+    out = written(trained, "--pictures")
+    assert [name for name in names(complete) if (complete / name).read_bytes() != (out / name).read_bytes()] == []
+
+
 def test_the_card_marks_demo_scores_as_toy_results(trained, tmp_path):
     for data, toy in (("embedded", True), ("news", False)):
         change_recipe(trained, data=data)

@@ -40,12 +40,19 @@ def test_the_picture_has_the_curves_of_the_log(run):
     assert drawn == [[(10, 5.0), (20, 4.0)], [(10, 4.5), (20, 3.5)], [(20, 12.5)]]
 
 
+def test_a_last_line_that_a_killed_run_left_incomplete_is_ignored(run):
+    log, complete = (run / "metrics.jsonl").read_bytes(), curves_of(run / "metrics.jsonl")
+    for part in (b"{", b'{"step": 30, "lo', b'{"step": 30, "loss": "\xc3'):
+        (run / "metrics.jsonl").write_bytes(log + part)
+        assert curves_of(run / "metrics.jsonl") == complete
+
+
 def test_an_invalid_log_is_reported_by_line(run):
     with pytest.raises(InputError, match="no such file"):
         curves_of(run / "nowhere" / "metrics.jsonl")
     log = (run / "metrics.jsonl").read_bytes()
     for line in (b'{"step": 30, "lo', b'{"step": 30, "loss": "\xff"}', b"[1]", b"[" * 100_000):
-        (run / "metrics.jsonl").write_bytes(log + line)
+        (run / "metrics.jsonl").write_bytes(log + line + b"\n")
         with pytest.raises(BrokenFileError, match=r"metrics\.jsonl line 8 is not a record"):
             curves_of(run / "metrics.jsonl")
     with pytest.raises(InputError, match="no loss yet"):

@@ -18,23 +18,41 @@ CURVES = {
 }
 
 
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the records of metrics.jsonl, except an incomplete last line: a killed run may leave one, without a newline.
+
+    Raises InputError if there is no such file; BrokenFileError naming a line that is not a JSON object.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; give the output folder of a training run") from None
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise TypeError("it must be an object")
+        except (ValueError, TypeError, RecursionError) as error:
+            if number == len(lines):  # empty after a final newline, else incomplete
+                break
+            raise BrokenFileError(f"{path} line {number} is not a record of training ({error!r})") from error
+        records.append(record)
+    return records
+
+
 def curves_of(metrics: Path) -> dict[str, dict[int, float]]:
     """Read the curves of a run from its metrics.jsonl: {"loss": {step: value}, ...} with the names of `CURVES`.
 
     The last record counts for a step that was repeated after an interruption.
     """
     curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
-    try:
-        lines = metrics.read_bytes().splitlines()
-    except FileNotFoundError:
-        raise InputError(f"{metrics}: no such file; give the output folder of a training run") from None
-    for number, line in enumerate(lines, start=1):
+    for number, record in enumerate(read_metrics(metrics), start=1):
         try:
-            record: dict[str, Any] = json.loads(line)
             for name in CURVES:
                 if record.get(name) is not None:  # null for a loss that was not finite
                     curves[name][int(record["step"])] = float(record[name])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise BrokenFileError(f"{metrics} line {number} is not a record of training ({error!r})") from error
     return curves
 
