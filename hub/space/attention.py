@@ -1,7 +1,7 @@
 """The attention weights of a sentence and its translation, the Q, K and V behind them, and a label for each token."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,20 +70,16 @@ def recorded_projections(model: Any) -> Iterator[Projections]:
         "cross": [layer.cross_attn for layer in decoder],
     }
     found: Projections = {kind: [{} for _ in attentions] for kind, attentions in modules.items()}
-    handles = []
-    for kind, attentions in modules.items():
-        for attention, values in zip(attentions, found[kind], strict=True):
-            for name, size in (("q", attention.d_k), ("k", attention.d_k), ("v", attention.d_v)):
+    with ExitStack() as hooks:
+        for kind, attentions in modules.items():
+            for attention, values in zip(attentions, found[kind], strict=True):
+                for name, size in (("q", attention.d_k), ("k", attention.d_k), ("v", attention.d_v)):
 
-                def record(_module: Any, _inputs: Any, output: torch.Tensor, values=values, name=name, size=size):
-                    values[name.upper()] = output[0].unflatten(-1, (-1, size)).transpose(0, 1).float().numpy()
+                    def record(_module: Any, _inputs: Any, output: torch.Tensor, values=values, name=name, size=size):
+                        values[name.upper()] = output[0].unflatten(-1, (-1, size)).transpose(0, 1).float().numpy()
 
-                handles.append(getattr(attention, f"{name}_proj").register_forward_hook(record))
-    try:
+                    hooks.enter_context(getattr(attention, f"{name}_proj").register_forward_hook(record))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def labels(tokenizer: Any, ids: list[int]) -> list[str]:
