@@ -4,9 +4,7 @@
 # This notebook follows *Attention Is All You Need* ([arXiv 1706.03762](https://arxiv.org/abs/1706.03762v7)) section by
 # section. Each section says in a few words what the paper proposes, then runs the function or module of this package
 # that implements it. At the end a small Transformer learns to read English numbers. Everything runs on a CPU in about
-# two minutes.
-#
-# Install the plotting extra too: `pip install "vaswani-transformer[train,viz]"`.
+# two minutes. The pictures need the extra `viz` of the package.
 
 # %%
 import random
@@ -23,15 +21,8 @@ from vaswani_transformer import (
     sinusoidal_positional_encoding,
 )
 from vaswani_transformer.attention_maps import attention_maps
-from vaswani_transformer.modeling_vaswani_transformer import (
-    EncoderLayer,
-    FeedForward,
-    MultiHeadAttention,
-)
-from vaswani_transformer.pictures import (
-    attention_figure,
-    positional_encoding_figure,
-)
+from vaswani_transformer.modeling_vaswani_transformer import EncoderLayer, FeedForward, MultiHeadAttention
+from vaswani_transformer.pictures import attention_figure, positional_encoding_figure
 from vaswani_transformer.tokenization import train_tokenizer
 
 torch.manual_seed(0)
@@ -114,9 +105,8 @@ assert torch.allclose(layer(states, None), expected, atol=1e-6)
 
 # %%
 encoding = sinusoidal_positional_encoding(100, 64)
-assert torch.allclose(encoding[7, 0], torch.tensor(7.0).sin()) and torch.allclose(
-    encoding[7, 1], torch.tensor(7.0).cos()
-)
+assert torch.allclose(encoding[7, 0], torch.tensor(7.0).sin())
+assert torch.allclose(encoding[7, 1], torch.tensor(7.0).cos())
 positional_encoding_figure(length=60, d_model=64)
 
 # %% [markdown]

@@ -7,7 +7,6 @@ Model, loss and search are the same. `vaswani-transformer train` needs far less 
 """
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
@@ -64,5 +63,5 @@ def train(source: str, target: str, output: str, max_steps: int = 1000, vocab_si
 
 if __name__ == "__main__":
     if len(sys.argv) != 4:
-        sys.exit(f"usage: python {Path(__file__).name} SOURCE TARGET OUTPUT")
+        sys.exit("usage: python examples/seq2seq_trainer.py SOURCE TARGET OUTPUT")
     print(train(sys.argv[1], sys.argv[2], sys.argv[3]).evaluate())
