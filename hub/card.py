@@ -54,12 +54,7 @@ def default_example(provenance: Provenance) -> str | None:
 
 
 def write_card(
-    repo_id: str,
-    translator: Translator,
-    provenance: Provenance,
-    files: Files,
-    *,
-    example: str | None,
+    repo_id: str, translator: Translator, provenance: Provenance, files: Files, *, example: str | None
 ) -> str:
     """Return the text of the card of a repository with `files`, including the plots.
 
@@ -188,9 +183,8 @@ def attention_plot(translator: Translator, example: str) -> bytes:
 
 def training_curve(folder: Path) -> bytes | None:
     """Plot the losses, and BLEU if it was measured, over the steps of a run; None without a log."""
-    if not (folder / "metrics.jsonl").is_file():
-        return None
-    curves = curves_of(folder / "metrics.jsonl")
+    log = folder / "metrics.jsonl"
+    curves = curves_of(log) if log.is_file() else {}
     return png(curve_figure(curves)) if any(curves.values()) else None
 
 

@@ -39,7 +39,6 @@ class Provenance:
         """Read the record from the folder of a model and from results files.
 
         parameters: the number that its rows must have.  results: CSV files in addition to the shipped ones
-        stated: values of `push` options
         Raises InputError for a results file without a row of this model; BrokenFileError for the files of the folder.
         """
         self.run = read_if_present(folder / "run.json", "recipe")

@@ -4,7 +4,7 @@ It works with any Vaswani Transformer on the Hub, loaded with transformers and `
 
     MODEL_ID=owner/name python app.py
 
-`python -m hub space` writes a Space for a model, with model.json in place of MODEL_ID.
+`vaswani-transformer space` writes a Space for a model, with model.json in place of MODEL_ID.
 """
 
 import json
