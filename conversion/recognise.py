@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated
 
 from .checkpoint_files import load_checkpoint, may_be_torch_save
-from .toolkits import READERS, load_toolkit
+from .toolkits import READERS, RECOGNISED_BY_CONTENT, RECOGNISED_BY_FILE, load_toolkit
 
 
 def find_checkpoint(path: Path, format_name: str | None = None) -> tuple[str, Path]:
@@ -18,31 +17,30 @@ def find_checkpoint(path: Path, format_name: str | None = None) -> tuple[str, Pa
     """
     if format_name is not None and format_name not in READERS:
         raise InputError(f"--from {format_name}: not a format that can be read; known formats: {', '.join(READERS)}")
-    toolkits = {name: load_toolkit(name) for name in ([format_name] if format_name else READERS)}
+    formats = [format_name] if format_name else READERS
     expected = format_name or f"a known format ({', '.join(READERS)})"
     if path.is_dir():
-        path = only_checkpoint(path, toolkits.values(), expected)
+        path = only_checkpoint(path, formats, expected)
     elif not path.exists():
         index = path.with_name(path.name + ".index")  # TensorFlow's users name a checkpoint by its prefix
         if not index.exists():
             raise InputError(f"{path}: no such file or folder")
         path = index
-    by_content = [name for name, toolkit in toolkits.items() if recognised_by_content(toolkit)]
-    if format_name and not by_content:
+    if format_name in RECOGNISED_BY_FILE:
         return format_name, path  # whatever the file's name; `read` reports a file of another format
-    for name, toolkit in toolkits.items():
-        if name not in by_content and toolkit.recognise(path):
+    for name in RECOGNISED_BY_FILE:
+        if name in formats and load_toolkit(name).recognise(path):
             return name, path
     content = load_checkpoint(path) if format_name or may_be_torch_save(path) else None
-    for name in by_content:
-        if isinstance(content, dict) and toolkits[name].recognise_content(content):
+    for name in RECOGNISED_BY_CONTENT:
+        if name in formats and isinstance(content, dict) and load_toolkit(name).recognise_content(content):
             return name, path
     raise InputError(f"{path} is not a checkpoint of {expected}")
 
 
-def only_checkpoint(folder: Path, toolkits: Iterable[ModuleType], expected: str) -> Path:
-    """Return the only file in the folder that may be a checkpoint of one of the toolkits."""
-    found = sorted({file for toolkit in toolkits for file in preferred_files(folder, toolkit)})
+def only_checkpoint(folder: Path, formats: Iterable[str], expected: str) -> Path:
+    """Return the only file in the folder that may be a checkpoint in one of the formats."""
+    found = sorted({file for name in formats for file in preferred_files(folder, name)})
     candidates = list({file.resolve(): file for file in found}.values())  # JoeyNMT links best.ckpt to a checkpoint
     if not candidates:
         raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {expected}")
@@ -52,16 +50,13 @@ def only_checkpoint(folder: Path, toolkits: Iterable[ModuleType], expected: str)
     return candidates[0]
 
 
-def preferred_files(folder: Path, toolkit: ModuleType) -> list[Path]:
-    """Return the files that match the first of a toolkit's patterns that any checkpoint matches."""
+def preferred_files(folder: Path, format_name: str) -> list[Path]:
+    """Return the files that match the first of a format's patterns that any checkpoint matches."""
+    toolkit = load_toolkit(format_name)
     for pattern in toolkit.FILES:
         files = [file for file in folder.glob(pattern) if file.is_file()]
-        if not recognised_by_content(toolkit):
+        if format_name in RECOGNISED_BY_FILE:
             files = [file for file in files if toolkit.recognise(file)]
         if files:
             return files
     return []
-
-
-def recognised_by_content(toolkit: ModuleType) -> bool:
-    return hasattr(toolkit, "recognise_content")

@@ -5,8 +5,8 @@ hugging_face.py is not a format: hf_marian.py and hf_fsmt.py share it.
 A module that reads has
 
     FILES                                 patterns of the checkpoint's file name, the preferred first
-    recognise(path) -> bool               whether the file is a checkpoint; or
-    recognise_content(content) -> bool    whether the dictionary in a file of torch.save is a checkpoint
+    recognise(path) -> bool               whether the file is a checkpoint (RECOGNISED_BY_FILE)
+    recognise_content(content) -> bool    whether the dictionary in a file of torch.save is one (RECOGNISED_BY_CONTENT)
     read(path, reasons) -> Description    adds to the reasons every option that our model cannot represent
 
 A module that writes has
@@ -19,18 +19,9 @@ from importlib import import_module
 from types import ModuleType
 
 # In the order in which they are tried: torch-nn-transformer also recognises the state dict of old fairseq files.
-READERS = (
-    "fairseq",
-    "opennmt-py",
-    "joeynmt",
-    "torch-nn-transformer",
-    "annotated-transformer",
-    "marian",
-    "hf-marian",
-    "hf-fsmt",
-    "sockeye",
-    "tensor2tensor",
-)
+RECOGNISED_BY_CONTENT = ("fairseq", "opennmt-py", "joeynmt", "torch-nn-transformer", "annotated-transformer")
+RECOGNISED_BY_FILE = ("marian", "hf-marian", "hf-fsmt", "sockeye", "tensor2tensor")
+READERS = RECOGNISED_BY_CONTENT + RECOGNISED_BY_FILE
 WRITERS = ("ctranslate2", "fairseq", "marian", "hf-marian", "opennmt-py")
 
 
