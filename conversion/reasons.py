@@ -17,21 +17,21 @@ class Reasons:
     def __init__(self, subject: str | Path):
         self.subject = subject
         self.settings: list[str] = []
-        self.faults: list[str] = []
+        self.faults: dict[str, str] = {}  # by tensor name; faults of the whole file by themselves
 
     def unsupported(self, reason: str) -> None:
         """Add a setting that cannot be converted."""
         self.settings.append(reason)
 
-    def broken(self, reason: str) -> None:
-        """Add a fault of the file."""
-        self.faults.append(reason)
+    def broken(self, reason: str, tensor: str = "") -> None:
+        """Add a fault of the file. Only the first fault of a tensor counts: one of a wrong type is not also missing."""
+        self.faults.setdefault(tensor or reason, reason)
 
     def raise_if_any(self) -> None:
         """Raise InputError or BrokenFileError with all reasons, if there are any."""
         if self.settings or self.faults:
             kind = InputError if self.settings else BrokenFileError
-            reasons = "; ".join(dict.fromkeys(self.settings + self.faults))
+            reasons = "; ".join(dict.fromkeys([*self.settings, *self.faults.values()]))
             raise kind(f"{self.subject} cannot be converted: {reasons}")
 
 

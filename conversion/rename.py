@@ -127,7 +127,7 @@ def checked_tensors(tensors: Mapping[str, Any], reasons: Reasons, *ignored: str)
         if fault is None:
             checked[name] = tensor
         else:
-            reasons.broken(f"tensor {name} is {fault}")
+            reasons.broken(f"tensor {name} is {fault}", name)
     return checked
 
 
@@ -159,7 +159,7 @@ def rename(tensors: Mapping[str, Tensor], rules: Iterable[Rule], reasons: Reason
     rules = list(rules)
     missing = {rule.theirs for rule in rules} - tensors.keys()
     for name in sorted(missing):
-        reasons.broken(f"tensor {name} is missing")
+        reasons.broken(f"tensor {name} is missing", name)
     for name in sorted(tensors.keys() - {rule.theirs for rule in rules}):
         reasons.broken(f"unexpected tensor {name}")
     return {rule.ours: rule.to_ours(tensors[rule.theirs]) for rule in rules if rule.theirs not in missing}
