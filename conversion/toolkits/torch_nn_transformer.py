@@ -18,7 +18,7 @@ from vaswani_transformer.model_folder import read_json_object
 
 from ..checkpoint_files import load_checkpoint, required_file
 from ..description import OUTPUT, OUTPUT_BIAS, SOURCE, TARGET, Description, Forward
-from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, TENSOR2TENSOR, Sinusoids
+from ..layout import CONCATENATED, DECODER_POSITIONS, ENCODER_POSITIONS, PAPER, TENSOR2TENSOR
 from ..options import Options
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, split_in_proj, stack_rules, stack_sizes
@@ -36,6 +36,7 @@ SCALE_ASSUMED = (
 )
 POSITIONS_ASSUMED = "The checkpoint has no table of positions: the paper's sinusoids are assumed."
 POSITION_NAME = re.compile(r"pos|(^|[._])pe($|[._])")
+SINUSOIDS = (PAPER, CONCATENATED, TENSOR2TENSOR)
 TABLE_ROWS = 1024  # of sinusoids, for the comparison with torch's model
 SUPPORTED: dict[str, tuple] = {
     "activation": ("relu", "gelu"),
@@ -97,7 +98,6 @@ def read(path: Path, reasons: Reasons) -> Description:
     reasons.raise_if_any()
 
     split_in_proj(tensors)
-    bias = "encoder.layers.0.linear1.bias" in tensors
     config |= options.rates(0.1, "dropout") | {
         "activation_function": options.get("activation", "relu"),
         "norm_position": "pre" if options.get("norm_first") else "post",
@@ -106,18 +106,27 @@ def read(path: Path, reasons: Reasons) -> Description:
     config |= stack_sizes(tensors, "linear1.weight")
     config |= {f"{stack}_final_norm": f"{stack}.norm.weight" in tensors for stack in STACKS}
     rules = stack_rules(config, "{stack}.layers.{n}.", LAYERS, "{stack}.norm.{weight,bias}")
+    bias = "encoder.layers.0.linear1.bias" in tensors
     rules = [rule for rule in rules if bias or not rule.ours.endswith("bias")]
-    more_rules, sinusoids, assumptions = match_outer_tensors(tensors, rules, config["d_model"], reasons)
+    inside = {rule.theirs for rule in rules}
+    outer = {name: tensor for name, tensor in tensors.items() if name not in inside}
+    tables = position_tables(outer, config["d_model"])
+    tensors |= tables
+    rules += embeddings({name: tensor for name, tensor in outer.items() if name not in tables}, reasons)
+    matching = (form for form in SINUSOIDS if all(form.match(table, config["d_model"]) for table in tables.values()))
+    sinusoids = next(matching, None)
+    if sinusoids is None:
+        rules += learned_positions(list(tables), reasons)
     reasons.raise_if_any()
-    unscaled = () if options.get("scale_embeddings", True) else (SOURCE, TARGET)
-    assumptions = assumptions if "scale_embeddings" in options else [SCALE_ASSUMED, *assumptions]
+    assumptions = [] if "scale_embeddings" in options else [SCALE_ASSUMED]
+    assumptions += [] if tables else [POSITIONS_ASSUMED]
     return Description(
         tensors,
-        rules + more_rules,
+        rules,
         config,
         read_word_lists(path.parent),
-        sinusoids,
-        unscaled=unscaled,
+        sinusoids or PAPER,
+        unscaled=() if options.get("scale_embeddings", True) else (SOURCE, TARGET),
         assumptions=assumptions,
         files=[file],
         reference=reference,
@@ -139,30 +148,21 @@ def read_word_lists(folder: Path) -> Vocabulary:
     return with_tokenizers(vocabulary, folder)
 
 
-def match_outer_tensors(
-    tensors: dict[str, Tensor], rules: list[Rule], d_model: int, reasons: Reasons
-) -> tuple[list[Rule], Sinusoids, list[str]]:
-    """Return the rules for the tensors outside nn.Transformer, the sinusoids, and notes on assumptions about them.
-
-    rules: the rules of nn.Transformer
-    """
-    inside = {rule.theirs for rule in rules}
-    outer = {name: tensor for name, tensor in tensors.items() if name not in inside}
-    tables = {
-        name: outer.pop(name).reshape(-1, d_model)
-        for name, tensor in list(outer.items())
+def position_tables(outer: Mapping[str, Tensor], d_model: int) -> dict[str, Tensor]:
+    """Return the tables of positions among the tensors outside nn.Transformer, as (length, d_model)."""
+    return {
+        name: tensor.reshape(-1, d_model)
+        for name, tensor in outer.items()
         if POSITION_NAME.search(name.lower()) and tensor.dim() >= 2 and tensor.shape[-1] == d_model
     }
-    more_rules = embeddings(outer, reasons)
-    for sinusoids in (PAPER, CONCATENATED, TENSOR2TENSOR):
-        if all(sinusoids.match(table, d_model) for table in tables.values()):
-            return more_rules, sinusoids, [] if tables else [POSITIONS_ASSUMED]
-    # The tables are learned: one for both stacks, or one for the source and one for the target.
+
+
+def learned_positions(tables: list[str], reasons: Reasons) -> list[Rule]:
+    """Return the rules for learned tables: one for both stacks, or one for the source and one for the target."""
     if len(tables) > 2:
         reasons.unsupported(f"more than two tables of positions: {', '.join(tables)}")
-    tensors |= tables
     by_side = sorted(tables, key=lambda name: bool(TARGET_NAME.search(name.lower())))
-    return [*more_rules, Rule(by_side[0], ENCODER_POSITIONS), Rule(by_side[-1], DECODER_POSITIONS)], PAPER, []
+    return [Rule(by_side[0], ENCODER_POSITIONS), Rule(by_side[-1], DECODER_POSITIONS)]
 
 
 def embeddings(tensors: Mapping[str, Tensor], reasons: Reasons) -> list[Rule]:
