@@ -37,7 +37,9 @@ def build_model(description: Description, reasons: Reasons) -> Model:
     for name, tensor in list(tensors.items()):  # biases that some toolkits omit
         if name.endswith(("norm.weight", ".fc1.weight", ".fc2.weight")):
             tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
-    config |= tie_and_extend(tensors, description.vocabulary)
+    add_rows(tensors, description.vocabulary)
+    config |= tie(tensors, description.vocabulary) | token_settings(description.vocabulary)
+    config["output_bias"] = OUTPUT_BIAS in tensors
     if ENCODER_POSITIONS in tensors:
         config |= limit_positions(tensors, config.get("position_offset", 0))
     else:
@@ -89,14 +91,12 @@ def limit_positions(tensors: dict[str, Tensor], offset: int) -> dict[str, Any]:
     return {"position_embedding_type": "learned", "max_position_embeddings": rows - offset}
 
 
-def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[str, Any]:
-    """Share equal matrices and add the rows of special tokens and aliases; return the configuration's fields.
+def add_rows(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> None:
+    """Add the rows of special tokens and aliases.
 
     Added special tokens have an embedding of zeros, which a decoder that starts with a zero vector needs; aliases have
     `<unk>`'s.
     """
-    share = vocabulary.is_joint and torch.equal(tensors[SOURCE], tensors[TARGET])
-    tie = torch.equal(tensors[TARGET], tensors[OUTPUT])
     added = vocabulary.size("target") - len(vocabulary.target)
     if added:
         bias = tensors.get(OUTPUT_BIAS, torch.zeros(len(vocabulary.target)))
@@ -106,17 +106,25 @@ def tie_and_extend(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[s
         zeros = table.new_zeros(first_alias - len(table), table.shape[1])
         unknown = table.new_zeros(table.shape[1]) if vocabulary.unknown is None else table[vocabulary.unknown]
         tensors[name] = torch.cat((table, zeros, unknown.expand(vocabulary.size(side) - first_alias, -1)))
+
+
+def tie(tensors: dict[str, Tensor], vocabulary: Vocabulary) -> dict[str, bool]:
+    """Keep equal matrices once; return the configuration's fields."""
+    share = vocabulary.is_joint and torch.equal(tensors[SOURCE], tensors[TARGET])
+    tied = torch.equal(tensors[TARGET], tensors[OUTPUT])
     if share:
         tensors[SHARED] = tensors.pop(SOURCE)
         del tensors[TARGET]
-    if tie:
+    if tied:
         del tensors[OUTPUT]
+    return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tied}
+
+
+def token_settings(vocabulary: Vocabulary) -> dict[str, int]:
+    """Return the configuration's sizes of the vocabularies and ids of special tokens."""
     return {
         "vocab_size": vocabulary.size("source"),
         "decoder_vocab_size": vocabulary.size("target"),
-        "share_encoder_decoder_embeddings": share,
-        "tie_word_embeddings": tie,
-        "output_bias": OUTPUT_BIAS in tensors,
         "bos_token_id": vocabulary.start_id if vocabulary.bos is None else vocabulary.bos,
         "eos_token_id": vocabulary.eos,
         "pad_token_id": vocabulary.pad_id,
