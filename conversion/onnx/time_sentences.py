@@ -12,7 +12,7 @@ from vaswani_transformer.errors import InputError
 from vaswani_transformer.search_settings import search_settings_of
 
 from .session import open_session, padded
-from .verify import BATCH, compare, raise_if_wrong, same_tokens
+from .verify import BATCH, compare, raise_if_wrong, same_tokens, translate
 
 
 def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str) -> list[list[int]]:
@@ -46,8 +46,9 @@ def time_sentences(path: Path, model: Model, sentences: list[list[int]], precisi
         begun = time.perf_counter()
         generated = cast(Any, model).generate(**batch, **search._asdict())[:, None, 1:].numpy()
         generation = time.perf_counter() - begun
-        found = compare(session, model, batch, search, precision, num_return_sequences=1)
-        raise_if_wrong([f"sentences: {reason}" for reason in found.wrong])
+        found = translate(session, model, batch, search, num_return_sequences=1)
+        wrong = compare(found, model, batch, search.length_penalty, precision).wrong
+        raise_if_wrong([f"sentences: {reason}" for reason in wrong])
         if turn > 0:  # the first one warms up
             seconds += generation, *found.seconds
             same_as_generate += int(same_tokens(found.sequences, generated, pad).sum())

@@ -47,15 +47,21 @@ CASES = [
 ]
 
 
-class Comparison(NamedTuple):
+class Translations(NamedTuple):
     """One batch, translated by the graph and by torch."""
 
     sequences: np.ndarray  # from the graph
+    scores: np.ndarray
+    torch_sequences: np.ndarray
+    torch_scores: np.ndarray
+    seconds: tuple[float, float]  # the graph's and torch's
+
+
+class Comparison(NamedTuple):
     hypotheses: int
     equal: int  # hypotheses with the same tokens
     tied: int  # hypotheses with other tokens and the same score, in float32
     score_difference: float  # the largest one
-    seconds: tuple[float, float]  # the graph's and torch's
     wrong: list[str]  # reasons to reject the graph
 
 
@@ -67,13 +73,14 @@ def verify(path: Path, model: Model, precision: str = "fp32") -> str:
     wrong, hypotheses, largest = [], 0, 0.0
     for seed, case in enumerate(CASES):
         batch = random_batch(model, seed, case.sentences, case.longest)
-        found = compare(session, model, batch, case.search, precision, case.max_length)
+        translations = translate(session, model, batch, case.search, case.max_length)
+        found = compare(translations, model, batch, case.search.length_penalty, precision)
         hypotheses += found.hypotheses
         wrong += [f"{case}: {reason}" for reason in found.wrong]
         lines.append(
             f"{case.sentences:>6}{case.search.num_beams:>6}{case.search.length_penalty:>6}{found.hypotheses:>14}"
             f"{found.equal:>7}{found.tied:>6}{found.score_difference:>13.1e}"
-            f"{found.seconds[0]:>9.2f}{found.seconds[1]:>9.2f}"
+            f"{translations.seconds[0]:>9.2f}{translations.seconds[1]:>9.2f}"
         )
         if has_attention:
             difference, limit = attention_difference(session, model, batch, case), ATTENTION_TOLERANCES[precision]
@@ -93,26 +100,32 @@ def raise_if_wrong(wrong: list[str]) -> None:
         raise ProofError(f"the exported graph does not translate as torch does ({found}); nothing was written")
 
 
-def compare(
+def translate(
     session: Any,
     model: Model,
     batch: dict[str, Tensor],
     search: SearchSettings,
-    precision: str,
     max_length: int = NO_MAXIMUM,
     num_return_sequences: int = 0,
-) -> Comparison:
+) -> Translations:
     """Translate a batch with the graph and with torch;  num_return_sequences: 0 for all hypotheses"""
     begun = time.perf_counter()
-    found, scores = run(session, batch, search, max_length, num_return_sequences)
+    sequences, scores = run(session, batch, search, max_length, num_return_sequences)
     middle = time.perf_counter()
     settings = search._asdict() | {"max_length": max_length, "num_return_sequences": num_return_sequences or None}
     in_torch = beam_search(model, **batch, max_source_length_offset=source_length_offset(model), **settings)
-    expected, expected_scores = (tensor.numpy() for tensor in in_torch)
     seconds = middle - begun, time.perf_counter() - middle
-    pad = cast(int, model.config.pad_token_id)
+    torch_sequences, torch_scores = (tensor.numpy() for tensor in in_torch)
+    return Translations(sequences, scores, torch_sequences, torch_scores, seconds)
+
+
+def compare(
+    translations: Translations, model: Model, batch: dict[str, Tensor], alpha: float, precision: str
+) -> Comparison:
+    """Compare the graph's translations of a batch with torch's. alpha: the length penalty of the search"""
+    found, scores, expected, expected_scores, _ = translations
     exists, exists_in_torch = scores > VALID_ABOVE, expected_scores > VALID_ABOVE
-    equal = same_tokens(found, expected, pad)
+    equal = same_tokens(found, expected, cast(int, model.config.pad_token_id))
     wrong, tied = [], 0
     if not np.array_equal(exists.any(axis=1), exists_in_torch.any(axis=1)):
         wrong.append("the graph and torch find translations for different sentences")
@@ -127,12 +140,11 @@ def compare(
             wrong.append("the graph and torch finish different numbers of hypotheses")
         exists = exists_in_torch
     else:  # rounding may change the tokens, so torch scores the graph's translations
-        differences = difference_by_token(model, batch, found, scores, search.length_penalty)
+        differences = difference_by_token(model, batch, found, scores, alpha)
     largest = float(differences[exists].max(initial=0.0))
     if not largest <= TOLERANCES[precision]:  # also true for NaN
         wrong.append(f"scores differ by {largest:.2g}; the limit is {TOLERANCES[precision]}")
-    hypotheses, equal_ones = int(exists.sum()), int((exists & equal).sum())
-    return Comparison(found, hypotheses, equal_ones, tied, largest, seconds, wrong)
+    return Comparison(int(exists.sum()), int((exists & equal).sum()), tied, largest, wrong)
 
 
 def score_difference(found: np.ndarray | float, expected: np.ndarray | float) -> np.ndarray:
