@@ -22,7 +22,7 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from ..save import new_folder
 from .quantize import quantize
 from .readme import readme
-from .search_inputs import required_inputs
+from .search_inputs import default_inputs
 from .single_graph import export_single_graph
 from .split import export_split
 from .subgraphs import graphs_of
@@ -72,7 +72,8 @@ def export_single_folder(
         bpe = load_byte_level_bpe(source, model) if text else None
         on_stage("exporting the model")
         graph = export_single_graph(half_if_fp16(model, precision), attention)
-        settings = {} if defaults else required_inputs(model.generation_config.to_dict())
+        settings = {} if defaults else default_inputs(model.generation_config.to_dict())
+        settings.pop("early_stopping", None)  # stays optional, for callers that do not know it
         remove_defaults(graph, settings)
         on_stage("writing the graphs")
         path = unfinished / "model.onnx"

@@ -27,13 +27,3 @@ def search_inputs(
 def default_inputs(generation_config: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the defaults of all inputs."""
     return search_inputs(search_settings_of(generation_config))
-
-
-def required_inputs(generation_config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the inputs that are required in a file without defaults, with useful values.
-
-    early_stopping stays optional, so that callers that do not know it keep working.
-    """
-    defaults = default_inputs(generation_config)
-    del defaults["early_stopping"]
-    return defaults
