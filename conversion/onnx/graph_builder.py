@@ -86,16 +86,15 @@ class GraphBuilder:
         outputs = {value.name for value in graph.output}
         for tensor in graph.initializer:
             array, is_output = numpy_helper.to_array(tensor), tensor.name in outputs
-            stored, transposed = self.initializers.get(content_of(array)), None
-            if array.ndim == 2 and array.size >= SMALLEST_WEIGHT:
-                transposed = self.initializers.get(content_of(array.T))
+            stored = self.initializers.get(content_of(array))
+            is_weight = array.ndim == 2 and array.size >= SMALLEST_WEIGHT
             if stored and is_output:
                 nodes.append(helper.make_node("Identity", [stored.name], [tensor.name]))
             elif stored:
                 replaced[tensor.name] = stored.name
             elif array.size == 1 and not is_output:
                 replaced[tensor.name] = self.constant(array)
-            elif transposed:
+            elif is_weight and (transposed := self.initializers.get(content_of(array.T))):
                 nodes.append(helper.make_node("Transpose", [transposed.name], [tensor.name], perm=[1, 0]))
             else:
                 self.initializers[content_of(array)] = tensor
