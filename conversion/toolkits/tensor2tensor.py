@@ -55,6 +55,9 @@ IGNORED = (
 EMBEDDING = re.compile(r".*symbol_modality_\d+_\d+/(shared|input_emb|target_emb|softmax)/weights_(\d+)")
 FIRST_QUERY = "encoder/layer_0/self_attention/multihead_attention/q/kernel"
 TARGET_SPACES = "target_space_embedding/kernel"
+EMBEDDINGS = {"input_emb": SOURCE, "target_emb": TARGET, "softmax": OUTPUT}
+# Where a matrix is saved if it is not saved by itself.
+SHARED_AS = {"input_emb": ("shared",), "target_emb": ("shared", "input_emb"), "softmax": ("shared",)}
 
 PROJECTIONS = {
     "self_attention/multihead_attention/{q,k,v,output_transform}/kernel": "self_attn.{q,k,v,out}_proj.weight",
@@ -99,22 +102,18 @@ def read(path: Path, reasons: Reasons) -> Description:
     weights = {name.removeprefix(body): torch.from_numpy(bundle.tensor(name)) for name in names}
     tensors = checked_tensors(weights, reasons)
     join_embeddings(tensors, config["d_model"], reasons)
+    separate_embeddings(tensors)
     options.setdefault("layer_prepostprocess_dropout", 0.1)
     config |= options.rates(0.0, "layer_prepostprocess_dropout", "attention_dropout", "relu_dropout")
     config["layer_norm_eps"] = float(options.get("norm_epsilon", 1e-6))
     for field, name in (("d_k", "attention_key_channels"), ("d_v", "attention_value_channels")):
         channels = options.get(name) or config["d_model"]  # of all heads; 0 is the default
         config[field] = None if channels == config["d_model"] else channels // options["num_heads"]
-    rules = [
-        Rule(first_present(tensors, "input_emb", "shared"), SOURCE),
-        Rule(first_present(tensors, "target_emb", "shared", "input_emb"), TARGET),  # input_emb: shared_embedding
-        Rule(first_present(tensors, "softmax", "shared"), OUTPUT),
-        *layers(config),
-    ]
+    rules = rules_of(EMBEDDINGS) + layers(config)
     if options.get("pos") == "emb":  # Table 3 (E)
         rules += rules_of({"{inputs,targets}_positional_embedding": POSITIONS})
     scaled = bool(options.get("multiply_embedding_mode", "sqrt_depth"))
-    notes = add_target_space(tensors, rules, config["d_model"] ** 0.5 if scaled else 1.0)
+    notes = add_target_space(tensors, config["d_model"] ** 0.5 if scaled else 1.0)
     vocabulary = read_vocabulary(path.parent, embedding_rows(tensors, rules))
     unscaled = () if scaled else (SOURCE, TARGET)
     files = [path.with_name("hparams.json")]
@@ -145,16 +144,21 @@ def join_embeddings(tensors: dict[str, Tensor], d_model: int, reasons: Reasons) 
             tensors[kind] = torch.cat([by_number[number] for number in range(len(by_number))])
 
 
-def add_target_space(tensors: dict[str, Tensor], rules: list[Rule], scale: float) -> list[str]:
-    """Add the embedding of the target space to the source's, which becomes a separate matrix; return notes."""
+def separate_embeddings(tensors: dict[str, Tensor]) -> None:
+    """Give the source, the target and the output a matrix each, which may be the same tensor."""
+    names = {kind: first_present(tensors, kind, *others) for kind, others in SHARED_AS.items()}
+    matrices = {kind: tensors[name] for kind, name in names.items() if name in tensors}
+    for name in names.values():
+        tensors.pop(name, None)
+    tensors |= matrices
+
+
+def add_target_space(tensors: dict[str, Tensor], scale: float) -> list[str]:
+    """Add the embedding of the target space to the source's; return notes."""
     spaces = tensors.pop(TARGET_SPACES, None)
-    shared = tensors.get(rules[0].theirs)
-    if spaces is None or shared is None:
+    if spaces is None or "input_emb" not in tensors:
         return []
-    tensors["source"] = (shared.double() + spaces[TARGET_SPACE].double() / scale).float()
-    rules[0] = Rule("source", SOURCE)
-    if not any(rule.theirs == "input_emb" for rule in rules):
-        tensors.pop("input_emb", None)
+    tensors["input_emb"] = (tensors["input_emb"].double() + spaces[TARGET_SPACE].double() / scale).float()
     return [f"target_space_embedding[{TARGET_SPACE}], the default of text problems, is in the encoder's embedding."]
 
 
