@@ -106,13 +106,12 @@ def read(path: Path, reasons: Reasons) -> Description:
     reasons.raise_if_any()
 
     tensors = checked_tensors(weights_of(checkpoint, path), reasons, r"decoder\.transformer_layers\.\d+\.mask")
-    rates = [options.get(name, 0.1) for name in ("dropout", "attention_dropout")]
-    rates = [rate[-1] if isinstance(rate, list) else rate for rate in rates]  # a list has one for each training stage
+    for name in ("dropout", "attention_dropout"):
+        rate = options.get(name, 0.1)
+        config[name] = float(rate[-1] if isinstance(rate, list) else rate)  # a list has one for each training stage
     feed_forward_bias = "encoder.transformer.0.feed_forward.w_1.bias" in tensors
     config |= {
         "activation_function": options.get("pos_ffn_activation_fn", "relu"),
-        "dropout": float(rates[0]),
-        "attention_dropout": float(rates[1]),
         "norm_position": "pre",
         "layer_norm_eps": float(options.get("norm_eps", 1e-6)),
         "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
