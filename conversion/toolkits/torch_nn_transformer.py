@@ -31,8 +31,7 @@ SOURCE_NAME = re.compile(r"(src|source|enc|input|in_).*emb|emb.*(src|source|enc)
 TARGET_NAME = re.compile(r"(tgt|trg|target|dec|output).*emb|emb.*(tgt|trg|target|dec)|^tgt|^trg")
 SCALE_ASSUMED = (
     "Embeddings are assumed to be multiplied by sqrt(d_model), as in torch's translation tutorial; if they are not, "
-    'set "scale_embeddings": false in the config.json '
-    "next to the checkpoint and convert it again."
+    'set "scale_embeddings": false in the config.json next to the checkpoint and convert it again.'
 )
 POSITIONS_ASSUMED = "The checkpoint has no table of positions: the paper's sinusoids are assumed."
 POSITION_NAME = re.compile(r"pos|(^|[._])pe($|[._])")
