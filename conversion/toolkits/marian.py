@@ -174,11 +174,11 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
         [piece for piece, _, _ in model.pieces] if model else read_tokens(file, count)
         for file, model, count in zip(files, models, rows, strict=True)
     )
-    ids = [special_ids(*side) for side in zip(files, (source, target), models, strict=True)]
-    if ids[0] != ids[1]:
-        raise InputError(f"{files[0].name} and {files[1].name} give </s> and <unk> different ids: {ids[0]}, {ids[1]}")
+    ids, target_ids = map(special_ids, files, (source, target), models)
+    if ids != target_ids:
+        raise InputError(f"{files[0].name} and {files[1].name} give </s> and <unk> different ids: {ids}, {target_ids}")
     kept = dict.fromkeys([*files, decoder] if decoder.exists() else files)
-    vocabulary = Vocabulary(source, target, *ids[0], files=list(kept))
+    vocabulary = Vocabulary(source, target, eos=ids[0], unknown=ids[1], files=list(kept))
     for side, model in zip(SIDES, models, strict=True):
         vocabulary.tokenizers[side] = model.tokenizer(vocabulary, side) if model else word_tokenizer(vocabulary, side)
     return vocabulary
