@@ -11,8 +11,8 @@ A toolkit's file lists the options that change the model's function, with the va
 as the form of the sinusoids, are folded into the weights (layout.py). To add a toolkit:
 
 1. Write toolkits/<name>.py with the interface in toolkits/__init__.py.
-2. List its name there. If its pickles contain its own classes, add its package to TOOLKIT_PACKAGES in
-   checkpoint_files.py.
+2. List its name in one of the tuples there. If its pickles contain its own classes, add its package to
+   TOOLKIT_PACKAGES in checkpoint_files.py.
 3. Add tests/fixtures/<name> with the toolkit's own outputs (the README there lists the files), and a row to
    docs/how-to/convert.md.
 """

@@ -111,7 +111,7 @@ def load_checkpoint(path: Path) -> Any:
     check_archive(path)
     stubs: dict[str, type] = {}
     zipped = zipfile.is_zipfile(path)  # the format since torch 1.6
-    while True:
+    while True:  # torch names one refused class at a time
         known = [*ALLOWED, *((stub, name) for name, stub in stubs.items())]
         try:
             with torch.serialization.safe_globals(known), warnings.catch_warnings():

@@ -14,7 +14,7 @@ MAX_LAYERS, MAX_SIZE = 1_000, 1_000_000  # far above every published model: a la
 class Options(dict[str, Any]):
     """The options by name. The methods add unsupported ones to `reasons`.
 
-    written: the format of an option and its value in messages
+    written: the format of an option and its value in messages; if it begins with `--`, names are written with hyphens
     """
 
     def __init__(self, values: Mapping[str, Any], reasons: Reasons, written: str = "{} is {}"):
