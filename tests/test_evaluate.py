@@ -162,6 +162,7 @@ def test_a_row_that_does_not_fit_is_not_recorded(model_folder, capsys, words, me
         (["model"], "has no run.json; pass --config RECIPE"),
         (["model", "--source", "s"], "--source and --reference come together"),
         (["model", "--source", "r", "--reference", "two"], "r has 3 lines, two has 2"),
+        (["model", "--source", "s", "--reference", "r", "--test", "x"], "use them without --config, --data and --test"),
         (["model", "--config", "demoo"], "did you mean 'demo'"),
         (
             ["model", "--config", "demo", "--hypotheses", "no/where"],

@@ -53,6 +53,8 @@ def evaluate(
     from .scores import format_scores, scores
 
     if source is not None and reference is not None:
+        if any(option is not None for option in (config, data, test)):
+            raise InputError("--source and --reference name the text; use them without --config, --data and --test")
         text = text_of_files(source, reference)
     elif source is None and reference is None:
         text = text_of_run(model, config, data, test)
