@@ -13,7 +13,7 @@ from training import checkpoint_folders, tensors
 from training.average import average_weights, write_model
 from training.average import main as average
 from vaswani_transformer.errors import BrokenFileError, UnavailableError
-from vaswani_transformer.model_folder import write_json
+from vaswani_transformer.model_folder import verify_manifest, write_json
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 
@@ -51,7 +51,7 @@ def test_a_flipped_bit_and_truncation_are_detected_in_every_file(root, damage):
         intact = path.read_bytes()
         path.write_bytes(damage(intact))
         with pytest.raises(BrokenFileError, match=path.name):
-            checkpoint_folders.verify(root / "step-30")
+            verify_manifest(root / "step-30", optimizer=True)
         path.write_bytes(intact)
 
 
@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(root, monkeypatch):
         newest = checkpoint_folders.newest_intact(root, pytest.fail)
         assert newest is not None and newest in (root / "step-30", root / "step-40") and not list(root.glob(".*"))
         assert (root / "latest").read_text() == f"{newest.name}\n"
-        checkpoint_folders.verify(root / "step-30")
+        assert verify_manifest(root / "step-30", optimizer=True)
         if next(calls) <= number:  # every call has failed once
             assert number > 6 and newest == root / "step-40"
             return

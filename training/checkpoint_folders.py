@@ -117,7 +117,8 @@ def intact(folders: list[Path], say: Callable[[str], None]) -> Iterator[Path]:
     """Yield the checkpoints that match their manifests; report the others and rename them to *.broken."""
     for folder in folders:
         try:
-            verify(folder)
+            if not verify_manifest(folder, optimizer=True):
+                raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
         except BrokenFileError as error:
             aside = folder.with_name(f"{folder.name}.broken")
             shutil.rmtree(aside, ignore_errors=True)
@@ -125,12 +126,6 @@ def intact(folders: list[Path], say: Callable[[str], None]) -> Iterator[Path]:
             say(f"{error}; falling back to the previous checkpoint ({folder.name} is now {aside.name})")
         else:
             yield folder
-
-
-def verify(folder: Path) -> None:
-    """Raise BrokenFileError naming the first file of a checkpoint that is missing, truncated or altered."""
-    if not verify_manifest(folder, optimizer=True):
-        raise BrokenFileError(f"{folder / MANIFEST} is missing or lists no files")
 
 
 def _write_pointer(pointer: Path, name: str) -> None:

@@ -103,7 +103,6 @@ class Checkpointer:
         progress = self._restore_state(folder)
         tensors.restore_model(prepared.model, folder)
         tensors.restore_optimizer(prepared.model, prepared.optimizer.optimizer, folder)
-        self.mark_best(progress)  # the run may have been killed before it updated the pointer
         prepared.reporter.say(f"resuming from {folder.name}")
         return progress
 

@@ -113,7 +113,7 @@ class Run:
         reason = self._stop_reason()
         if progress.step > progress.validated_step and self._validation_is_due(reason):
             reason = self._validate(reason)  # a signal saved this checkpoint before its validation
-            self.checkpointer.mark_best(progress)
+        self.checkpointer.mark_best(progress)  # the run may have been killed before it updated the pointer
         while not reason:
             self.checkpointer.raise_if_failed()
             if self.stepper.step():
