@@ -6,6 +6,7 @@ import shlex
 import shutil
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,30 +55,40 @@ def lock_run(output_dir: Path) -> TextIO:
 
 
 def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
-    """Record the run in output_dir, which must be empty or hold a run of the same recipe."""
-    record = output / "run.json"
-    others = sorted(path.name for path in output.iterdir() if not path.name.startswith((".lock", ".run.json.")))
-    begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
-    if record.exists():
-        before = {} if recipe.overwrite else read_json_object(record, "identity").get("identity")
-        if before is None:  # never overwrite the folder of another program that writes a run.json
-            raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
-        now = recipe.fixed_keys()
-        # Keys added since the run was begun have their defaults; removed keys are ignored.
-        before = {key: before.get(key, Recipe.model_fields[key].get_default()) for key in now}
-        if recipe.overwrite or (before != now and not begun):
-            _check_before_removal(recipe, output)
-            remove_run(output)
-        else:
+    """Record the run in output_dir, which must be empty or hold a run of the same recipe.
+
+    A run of another recipe is replaced if it has no checkpoint yet.
+    """
+    record, now = output / "run.json", recipe.fixed_keys()
+    if not record.exists():
+        _check_empty(output)
+    elif recipe.overwrite:
+        remove_run(recipe, output)
+    elif (before := _recorded_keys(record, now)) != now:
+        if (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*")):
             check_unchanged(before, now, recipe, reporter)
-    elif others:
-        raise InputError(
-            f"output_dir {output} is not empty ({', '.join(others[:3])}) and holds no training run; choose another"
-        )
+        else:
+            remove_run(recipe, output)
     command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
-    write_json(record, {"command": command, "identity": recipe.fixed_keys(), "recipe": recipe.model_dump()})
+    write_json(record, {"command": command, "identity": now, "recipe": recipe.model_dump()})
     for folder in (output, output / "checkpoints", output / "corpus"):
         remove_unfinished(folder)
+
+
+def _check_empty(output: Path) -> None:
+    names = sorted(path.name for path in output.iterdir() if not path.name.startswith((".lock", ".run.json.")))
+    if names:
+        raise InputError(
+            f"output_dir {output} is not empty ({', '.join(names[:3])}) and holds no training run; choose another"
+        )
+
+
+def _recorded_keys(record: Path, keys: Iterable[str]) -> dict[str, Any]:
+    """Return these keys of the recorded run; those added since it was begun have their defaults."""
+    identity = read_json_object(record, "identity").get("identity")
+    if identity is None:
+        raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
+    return {key: identity.get(key, Recipe.model_fields[key].get_default()) for key in keys}
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -86,8 +97,8 @@ def remove_unfinished(folder: Path) -> None:
         remove_stale(path.with_name(path.name[1:].rsplit(".", 2)[0]))
 
 
-def _check_before_removal(recipe: Recipe, output: Path) -> None:
-    """Raise InputError for problems of the new run before the old run is removed."""
+def remove_run(recipe: Recipe, output: Path) -> None:
+    """Remove the files of a run, and no others. Raises InputError beforehand if the new run's recipe has a problem."""
     for key, value in (("initial_weights", recipe.initial_weights), ("tokenizer", recipe.tokenizer)):
         if value is not None and Path(value).resolve().is_relative_to(output.resolve()):
             raise InputError(
@@ -95,10 +106,6 @@ def _check_before_removal(recipe: Recipe, output: Path) -> None:
             )
     train_and_validation_texts(recipe)
     model_config(recipe, recipe.vocab_size if recipe.initial_weights is None else 0)
-
-
-def remove_run(output: Path) -> None:
-    """Remove the files of a run, and no others."""
     for name in FOLDERS:
         shutil.rmtree(output / name, ignore_errors=True)
     for path in (*(output / name for name in FILES), *output.glob("*_vaswani_transformer.py")):
