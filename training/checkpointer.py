@@ -59,9 +59,9 @@ class Checkpointer:
 
         def fill(folder: Path) -> None:
             prepared.model.save_pretrained(folder, state_dict=weights)
-            prepared.tokenizer.save_pretrained(folder)
-            if prepared.target_tokenizer is not None:
-                prepared.target_tokenizer.save_pretrained(folder / TARGET_TOKENIZER)
+            prepared.text.tokenizer.save_pretrained(folder)
+            if prepared.text.target_tokenizer is not None:
+                prepared.text.target_tokenizer.save_pretrained(folder / TARGET_TOKENIZER)
             tensors.save_tensors(moments, folder / tensors.OPTIMIZER)
             write_json(folder / checkpoint_folders.STATE, state)
 

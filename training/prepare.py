@@ -14,15 +14,13 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 from . import fsdp, machine
 from .batches import Order, Plan, plan_batches
-from .corpus import Corpus
 from .loss import TrainingLoss
 from .model import make_model, model_config, sizes_and_ids
-from .parallel_text import Sentences
 from .processes import describe_environment, new_cpu_group, saved_choices, wait_for_all
 from .recipe import Recipe
 from .report import Reporter
 from .schedule import learning_rate, total_steps
-from .tokenised_text import read_text
+from .tokenised_text import TokenisedText, read_text
 
 
 @dataclass
@@ -33,11 +31,7 @@ class Prepared:
     accelerator: Accelerator
     cpu_group: distributed.ProcessGroup | None  # of all processes, to wait for each other; None for a single one
     reporter: Reporter
-    tokenizer: Any
-    target_tokenizer: Any  # None if the languages share a tokenizer
-    corpus: Corpus
-    validation: Corpus | None
-    validation_sentences: Sentences | None
+    text: TokenisedText
     plan: Plan
     order: Order
     total_steps: int
@@ -91,7 +85,7 @@ def prepare(
     accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)
     module, optimizer = distribute(recipe, accelerator, model, shard_weights)
     return Prepared(
-        recipe=recipe, accelerator=accelerator, cpu_group=cpu_group, reporter=reporter, **text._asdict(),
+        recipe=recipe, accelerator=accelerator, cpu_group=cpu_group, reporter=reporter, text=text,
         plan=plan, order=Order(plan, recipe.seed), total_steps=steps, model=model, module=module, optimizer=optimizer,
         environment=describe_environment(accelerator, shard_weights) | choices, fingerprint=fingerprint,
     )  # fmt: skip

@@ -38,7 +38,7 @@ class Stepper:
             return
         prepared.module.train()
         # The same pair twice: torch.compile specialises on batches of one.
-        batch = make_batch(prepared.corpus, np.array([0, 0]), prepared.config, self.device)
+        batch = make_batch(prepared.text.corpus, np.array([0, 0]), prepared.config, self.device)
         loss, _ = prepared.module(*on_device(batch, self.device))
         accelerator.backward(loss * 0)
         prepared.optimizer.zero_grad(set_to_none=True)

@@ -142,7 +142,7 @@ class Run:
     def _validation_is_due(self, reason: StopReason) -> bool:
         """Return whether to validate now; after a signal, validation waits until the run is resumed."""
         due = self.progress.step % self.prepared.recipe.validation_interval == 0 or reason == StopReason.LIMIT
-        return self.prepared.validation is not None and due and not reason.is_signal
+        return self.prepared.text.validation is not None and due and not reason.is_signal
 
     def _stop_reason(self) -> StopReason:
         """Return the stop reason, on which all processes agree."""
@@ -175,7 +175,7 @@ def report_setup(prepared: Prepared) -> None:
     """Print the size of the run and its hardware, and warn of a recipe that does not suit the text."""
     recipe, plan, environment, say = prepared.recipe, prepared.plan, prepared.environment, prepared.reporter.say
     parameters = sum(p.numel() for p in prepared.model.parameters())
-    pairs, steps, processes = len(prepared.corpus), prepared.total_steps, prepared.accelerator.num_processes
+    pairs, steps, processes = len(prepared.text.corpus), prepared.total_steps, prepared.accelerator.num_processes
     say(
         f"{parameters:,} parameters, {pairs:,} pairs, {plan.steps_per_epoch:,} steps per epoch of "
         f"{recipe.tokens_per_step:,} tokens ({plan.padding():.1%} padding), {steps:,} steps"

@@ -22,9 +22,9 @@ from .progress import Progress
 @torch.no_grad()
 def validate(prepared: Prepared, progress: Progress, last: bool) -> None:
     """Log the validation loss, and BLEU if it is due or this is the last step, and record it in `progress`."""
-    recipe, accelerator, reporter = prepared.recipe, prepared.accelerator, prepared.reporter
-    assert prepared.validation is not None
-    loss = validation_loss(prepared, prepared.validation)
+    recipe, text, accelerator, reporter = prepared.recipe, prepared.text, prepared.accelerator, prepared.reporter
+    assert text.validation is not None
+    loss = validation_loss(prepared, text.validation)
     progress.record_validation(loss)
     record: dict[str, Any] = {
         "event": "validation",
@@ -38,9 +38,9 @@ def validate(prepared: Prepared, progress: Progress, last: bool) -> None:
     if recipe.bleu_every is not None and (last or progress.step % recipe.bleu_every == 0):
         model = unsharded_model(prepared)
         if accelerator.is_main_process:
-            translator = Translator(model, prepared.tokenizer, prepared.target_tokenizer)
-            assert prepared.validation_sentences is not None
-            record["validation_bleu"] = validation_bleu(translator, prepared.validation_sentences, recipe.lowercase)
+            translator = Translator(model, text.tokenizer, text.target_tokenizer)
+            assert text.validation_sentences is not None
+            record["validation_bleu"] = validation_bleu(translator, text.validation_sentences, recipe.lowercase)
             summary += f", BLEU {record['validation_bleu']:.1f}"
         wait_for_all(prepared.cpu_group)
     reporter.write(record)

@@ -127,7 +127,7 @@ def ours(options: list[str], job: Job) -> tuple[Any, Steps]:
         before, positions, begun = progress.tokens, 0, now()
         for _ in range(steps):
             for pairs in prepared.order.step(progress.step):
-                sides = (prepared.corpus.source_lengths[pairs], prepared.corpus.target_lengths[pairs])
+                sides = (prepared.text.corpus.source_lengths[pairs], prepared.text.corpus.target_lengths[pairs])
                 positions += sum(int(side.max()) * len(pairs) for side in sides)
             stepper.step()
         return progress.tokens - before, positions, now() - begun

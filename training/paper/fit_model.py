@@ -112,7 +112,7 @@ def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Prepared]:
     prepared = prepare_recipe(recipe)
     parameters, device = prepared.model.num_parameters(), prepared.accelerator.device
     torch.manual_seed(recipe.seed)
-    model = rnn_of_size(parameters, len(prepared.tokenizer), "lstm", prepared.config.dropout).to(device)
+    model = rnn_of_size(parameters, len(prepared.text.tokenizer), "lstm", prepared.config.dropout).to(device)
 
     def rate(step: int) -> float:  # constant, then linear decay to 0 in the second half
         return LEARNING_RATE * linear_decay(step, prepared.total_steps, 0.5)

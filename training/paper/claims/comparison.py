@@ -81,4 +81,4 @@ def train_changed(
 
     betas = (recipe.adam_beta1, recipe.adam_beta2)
     curve = fit(cast(nn.Module, model), forward, prepared, prepared.learning_rate_at, betas)
-    return Translator(model, prepared.tokenizer), curve
+    return Translator(model, prepared.text.tokenizer), curve

@@ -70,10 +70,10 @@ def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Measurements:
     start, end = prepared.config.decoder_start_token_id, prepared.config.eos_token_id
     translations = []
     for sentence in text.sources:
-        source = prepared.tokenizer(sentence)["input_ids"]
+        source = prepared.text.tokenizer(sentence)["input_ids"]
         limit = len(source) + 50
         ids = beam_search(model, source, beams=4, alpha=0.6, limit=limit, lookahead=5, start=start, end=end)
-        translations.append(prepared.tokenizer.decode(ids, skip_special_tokens=True))
+        translations.append(prepared.text.tokenizer.decode(ids, skip_special_tokens=True))
     return {"bleu": corpus_bleu(translations, text.references)}
 
 

@@ -86,7 +86,7 @@ def train_parser(recipe: Recipe, is_lstm: bool, gold: dict[str, list[Tree]], com
         lstm, prepared = train_lstm(recipe)
         size, well_formed = sum(weight.numel() for weight in lstm.parameters()), None
         cpu_seconds = seconds_of_fit(model)
-        parsed = {part: parse_with_lstm(lstm, prepared.tokenizer, texts) for part, texts in sentences.items()}
+        parsed = {part: parse_with_lstm(lstm, prepared.text.tokenizer, texts) for part, texts in sentences.items()}
     else:
         train(recipe)
         size, well_formed = parameters(model), share_well_formed(model, gold["test"])
