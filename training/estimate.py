@@ -12,7 +12,7 @@ from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 
 from . import machine
 from .batches import plan_batches
-from .corpus import load_corpus
+from .corpus import Corpus, load_corpus
 from .cost import count_parameters, matmul_flop_rate, mfu, seconds_of_calls, training_flops, training_memory
 from .loss import TrainingLoss
 from .model import (
@@ -55,37 +55,44 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     return 2 * rows * 25 / took, matmul_flop_rate(device, dtype or torch.float32, min(seconds / 4, 2))
 
 
+def read_corpus(recipe: Recipe) -> tuple[Corpus | None, Any]:
+    """Return the training corpus, None if it is on the Hub, and the arguments of `model_config` for its tokenizers."""
+    if recipe.dataset is not None and not Path(recipe.dataset).is_dir():
+        return None, (recipe.vocab_size,)
+    with tempfile.TemporaryDirectory() as name:
+        folder, texts = Path(name), train_and_validation_texts(recipe).train
+        tokenizer = load_or_train_tokenizer(recipe, folder, texts, lambda _: None)
+        target_tokenizer = load_target_tokenizer(recipe, folder)
+        corpus = load_corpus(texts, tokenizer, recipe, folder, lambda _: None, target_tokenizer)
+    return corpus, sizes_and_ids(tokenizer, target_tokenizer)
+
+
+def count_steps(recipe: Recipe, corpus: Corpus | None) -> dict[str, Any]:
+    """Return the numbers of pairs and steps and the share of padding; None if they are unknown without the text."""
+    if corpus is None:
+        steps = recipe.max_steps if recipe.max_epochs is None else None
+        return {"pairs": None, "steps_per_epoch": None, "padding": None, "steps": steps}
+    size, count = recipe.tokens_per_micro_batch, recipe.max_micro_batches
+    plan = plan_batches(corpus.source_lengths, corpus.target_lengths, size, count)
+    steps = total_steps(recipe, plan)
+    return {"pairs": len(corpus), "steps_per_epoch": plan.steps_per_epoch, "padding": plan.padding(), "steps": steps}
+
+
 def estimate(recipe: Recipe, seconds: float) -> dict[str, Any]:
     """Return the estimates by name. A dataset on the Hub is not downloaded."""
     check_model_fields(recipe)
-    corpus, sizes = None, (recipe.vocab_size, None, None)
-    if recipe.dataset is None or Path(recipe.dataset).is_dir():
-        with tempfile.TemporaryDirectory() as name:
-            folder, texts = Path(name), train_and_validation_texts(recipe).train
-            tokenizer = load_or_train_tokenizer(recipe, folder, texts, lambda _: None)
-            target_tokenizer = load_target_tokenizer(recipe, folder)
-            corpus = load_corpus(texts, tokenizer, recipe, folder, lambda _: None, target_tokenizer)
-            sizes = sizes_and_ids(tokenizer, target_tokenizer)
+    corpus, sizes = read_corpus(recipe)
     config = model_config(recipe, *sizes)
     device = machine.this_device()
     micro_batches = machine.choose_micro_batches(recipe, config, device, 1, {})
     recipe = recipe.model_copy(update={"micro_batches": micro_batches})
-    pairs = steps_per_epoch = padding = None
-    steps = recipe.max_steps if recipe.max_epochs is None else None
-    source = target = 25.0  # the mean lengths of the paper's text
-    if corpus is not None:
-        plan = plan_batches(corpus.source_lengths, corpus.target_lengths, recipe.tokens_per_micro_batch, micro_batches)
-        pairs, steps_per_epoch, padding = len(corpus), plan.steps_per_epoch, plan.padding()
-        steps = total_steps(recipe, plan)
-        source, target = corpus.mean_lengths
-    tokens = recipe.tokens_per_step * (1 - (padding or 0.0))
+    result = count_steps(recipe, corpus)
+    steps, padding = result["steps"], result["padding"] or 0.0
+    source, target = (25.0, 25.0) if corpus is None else corpus.mean_lengths  # 25: the paper's text
+    tokens = recipe.tokens_per_step * (1 - padding)
     share = source / (source + target)
     flops = training_flops(config, tokens * share, tokens * (1 - share), source, target)
-    result: dict[str, Any] = {
-        "pairs": pairs,
-        "steps_per_epoch": steps_per_epoch,
-        "padding": padding,
-        "steps": steps,
+    result |= {
         "parameters": count_parameters(config).total,
         "vocabulary": sizes[0],
         "flop_per_step": flops,
