@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -155,8 +156,7 @@ def tokenise(
     dtype = np.dtype(np.uint16 if max(map(len, tokenizers)) <= 1 << 16 else np.uint32)
     name = " + ".join(text.name for text in texts)
     dropped = {reason: Dropped() for reason in ("not UTF-8", "empty", "too long", "length ratio")}
-    digest = hashlib.sha256()
-    read, kept, tokens = 0, 0, [0, 0]
+    digest, read, written = hashlib.sha256(), 0, Counter()
     with ExitStack() as stack:
         files = {file: stack.enter_context((folder / file).open("wb")) for file in FILES}
         for text, chunk in ((each, chunk) for each in texts for chunk in each.chunks()):
@@ -167,28 +167,24 @@ def tokenise(
             ]
             lengths = np.array([[len(row) for row in rows] for rows in ids], dtype=np.int32)  # (2, pairs)
             keep = _within_limits(lengths, lines, recipe, dropped)
-            for side, language in enumerate(("source", "target")):
-                flat = np.fromiter(chain.from_iterable(compress(ids[side], keep)), dtype=dtype)
-                tokens[side] += len(flat)
-                for file, data in ((f"{language}.ids", flat), (f"{language}.lengths", lengths[side][keep])):
-                    digest.update(raw := data.tobytes())
-                    files[file].write(raw)
-            for pair in compress(pairs, keep):
-                files["pairs.hash"].write(hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest())
-            kept += int(keep.sum())
-            millions_before = read // 1_000_000
+            for file, array in _file_parts(pairs, ids, lengths, keep, dtype).items():
+                files[file].write(raw := array.tobytes())
+                written[file] += len(array)
+                if file != "pairs.hash":
+                    digest.update(raw)
             read += len(chunk.sources)
-            if read // 1_000_000 > millions_before:
+            if read % 1_000_000 < len(chunk.sources):
                 say(f"{name}: {read // 1_000_000} million pairs tokenised")
+    kept, source_tokens, target_tokens = (written[file] for file in ("pairs.hash", "source.ids", "target.ids"))
     report = "".join(f"; dropped {d.count} {reason} ({d})" for reason, d in dropped.items() if d.count)
     if not kept:
         raise InputError(f"{name}: none of {read} pairs can be used{report}")
-    say(f"{name}: {read} pairs read, {kept} kept, {tokens[0]} source and {tokens[1]} target tokens{report}")
+    say(f"{name}: {read} pairs read, {kept} kept, {source_tokens} source and {target_tokens} target tokens{report}")
     return {
         "name": name,
         "read": read,
         "pairs": kept,
-        "tokens": {"source": tokens[0], "target": tokens[1]},
+        "tokens": {"source": source_tokens, "target": target_tokens},
         "dtype": dtype.name,
         "sha256": digest.hexdigest(),
         "dropped": {reason: asdict(d) for reason, d in dropped.items()},
@@ -228,6 +224,18 @@ def _within_limits(lengths: np.ndarray, lines: list[str], recipe: Recipe, droppe
         for i in np.flatnonzero(mask):
             dropped[reason].add(lines[i])
     return ~(too_long | lopsided)
+
+
+def _file_parts(
+    pairs: list[tuple[str, str]], ids: list[list[list[int]]], lengths: np.ndarray, keep: np.ndarray, dtype: np.dtype
+) -> dict[str, np.ndarray]:
+    """Return what the kept pairs add to each of FILES, in the order in which tokens and lengths are hashed."""
+    parts = {}
+    for side, language in enumerate(("source", "target")):
+        parts[f"{language}.ids"] = np.fromiter(chain.from_iterable(compress(ids[side], keep)), dtype)
+        parts[f"{language}.lengths"] = lengths[side][keep]
+    hashes = [hashlib.blake2b("\t".join(pair).encode(), digest_size=8).digest() for pair in compress(pairs, keep)]
+    return parts | {"pairs.hash": np.frombuffer(b"".join(hashes), np.uint64)}
 
 
 def open_corpus(folder: Path) -> Corpus:
