@@ -15,9 +15,10 @@ from training_runs import records_of
 
 from training.corpus import load_corpus
 from training.estimate import estimate
-from training.model import load_or_train_tokenizer, load_target_tokenizer, model_config, sizes_and_ids
+from training.model import model_config
 from training.parallel_text import parallel_texts
 from training.recipe import Recipe, load_recipe
+from training.tokenizer import load_tokenizers, sizes_and_ids
 from training.train import train
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
@@ -44,9 +45,9 @@ def recipe_of(folder: Path, **keys: Any) -> Recipe:
     return load_recipe(None, {key: json.dumps(value) for key, value in (SMALL | files | keys).items()})
 
 
-def loaded(recipe: Recipe, said: list[str] | None = None) -> Any:
+def loaded(recipe: Recipe, said: list[str] | None = None) -> tuple[Any, Any]:
     texts = parallel_texts(recipe, recipe.train)
-    return load_or_train_tokenizer(recipe, Path(recipe.output_dir), texts, (said if said is not None else []).append)
+    return load_tokenizers(recipe, Path(recipe.output_dir), texts, (said if said is not None else []).append)
 
 
 def changed(folder: Path, change: Any) -> None:
@@ -82,7 +83,7 @@ def test_the_model_uses_the_tokenizers_special_ids(folder):
 def test_special_ids_that_contradict_the_tokenizer_are_refused(folder):
     recipe = recipe_of(folder, model=SIZES | {"eos_token_id": 5})
     with pytest.raises(InputError, match="eos_token_id is 5, in the tokenizer 2"):
-        model_config(recipe, *sizes_and_ids(loaded(recipe), None))
+        model_config(recipe, *sizes_and_ids(*loaded(recipe)))
 
 
 def test_tokenizers_with_different_pad_ids_are_refused(folder):
@@ -91,7 +92,7 @@ def test_tokenizers_with_different_pad_ids_are_refused(folder):
     shutil.move(folder / TARGET_TOKENIZER, folder / "tokenizer")
     recipe = recipe_of(folder)
     with pytest.raises(InputError, match="the source's pad_token_id is 0, the target's 1"):
-        sizes_and_ids(loaded(recipe), load_target_tokenizer(recipe, Path(recipe.output_dir)))
+        sizes_and_ids(*loaded(recipe))
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(folder):
@@ -112,7 +113,7 @@ def test_truncation_and_padding_in_tokenizer_json_are_ignored(folder, change):
     def lengths() -> list[list[int]]:
         recipe = recipe_of(folder)
         texts = parallel_texts(recipe, ["train"])
-        corpus = load_corpus(texts, loaded(recipe), recipe, folder / "cache", lambda _: None)
+        corpus = load_corpus(texts, loaded(recipe)[0], recipe, folder / "cache", lambda _: None)
         return [list(corpus.source_lengths), list(corpus.target_lengths)]
 
     before = lengths()
@@ -125,7 +126,7 @@ def test_lowercase_requires_a_lowercase_tokenizer(folder):
         loaded(recipe_of(folder, lowercase=True))
     shutil.rmtree(folder / "tokenizer")
     train_tokenizer(ENGLISH + GERMAN, 290, lowercase=True).save_pretrained(folder / "tokenizer")
-    assert len(loaded(recipe_of(folder, lowercase=True))) == 290
+    assert len(loaded(recipe_of(folder, lowercase=True))[0]) == 290
 
 
 def test_fine_tuning_with_another_tokenizer_warns(folder):

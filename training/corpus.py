@@ -27,6 +27,7 @@ from vaswani_transformer.model_folder import files_sha256, read_json_object, wri
 from .parallel_text import ParallelText
 from .recipe import Recipe
 from .text_files import Chunk
+from .tokenizer import tokenizer_sha256
 
 FORMAT = 1
 # The files with their types, in the order of Corpus's fields; ids have the smallest type that the vocabulary allows.
@@ -250,10 +251,6 @@ def open_corpus(folder: Path) -> Corpus:
     except (OSError, KeyError, TypeError) as error:
         raise BrokenFileError(f"{folder}: not a complete tokenised corpus ({error!r})") from error
     return Corpus(*arrays, about=about)
-
-
-def tokenizer_sha256(tokenizer: Any) -> str:
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 def overlap(train: Corpus, held_out: Corpus) -> int:

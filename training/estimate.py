@@ -15,17 +15,11 @@ from .batches import plan_batches
 from .corpus import Corpus, load_corpus
 from .cost import count_parameters, matmul_flop_rate, mfu, seconds_of_calls, training_flops, training_memory
 from .loss import TrainingLoss
-from .model import (
-    check_model_fields,
-    load_or_train_tokenizer,
-    load_target_tokenizer,
-    make_model,
-    model_config,
-    sizes_and_ids,
-)
+from .model import check_model_fields, make_model, model_config
 from .parallel_text import train_and_validation_texts
 from .recipe import Recipe
 from .schedule import total_steps
+from .tokenizer import load_tokenizers, sizes_and_ids
 
 
 def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) -> tuple[float, float]:
@@ -61,8 +55,7 @@ def read_corpus(recipe: Recipe) -> tuple[Corpus | None, Any]:
         return None, (recipe.vocab_size,)
     with tempfile.TemporaryDirectory() as name:
         folder, texts = Path(name), train_and_validation_texts(recipe).train
-        tokenizer = load_or_train_tokenizer(recipe, folder, texts, lambda _: None)
-        target_tokenizer = load_target_tokenizer(recipe, folder)
+        tokenizer, target_tokenizer = load_tokenizers(recipe, folder, texts, lambda _: None)
         corpus = load_corpus(texts, tokenizer, recipe, folder, lambda _: None, target_tokenizer)
     return corpus, sizes_and_ids(tokenizer, target_tokenizer)
 

@@ -15,12 +15,13 @@ from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from . import fsdp, machine
 from .batches import Order, Plan, plan_batches
 from .loss import TrainingLoss
-from .model import make_model, model_config, sizes_and_ids
+from .model import make_model, model_config
 from .processes import describe_environment, new_cpu_group, saved_choices, wait_for_all
 from .recipe import Recipe
 from .report import Reporter
 from .schedule import learning_rate, total_steps
 from .tokenised_text import TokenisedText, read_text
+from .tokenizer import sizes_and_ids
 
 
 @dataclass

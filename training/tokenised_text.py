@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from vaswani_transformer.errors import InputError
 
-from .corpus import Corpus, load_corpus, overlap, tokenizer_sha256
-from .model import load_or_train_tokenizer, load_target_tokenizer
+from .corpus import Corpus, load_corpus, overlap
 from .parallel_text import (
     HELD_OUT_EVERY,
     HELD_OUT_MOST,
@@ -17,6 +16,7 @@ from .parallel_text import (
 )
 from .recipe import Recipe
 from .report import Reporter
+from .tokenizer import load_tokenizers, tokenizer_sha256
 
 
 class TokenisedText(NamedTuple):
@@ -53,8 +53,7 @@ def read_text(recipe: Recipe, output: Path, reporter: Reporter) -> TokenisedText
             "(--test '[]' skips the check)"
         )
         test = []
-    tokenizer = load_or_train_tokenizer(recipe, output, texts.train, reporter.say)
-    target_tokenizer = load_target_tokenizer(recipe, output)
+    tokenizer, target_tokenizer = load_tokenizers(recipe, output, texts.train, reporter.say)
     cache = Path(recipe.cache) if recipe.cache else output / "corpus"
     corpus, validation, in_test = (
         load_corpus(each, tokenizer, recipe, cache, reporter.say, target_tokenizer) if each else None
