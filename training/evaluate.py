@@ -48,7 +48,7 @@ def evaluate(
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
     from vaswani_transformer.translator import Translator
 
-    from .evaluation_text import text_of_files, text_of_run
+    from .evaluation_text import recipe_of_run, text_of_files, text_of_recipe
     from .result_row import append_row
     from .scores import format_scores, scores
 
@@ -57,7 +57,7 @@ def evaluate(
             raise InputError("--source and --reference name the text; use them without --config, --data and --test")
         text = text_of_files(source, reference)
     elif source is None and reference is None:
-        text = text_of_run(model, config, data, test)
+        text = text_of_recipe(recipe_of_run(model, config, data, test))
     else:
         raise InputError("--source and --reference come together")
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):

@@ -43,14 +43,6 @@ def text_of_recipe(recipe: Recipe) -> EvaluationText:
     return EvaluationText(" + ".join(names), Path(data).name, sources, references, kinds, recipe.target_language)
 
 
-def text_of_run(model: Path, config: str | None, data: str | None, test: str | None) -> EvaluationText:
-    """Return the text of a recipe or of the model's run. data, test: replace the recipe's."""
-    flags = {} if test is None else {"test": test}
-    if data is not None:
-        flags |= {"data": data, "dataset": "null", "streaming": "false"}
-    return text_of_recipe(recipe_of_run(model, config, flags))
-
-
 def text_of_files(source: Path, reference: Path) -> EvaluationText:
     """Return the text of two parallel files."""
     sources, references = ([line.strip() for line in read_lines(path)] for path in (source, reference))
@@ -62,8 +54,11 @@ def text_of_files(source: Path, reference: Path) -> EvaluationText:
     return EvaluationText(source.stem, source.parent.name, sources, references, language=language)
 
 
-def recipe_of_run(model: Path, config: str | None, flags: dict[str, str]) -> Recipe:
-    """Load the recipe called `config`, or that of the run in the model's folder, with these options."""
+def recipe_of_run(model: Path, config: str | None = None, data: str | None = None, test: str | None = None) -> Recipe:
+    """Load the recipe called `config`, or that of the run in the model's folder. data, test: replace the recipe's."""
+    flags = {} if test is None else {"test": test}
+    if data is not None:
+        flags |= {"data": data, "dataset": "null", "streaming": "false"}
     if config is not None:
         return load_recipe(config, flags)
     if not (model / "run.json").is_file():

@@ -109,7 +109,7 @@ def make_setting(
 
     data: folder of the run's text, if it has moved;  sentences: number of validation sentences to translate
     """
-    recipe = recipe_of_run(run, None, {} if data is None else {"data": data, "dataset": "null", "streaming": "false"})
+    recipe = recipe_of_run(run, data=data)
     validation = text_of_recipe(recipe.model_copy(update={"test": []}))  # with a test corpus, it returns that one
     development = replace(
         validation, sources=validation.sources[:sentences], references=validation.references[:sentences]
