@@ -2,8 +2,7 @@
 
     recipe.py        the settings of a run, from a YAML file and options
     -> prepare.py    text: tokenised_text.py (parallel_text.py, text_files.py, tokenizer.py, corpus.py);
-                     batches: batches.py; model: model.py (dropout.py, fsdp.py);
-                     hardware and processes: machine.py, processes.py
+                     batches.py; model: model.py (dropout.py, fsdp.py); hardware and processes: machine.py, processes.py
     -> train.py      the training loop: step.py (input_pipeline.py, loss.py, schedule.py), validation.py,
                      checkpointer.py (checkpoint_folders.py, tensors.py); limits and signals in progress.py, output
                      folder in output.py, logging in report.py and metrics.py, final model in average.py

@@ -61,7 +61,10 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     """
     record, now = output / "run.json", recipe.fixed_keys()
     if not record.exists():
-        _check_empty(output)
+        if names := sorted(p.name for p in output.iterdir() if not p.name.startswith((".lock", ".run.json."))):
+            raise InputError(
+                f"output_dir {output} is not empty ({', '.join(names[:3])}) and holds no training run; choose another"
+            )
     elif recipe.overwrite:
         remove_run(recipe, output)
     elif (before := _recorded_keys(record, now)) != now:
@@ -73,14 +76,6 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     write_json(record, {"command": command, "identity": now, "recipe": recipe.model_dump()})
     for folder in (output, output / "checkpoints", output / "corpus"):
         remove_unfinished(folder)
-
-
-def _check_empty(output: Path) -> None:
-    names = sorted(path.name for path in output.iterdir() if not path.name.startswith((".lock", ".run.json.")))
-    if names:
-        raise InputError(
-            f"output_dir {output} is not empty ({', '.join(names[:3])}) and holds no training run; choose another"
-        )
 
 
 def _recorded_keys(record: Path, keys: Iterable[str]) -> dict[str, Any]:

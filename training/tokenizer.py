@@ -24,11 +24,8 @@ def load_tokenizers(
 
     They are those of the recipe, of initial_weights, or of output_dir; that of output_dir is trained if missing.
     """
-    folder = output
-    if recipe.tokenizer is not None:
-        folder = Path(recipe.tokenizer)
-    elif recipe.initial_weights is not None:
-        folder = local_folder(recipe.initial_weights)
+    before = None if recipe.initial_weights is None else local_folder(recipe.initial_weights)
+    folder = Path(recipe.tokenizer) if recipe.tokenizer is not None else before or output
     if folder == output and not (output / "tokenizer.json").is_file():
         say(f"training a tokenizer of {recipe.vocab_size} tokens on {' + '.join(text.name for text in texts)}")
         save_new_tokenizer(recipe, output, texts)
@@ -40,7 +37,6 @@ def load_tokenizers(
     tokenizer = load_for_training(folder, of_targets=not separate)
     if recipe.lowercase and tokenizer.decode(tokenizer("A")["input_ids"], skip_special_tokens=True).strip() != "a":
         raise InputError(f"lowercase: the tokenizer in {folder} keeps capitals; train one with `tokenizer --lowercase`")
-    before = recipe.initial_weights and local_folder(recipe.initial_weights)
     if before and folder != before and (before / "tokenizer.json").is_file():
         if tokenizer.get_vocab() != load_tokenizer(before).get_vocab():
             say(f"warning: the tokenizer in {folder} differs from the one that {before} was trained with")
