@@ -17,7 +17,7 @@ def total_steps(recipe: Recipe, plan: Plan) -> int:
 def paper_learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
     """Return d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), Eq. (3), times a factor (the paper: 1).
 
-    step counts from 1. tensor2tensor's base_v3 is factor 2 with 8000 warm-up steps.
+    step counts from 1. The batch size does not enter. tensor2tensor's base_v3 is factor 2 with 8000 warm-up steps.
     """
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
