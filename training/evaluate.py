@@ -65,13 +65,12 @@ def evaluate(
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
     translator: TextTranslator = from_pretrained(model, device=device, dtype=dtype, backend=backend)
     num_beams, length_penalty, _ = translator.search_settings(num_beams, length_penalty)
-    # Translate whole lines, as BLEU and training do.
     translations = translator.translate(
         text.sources,
         num_beams=num_beams,
         length_penalty=length_penalty,
         batch_tokens=batch_tokens,
-        split_sentences=False,
+        split_sentences=False,  # as in training
         progress=True,
     )
     result = scores(translations, text.references, text.kinds, text.language)
