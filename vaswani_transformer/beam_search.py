@@ -10,7 +10,7 @@ Five optimisations:
 * Constants are computed before the first step.
 
 A hypothesis is *finished* when it has ended in </s>. A sentence is *done* when no later hypothesis can be among its
-results. Sentences leave the batch together: when an eighth of it is done, or one sentence is at its limit.
+results. Done sentences stay in the batch until an eighth of it is done or one sentence is at its limit.
 
 `start` and `step` have no data-dependent control flow, so torch.export can trace them; `beam_search` runs the loop.
 """
@@ -229,7 +229,7 @@ def step(
     backpointers = constants.beam_of[chosen]
     tokens = best_tokens.flatten(1).gather(1, chosen)
 
-    # Every candidate that ends in </s> is finished. Keep the best of these and of the earlier finished hypotheses.
+    # Candidates with </s> finish where `min_finish_score` allows it. Keep the best of these and of earlier ones.
     is_end = tokens == decoder.end
     finishes = is_end & (scores > constants.min_finish_score.index_select(0, length))
     finished_scores = torch.cat((state.finished_scores, torch.where(finishes, scores / penalty, EMPTY_SCORE)), dim=1)
@@ -322,14 +322,14 @@ def beam_search(
         # Removing sentences copies the remaining ones: wait until an eighth of the batch is done.
         if leaving * 8 >= len(rows) or limited:
             # Indices instead of a mask, whose rows the host would have to count for every field.
-            unfinished, finished = leaves.int().argsort(stable=True).split([len(rows) - leaving, leaving])
+            remaining, removed = leaves.int().argsort(stable=True).split([len(rows) - leaving, leaving])
             found, found_scores = results(state, constants)
-            sequences[rows[finished], :, : found.shape[2]] = found[finished]
-            scores[rows[finished]] = found_scores[finished]
-            rows = rows[unfinished]
-            memory = Memory._make(select(field, unfinished) for field in memory)
+            sequences[rows[removed], :, : found.shape[2]] = found[removed]
+            scores[rows[removed]] = found_scores[removed]
+            rows = rows[remaining]
+            memory = Memory._make(select(field, remaining) for field in memory)
             batch_constants = BatchConstants._make(field[: len(rows)] for field in batch_constants)
-            state = SearchState._make(field if field is state.length else select(field, unfinished) for field in state)
+            state = SearchState._make(field if field is state.length else select(field, remaining) for field in state)
     return best_hypotheses(sequences, scores, n_best, pad)
 
 
