@@ -643,18 +643,6 @@ VALID_ABOVE = -1e8  # no hypothesis has a score near this
 EMPTY_SCORE = -1e9  # as transformers scores an empty beam
 
 
-class RunningSearch(NamedTuple):
-    """Search settings that transformers does not pass to the overridden methods of a running `generate()`."""
-
-    limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
-    lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
-    n_best: int = 1  # hypotheses returned per sentence
-    end_tokens: Tensor | None = None  # None: hypotheses end only at a limit
-
-
-_running_search: ContextVar[RunningSearch] = ContextVar("running beam search")
-
-
 @overload
 def gnmt_length_penalty(length: int, alpha: float) -> float: ...
 @overload
@@ -677,6 +665,18 @@ class SourceLengthLimit(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         limits = self.limits.to(input_ids.device).repeat_interleave(input_ids.shape[0] // self.limits.shape[0])
         return input_ids.shape[1] - self.prompt_length >= limits
+
+
+class RunningSearch(NamedTuple):
+    """Search settings that transformers does not pass to the overridden methods of a running `generate()`."""
+
+    limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
+    lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
+    n_best: int = 1  # hypotheses returned per sentence
+    end_tokens: Tensor | None = None  # None: hypotheses end only at a limit
+
+
+_running_search: ContextVar[RunningSearch] = ContextVar("running beam search")
 
 
 class VaswaniTransformerGenerationMixin(GenerationMixin):
