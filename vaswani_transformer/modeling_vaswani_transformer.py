@@ -826,9 +826,10 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         ends = torch.zeros_like(stops)
         if end_tokens is not None:
             ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], end_tokens)
+        # At the limit, every candidate stops; without </s> it counts only if no hypothesis has finished.
         at_limit = next_token_hits_stopping_criteria.all(dim=1, keepdim=True)
-        none_finished = ~(is_sent_finished.any(dim=1, keepdim=True) | ends.any(dim=1, keepdim=True))
-        finished = ends | (stops & (~at_limit | none_finished))
+        any_finished = torch.cat((is_sent_finished, ends), dim=1).any(dim=1, keepdim=True)
+        finished = ends | (stops & ~(at_limit & any_finished))
         penalty = gnmt_length_penalty(cur_len + 1 - decoder_prompt_len, length_penalty)
         return super()._update_finished_beams(
             topk_running_sequences=topk_running_sequences,
