@@ -22,15 +22,14 @@ class SearchSettings(NamedTuple):
     early_stopping: bool | int | str = LOOKAHEAD
 
 
-# Without generation_config.json: the paper's search, except for the stopping rule. Entries missing from the file:
-# transformers' defaults.
-DEFAULT_SEARCH, TRANSFORMERS_SEARCH = SearchSettings(4, 0.6), SearchSettings(1, 1.0, False)
+DEFAULT_SEARCH = SearchSettings(4, 0.6)  # without generation_config.json: the paper's, except for the stopping rule
+TRANSFORMERS_SEARCH = SearchSettings(1, 1.0, False)  # for entries that generation_config.json does not have
 
 
 def search_settings_of(generation_config: dict[str, Any] | None) -> SearchSettings:
-    """Return the default search of Translator and ONNX for a generation config; without a config, DEFAULT_SEARCH.
+    """Return the default search of Translator and ONNX for a generation config, or for None if there is no file.
 
-    As in generate(), except that "never" becomes the config's `stopping_lookahead`, or `LOOKAHEAD`.
+    It is that of generate(), except that "never" becomes the config's `stopping_lookahead`, or `LOOKAHEAD`.
     """
     if generation_config is None:
         return DEFAULT_SEARCH

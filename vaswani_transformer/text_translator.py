@@ -58,11 +58,7 @@ class TextTranslator(ABC):
     @property
     @abstractmethod
     def default_search(self) -> SearchSettings:
-        """Return the default settings: those of generate(), except that "never" becomes `LOOKAHEAD`.
-
-        They come from generation_config.json. Missing entries have transformers' defaults, 1, 1.0 and False; without
-        the file the paper's 4 and 0.6 apply.
-        """
+        """Return the settings in generation_config.json, with the defaults of `search_settings_of`."""
 
     def __repr__(self) -> str:
         beams, alpha = self.default_search.num_beams, self.default_search.length_penalty
