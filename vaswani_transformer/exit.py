@@ -70,7 +70,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     except Exception as error:
         if debug:
             print_error(traceback.format_exc().rstrip())
-        if is_first_error(error):
+        if claim_report(error):
             for line in render(error, name):
                 print_error(line)
         raise SystemExit(exit_code_of(error)) from None
@@ -102,8 +102,8 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def is_first_error(error: BaseException) -> bool:
-    """Return whether this process reports the error; in a distributed run, only the first process to fail does."""
+def claim_report(error: BaseException) -> bool:
+    """Return whether this process reports the error: in a distributed run, the first to fail, which creates a file."""
     path = os.environ.get(FIRST_ERROR)
     if path is None:
         return True
