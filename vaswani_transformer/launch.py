@@ -92,9 +92,9 @@ def report_failure(failures: dict[int, Any]) -> int:
 
     failures: exit codes and more by rank, including those that the launcher itself ended by SIGTERM
     """
-    rank, code = min(
-        ((rank, failure.exitcode) for rank, failure in failures.items()), key=lambda row: (row[1] == -15, row[1] > 0)
-    )
+    codes = {rank: failure.exitcode for rank, failure in failures.items()}
+    # The cause is a signal other than the launcher's SIGTERM, or else an exit code.
+    rank, code = min(codes.items(), key=lambda item: (item[1] == -signal.SIGTERM, item[1] > 0))
     if code < 0:
         hint = "; the system does this if memory runs out" if code == -signal.SIGKILL else ""
         print_error(f"error: rank {rank}: ended by {signal.Signals(-code).name}{hint}")
