@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from vaswani_transformer.errors import FULL_DISK, InputError
+from .errors import FULL_DISK, InputError
 
 
 def check_new_folder(path: str | Path) -> Path:

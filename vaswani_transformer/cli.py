@@ -14,15 +14,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vaswani_transformer import __version__
-from vaswani_transformer.atomic import atomic_folder, check_new_folder
-from vaswani_transformer.command_translator import load_translator, quiet_transformers
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.launch import launch
-from vaswani_transformer.lines import arriving_lines, existing_file, open_output, read_lines, without_line_breaks
-from vaswani_transformer.programs import program, program_name
-from vaswani_transformer.text_translator import as_texts
+from . import __version__
+from .atomic import atomic_folder, check_new_folder
+from .command_translator import load_translator, quiet_transformers
+from .errors import InputError
+from .exit import exit_cleanly
+from .launch import launch
+from .lines import arriving_lines, existing_file, open_output, read_lines, without_line_breaks
+from .programs import program, program_name
+from .text_translator import as_texts
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -117,7 +117,7 @@ def tokenizer(
     for file in files:
         if file != "-":
             existing_file(file)
-    from vaswani_transformer.tokenization import train_tokenizer
+    from .tokenization import train_tokenizer
 
     quiet_transformers()
     texts = chain.from_iterable(map(read_lines, files))
@@ -263,7 +263,7 @@ def score(
         progress = shows_progress_by_default(target, output)
     with open_output(output) as out:
         translator = load_translator(model, device, dtype, download)
-        from vaswani_transformer.attention_maps import token_labels
+        from .attention_maps import token_labels
 
         for forced in translator.score(sources, targets, batch_tokens=batch_tokens, progress=progress):
             line = f"{forced.total:.6f}\t{len(forced.tokens)}"
@@ -299,8 +299,8 @@ def plot_attention(
     head: Annotated[int | None, typer.Option(help="Head, from 1; 0: mean of all heads; default: all heads.")] = None,
     download: Download = False,
 ) -> None:
-    from vaswani_transformer.attention_maps import attention_maps
-    from vaswani_transformer.pictures import attention_figure, new_figure
+    from .attention_maps import attention_maps
+    from .pictures import attention_figure, new_figure
 
     new_figure()  # report a missing matplotlib before the model is loaded
     translator = load_translator(model, "cpu", "float32", download)
@@ -314,7 +314,7 @@ def plot_positions(
     length: Annotated[int, typer.Option(help="Positions.")] = 100,
     d_model: Annotated[int, typer.Option(help="Dimensions.")] = 128,
 ) -> None:
-    from vaswani_transformer.pictures import positional_encoding_figure
+    from .pictures import positional_encoding_figure
 
     save_picture(positional_encoding_figure(length, d_model), output)
 
@@ -324,14 +324,14 @@ def plot_curve(
     run: Annotated[str, typer.Option(help="The output folder of the run, with metrics.jsonl.")],
     output: Picture,
 ) -> None:
-    from vaswani_transformer.training_curve import curve_figure, curves_of
+    from .training_curve import curve_figure, curves_of
 
     save_picture(curve_figure(curves_of(Path(run) / "metrics.jsonl")), output)
 
 
 @app.command(help="Describe machine and installation; check a model folder.")
 def doctor(model: Annotated[str | None, typer.Option(help="A model folder to check.")] = None) -> None:
-    from vaswani_transformer.doctor import environment_lines, model_lines
+    from .doctor import environment_lines, model_lines
 
     of_model = [] if model is None else model_lines(load_translator(model, None, None, download=False), Path(model))
     for line in chain(environment_lines(), of_model):

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.exit import exit_cleanly, print_error
-from vaswani_transformer.lines import read_lines
-from vaswani_transformer.programs import program, safe_environment
+from .errors import InputError
+from .exit import exit_cleanly, print_error
+from .lines import read_lines
+from .programs import program, safe_environment
 
 SENTENCE_KINDS = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
 EXPORT_PACKAGES = ("onnx", "onnxruntime", "onnxscript")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from vaswani_transformer import __version__
-from vaswani_transformer.model_folder import MANIFEST
-from vaswani_transformer.programs import program_name
-from vaswani_transformer.translator import Translator
+from . import __version__
+from .model_folder import MANIFEST
+from .programs import program_name
+from .translator import Translator
 
 
 def installed(package: str) -> str:

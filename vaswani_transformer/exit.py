@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from vaswani_transformer.errors import (
+from .errors import (
     FULL_DISK,
     BrokenFileError,
     InputError,

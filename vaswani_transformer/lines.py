@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from vaswani_transformer.atomic import atomic_file
-from vaswani_transformer.errors import BrokenFileError, InputError
+from .atomic import atomic_file
+from .errors import BrokenFileError, InputError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from vaswani_transformer.errors import UnavailableError
+from .errors import UnavailableError
 
 
 def program_name(program: str = "training") -> str:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from vaswani_transformer.errors import InputError
-from vaswani_transformer.lines import check_unicode
+from .errors import InputError
+from .lines import check_unicode
 
 # In the order of their ids, 0 to 3. With <pad> as 0, transformers would pad finished beams with </s>.
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
