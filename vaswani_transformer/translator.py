@@ -110,8 +110,8 @@ class Translator(TextTranslator):
         device: None for a GPU if there is one.
         dtype: None for the saved one.
         revision: branch, tag or commit of the repository.
-        backend: "torch", or "onnx" for a folder or repository with model.onnx or onnx/model.onnx, which needs neither
-            torch nor transformers.
+        backend: "torch", or "onnx", which needs neither torch nor transformers, for a folder that `export onnx` wrote
+            or a model folder or repository with onnx/model.onnx.
         threads: of the ONNX backend, for each operator on the CPU; None for as many as there are cores.
         precision: of the ONNX backend, "int8" for model_int8.onnx, and so on; None for model.onnx.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
