@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from . import __version__
-from .model_folder import MANIFEST
+from .model_folder import MANIFEST, verify_manifest
 from .programs import program_name
 from .translator import Translator
 
@@ -43,6 +43,5 @@ def environment_lines() -> Iterator[str]:
 def model_lines(translator: Translator, folder: Path) -> Iterator[str]:
     """Yield the lines about a model folder that has been loaded."""
     yield f"model       loads: {translator.description()}, {len(translator.tokenizer)} tokens"
-    verified = (folder / MANIFEST).exists()  # loading has compared the files with it
-    yield f"            {'matches its' if verified else 'has no'} checksums ({MANIFEST})"
+    yield f"            {'matches its' if verify_manifest(folder) else 'has no'} checksums ({MANIFEST})"
     yield f"            translates 'a' to {translator.translate(['a'])[0]!r}"
