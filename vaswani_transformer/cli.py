@@ -21,7 +21,7 @@ from .errors import InputError
 from .exit import exit_cleanly
 from .launch import launch
 from .lines import arriving_lines, existing_file, open_output, read_lines, without_line_breaks
-from .programs import program, program_name
+from .programs import import_program, program_name
 from .text_translator import as_texts
 
 app = typer.Typer(
@@ -69,14 +69,14 @@ PROGRAMS = {"demo": "vaswani_transformer.demo", "train": "training.__main__"}
 
 
 def add_program(
-    group: typer.Typer, name: str, help: str, package: str, module: str = "__main__", subcommand: str = ""
+    group: typer.Typer, name: str, help: str, program: str, module: str = "__main__", subcommand: str = ""
 ) -> None:
     """Add a command that passes its arguments on to the `main` of a program's module."""
-    PROGRAMS[name] = f"{package}.{module}"
+    PROGRAMS[name] = f"{program}.{module}"
 
     @group.command(name, add_help_option=False, context_settings=PASS_ON, help=help)
     def run(context: typer.Context) -> None:
-        program(module, package).main([subcommand, *context.args] if subcommand else context.args)
+        import_program(program, module).main([subcommand, *context.args] if subcommand else context.args)
 
 
 def show_version(wanted: bool) -> None:
@@ -132,11 +132,11 @@ def tokenizer(
 
 @app.command(add_help_option=False, context_settings=PASS_ON, help="Train a model from a recipe, or resume training.")
 def train(context: typer.Context) -> None:
-    name = program_name()
     if {"--help", "-h"} & set(context.args) or not context.args:
-        program("__main__").main(["--help"])
+        import_program("training", "__main__").main(["--help"])
         return
-    code = launch(name, context.args, program("recipe_options").parse_recipe(context.args).processes)
+    recipe = import_program("training", "recipe_options").parse_recipe(context.args)
+    code = launch(program_name("training"), context.args, recipe.processes)
     if code:
         raise SystemExit(code)
 
@@ -144,7 +144,7 @@ def train(context: typer.Context) -> None:
 @recipes_app.callback(invoke_without_command=True)
 def list_recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        recipe = program("recipe")
+        recipe = import_program("training", "recipe")
         for name in recipe.shipped_recipes():
             typer.echo(f"{name}\n    {recipe.title_of(name)}")
         typer.echo(f"\nFor your own text: {recipe.ADVICE}\n`recipes show NAME` prints a recipe's keys and comments.")
@@ -152,7 +152,7 @@ def list_recipes(context: typer.Context) -> None:
 
 @recipes_app.command("show", help="Print a recipe: its comments, keys and values.")
 def show_recipe(name: Annotated[str, typer.Argument(help="The name of a recipe.")]) -> None:
-    typer.echo(program("recipe").recipe_path(name).read_text(encoding="utf-8"), nl=False)
+    typer.echo(import_program("training", "recipe").recipe_path(name).read_text(encoding="utf-8"), nl=False)
 
 
 add_program(app, "evaluate", "Compute BLEU of a model's translations.", "training", "evaluate")

@@ -18,7 +18,7 @@ from rich.table import Table
 from .errors import InputError
 from .exit import exit_cleanly, print_error
 from .lines import read_lines
-from .programs import program, safe_environment
+from .programs import import_program, safe_environment
 
 SENTENCE_KINDS = ("statement", "question", "negation", "inversion", "subordinate", "perfect", "date", "price")
 EXPORT_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -87,7 +87,7 @@ def demo(
 def write_corpus(folder: Path) -> list[tuple[str, str, str]]:
     """Write the bundled corpus as text; return the test set as (kind, English, German)."""
     corpus = folder / "corpus"
-    program("demo_corpus.__main__").write_parallel_text(corpus)
+    import_program("training", "demo_corpus.__main__").write_parallel_text(corpus)
     return list(zip(*(read_lines(corpus / f"test.{column}") for column in ("kinds", "en", "de")), strict=True))
 
 

@@ -37,7 +37,7 @@ def environment_lines() -> Iterator[str]:
     yield f"threads     {torch.get_num_threads()} in torch, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
     usage = shutil.disk_usage(Path.cwd())
     yield f"disk        {usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB here"
-    yield f"programs    {program_name()}"
+    yield f"programs    {program_name('training')}"
 
 
 def model_lines(translator: Translator, folder: Path) -> Iterator[str]:
