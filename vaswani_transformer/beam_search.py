@@ -42,7 +42,7 @@ class Memory(NamedTuple):
     values: list[Tensor]  # per layer, (batch, heads, source, d_v)
     bias: Tensor  # (batch, 1, 1, source), MASKED at padding, 0 elsewhere
     limits: Tensor  # (batch, 1), the most output tokens, counting </s>
-    limit_penalties: Tensor  # (batch, 1), the length penalty at the limit; infinite unless it grows with length
+    limit_penalties: Tensor  # (batch, 1), the length penalty at the limit; infinite for alpha <= 0
 
 
 class BatchConstants(NamedTuple):
@@ -58,7 +58,7 @@ class Constants(NamedTuple):
 
     positional_encoding: Tensor  # (length, d_model)
     penalties: Tensor  # (length,), the length penalty by length
-    bound_penalties: Tensor  # (length,), by length, the largest penalty that a live hypothesis may still reach
+    bound_penalties: Tensor  # (length,), by length, the penalty after `lookahead` more tokens, or now for alpha <= 0
     suppressed: Tensor  # (V,), EMPTY_SCORE at tokens that are never chosen, 0 elsewhere
     min_finish_score: Tensor  # (length, 2 x beams), by length and rank: above it, a candidate with </s> finishes
     beam_of: Tensor  # (beams x width,), the live hypothesis that each of the best continuations extends
