@@ -143,9 +143,8 @@ def cut_to_limit(text: str, start: int, stop: int, limit: int, encode: Encode) -
     while NOT_SPACE.search(text, start, stop):
         ids, starts, seen = [], [], 0
         for per_token in CHARACTERS_PER_TOKEN:
-            window = text[start : min(stop, start + limit * per_token)]
-            seen = len(window)
-            ids, starts = encode(window)
+            seen = min(limit * per_token, stop - start)
+            ids, starts = encode(text[start : start + seen])
             if len(ids) > limit or start + seen == stop:
                 break
         if len(ids) <= limit and start + seen == stop:
