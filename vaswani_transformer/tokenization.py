@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from .errors import InputError
 from .lines import check_unicode
 
-# In the order of their ids, 0 to 3. With <pad> as 0, transformers would pad finished beams with </s>.
+# In the order of their ids, 0 to 3, the defaults of VaswaniTransformerConfig, which says why <pad> is not 0.
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 
