@@ -85,9 +85,7 @@ def push(
     folder: Annotated[str, typer.Argument(help="A model folder.")],
     repo: Annotated[str, typer.Argument(callback=check_repo_id, help="The repository, owner/name.")],
     yes: Annotated[bool, typer.Option("--yes", help="Upload the files; without it, push is a dry run.")] = False,
-    to_folder: Annotated[
-        str | None, typer.Option(help="Write the files to this new folder instead; works offline.")
-    ] = None,
+    to_folder: Annotated[str | None, typer.Option(help="Write the files to a new folder instead; offline.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     revision: Annotated[str, git_name("Branch; created if it does not exist.")] = "main",
     tag: Annotated[str | None, git_name("Tag the commit; the tag must be new.")] = None,
