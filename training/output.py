@@ -57,7 +57,8 @@ def lock_run(output_dir: Path) -> TextIO:
 def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     """Record the run in output_dir, which must be empty or hold a run of the same recipe.
 
-    A run of another recipe is replaced if it has no checkpoint yet.
+    A run of another recipe is replaced if it has no checkpoint yet, and any run with `overwrite`. The folder of another
+    program that writes a run.json is refused.
     """
     record, now = output / "run.json", recipe.fixed_keys()
     if not record.exists():
@@ -65,10 +66,9 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
             raise InputError(
                 f"output_dir {output} is not empty ({', '.join(names[:3])}) and holds no training run; choose another"
             )
-    elif recipe.overwrite:
-        remove_run(recipe, output)
-    elif (before := _recorded_keys(record, now)) != now:
-        if (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*")):
+    elif (before := _recorded_keys(record, now)) != now or recipe.overwrite:
+        begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
+        if begun and not recipe.overwrite:
             check_unchanged(before, now, recipe, reporter)
         else:
             remove_run(recipe, output)
