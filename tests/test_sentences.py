@@ -12,7 +12,7 @@ from saved_model import ENGLISH, trained_tokenizer
 
 from vaswani_transformer import Translator
 from vaswani_transformer.search_settings import SearchSettings
-from vaswani_transformer.text_vaswani_transformer import default_source_limit, sentence_spans, split_text
+from vaswani_transformer.text_vaswani_transformer import sentence_spans, source_limit, split_text
 
 # A bar marks where a sentence, or the white space between two, ends.
 EXAMPLES = json.loads((Path(__file__).parent / "fixtures" / "sentences.json").read_text(encoding="utf-8"))
@@ -102,7 +102,8 @@ def test_the_longest_training_sentence_limits_the_parts(
 ) -> None:
     monkeypatch.setattr(translator, "trained_length", 12)
     text = " ".join(ENGLISH).replace(".", ",")
-    parts = [ids for ids, _ in split_text(text, translator._source_limit(None, True), translator._encode)]
+    limit = source_limit(None, translator.trained_length, None)
+    parts = [ids for ids, _ in split_text(text, limit, translator._encode)]
     assert len(parts) > 1 and all(len(ids) <= 12 for ids in parts)
-    assert default_source_limit(None, None) == 256 and default_source_limit(300, 100) == 100
-    assert default_source_limit(None, 1000) == 256
+    assert source_limit(None, None, None) == 256 and source_limit(None, 300, 100) == 100
+    assert source_limit(None, None, 1000) == 256

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from conversion.onnx.tokenizer.verify import EDGE_CASES
 from hub.__main__ import main
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
-from vaswani_transformer.text_vaswani_transformer import default_source_limit
+from vaswani_transformer.text_vaswani_transformer import source_limit
 from vaswani_transformer.tokenization import train_tokenizer
 
 TESTS = Path(__file__).parent
@@ -112,7 +112,7 @@ def test_characters_are_classified_as_in_the_library(tmp_path: Path) -> None:
 def test_the_page_has_the_same_token_limit_as_in_python(trained: int | None, positions: int | None) -> None:
     call = f"defaultSourceLimit(...{json.dumps([trained, positions])})"
     program = f"import {{ defaultSourceLimit }} from '{(PAGE / 'sentences.js').as_uri()}'; console.log({call})"
-    assert int(node("--input-type=module", "--eval", program).stdout) == default_source_limit(trained, positions)
+    assert int(node("--input-type=module", "--eval", program).stdout) == source_limit(None, trained, positions)
 
 
 def assemble(exported: Path, page: Path, packages: Path, *options: str) -> subprocess.CompletedProcess[str]:

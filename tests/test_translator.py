@@ -248,7 +248,7 @@ def test_learned_positions_limit_source_and_target():
     translator = Translator(model, trained_tokenizer())
     (translation,) = translator.translate([" ".join(ENGLISH)])
     assert translation
-    with pytest.raises(InputError, match="max_source_length is 17; it must lie between 8 and 16"):
+    with pytest.raises(InputError, match="max_source_length is 17; it must be an integer between 8 and 16"):
         translator.translate(["a"], max_source_length=17)
     with pytest.raises(InputError, match="target 1 has .* tokens; the model has 16 positions"):
         translator.score(["a"], ["a" * 100])

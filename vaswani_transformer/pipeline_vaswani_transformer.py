@@ -22,7 +22,7 @@ from transformers.pipelines.base import ChunkPipeline
 from transformers.utils.hub import cached_file
 
 from .modeling_vaswani_transformer import gnmt_length_penalty
-from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, TARGET_TOKENIZER, default_source_limit, split_text
+from .text_vaswani_transformer import TARGET_TOKENIZER, source_limit, split_text
 
 TASK = "translation"
 
@@ -117,7 +117,8 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """Yield the encoded sentences of a text, or parts of them."""
         if not isinstance(text, str):
             raise ValueError(f"the text to translate is a str or a list of str, not {type(text).__name__}")
-        limit = self._source_limit(max_source_length, split_sentences)
+        trained_length = getattr(self.model.generation_config, "max_source_length", None) if split_sentences else None
+        limit = source_limit(max_source_length, trained_length, self.model.config.max_position_embeddings)
         parts = list(split_text(text, limit, self._encode, split_sentences))
         is_blank = not parts
         if is_blank:  # only white space, but transformers needs at least one part
@@ -131,19 +132,6 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
                 "is_blank": is_blank,
                 "is_last": number == len(parts),
             }
-
-    def _source_limit(self, max_source_length: int | None, split_sentences: bool) -> int:
-        positions = self.model.config.max_position_embeddings
-        if max_source_length is None:
-            trained_length = getattr(self.model.generation_config, "max_source_length", None)
-            return default_source_limit(trained_length if split_sentences else None, positions)
-        most = 1_000_000 if positions is None else positions
-        least = SHORTEST_MAX_SOURCE_LENGTH
-        if not isinstance(max_source_length, int) or not least <= max_source_length <= most:
-            raise ValueError(
-                f"max_source_length is {max_source_length!r}; it must be an integer between {least} and {most}"
-            )
-        return max_source_length
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
         """Return token ids, ending in </s>, and the index of each token's first character."""

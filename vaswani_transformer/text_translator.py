@@ -16,12 +16,11 @@ from .search_settings import (
     LARGEST_COUNT,
     LENGTH_PENALTIES,
     MAX_BEAMS,
-    NO_MAXIMUM,
     SearchSettings,
     check_number,
     lookahead_of,
 )
-from .text_vaswani_transformer import SHORTEST_MAX_SOURCE_LENGTH, default_source_limit, split_text
+from .text_vaswani_transformer import source_limit, split_text
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,10 @@ class TextTranslator(ABC):
         Raises InputError.
         """
         texts = as_texts(texts, "text", max_characters)
-        limit = self._source_limit(max_source_length, split_sentences)
+        try:
+            limit = source_limit(max_source_length, self.trained_length if split_sentences else None, self.positions)
+        except ValueError as error:
+            raise InputError(str(error)) from None
         settings = self.search_settings(num_beams, length_penalty, early_stopping)
         n_best = check_number("n_best", n_best, 1, settings.num_beams)
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
@@ -170,12 +172,6 @@ class TextTranslator(ABC):
             translations[part.text_index] = joined(so_far, part.separator, hypotheses) if so_far else hypotheses
         translations = [hypotheses or [Hypothesis("", 0.0, [])] for hypotheses in translations]
         return translations if return_scores or n_best > 1 else [best.text for best, *_ in translations]
-
-    def _source_limit(self, max_source_length: int | None, split_sentences: bool) -> int:
-        if max_source_length is None:
-            return default_source_limit(self.trained_length if split_sentences else None, self.positions)
-        most = NO_MAXIMUM if self.positions is None else self.positions
-        return check_number("max_source_length", max_source_length, SHORTEST_MAX_SOURCE_LENGTH, most)
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

@@ -7,6 +7,7 @@ the pipeline and imports only the standard library.
 
 import re
 from collections.abc import Callable, Iterator
+from numbers import Integral
 
 # Subfolder of a model folder: the decoder's tokenizer, if the languages have separate vocabularies.
 TARGET_TOKENIZER = "target_tokenizer"
@@ -14,6 +15,7 @@ TARGET_TOKENIZER = "target_tokenizer"
 # Cut sentences of more tokens, if generation_config.json has no max_source_length (the longest in training).
 MAX_SOURCE_LENGTH = 256
 SHORTEST_MAX_SOURCE_LENGTH = 8  # a character takes up to four tokens, </s> one
+LONGEST_MAX_SOURCE_LENGTH = 1_000_000  # of models with sinusoids, which have no last position
 # To find the cut in a long sentence, tokenise this many characters per allowed token: at first, and at most.
 CHARACTERS_PER_TOKEN = (6, 32)
 
@@ -66,10 +68,17 @@ MONTHS = frozenset("januar jänner februar märz april mai juni juli august sept
 Encode = Callable[[str], tuple[list[int], list[int]]]
 
 
-def default_source_limit(trained_length: int | None, positions: int | None) -> int:
-    """Return the token limit of a sentence: the longest in training, if known, and at most the learned positions."""
-    limit = MAX_SOURCE_LENGTH if trained_length is None else max(trained_length, SHORTEST_MAX_SOURCE_LENGTH)
-    return limit if positions is None else min(limit, positions)
+def source_limit(requested: int | None, trained_length: int | None, positions: int | None) -> int:
+    """Return the token limit of a sentence: the requested one or, by default, the longest in training, if known.
+
+    positions: the number of learned positions, which no limit exceeds;  raises ValueError
+    """
+    least, most = SHORTEST_MAX_SOURCE_LENGTH, positions or LONGEST_MAX_SOURCE_LENGTH
+    if requested is None:
+        return min(MAX_SOURCE_LENGTH if trained_length is None else max(trained_length, least), most)
+    if isinstance(requested, bool) or not isinstance(requested, Integral) or not least <= requested <= most:
+        raise ValueError(f"max_source_length is {requested!r}; it must be an integer between {least} and {most}")
+    return int(requested)
 
 
 def split_text(text: str, limit: int, encode: Encode, sentences: bool = True) -> Iterator[tuple[list[int], str]]:

@@ -96,11 +96,13 @@ def translate(
 
     track: wraps the list of sentences to show the progress
     """
-    limit = min(translator._source_limit(None, not whole), MAX_TOKENS)
-    parts = [part for part in translator.preprocess(text, limit, not whole) if not part["is_blank"]]
+    split = partial(translator.preprocess, text, split_sentences=not whole)
+    parts = list(split())
+    if any(part["input_ids"].shape[1] > MAX_TOKENS for part in parts):
+        parts = list(split(max_source_length=MAX_TOKENS))
     search = {"num_beams": beams, "num_return_sequences": beams, "length_penalty": alpha}
     sentences = []
-    for part in track(parts):
+    for part in track([part for part in parts if not part["is_blank"]]):
         output = translator.forward(part, return_scores=True, **search)
         found = translator.postprocess([output], return_tensors=True, return_text=True, return_scores=True)
         targets = [hypothesis["translation_token_ids"].tolist() for hypothesis in found]
