@@ -196,9 +196,8 @@ def each_tensor(part: T, function: Callable[[str, Tensor], Any]) -> T:
 
 
 def names_of(part: Part) -> list[str]:
-    names: list[str] = []
-    each_tensor(part, lambda name, _: names.append(name))
-    return names
+    fields: Any = each_tensor(part, lambda name, _: name)
+    return [name for field in fields for name in (field if isinstance(field, list) else [field])]
 
 
 def varying_axes(name: str, tensor: Tensor) -> dict[int, Any]:

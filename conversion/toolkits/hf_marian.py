@@ -52,7 +52,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         *hugging_face.layers(config),
     ]
     if ENCODER_EMBEDDING in tensors and DECODER_EMBEDDING in tensors:
-        tensors.pop(THEIR_SHARED, None)
+        tensors.pop(THEIR_SHARED, None)  # saved although neither side uses it
     scaled = bool(options.get("scale_embedding", False))
     return Description(
         tensors,
