@@ -110,6 +110,7 @@ def test_an_incomplete_state_is_not_resumed(start, tmp_path, changes, message):
 
 def test_changes_of_recipe_text_tokenizer_and_processes_are_refused(start, text, tmp_path):
     start(fault=("term", 4 * 4 + 2)).ends(143)
+    record = (tmp_path / "run/run.json").read_text()
     start(seed=2, warmup_steps=6).ends(2, "seed was 1, is 2; warmup_steps was 5, is 6")
     shutil.copytree(text, tmp_path / "text")
     for path in (tmp_path / "text").iterdir():
@@ -122,6 +123,7 @@ def test_changes_of_recipe_text_tokenizer_and_processes_are_refused(start, text,
     start().ends(2, "tokenizer sha256 was")
     (tmp_path / "run/tokenizer.json").write_text(saved)
     start(ranks=2).ends(2, "processes was 1, is 2")
+    assert (tmp_path / "run/run.json").read_text() == record
     start(ranks=2, allow_changed=True, max_steps=6).ends(0, "resuming a changed run: processes was 1, is 2")
 
 

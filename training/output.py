@@ -55,27 +55,35 @@ def lock_run(output_dir: Path) -> TextIO:
 
 
 def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
-    """Record the run in output_dir, which must be empty or hold a run of the same recipe.
+    """Prepare output_dir, which must be empty or hold a run of the same recipe.
 
     A run of another recipe is replaced if it has no checkpoint yet, and any run with `overwrite`. The folder of another
-    program that writes a run.json is refused.
+    program that writes a run.json is refused. A run with checkpoints keeps its record until they are accepted.
     """
     record, now = output / "run.json", recipe.fixed_keys()
+    begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
     if not record.exists():
         if names := sorted(p.name for p in output.iterdir() if not p.name.startswith((".lock", ".run.json."))):
             raise InputError(
                 f"output_dir {output} is not empty ({', '.join(names[:3])}) and holds no training run; choose another"
             )
     elif (before := _recorded_keys(record, now)) != now or recipe.overwrite:
-        begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
         if begun and not recipe.overwrite:
             check_unchanged(before, now, recipe, reporter)
         else:
             remove_run(recipe, output)
-    command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
-    write_json(record, {"command": command, "identity": now, "recipe": recipe.model_dump()})
+            begun = False
+    if not begun:
+        record_run(recipe, output)
     for folder in (output, output / "checkpoints", output / "corpus"):
         remove_unfinished(folder)
+
+
+def record_run(recipe: Recipe, output: Path) -> None:
+    """Write run.json: the command and the recipe of the run."""
+    command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
+    record = {"command": command, "identity": recipe.fixed_keys(), "recipe": recipe.model_dump()}
+    write_json(output / "run.json", record)
 
 
 def _recorded_keys(record: Path, keys: Iterable[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from .average import write_model_folder
 from .checkpointer import Checkpointer
 from .metrics import Meter, Window
 from .model import check_model_fields
-from .output import claim_output, lock_run
+from .output import claim_output, lock_run, record_run
 from .prepare import Prepared, prepare
 from .processes import make_accelerator
 from .progress import Progress, Signals, StopReason, agree_on_stop, default_signal_handlers, limit_reached
@@ -57,6 +57,8 @@ def train(recipe: Recipe) -> None:
         stack.callback(accelerator.end_training)
         stack.callback(release_model, prepared)
         run = Run(prepared, output, signals, began)
+        if accelerator.is_main_process:
+            record_run(recipe, output)  # the checkpoints belong to this recipe and text
         stack.callback(run.stepper.input.close)
         reason = run.train()
     if reason.is_signal:
