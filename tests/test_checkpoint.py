@@ -175,6 +175,10 @@ def test_the_average_command_writes_a_model_folder(root, tmp_path, capsys, refus
     arguments = [str(tmp_path), "--output", str(tmp_path / "model"), "--last", "2"]
     average(arguments)
     assert "the average of step-20, step-30" in capsys.readouterr().out
+    (tmp_path / "run.json").write_text('{"recipe": {"save_every": 10}}')
+    checkpoint_folders.save_checkpoint(root, 25, write_step(25))  # a new best one between two of these
+    average([str(tmp_path), "--output", str(tmp_path / "regular"), "--last", "2"])
+    assert "the average of step-20, step-30" in capsys.readouterr().out
     assert "exists; choose a new folder" in refused(average, arguments)
     torch.testing.assert_close(tensors.load_tensors(tmp_path / "model/model.safetensors")["b"], torch.full((4,), 25.0))
 

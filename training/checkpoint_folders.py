@@ -7,6 +7,11 @@
 
 A checkpoint is renamed to its final name when all files are on disk, the manifest last. Older checkpoints are removed
 only after that.
+
+Written    every `save_every` steps, at a new best validation loss, at the end of the run, and on a signal (train.py)
+Kept       the newest, the best, and the newest `keep` of those at multiples of `save_every` (`prune`)
+Averaged   the newest `average_last` of those at multiples of `save_every`, and the last of the run (`regular`)
+Resumed    the newest that matches its manifest (`newest_intact`)
 """
 
 import errno
@@ -84,6 +89,17 @@ def checkpoints(root: Path) -> list[Path]:
 def regular(root: Path, every: int, last: int | None = None) -> list[Path]:
     """Return the checkpoints whose step is `last` or a multiple of `every`, newest first."""
     return [f for f in checkpoints(root) if (step := step_of(f)) % every == 0 or step == last]
+
+
+def regular_of_run(run: Path) -> list[Path]:
+    """Return the newest checkpoint of a run and those that its recipe's save_every made, newest first.
+
+    Not the best one if it was saved in between: the run's own average leaves it out, too.
+    """
+    root = run / "checkpoints"
+    recorded = read_json_object(run / "run.json") if (run / "run.json").is_file() else {}
+    every = recorded.get("recipe", {}).get("save_every", 1)
+    return regular(root, every, last=max(map(step_of, checkpoints(root)), default=None))
 
 
 def step_of(folder: Path) -> int:
