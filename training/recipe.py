@@ -327,8 +327,10 @@ def _first_problem(error: ValidationError, source: dict[str, str], default_sourc
     """Describe the first problem in one line: the file or option, the value and the limit."""
     problem = error.errors(include_url=False)[0]
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    if not problem["loc"]:
-        return f"{default_source}: {message}"
+    if not problem["loc"]:  # a combination: options of the command line that it names are to blame
+        named = set(re.findall(r"\w+", message))
+        options = [place for key, place in source.items() if key in named and place.startswith("--")]
+        return f"{', '.join(options) or default_source}: {message}"
     key = str(problem["loc"][0])
     place = source.get(key, key)
     if problem["type"] == "extra_forbidden":

@@ -23,8 +23,9 @@ def parse_options(words: list[str]) -> dict[str, str | None]:
             raise InputError(f"{word!r} is not an option; write `--key value`")
         key, equals, text = word[2:].partition("=")
         value = text if equals else rest.pop(0) if rest and not rest[0].startswith("--") else None
-        if key in options:
-            raise InputError(f"--{key} is given twice; several names are one list: --{key} '[{options[key]}, {value}]'")
+        for other, before in options.items():
+            if other.replace("-", "_") == key.replace("-", "_"):
+                raise InputError(f"--{key} is given twice; several names are one list: --{key} '[{before}, {value}]'")
         options[key] = value
     return options
 
