@@ -121,8 +121,9 @@ def provenance_table(files: dict[str, dict[str, Any]]) -> str:
     """Return a table of the commands; Tables 3 and 4 have a result for each model."""
     made = [about for about in files.values() if "command" in about]
     made += files.get("table4", {}).get("rows", [])
-    for row in files.get("table3", {}).get("rows", []):
-        made.append(row | {"command": "vaswani-transformer paper table3", "seconds": row["cpu_seconds"]})
+    table3 = files.get("table3", {})
+    command = table3.get("made_by", "vaswani-transformer paper table3")
+    made += [row | {"command": command, "seconds": row["cpu_seconds"]} for row in table3.get("rows", [])]
     by_command: dict[str, list[dict[str, Any]]] = {}
     for result in made:
         by_command.setdefault(result["command"], []).append(result)

@@ -91,20 +91,29 @@ def parse_rows(rows: str | None) -> list[str]:
 
 
 def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, options: Mapping[str, str | None]) -> str:
-    """Train and measure the missing rows, `jobs` in parallel, write table3.json and return the table in Markdown."""
+    """Train and measure the missing rows, `jobs` in parallel, write table3.json and return the table in Markdown.
+
+    Raises InputError if a row in the folder has other options: such rows cannot be compared.
+    """
     folder, base = output / "table3", load_recipe(RECIPE, options)
+
+    def train_command(row: str, seed: int) -> str:
+        return command_line("train", {"config": RECIPE}, {**options, **row_options(row, base), "seed": str(seed)})
+
+    for path in sorted(folder.glob("*-seed*.json")):
+        before = read_json_object(path)
+        is_measured(path, train_command(before["row"], before["seed"]))
     missing = []
     for seed in seeds:
         for row in rows:
-            changes = row_options(row, base)
-            command = command_line("train", {"config": RECIPE}, {**options, **changes, "seed": str(seed)})
+            command = train_command(row, seed)
             if not is_measured(folder / f"{row}-seed{seed}.json", command):
-                call = partial(train_row, folder, row, seed, options, changes, command)
+                call = partial(train_row, folder, row, seed, options, row_options(row, base), command)
                 missing.append((folder / f"{row}-seed{seed}.log", call))
     in_processes(missing, jobs)
-    measured = [read_json_object(path) for path in sorted(folder.glob("*-seed*.json"))]
+    measured = [read_json_object(path) for path in folder.glob("*-seed*.json")]
     measured.sort(key=lambda row: (ROWS.index(row["row"]), row["seed"]))
-    result = {"rows": measured}
+    result = {"made_by": command_line("paper table3", {}, options), "rows": measured}
     write_result(output / "table3.json", result)
     return as_markdown(result)
 
@@ -138,7 +147,7 @@ def train_row(
 
 def measure(model: Path, recipe: Recipe) -> dict[str, Any]:
     """Return perplexity per token and BLEU on the development set, as in the paper's table."""
-    development = text_of_recipe(recipe)  # the validation text: the recipe names no test corpus
+    development = text_of_recipe(recipe.model_copy(update={"test": []}))  # with a test corpus, it returns that one
     translator = Translator.from_pretrained(model)
     nats = nats_per_token(translator, development.sources, development.references)
     metric = BLEU(force=True)
