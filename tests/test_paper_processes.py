@@ -1,5 +1,9 @@
 """Independent trainings of the paper's commands run in processes of their own."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -7,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from training.paper.parallel import in_processes
+from training.progress import Signals
 from vaswani_transformer.errors import InputError
 
 
@@ -33,3 +38,31 @@ def test_the_first_error_stops_all_processes(tmp_path):
     with pytest.raises(InputError, match="the first is wrong"):
         in_processes(calls, jobs=2)
     assert time.monotonic() - begun < 55  # the others would sleep for 60 seconds each
+
+
+def save_on_signal(path: Path) -> None:
+    signals = Signals()
+    with signals.handle():
+        path.touch()
+        while not signals.received:
+            time.sleep(0.05)
+        time.sleep(0.5)  # a second signal would end the process here
+        path.write_text(signals.received.name)
+
+
+def stop_in_processes(path: Path) -> None:
+    in_processes([(path.with_suffix(".log"), partial(save_on_signal, path))], jobs=1)
+
+
+def test_ctrl_c_lets_a_training_save(tmp_path):
+    program = "import pathlib, sys, test_paper_processes as t; t.stop_in_processes(pathlib.Path(sys.argv[1]))"
+    path, tests = tmp_path / "saved", Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    command = [sys.executable, "-c", program, path]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        while not path.exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        process.wait(60)
+    assert path.read_text() == "SIGTERM"

@@ -21,7 +21,7 @@ def in_processes(calls: Sequence[tuple[Path, Callable[[], Any]]], jobs: int) -> 
     with one thread each than one after the other with two. The first error stops all processes.
     """
     threads = max(1, torch.get_num_threads() // jobs)
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), set_up_process, (threads,)) as pool:
         futures = {pool.submit(logged, log, function): log for log, function in calls}
         try:
             for future in as_completed(futures):
@@ -36,6 +36,15 @@ def in_processes(calls: Sequence[tuple[Path, Callable[[], Any]]], jobs: int) -> 
                 raise UnavailableError(f"a training process was killed (out of memory?); see {logs}/*.log") from error
             raise
     return [future.result() for future in futures]
+
+
+def set_up_process(threads: int) -> None:
+    """Set the number of threads, and leave the terminal's process group.
+
+    Ctrl-C then reaches the trainings once, as the parent's SIGTERM; a second signal would end them without saving.
+    """
+    os.setpgid(0, 0)
+    torch.set_num_threads(threads)
 
 
 def logged(log: Path, function: Callable[[], Any]) -> Any:
