@@ -5,7 +5,7 @@
                      batches.py; model: model.py (dropout.py, fsdp.py); hardware and processes: machine.py, processes.py
     -> train.py      the training loop: step.py (input_pipeline.py, loss.py, schedule.py), validation.py,
                      checkpointer.py (checkpoint_folders.py, tensors.py); limits and signals in progress.py, output
-                     folder in output.py, logging in report.py and metrics.py, final model in average.py
+                     folder in run_folder.py, logging in report.py and metrics.py, final model in average.py
     -> evaluate.py   BLEU: evaluation_text.py, scores.py; rows of results: result_row.py
 
 Further commands: average.py, plan.py (estimate.py, cost.py), translate.py, interpolate.py and paper/; recipe_options.py

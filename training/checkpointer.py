@@ -14,9 +14,9 @@ from vaswani_transformer.model_folder import read_json_object, write_json
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from . import checkpoint_folders, tensors
-from .output import check_unchanged, differences
 from .prepare import Prepared
 from .progress import Progress
+from .run_folder import check_unchanged, differences
 
 
 class Checkpointer:

@@ -31,11 +31,15 @@ def count_parameters(config: VaswaniTransformerConfig) -> Counts:
 
 
 def training_flops(
-    config: VaswaniTransformerConfig, source_tokens: float, target_tokens: float, source: float, target: float
+    config: VaswaniTransformerConfig,
+    source_tokens: float,
+    target_tokens: float,
+    source_length: float,
+    target_length: float,
 ) -> float:
     """Return the FLOPs of forward and backward pass: 2 per multiply-add, the backward pass twice the forward pass.
 
-    source_tokens, target_tokens: totals; source, target: mean lengths of their sentences.
+    source_tokens, target_tokens: totals; source_length, target_length: mean lengths of their sentences.
     Counts products with weights (per token), attention (per pair of positions) and the output layer, but not the
     embedding lookup.
     """
@@ -48,7 +52,8 @@ def training_flops(
     weights += (counts.decoder_matrices - cross) * target_tokens
     output = config.d_model * target_vocab_size(config) * target_tokens
     attention = width * (
-        config.encoder_layers * source_tokens * source + config.decoder_layers * target_tokens * (target + source)
+        config.encoder_layers * source_tokens * source_length
+        + config.decoder_layers * target_tokens * (target_length + source_length)
     )
     return 3 * 2 * (weights + output + attention)
 

@@ -45,7 +45,7 @@ def _yaml_text(value: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(_yaml_text)]
-Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+TextList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 Precision = Annotated[Literal["no", "bf16", "fp16"], BeforeValidator(_yaml_text)]
 
 # Keys that may change when a run is resumed. The text is compared by its content, not by its name.
@@ -92,17 +92,17 @@ class Recipe(BaseModel):
     streaming: bool = Field(False, description="Tokenise the dataset while it downloads; keep no copy of its text.")
     source_language: Text = Field("en", description="Source language code.")
     target_language: Text = Field("de", description="Target language code.")
-    train: Texts = Field(
+    train: TextList = Field(
         ["train"],
         description="Training corpora in `data` (or splits of `dataset`), read in order: 'train' is train.en and "
         "train.de (or .gz); also 'train.{language}.txt', 'a.txt,b.txt', 'pairs.tsv', 'pairs.jsonl'.",
     )
-    validation: Texts = Field(
+    validation: TextList = Field(
         ["val"],
         description="Validation corpora, named like `train`; if the default val.en and val.de do not exist, every 50th "
         "training pair is held out.",
     )
-    test: Texts = Field([], description="Test corpora, named like `train`.")
+    test: TextList = Field([], description="Test corpora, named like `train`.")
     max_length: int = Field(256, ge=2, description="Drop pairs with more tokens on one side, </s> included.")
     max_length_ratio: float | None = Field(
         None, ge=1, description="Drop pairs with one side more than this many times longer than the other."
@@ -173,7 +173,7 @@ class Recipe(BaseModel):
     keep_going: bool = Field(False, description="Continue when a checkpoint or a log cannot be written (disk full).")
     max_bad_steps: int = Field(10, ge=1, description="Stop after this many consecutive non-finite gradients.")
     log_every: int = Field(50, ge=1, description="Steps between lines of metrics.jsonl.")
-    trackers: Texts = Field([], description="Accelerate's trackers, such as tensorboard.")
+    trackers: TextList = Field([], description="Accelerate's trackers, such as tensorboard.")
 
     # --- hardware ("auto" chooses for this machine) ---
     processes: int | None = Field(

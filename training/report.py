@@ -92,7 +92,7 @@ class Reporter:
         if self.accelerator is not None and self.accelerator.log_with:
             self.accelerator.log(values, step=record["step"])
 
-    def progress(self, record: dict[str, Any], seconds_left: float) -> None:
+    def log(self, record: dict[str, Any], seconds_left: float) -> None:
         """Write a record of measurements (see Meter.read), and show its loss and speed."""
         self.write(record)
         summary = f"loss {record['loss']:.3f}  {record['tokens_per_second']:.0f} tokens/s"

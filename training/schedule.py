@@ -27,12 +27,12 @@ def inverse_sqrt_learning_rate(step: int, peak: float, warmup_steps: int) -> flo
     return peak * min(step / warmup_steps, (warmup_steps / step) ** 0.5)
 
 
-def linear_decay(step: int, total_steps: int, fraction: float) -> float:
-    """Return the decay factor of a step: 1, then falling linearly over the last `fraction` of the run.
+def linear_decay(step: int, total_steps: int, decay_share: float) -> float:
+    """Return the decay factor of a step: 1, then falling linearly over the last `decay_share` of the run.
 
     It reaches 0 one step after the end. Not in the paper, whose runs end before the rate is low.
     """
-    decaying = fraction * total_steps
+    decaying = decay_share * total_steps
     left = total_steps + 1 - step
     return 1.0 if left >= decaying else max(left, 0) / decaying
 

@@ -19,12 +19,12 @@ from .average import write_model_folder
 from .checkpointer import Checkpointer
 from .metrics import Meter, Window
 from .model import check_model_fields
-from .output import claim_output, lock_run, record_run
 from .prepare import Prepared, prepare
 from .processes import make_accelerator
 from .progress import Progress, Signals, StopReason, agree_on_stop, default_signal_handlers, limit_reached
 from .recipe import ADVICE, Recipe
 from .report import Reporter
+from .run_folder import claim_output, lock_run, record_run
 from .step import Stepper
 from .validation import validate
 
@@ -113,8 +113,9 @@ class Run:
         progress = self.progress
         saved_step = progress.step
         reason = self._stop_reason()
+        # A signal stopped the run after this step but before its validation: validate now.
         if progress.step > progress.validated_step and self._validation_is_due(reason):
-            reason = self._validate(reason)  # a signal saved this checkpoint before its validation
+            reason = self._validate(reason)
         self.checkpointer.mark_best(progress)  # the run may have been killed before it updated the pointer
         while not reason:
             self.checkpointer.raise_if_failed()
@@ -167,7 +168,7 @@ class Run:
                 "gradient_norm": self.stepper.gradient_norm,
                 **self.meter.read(self.window, progress),
             }
-            prepared.reporter.progress(record, (total - step) * progress.seconds / step)
+            prepared.reporter.log(record, (total - step) * progress.seconds / step)
             self.window.start()
         else:
             prepared.reporter.advance(step, total, progress.seconds / step)

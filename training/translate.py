@@ -27,8 +27,8 @@ from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
 from . import machine
-from .output import differences, lock_run, remove_unfinished
 from .report import Reporter
+from .run_folder import differences, lock_run, remove_unfinished
 from .search_options import BatchTokens, Dtype, LengthPenalty, NumBeams
 
 ABOUT = "about.json"

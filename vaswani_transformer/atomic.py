@@ -1,7 +1,7 @@
 """Write files and folders so that they appear under their names only when they are complete and on disk.
 
 Until then they are named `.NAME.PID.tmp`, in the same folder. An error, an interrupt or SIGTERM removes them; the
-leftovers of a killed process are removed by the next process that writes the same name.
+leftovers of a process that a signal killed are removed by the next process that writes the same name.
 """
 
 import os

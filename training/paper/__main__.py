@@ -31,7 +31,7 @@ LINES = 50  # of text, for the report on heads
 FIGURES = [1, 2, 3, 4, 5]
 
 
-@app.command(help="Count the operations of four kinds of layers. Also sequential steps, paths and exponents.")
+@app.command(help="Count the operations of four kinds of layers, their sequential steps and their paths.")
 def table1(output: Output) -> None:
     from .table1 import write_table1
 
@@ -71,8 +71,8 @@ def table3(
 
 @app.command(
     context_settings=RECIPE_OPTIONS,
-    help="Train parsers on a treebank and measure their F1. Section 6.3 of the paper. Other options are keys of the "
-    "recipe treebank_parsing: --max_steps 5000. Run the same command again to resume.",
+    help="Train parsers on a treebank and measure their F1, as in section 6.3 of the paper. Other options are keys of "
+    "the recipe treebank_parsing: --max_steps 5000. Run the same command again to resume.",
 )
 def table4(
     context: typer.Context,
@@ -111,7 +111,7 @@ add_figures("figure5", [5], "Find and draw two heads with different tasks.")
 add_figures("figures", FIGURES, "Draw figures 1 to 5.")
 
 
-@app.command(help="Show every value of one head for one sentence. Q, K, V, scores, mask, softmax and weighted values.")
+@app.command(help="Show every value of one head for one sentence: Q, K, V, scores, mask, softmax, weighted values.")
 def walk(
     model: Model,
     output: Output,
@@ -127,7 +127,7 @@ def walk(
 
 
 @app.command(
-    help="Describe every head over many sentences. Measures: entropy, distance, share at a fixed distance and on </s>, "
+    help="Describe every head over many sentences: entropy, distance, share at a fixed distance and on </s>, "
     "agreement.",
 )
 def heads(

@@ -104,11 +104,11 @@ def claim_sections(measured: dict[str, dict[str, Any]]) -> str:
     verdicts, sections = [], []
     for name, measurements in measured.items():
         claim = CLAIMS[name]
-        finding = claim.judge(measurements)
-        verdicts.append({"claim": claim.text, "verdict": finding.verdict})
-        evidence = finding.evidence[:1].upper() + finding.evidence[1:]
-        sections.append(f"### {claim.text}\n\nVerdict: **{finding.verdict}**. {evidence}.\n")
-        sections += [finding.table] if finding.table else []
+        judgement = claim.judge(measurements)
+        verdicts.append({"claim": claim.text, "verdict": judgement.verdict})
+        evidence = judgement.evidence[:1].upper() + judgement.evidence[1:]
+        sections.append(f"### {claim.text}\n\nVerdict: **{judgement.verdict}**. {evidence}.\n")
+        sections += [judgement.table] if judgement.table else []
         sections.append(picture(f"claims/{name}.png", claim.text))
     return "\n".join([markdown(verdicts), *sections])
 

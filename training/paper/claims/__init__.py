@@ -1,6 +1,6 @@
 """Claims about the model: CLAIMS names them, with a function that measures and one that judges each.
 
-    claim.py        the types: Setting -> measure_x -> Measurements -> judge_x -> Finding
+    claim.py        the types: Setting -> measure_x -> Measurements -> judge_x -> Judgement
     comparison.py   trains the models that a claim compares, with every seed
     attention.py, search.py, speed.py, training.py, positions.py, small_data.py
                     measure_x and judge_x of the claims, one subject per file
@@ -155,9 +155,9 @@ def write_claims(setting: Setting, names: list[str]) -> None:
 
 def write_claim(folder: Path, name: str, result: Measurements) -> Measurements:
     """Write the result file and the picture of a claim, with the verdict that follows from its measurements."""
-    finding = CLAIMS[name].judge(result)
-    result = {**result, "claim": CLAIMS[name].text, "verdict": finding.verdict, "evidence": finding.evidence}
+    judgement = CLAIMS[name].judge(result)
+    result = {**result, "claim": CLAIMS[name].text, "verdict": judgement.verdict, "evidence": judgement.evidence}
     path = folder / f"{name}.json"
-    save(finding.figure, path.with_suffix(".png"))
+    save(judgement.figure, path.with_suffix(".png"))
     write_result(path, result)
     return result

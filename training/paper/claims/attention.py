@@ -11,7 +11,7 @@ from vaswani_transformer.modeling_vaswani_transformer import MultiHeadAttention
 
 from ..plots import log_y, panels, plot_curves
 from ..verdicts import FAILS, HOLDS, fit_exponents, mean_interval, verdict, with_interval
-from .claim import Finding, Measurements, Setting
+from .claim import Judgement, Measurements, Setting
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
 
@@ -42,7 +42,7 @@ def saturation(d_k: int, scaled: bool, seed: int) -> tuple[float, float]:
     return float(torch.special.entr(weights.detach()).sum(-1).mean()), float(scores.grad.norm(dim=-1).mean())
 
 
-def judge_saturation(measurements: Measurements) -> Finding:
+def judge_saturation(measurements: Measurements) -> Judgement:
     sizes, norms = measurements["d_k"], measurements["gradient_norm"]
     ratios = [without[-1] / scaled[-1] for without, scaled in zip(norms[WITHOUT], norms[WITH], strict=True)]
     figure, axes = panels(2)
@@ -66,7 +66,7 @@ def judge_saturation(measurements: Measurements) -> Finding:
         f"nats without the factor and of {entropy[WITH]:.2f} with it (uniform attention: "
         f"{math.log(NUMBER_OF_KEYS):.2f})"
     )
-    return Finding(verdict(mean_interval([ratio - 1 for ratio in ratios]), expected_sign=-1), evidence, figure)
+    return Judgement(verdict(mean_interval([ratio - 1 for ratio in ratios]), expected_sign=-1), evidence, figure)
 
 
 # ---- memory against length -----------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def saved_bytes(kernel: str, length: int) -> int:
     return sum(storages.values())
 
 
-def judge_memory_of_attention(measurements: Measurements) -> Finding:
+def judge_memory_of_attention(measurements: Measurements) -> Judgement:
     powers = measurements["exponents"]
     eager, fused = (HOLDS if powers[kernel] > QUADRATIC else FAILS for kernel in KERNELS)
     evidence = (
@@ -115,4 +115,4 @@ def judge_memory_of_attention(measurements: Measurements) -> Finding:
     }
     plot_curves(axis, mebibytes, "sentence length n", "MiB kept for the backward pass", log_x=True)
     log_y(axis)
-    return Finding(f"{eager} with eager attention, {fused} with the fused kernel", evidence, figure)
+    return Judgement(f"{eager} with eager attention, {fused} with the fused kernel", evidence, figure)

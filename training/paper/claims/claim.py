@@ -26,7 +26,7 @@ class Setting:
     command: str  # reproduces the measurements with `--only NAME`
 
 
-class Finding(NamedTuple):
+class Judgement(NamedTuple):
     """The verdict on a claim, with the measurements and the figure that support it."""
 
     verdict: str
@@ -40,5 +40,5 @@ class Claim(NamedTuple):
 
     text: str
     measure: Callable[[Setting], Measurements]
-    judge: Callable[[Measurements], Finding]
-    uses_seeds: bool = True  # False: measured once, so the result file names no seeds
+    judge: Callable[[Measurements], Judgement]
+    uses_seeds: bool = True  # False: does not depend on --seeds, so the result file names none

@@ -15,7 +15,7 @@ from ...recipe import Recipe
 from ...scores import corpus_bleu, nats_per_token
 from ..plots import panels, plot_intervals, plot_means
 from ..verdicts import differences, mean_interval, verdict, with_interval
-from .claim import Finding, Measurements, Setting
+from .claim import Judgement, Measurements, Setting
 from .comparison import LONG_STEPS, Variant, train_and_load, train_changed, train_models
 
 BUCKETS = ((1, 10), (11, 20), (21, 256))  # source tokens; models are trained on the first two buckets
@@ -68,7 +68,7 @@ class NoPositions(PositionalEncoding):
         return torch.zeros_like(super().forward(start, length, device))
 
 
-def judge_length_extrapolation(measurements: Measurements) -> Finding:
+def judge_length_extrapolation(measurements: Measurements) -> Judgement:
     nats, (short, long, unseen) = measurements["nats_per_token"], measurements["buckets"]
     # How much higher the loss is on unseen lengths than on the longest lengths seen in training.
     rise = {kind: [buckets[2] - buckets[1] for buckets in by_seed] for kind, by_seed in nats.items()}
@@ -87,4 +87,4 @@ def judge_length_extrapolation(measurements: Measurements) -> Finding:
     plot_intervals(
         right, means, "loss beyond the training lengths, minus\nloss of the longest in training, nats per token"
     )
-    return Finding(verdict(mean_interval(more), expected_sign=-1), evidence, figure)
+    return Judgement(verdict(mean_interval(more), expected_sign=-1), evidence, figure)

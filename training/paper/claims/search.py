@@ -13,7 +13,7 @@ from ...checkpoint_folders import regular_of_run
 from ..plots import log_x_ticks, panels, plot_curves, plot_intervals
 from ..result_files import markdown
 from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, plus_minus, verdict
-from .claim import Finding, Measurements, Setting
+from .claim import Judgement, Measurements, Setting
 
 BEAMS, ALPHAS = (1, 2, 4, 8, 16), (0.0, 0.3, 0.6, 1.0, 1.5)
 
@@ -35,7 +35,7 @@ def measure_beam_and_alpha(setting: Setting) -> Measurements:
     return {"bleu": paired_bleu(systems, setting.development.references)}
 
 
-def judge_beam_and_alpha(measurements: Measurements) -> Finding:
+def judge_beam_and_alpha(measurements: Measurements) -> Judgement:
     bleu = measurements["bleu"]
     greedy, four = bleu[search_name(1, 0.6)], bleu[search_name(4, 0.6)]
     observed = HOLDS if four["bleu"] > greedy["bleu"] else FAILS
@@ -66,7 +66,7 @@ def judge_beam_and_alpha(measurements: Measurements) -> Finding:
         }
         for name, score in bleu.items()
     ]
-    return Finding(judged, evidence, figure, markdown(table))
+    return Judgement(judged, evidence, figure, markdown(table))
 
 
 def paired_bleu(systems: dict[str, list[str]], references: list[str]) -> dict[str, dict[str, Any]]:
@@ -102,7 +102,7 @@ def measure_averaging(setting: Setting) -> Measurements:
     }
 
 
-def judge_averaging(measurements: Measurements) -> Finding:
+def judge_averaging(measurements: Measurements) -> Judgement:
     difference, (last, average) = measurements["nats_difference"], measurements["bleu"].values()
     evidence = (
         f"the average's loss minus the last checkpoint's is {plus_minus(difference, 4, signed=True)} nats per token; "
@@ -112,4 +112,4 @@ def judge_averaging(measurements: Measurements) -> Finding:
     figure, (axis,) = panels()
     shown = {f"average of {len(measurements['checkpoints'])}, minus the last": difference}
     plot_intervals(axis, shown, "difference of the loss, nats per token\n(below 0: the average is better)", zero=True)
-    return Finding(verdict(difference, expected_sign=-1), evidence, figure)
+    return Judgement(verdict(difference, expected_sign=-1), evidence, figure)

@@ -15,7 +15,7 @@ from ..plots import log_x_ticks, panels, plot_intervals, plot_means
 from ..rnn import beam_search
 from ..table3 import RECIPE
 from ..verdicts import FAILS, HOLDS, UNSURE, differences, mean_interval, verdict, with_interval
-from .claim import Finding, Measurements, Setting
+from .claim import Judgement, Measurements, Setting
 from .comparison import LONG_STEPS, Variant, runs_folder, train_and_load, train_models
 
 PAIRS = (1000, 3000, 10_000, 29_000)
@@ -77,7 +77,7 @@ def bleu_of_lstm(text: EvaluationText, recipe: Recipe) -> Measurements:
     return {"bleu": corpus_bleu(translations, text.references)}
 
 
-def judge_small_data(measurements: Measurements) -> Finding:
+def judge_small_data(measurements: Measurements) -> Judgement:
     counts, bleu = measurements["pairs"], measurements["bleu"]
     by_count = {system: list(zip(*by_seed, strict=True)) for system, by_seed in bleu.items()}
     leads = [differences(*pair) for pair in zip(by_count["LSTM"], by_count["Transformer"], strict=True)]
@@ -101,4 +101,4 @@ def judge_small_data(measurements: Measurements) -> Finding:
         zero=True,
     )
     right.set(xlabel="training pairs")
-    return Finding(worse, evidence, figure)
+    return Judgement(worse, evidence, figure)

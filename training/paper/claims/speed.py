@@ -16,7 +16,7 @@ from ...machine import this_device
 from ..plots import log_y, panels, plot_curves
 from ..rnn import RnnWithAttention, State, rnn_of_size
 from ..verdicts import FAILS, HOLDS
-from .claim import Finding, Measurements, Setting
+from .claim import Judgement, Measurements, Setting
 
 LENGTHS = [10, 25, 50, 100, 200, 400]  # tokens of each sentence
 SENTENCES = 16  # decoded together
@@ -90,19 +90,19 @@ def measure_speeds(work: Callable[[nn.Module, Tensor], None], seconds: float, is
     return {"lengths": LENGTHS, "unit": unit, "tokens_per_second": series, "ratios": ratios}
 
 
-def judge_training_speed(measurements: Measurements) -> Finding:
+def judge_training_speed(measurements: Measurements) -> Judgement:
     slowest = min(min(ratios) for ratios in measurements["ratios"].values())
-    return finding(measurements, HOLDS if slowest >= CLAIMED_FACTOR else FAILS, "trains on", "training tokens")
+    return judgement(measurements, HOLDS if slowest >= CLAIMED_FACTOR else FAILS, "trains on", "training tokens")
 
 
-def judge_decoding_speed(measurements: Measurements) -> Finding:
+def judge_decoding_speed(measurements: Measurements) -> Judgement:
     ratios = [ratio for by_length in measurements["ratios"].values() for ratio in by_length]
     slower = sum(ratio <= 1 for ratio in ratios)
     verdict = {0: FAILS, len(ratios): HOLDS}.get(slower, f"holds in {slower} of {len(ratios)} cases")
-    return finding(measurements, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
+    return judgement(measurements, verdict, "decodes", f"decoded tokens (greedy, {SENTENCES} sentences)")
 
 
-def finding(measurements: Measurements, verdict: str, verb: str, counted: str) -> Finding:
+def judgement(measurements: Measurements, verdict: str, verb: str, counted: str) -> Judgement:
     """Compare the speeds. verb: of the evidence;  counted: label of the y axis"""
     unit = measurements["unit"]
     evidence = f"per {unit}, the Transformer {verb} " + " and ".join(
@@ -112,4 +112,4 @@ def finding(measurements: Measurements, verdict: str, verb: str, counted: str) -
     figure, (axis,) = panels()
     plot_curves(axis, measurements["tokens_per_second"], "tokens of a sentence", f"{counted}\nper {unit}", log_x=True)
     log_y(axis)
-    return Finding(verdict, evidence, figure)
+    return Judgement(verdict, evidence, figure)

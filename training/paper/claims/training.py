@@ -18,7 +18,7 @@ from ...train import train
 from ..plots import panels, plot_curves, plot_intervals
 from ..table3 import RECIPE, compare_with_base
 from ..verdicts import differences, mean_interval, plus_minus, verdict, with_interval
-from .claim import Finding, Measurements, Setting
+from .claim import Judgement, Measurements, Setting
 from .comparison import SHORT_STEPS, Variant, train_changed, train_models
 
 LOSS = "training loss, label-smoothed (first seed)"
@@ -53,7 +53,7 @@ def with_first_losses(measurements: Measurements) -> Measurements:
     return measurements | {"losses": {kind: by_seed[0] for kind, by_seed in measurements["losses"].items()}}
 
 
-def judge_warm_up(measurements: Measurements) -> Finding:
+def judge_warm_up(measurements: Measurements) -> Judgement:
     without, with_warm_up = measurements["validation_loss"].values()
     worse = differences(without, with_warm_up)
     evidence = (
@@ -67,7 +67,7 @@ def judge_warm_up(measurements: Measurements) -> Finding:
     else:  # the published result was measured without the curves
         means = {kind: mean_interval(by_seed) for kind, by_seed in measurements["validation_loss"].items()}
         plot_intervals(axis, means, f"validation loss after {measurements['steps']} steps")
-    return Finding(verdict(mean_interval(worse), expected_sign=+1), evidence, figure)
+    return Judgement(verdict(mean_interval(worse), expected_sign=+1), evidence, figure)
 
 
 # ---- section 3.2.1: the factor 1 / sqrt(d_k) -----------------------------------------------------------------------
@@ -95,7 +95,7 @@ def remove_factor(model: nn.Module) -> None:
             module.scaling = 1.0
 
 
-def judge_training_without_the_factor(measurements: Measurements) -> Finding:
+def judge_training_without_the_factor(measurements: Measurements) -> Judgement:
     scaled, unscaled = measurements["nats_per_token"].values()
     worse = differences(unscaled, scaled)
     evidence = (
@@ -105,7 +105,7 @@ def judge_training_without_the_factor(measurements: Measurements) -> Finding:
     )
     figure, (axis,) = panels()
     plot_curves(axis, measurements["losses"], "step", LOSS)
-    return Finding(verdict(mean_interval(worse), expected_sign=+1), evidence, figure)
+    return Judgement(verdict(mean_interval(worse), expected_sign=+1), evidence, figure)
 
 
 # ---- section 5.4: label smoothing, judged by the models of Table 3 ---------------------------------------------------
@@ -130,7 +130,7 @@ def measure_label_smoothing(setting: Setting) -> Measurements:
     }
 
 
-def judge_label_smoothing(measurements: Measurements) -> Finding:
+def judge_label_smoothing(measurements: Measurements) -> Judgement:
     nats = mean_interval(measurements["log_perplexity_difference"])
     bleu = mean_interval(measurements["bleu_difference"])
     evidence = (
@@ -142,4 +142,4 @@ def judge_label_smoothing(measurements: Measurements) -> Finding:
     plot_intervals(axes[0], {label: nats}, "log-perplexity, nats per token\n(below 0: better without)", zero=True)
     plot_intervals(axes[1], {label: bleu}, "BLEU\n(below 0: worse without)", zero=True)
     on_perplexity, on_bleu = (verdict(difference, expected_sign=-1) for difference in (nats, bleu))
-    return Finding(f"perplexity: {on_perplexity}; BLEU: {on_bleu}", evidence, figure)
+    return Judgement(f"perplexity: {on_perplexity}; BLEU: {on_bleu}", evidence, figure)
