@@ -31,6 +31,15 @@ WORTH_COMPILING = 20_000  # steps; compiling the base model takes one to three m
 SHORT_SENTENCE = 60
 
 
+def set_up_process(matmul_precision: str, device: torch.device) -> str:
+    """Choose the process-wide settings of the C library and torch for a device; return the float32 matmul precision."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    if device.type == "cuda":
+        disable_cudnn_attention()
+    return set_matmul_precision(matmul_precision, device)
+
+
 def keep_freed_memory() -> None:
     """Make the C library keep freed memory instead of returning every large tensor to the system.
 

@@ -77,11 +77,7 @@ def make_model(
     mean_length: mean sentence length in tokens
     Returns the model and the choices made for this device.
     """
-    if device.type == "cpu":
-        machine.keep_freed_memory()
-    if device.type == "cuda":
-        machine.disable_cudnn_attention()
-    precision = machine.set_matmul_precision(recipe.matmul_precision, device)
+    precision = machine.set_up_process(recipe.matmul_precision, device)
     attention = machine.choose_attention(recipe.attention, device, mean_length)
     config._attn_implementation = attention
     machine.seed_torch(recipe.seed)
