@@ -129,6 +129,17 @@ def test_the_test_set_defaults_to_that_of_the_run(model_folder, capsys):
     assert (result["test"], result["sentences"]) == ("final", 2)
 
 
+def test_held_out_pairs_are_evaluated_if_there_is_no_other_text(model_folder, capsys):
+    for language in ("xx", "yy"):
+        write_lines(model_folder / f"train.{language}", [f"{n}" for n in range(100)])
+    recipe = {"data": str(model_folder), "source_language": "xx", "target_language": "yy"}
+    (model_folder / "model/run.json").write_text(json.dumps({"recipe": recipe}))
+    words = [str(model_folder / "model"), "--num-beams", "1", "--json"]
+    main(words)
+    result = json.loads(capsys.readouterr().out)
+    assert (result["test"], result["sentences"]) == ("train (held out)", 2)
+
+
 def test_a_damaged_record_of_the_run_is_named(model_folder, refused):
     (model_folder / "model/run.json").write_text('{"recipe": null}')
     assert "run.json: recipe is a NoneType; it must be an object" in refused(main, [model_folder / "model"], 3)

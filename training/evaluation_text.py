@@ -9,7 +9,7 @@ from vaswani_transformer.lines import read_lines
 from vaswani_transformer.model_folder import read_json_object
 
 from . import demo_corpus
-from .parallel_text import parallel_texts, sentences_of
+from .parallel_text import holds_out_validation, parallel_texts, sentences_of, train_and_validation_texts
 from .recipe import EMBEDDED, Recipe, load_recipe
 
 # Keys of a recipe that locate its text.
@@ -32,11 +32,19 @@ class EvaluationText:
 
 
 def text_of_recipe(recipe: Recipe) -> EvaluationText:
-    """Return the sentences of a recipe's `test` corpora, or of its `validation` corpora if it names no test corpus."""
+    """Return the sentences of a recipe's `test` corpora, or of its validation text if it names no test corpus.
+
+    The validation text is what training validates with, also if that is a part of the training text.
+    """
     names = recipe.test or recipe.validation
     if not names:
         raise InputError("the recipe has no test corpus; pass --test NAME, or --source and --reference")
-    sources, references = sentences_of(parallel_texts(recipe, names))
+    if not recipe.test and holds_out_validation(recipe):
+        names = [f"{name} (held out)" for name in recipe.train]
+        texts = train_and_validation_texts(recipe).validation
+    else:
+        texts = parallel_texts(recipe, names)
+    sources, references = sentences_of(texts)
     embedded = recipe.data == EMBEDDED
     kinds = [kind for name in names for kind, *_ in demo_corpus.load(name)] if embedded else None
     data = recipe.dataset or recipe.data or "."

@@ -48,17 +48,21 @@ class Texts(NamedTuple):
 
 
 def train_and_validation_texts(recipe: Recipe) -> Texts:
-    """Return the texts to train on and to validate with.
-
-    If the default validation text does not exist in either language, a part of the training text is held out.
-    """
+    """Return the texts to train on and to validate with."""
     texts = parallel_texts(recipe, recipe.train)
-    files = recipe.dataset is None and recipe.data != EMBEDDED
-    if files and recipe.validation == Recipe.model_fields["validation"].default:
-        names = [f"{name}.{language}" for name in recipe.validation for language in recipe.languages]
-        if not any(_files_named(recipe, name) for name in names):
-            return Texts([_part(text, False) for text in texts], [_part(text, True) for text in texts], held_out=True)
+    if holds_out_validation(recipe):
+        return Texts([_part(text, False) for text in texts], [_part(text, True) for text in texts], held_out=True)
     return Texts(texts, parallel_texts(recipe, recipe.validation), held_out=False)
+
+
+def holds_out_validation(recipe: Recipe) -> bool:
+    """Return whether to hold out training pairs: the default validation text exists in neither language."""
+    if recipe.dataset is not None or recipe.data == EMBEDDED:
+        return False
+    if recipe.validation != Recipe.model_fields["validation"].default:
+        return False
+    names = [f"{name}.{language}" for name in recipe.validation for language in recipe.languages]
+    return not any(_files_named(recipe, name) for name in names)
 
 
 def _part(text: ParallelText, held_out: bool) -> ParallelText:
