@@ -31,7 +31,7 @@ from vaswani_transformer.text_translator import batches_by_length
 
 from .harness import Row, clock, race, report, run, speedups
 from .options import BATCH_SIZES, BatchSizes, ClockName, Record, Rounds, Threads
-from .systems.decoding import NEEDS_TORCH, SYSTEMS, System, TokenIds
+from .systems.decoding import NEEDS_TORCH, OURS, SYSTEMS, System, TokenIds, find_peers
 
 
 def compare(
@@ -74,7 +74,7 @@ def compare(
                 "system": each.name,
                 "seconds": round(seconds, 3),
                 "tokens_per_second": round(sum(map(len, translations)) / seconds),
-                **speedups(each.name, peers_of(each.name), best),
+                **speedups(each.name, peers_of(each, systems), best),
                 "bleu": bleu(translations, expected, tokenizer) if expected else "",
                 **standalone_columns,
                 "file_megabytes": round(each.megabytes, 1),
@@ -84,7 +84,7 @@ def compare(
     if record and references:
         unit = "CPU" if clock_name == "cpu" else "wall-clock"
         title = f"{Path(model).name}: {len(lines)} sentences, beam {num_beams}, {threads} thread(s), {unit} time"
-        plot(rows, title, record.with_name(f"{record.stem}-{Path(model).name}-{threads}.png"))
+        plot(systems, rows, title, record.with_name(f"{record.stem}-{Path(model).name}-{threads}.png"))
 
 
 # ---- text and systems --------------------------------------------------------------------------------------------
@@ -144,10 +144,10 @@ def translate_all(system: System, batches: list[TokenIds], beams: int) -> TokenI
     return [ids for batch in batches for ids in system.translate(batch, beams)]
 
 
-def peers_of(name: str) -> dict[str, str]:
-    """Return the systems that a system is compared with: for names with "int8", CTranslate2's int8."""
-    ctranslate2 = f"ctranslate2 {'int8' if 'int8' in name else 'float32'}"
-    return {"generate": "torch generate()", "marian": "transformers Marian", "ctranslate2": ctranslate2}
+def peers_of(system: System, systems: list[System]) -> dict[str, str | None]:
+    """Return the names of the systems that a system is compared with: for int8, CTranslate2's int8."""
+    ctranslate2 = "int8" if system.precision == "int8" else "float32"
+    return find_peers(systems, {"generate": "float32", "marian": "float32", "ctranslate2": ctranslate2})
 
 
 def bleu(translations: TokenIds, references: list[str], tokenizer: Any) -> str:
@@ -160,18 +160,19 @@ def bleu(translations: TokenIds, references: list[str], tokenizer: Any) -> str:
 # ---- the plot ----------------------------------------------------------------------------------------------------
 
 
-def plot(rows: list[Row], title: str, path: Path) -> None:
-    """Plot BLEU against speed: a line for each system (dashed for the peers) and a point for each batch size."""
+def plot(systems: list[System], rows: list[Row], title: str, path: Path) -> None:
+    """Plot BLEU against speed: a line for each system (dashed for other programs) and a point for each batch size."""
     figure = new_figure(figsize=(8, 5), layout="constrained")
     axis = figure.subplots()
-    for system in dict.fromkeys(row["system"] for row in rows):
+    for system in systems:
         points = sorted(
             (row["sentences"] / row["seconds"], float(row["bleu"]), row["batch"].removesuffix(" tokens"))
             for row in rows
-            if row["system"] == system
+            if row["system"] == system.name
         )
-        style = "s--" if system.startswith(("transformers", "ctranslate2")) else "o-"
-        (line,) = axis.plot([x for x, _, _ in points], [y for _, y, _ in points], style, label=system, markersize=5)
+        style = "o-" if system.engine in OURS else "s--"
+        speeds, scores = [x for x, _, _ in points], [y for _, y, _ in points]
+        (line,) = axis.plot(speeds, scores, style, label=system.name, markersize=5)
         for n, (speed, score, batch) in enumerate(points):
             # Close points have their labels above and below the line in turn.
             place = {"xytext": (0, 4 if n % 2 else -11), "textcoords": "offset points", "ha": "center"}

@@ -38,8 +38,10 @@ from vaswani_transformer.tokenization import SPECIAL_TOKENS
 from .harness import PeakRates, Row, clock, race, report, run, speedups
 from .options import BATCH_SIZES, BatchSizes, Device, Record, Rounds, Threads
 from .systems.decoding import (
-    Translate,
+    Precision,
+    System,
     ctranslate2_model,
+    find_peers,
     import_ctranslate2,
     onnx_file,
     search_translate,
@@ -69,10 +71,10 @@ def compare(
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary, torch.inference_mode():
         model = save_random_model(Path(temporary) / "model", SMALL if small else FULL)
-        systems: dict[str, Translate] = {}
+        systems: list[System] = []
         for load in loaders:
             try:
-                systems |= load(model, Path(temporary), device, threads)
+                systems += load(model, Path(temporary), device, threads)
             except UnavailableError as error:
                 typer.echo(f"no rows of {load.__name__}: {error}", err=True)
         if not systems:
@@ -82,9 +84,7 @@ def compare(
     report(rows, record)
 
 
-def measure(
-    systems: dict[str, Translate], config: Any, size: int, device: str, threads: int, rounds: int
-) -> Iterator[Row]:
+def measure(systems: list[System], config: Any, size: int, device: str, threads: int, rounds: int) -> Iterator[Row]:
     """Time all systems on one batch of random sources; yield a row per system."""
     now = clock("wall", device)
     peaks = PeakRates(now)
@@ -97,23 +97,23 @@ def measure(
 
     sources = np.random.default_rng(size).integers(4, config.vocab_size, (size, SOURCE_LENGTH))
     sources[:, -1] = config.eos_token_id
-    tasks = {name: partial(translate, sources.tolist(), BEAMS, OUTPUT_LENGTH) for name, translate in systems.items()}
+    tasks = {each.name: partial(each.translate, sources.tolist(), BEAMS, OUTPUT_LENGTH) for each in systems}
     for task in tasks.values():
         task()  # warm up
-    has_peaks = device == "cpu" and "onnx float32" in systems
-    best = race(tasks, rounds, now, measure_peaks if has_peaks else lambda: None)
-    for name, (seconds, found) in best.items():
+    best = race(tasks, rounds, now, measure_peaks if device == "cpu" else lambda: None)
+    for system in systems:
+        seconds, found = best[system.name]
         lengths = {len(ids) for ids in found}
-        assert len(found) == size and lengths <= {OUTPUT_LENGTH - 1, OUTPUT_LENGTH}, (name, lengths)
-        rate, precision = size * OUTPUT_LENGTH / seconds, name.split()[-1]
-        peers = {peer: f"{peer} {precision}" for peer in ("ctranslate2", "marian")}
+        assert len(found) == size and lengths <= {OUTPUT_LENGTH - 1, OUTPUT_LENGTH}, (system.name, lengths)
+        rate, precision = size * OUTPUT_LENGTH / seconds, system.precision
+        peers = find_peers(systems, {"ctranslate2": precision, "marian": precision})
         yield {
             "device": device,
             "threads": threads,
             "batch": size,
-            "system": name,
+            "system": system.name,
             "tokens_per_second": round(rate),
-            **speedups(name, peers, best),
+            **speedups(system.name, peers, best),
             "fraction_of_peak": peaks.fraction(precision, rate * operations_per_token(config)),
             "matmul_gops": round(peaks.best[precision] / 1e9) if precision in peaks.best else "",
         }
@@ -134,45 +134,50 @@ def save_random_model(folder: Path, sizes: dict[str, int]) -> Any:
     return model
 
 
-# ---- systems: (model, the folder with model/, device, threads) -> translate() by name and precision --------------
+# ---- systems: (model, the folder with model/, device, threads) -> systems with the model's sizes -----------------
 
 
-def torch_systems(ours: Any, folder: Path, device: str, threads: int) -> dict[str, Translate]:
+def torch_systems(ours: Any, folder: Path, device: str, threads: int) -> list[System]:
     """Return our search and generate(), and Marian's, in float32 and bfloat16."""
     marian = marian_like(ours.config.to_dict(), max_position_embeddings=256).eval()
-    systems: dict[str, Translate] = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        precision = str(dtype).removeprefix("torch.")
+    systems: list[System] = []
+    precisions: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    for precision, dtype in precisions.items():
         model, peer = (copy.deepcopy(each).to(device, dtype) for each in (ours, marian))
-        systems[f"marian {precision}"] = torch_translate(peer, peer.generate)
-        systems[f"generate() {precision}"] = torch_translate(model, model.generate)
-        systems[f"search {precision}"] = search_translate(model)
+        systems += [
+            System(f"marian {precision}", "marian", precision, torch_translate(peer, peer.generate)),
+            System(f"generate() {precision}", "generate", precision, torch_translate(model, model.generate)),
+            System(f"search {precision}", "search", precision, search_translate(model)),
+        ]
     return systems
 
 
-def onnx_systems(ours: Any, folder: Path, device: str, threads: int) -> dict[str, Translate]:
+def onnx_systems(ours: Any, folder: Path, device: str, threads: int) -> list[System]:
     """Export the model. Raises UnavailableError if this onnxruntime has no provider for the device."""
     execution_providers(device)  # raises it before the export
-    systems: dict[str, Translate] = {}
+    systems: list[System] = []
     for name, precision in (("float32", "fp32"), ("int8", "int8") if device == "cpu" else ("float16", "fp16")):
-        export_single_folder(folder / "model", folder / precision, precision)
-        limit = threads if device == "cpu" else None
-        systems[f"onnx {name}"] = onnx_file(folder / precision, limit, device).translate
+        export_single_folder(folder / "model", folder / name, precision)
+        systems.append(onnx_file(folder / name, threads if device == "cpu" else None, device))
     return systems
 
 
-def ctranslate2_systems(ours: Any, folder: Path, device: str, threads: int) -> dict[str, Translate]:
+def ctranslate2_systems(ours: Any, folder: Path, device: str, threads: int) -> list[System]:
     """Convert the model. Raises UnavailableError if CTranslate2, a GPU or a CUDA library is missing."""
-    wanted = {"float32", "int8" if device == "cpu" else "float16"}
+    wanted: list[Precision] = ["float32", "int8" if device == "cpu" else "float16"]
     try:
-        precisions: set[str] = wanted & import_ctranslate2().get_supported_compute_types(device)
+        supported = import_ctranslate2().get_supported_compute_types(device)
         export_checkpoint(folder / "model", folder / "ctranslate2", "ctranslate2")
-        loaded = [ctranslate2_model(folder / "ctranslate2", threads, name, device) for name in sorted(precisions)]
-        for system in loaded:
+        systems = [
+            ctranslate2_model(folder / "ctranslate2", threads, precision, device)
+            for precision in wanted
+            if precision in supported
+        ]
+        for system in systems:
             system.translate([[5, 2]], 1, 2)  # loads the CUDA libraries
     except RuntimeError as error:  # UnavailableError is one as well
         raise UnavailableError(str(error)) from error
-    return {system.name: system.translate for system in loaded}
+    return systems
 
 
 # ---- the peak rate -----------------------------------------------------------------------------------------------

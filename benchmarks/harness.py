@@ -91,14 +91,14 @@ def race(
     return {name: min(measured, key=itemgetter(0)) for name, measured in turns.items()}
 
 
-def speedups(name: str, peers: Mapping[str, str], best: Mapping[str, tuple[float, Any]]) -> Row:
-    """Return columns with a system's speed relative to its peers, "" for a peer that did not run.
+def speedups(name: str, peers: Mapping[str, str | None], best: Mapping[str, tuple[float, Any]]) -> Row:
+    """Return columns with a system's speed relative to its peers, "" without a peer.
 
-    peers: the systems by the ends of the columns' names.  best: what `race` returned
+    peers: column suffix -> name of the peer system.  best: what `race` returned
     """
     return {
-        f"speedup_vs_{column}": f"{best[peer][0] / best[name][0]:.2f}" if peer in best else ""
-        for column, peer in peers.items()
+        f"speedup_vs_{suffix}": "" if peer is None else f"{best[peer][0] / best[name][0]:.2f}"
+        for suffix, peer in peers.items()
     }
 
 

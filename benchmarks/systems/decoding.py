@@ -5,9 +5,9 @@ standalone.py loads one of them without torch: torch and transformers are import
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,23 @@ TokenIds = list[list[int]]  # of sentences, without padding
 # (sources, beam size, length=None) -> their best translations without </s>; with a length, the search takes exactly
 # that many steps.
 Translate = Callable[..., TokenIds]
+Engine = Literal["generate", "search", "onnx", "marian", "ctranslate2"]
+OURS: set[Engine] = {"generate", "search", "onnx"}
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
 
 
 class System(NamedTuple):
-    name: str
-    megabytes: float  # of its weight file
+    name: str  # of its rows, unique in a comparison
+    engine: Engine
+    precision: Precision
     translate: Translate
+    megabytes: float = 0.0  # of its weight file, if it was loaded from one
+
+
+def find_peers(systems: Iterable[System], precisions: Mapping[Engine, Precision]) -> dict[str, str | None]:
+    """Return the name of the system with each of these engines and its precision, None if there is none."""
+    names = {(system.engine, system.precision): system.name for system in systems}
+    return {engine: names.get((engine, precision)) for engine, precision in precisions.items()}
 
 
 def padded_arrays(sources: TokenIds, pad: int) -> tuple[np.ndarray, np.ndarray]:
@@ -85,12 +96,13 @@ def our_model(folder: Path, threads: int) -> Any:
 
 def torch_generate(folder: Path, threads: int) -> System:
     model = our_model(folder, threads)
-    return System("torch generate()", safetensors_megabytes(folder), torch_translate(model, model.generate))
+    translate = torch_translate(model, model.generate)
+    return System("torch generate()", "generate", "float32", translate, safetensors_megabytes(folder))
 
 
 def torch_search(folder: Path, threads: int) -> System:
-    model = our_model(folder, threads)
-    return System("torch search in tensors", safetensors_megabytes(folder), search_translate(model))
+    translate = search_translate(our_model(folder, threads))
+    return System("torch search in tensors", "search", "float32", translate, safetensors_megabytes(folder))
 
 
 def marian_generate(folder: Path, threads: int) -> System:
@@ -101,9 +113,9 @@ def marian_generate(folder: Path, threads: int) -> System:
 
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
-    model: Any = MarianMTModel.from_pretrained(folder, local_files_only=True).eval()
-    search = functools.partial(model.generate, length_penalty=0.6, max_length=256)
-    return System("transformers Marian", safetensors_megabytes(folder), torch_translate(model, search))
+    model: Any = MarianMTModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    translate = torch_translate(model, functools.partial(model.generate, length_penalty=0.6, max_length=256))
+    return System("transformers Marian", "marian", "float32", translate, safetensors_megabytes(folder))
 
 
 def safetensors_megabytes(folder: Path) -> float:
@@ -114,7 +126,7 @@ def safetensors_megabytes(folder: Path) -> float:
 
 
 def onnx_file(folder: Path, threads: int | None, device: str = "cpu") -> System:
-    """Load an exported file. The folder names the system: files of one model differ in their precision."""
+    """Load an exported file. The folder names the system and its precision, which the file does not state."""
     from vaswani_transformer.onnx_translator import OnnxTranslator
 
     translator = OnnxTranslator.from_pretrained(folder, device=device, threads=threads)
@@ -127,11 +139,12 @@ def onnx_file(folder: Path, threads: int | None, device: str = "cpu") -> System:
         return without(special, sequences[:, 0].tolist())
 
     name = folder.resolve().name
+    precision = "int8" if "int8" in name else "float16" if name.endswith(("fp16", "float16")) else "float32"
     size = (folder / "model.onnx").stat().st_size / 1e6
-    return System(name if name.startswith("onnx") else f"onnx {name}", size, translate)
+    return System(name if name.startswith("onnx") else f"onnx {name}", "onnx", precision, translate, size)
 
 
-def ctranslate2_model(folder: Path, threads: int, precision: str, device: str = "cpu") -> System:
+def ctranslate2_model(folder: Path, threads: int, precision: Precision, device: str = "cpu") -> System:
     """Load a CTranslate2 model, which has the length penalty length^alpha and its own stopping rule."""
     translator = import_ctranslate2().Translator(
         str(folder), device=device, compute_type=precision, intra_threads=threads, inter_threads=1
@@ -146,7 +159,7 @@ def ctranslate2_model(folder: Path, threads: int, precision: str, device: str = 
         return [[ids[token] for token in result.hypotheses[0]] for result in found]
 
     size = (folder / "model.bin").stat().st_size / 1e6  # float32; CTranslate2 quantises it while loading
-    return System(f"ctranslate2 {precision}", size, translate)
+    return System(f"ctranslate2 {precision}", "ctranslate2", precision, translate, size)
 
 
 def import_ctranslate2() -> Any:
