@@ -151,6 +151,7 @@ def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: Pe
     for system, measured in turns.items():
         speedups = [a.speed / b.speed for a, b in zip(measured, baseline, strict=True)]
         speed = statistics.median(turn.speed for turn in measured)
+        steps = [turn.steps for turn in measured]
         yield {
             "system": system.name,
             "parameters": system.parameters,
@@ -159,7 +160,7 @@ def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: Pe
             "speedup_min": round(min(speedups), 3),
             "speedup_max": round(max(speedups), 3),
             "fraction_of_peak": peaks.fraction(system.precision, speed * operations),
-            "padding": round(1 - sum(t.tokens for t in measured) / sum(t.positions for t in measured), 4),
+            "padding": round(1 - sum(s.tokens for s in steps) / sum(s.positions for s in steps), 4),
             "peak_megabytes": max(turn.peak_megabytes for turn in measured),
         }
 

@@ -155,8 +155,8 @@ def test_tokens_of_the_trainer_are_those_of_the_steps_that_are_timed(data: Path,
     folder.mkdir()
     train_throughput.write_text(data, folder, joined=1)
     recipe = train_throughput.make_recipe("tiny", str(folder), tokens=2000, vocab_size=500)
-    _, run = systems.trainer([], systems.Job(recipe, str(folder), 1, "cpu", "cpu"))
-    assert run(2)[1] == sum(positions[1:3])
+    _, take_steps = systems.trainer([], systems.Job(recipe, str(folder), 1, "cpu", "cpu"))
+    assert take_steps(2).positions == sum(positions[1:3])
 
 
 @pytest.mark.slow

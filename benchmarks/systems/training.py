@@ -1,7 +1,6 @@
 """The systems that train_throughput.py compares, each in a process of its own: ours, Marian and Seq2SeqTrainer.
 
-A system is a function of its options and the job. It returns its model and a function that takes a number of steps and
-returns their tokens, positions and seconds.
+A system is a function of its options and the job. It returns its model and the function that takes its steps.
 """
 
 import multiprocessing
@@ -12,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +33,14 @@ from vaswani_transformer.errors import InputError
 from ..harness import clock
 from .marian import marian_like
 
-Steps = Callable[[int], tuple[int, int, float]]
+
+class Steps(NamedTuple):
+    tokens: int  # source + target, without padding
+    positions: int  # with padding
+    seconds: float
+
+
+TakeSteps = Callable[[int], Steps]  # takes this number of steps
 
 
 @dataclass(frozen=True)
@@ -54,16 +60,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Turn:
-    """Steps of a system."""
+    """The steps that a system took in one round."""
 
-    tokens: int  # source + target, without padding
-    positions: int  # with padding
-    seconds: float
+    steps: Steps
     peak_megabytes: int  # the most memory that the process has held
 
     @property
     def speed(self) -> float:
-        return self.tokens / self.seconds
+        return self.steps.tokens / self.steps.seconds
 
 
 class TrainingProcess:
@@ -86,28 +90,27 @@ class TrainingProcess:
         return self.process.submit(run_steps, steps).result()
 
 
-# In the process of a system: the function that takes its steps.
-RUN: list[Steps] = []
+# A system stays in its process between two calls: `build` sets this, `run_steps` uses it.
+take_steps: TakeSteps
 
 
 def build(kind: str, options: list[str], job: Job) -> int:
     """Build a system in its process; return the number of its parameters."""
+    global take_steps
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
-    model, run = SYSTEMS[kind](options, job)
-    RUN.append(run)
+    model, take_steps = SYSTEMS[kind](options, job)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def run_steps(steps: int) -> Turn:
-    tokens, positions, seconds = RUN[0](steps)
-    return Turn(tokens, positions, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+def run_steps(number: int) -> Turn:
+    return Turn(take_steps(number), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 # ---- the training program ----------------------------------------------------------------------------------------
 
 
-def ours(options: list[str], job: Job) -> tuple[Any, Steps]:
+def ours(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
     """Prepare the training program up to its first step."""
     output, now = Path(tempfile.mkdtemp(dir=job.folder)), clock(job.clock, job.device)
     changes = {
@@ -123,14 +126,14 @@ def ours(options: list[str], job: Job) -> tuple[Any, Steps]:
     if "compile" in options:
         prepared.module.compile(dynamic=True)
 
-    def run(steps: int) -> tuple[int, int, float]:
+    def run(steps: int) -> Steps:
         before, positions, begun = progress.tokens, 0, now()
         for _ in range(steps):
             for pairs in prepared.order.step(progress.step):
                 sides = (prepared.text.corpus.source_lengths[pairs], prepared.text.corpus.target_lengths[pairs])
                 positions += sum(int(side.max()) * len(pairs) for side in sides)
             stepper.step()
-        return progress.tokens - before, positions, now() - begun
+        return Steps(progress.tokens - before, positions, now() - begun)
 
     return prepared.model, run
 
@@ -146,7 +149,7 @@ def marian_model(job: Job) -> Any:
     return model
 
 
-def marian(options: list[str], job: Job) -> tuple[Any, Steps]:
+def marian(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
     """Prepare a plain loop, with torch's cross-entropy and Adam, over the batches that prepare() plans for `ours`."""
     corpus = job.text().corpus
     plan = plan_batches(corpus.source_lengths, corpus.target_lengths, job.recipe.tokens_per_step)
@@ -158,7 +161,7 @@ def marian(options: list[str], job: Job) -> tuple[Any, Steps]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
     done = 0
 
-    def run(steps: int) -> tuple[int, int, float]:
+    def run(steps: int) -> Steps:
         nonlocal done
         tokens, positions, begun = 0, 0, now()
         for pairs in (pairs for step in range(done, done + steps) for pairs in order.step(step)):
@@ -176,12 +179,12 @@ def marian(options: list[str], job: Job) -> tuple[Any, Steps]:
             tokens += int(source_real.sum() + target_real.sum())
             positions += source.size + target.size
         done += steps
-        return tokens, positions, now() - begun
+        return Steps(tokens, positions, now() - begun)
 
     return model, run
 
 
-def trainer(options: list[str], job: Job) -> tuple[Any, Steps]:
+def trainer(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
     """Prepare Seq2SeqTrainer, which makes its own batches of the same corpus with DataCollatorForSeq2Seq."""
     text = job.text()
     corpus = text.corpus
@@ -216,18 +219,22 @@ def trainer(options: list[str], job: Job) -> tuple[Any, Steps]:
     peer = TimedTrainer(model=model, args=arguments, train_dataset=examples, data_collator=collator)
     peer.remove_callback(transformers.PrinterCallback)
 
-    def run(steps: int) -> tuple[int, int, float]:
+    def run(steps: int) -> Steps:
         started.clear()
         peer.args.max_steps = steps + 2  # the first step includes what train() does before it, the last what follows
         peer.train()
         batches = [batch for _, batch in started[1 : 1 + steps]]
         tokens = sum(int(batch["attention_mask"].sum() + (batch["labels"] >= 0).sum()) for batch in batches)
         positions = sum(batch["input_ids"].numel() + batch["labels"].numel() for batch in batches)
-        return tokens, positions, started[1 + steps][0] - started[1][0]
+        return Steps(tokens, positions, started[1 + steps][0] - started[1][0])
 
     return model, run
 
 
 # By name: the function that prepares a system, and the options that it knows.
-SYSTEMS: dict[str, Callable[[list[str], Job], tuple[Any, Steps]]] = {"ours": ours, "marian": marian, "trainer": trainer}
+SYSTEMS: dict[str, Callable[[list[str], Job], tuple[Any, TakeSteps]]] = {
+    "ours": ours,
+    "marian": marian,
+    "trainer": trainer,
+}
 OPTIONS = {"ours": {"bf16", "highest", "compile"}, "marian": {"bf16", "compile"}, "trainer": {"bf16", "group"}}
