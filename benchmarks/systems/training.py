@@ -156,6 +156,7 @@ def marian(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
     order = Order(plan, job.recipe.seed)
     device, now = torch.device(job.device), clock(job.clock, job.device)
     model = marian_model(job).to(device).train()
+    pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
     if "compile" in options:
         model.compile(dynamic=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
@@ -165,14 +166,15 @@ def marian(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
         nonlocal done
         tokens, positions, begun = 0, 0, now()
         for pairs in (pairs for step in range(done, done + steps) for pairs in order.step(step)):
-            source, source_real = corpus.sources(pairs, 1)
-            target, target_real = corpus.targets(pairs, 1)
-            inputs = np.concatenate((np.zeros_like(target[:, :1]), target[:, :-1]), axis=1)
+            source, source_real = corpus.sources(pairs, pad)
+            target, target_real = corpus.targets(pairs, pad)
+            inputs = np.concatenate((np.full_like(target[:, :1], start), target[:, :-1]), axis=1)
             arrays = (source, source_real.astype(np.int64), inputs, target)
             ids, mask, decoder_ids, labels = (torch.from_numpy(array).to(device) for array in arrays)
             with torch.autocast(device.type, torch.bfloat16) if "bf16" in options else nullcontext():
                 logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=decoder_ids).logits
-                loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=1, label_smoothing=0.1)
+                logits, labels = logits.flatten(0, 1), labels.flatten()
+                loss = F.cross_entropy(logits, labels, ignore_index=pad, label_smoothing=0.1)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -196,9 +198,9 @@ def trainer(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
             started.append((now(), dict(inputs)))
             return super().training_step(model, inputs, *arguments, **keywords)
 
-    pairs = [np.array([pair]) for pair in range(len(corpus))]
+    pairs, pad = [np.array([pair]) for pair in range(len(corpus))], model.config.pad_token_id
     examples: Any = [
-        {"input_ids": corpus.sources(pair, 1)[0][0].tolist(), "labels": corpus.targets(pair, 1)[0][0].tolist()}
+        {"input_ids": corpus.sources(pair, pad)[0][0].tolist(), "labels": corpus.targets(pair, pad)[0][0].tolist()}
         for pair in pairs
     ]
     arguments = transformers.Seq2SeqTrainingArguments(
