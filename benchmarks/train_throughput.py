@@ -33,7 +33,7 @@ from training.recipe import Recipe, load_recipe
 
 from .harness import PeakRates, Row, clock, report, run, take_turns
 from .options import DataFolder, Device, Record, Rounds, Threads
-from .systems.training import Job, TrainingProcess, Turn
+from .systems.training import Settings, TrainingProcess, Turn
 
 TINY = {
     "d_model": 128, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 4,
@@ -76,13 +76,13 @@ def compare(
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device != "cpu" else ""
     with tempfile.TemporaryDirectory() as folder:
         write_text(data, Path(folder), joined=1 if size == "tiny" else 2)
-        job = Job(make_recipe(size, folder, tokens, vocab_size), folder, threads, device, clock_name)
-        operations = operations_per_token(job)  # the first use of the text, which tokenises it for all systems
-        turns, peaks = measure(system or DEFAULT, job, warmup, steps, rounds)
+        settings = Settings(make_recipe(size, folder, tokens, vocab_size), folder, threads, device, clock_name)
+        operations = operations_per_token(settings)  # the first use of the text, which tokenises it for all systems
+        turns, peaks = measure(system or DEFAULT, settings, warmup, steps, rounds)
     rows = list(table(turns, operations, peaks))
-    settings = {"size": size, "tokens_per_step": job.recipe.tokens_per_step, "threads": threads, "clock": clock_name}
+    shared = {"size": size, "tokens_per_step": settings.recipe.tokens_per_step, "threads": threads, "clock": clock_name}
     rates = {f"gflops_{name}": round(rate / 1e9) for name, rate in peaks.best.items()}
-    report([settings | row | rates for row in rows], record)
+    report([shared | row | rates for row in rows], record)
 
 
 def write_text(data: Path, folder: Path, joined: int) -> None:
@@ -114,34 +114,34 @@ def make_recipe(size: str, folder: str, tokens: int | None, vocab_size: int | No
 
 
 def measure(
-    names: list[str], job: Job, warmup: int, steps: int, rounds: int
+    names: list[str], settings: Settings, warmup: int, steps: int, rounds: int
 ) -> tuple[dict[TrainingProcess, list[Turn]], PeakRates]:
     """Start the systems and time them in interleaved rounds; measure peak rates before and after each round."""
-    peaks = PeakRates(clock(job.clock, job.device))
+    peaks = PeakRates(clock(settings.clock, settings.device))
     systems: list[TrainingProcess] = []
     try:
         for name in names:
-            systems.append(TrainingProcess(name, job))
+            systems.append(TrainingProcess(name, settings))
             systems[-1].run(warmup)
         tasks = {each.name: partial(each.run, steps) for each in systems}
-        turns = take_turns(tasks, rounds, partial(measure_peaks, peaks, job))
+        turns = take_turns(tasks, rounds, partial(measure_peaks, peaks, settings))
     finally:
         for each in systems:
             each.process.shutdown(cancel_futures=True)
     return {each: turns[each.name] for each in systems}, peaks
 
 
-def measure_peaks(peaks: PeakRates, job: Job) -> None:
+def measure_peaks(peaks: PeakRates, settings: Settings) -> None:
     """Measure large matrix products by precision: no training step can exceed their rate.
 
     "highest" is float32 at torch's default precision, "medium" what our float32 steps use. Their ratio is the most that
     float32 training can gain from faster matrix products on this machine.
     """
-    torch.set_num_threads(job.threads)
-    size = 1024 if job.device == "cpu" else 8192
+    torch.set_num_threads(settings.threads)
+    size = 1024 if settings.device == "cpu" else 8192
     for name, dtype in (("highest", torch.float32), ("medium", torch.float32), ("bf16", torch.bfloat16)):
         torch.set_float32_matmul_precision("medium" if name == "medium" else "highest")
-        left, right = (torch.randn(size, size, device=job.device, dtype=dtype) for _ in range(2))
+        left, right = (torch.randn(size, size, device=settings.device, dtype=dtype) for _ in range(2))
         peaks.measure(name, partial(torch.matmul, left, right), 2 * size**3)
 
 
@@ -165,11 +165,11 @@ def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: Pe
         }
 
 
-def operations_per_token(job: Job) -> float:
+def operations_per_token(settings: Settings) -> float:
     """Return the floating-point operations of a step per source or target token; the same for all systems."""
-    corpus = job.text().corpus
+    corpus = settings.text().corpus
     sources, targets = corpus.source_lengths, corpus.target_lengths
-    config = model_config(job.recipe, job.recipe.vocab_size)
+    config = model_config(settings.recipe, settings.recipe.vocab_size)
     total = training_flops(config, int(sources.sum()), int(targets.sum()), sources.mean(), targets.mean())
     return total / int(sources.sum() + targets.sum())
 

@@ -142,11 +142,11 @@ def test_tokens_of_the_trainer_are_those_of_the_steps_that_are_timed(data: Path,
     """Accelerate collates a batch ahead of the step, and the first step is not timed."""
     marian_model, positions = systems.marian_model, []
 
-    def watched_model(job: systems.Job) -> Any:
+    def watched_model(settings: systems.Settings) -> Any:
         def count(module: Any, arguments: Any, inputs: dict[str, Any]) -> None:
             positions.append(inputs["input_ids"].numel() + inputs["decoder_input_ids"].numel())
 
-        model = marian_model(job)
+        model = marian_model(settings)
         model.register_forward_pre_hook(count, with_kwargs=True)
         return model
 
@@ -155,7 +155,7 @@ def test_tokens_of_the_trainer_are_those_of_the_steps_that_are_timed(data: Path,
     folder.mkdir()
     train_throughput.write_text(data, folder, joined=1)
     recipe = train_throughput.make_recipe("tiny", str(folder), tokens=2000, vocab_size=500)
-    _, take_steps = systems.trainer([], systems.Job(recipe, str(folder), 1, "cpu", "cpu"))
+    _, take_steps = systems.trainer([], systems.Settings(recipe, str(folder), 1, "cpu", "cpu"))
     assert take_steps(2).positions == sum(positions[1:3])
 
 

@@ -1,6 +1,6 @@
 """The systems that train_throughput.py compares, each in a process of its own: ours, Marian and Seq2SeqTrainer.
 
-A system is a function of its options and the job. It returns its model and the function that takes its steps.
+A system is a function of its options and the settings. It returns its model and the function that takes its steps.
 """
 
 import multiprocessing
@@ -44,8 +44,8 @@ TakeSteps = Callable[[int], Steps]  # takes this number of steps
 
 
 @dataclass(frozen=True)
-class Job:
-    """The settings that all systems of a comparison share."""
+class Settings:
+    """What all systems of a comparison share."""
 
     recipe: Recipe
     folder: str  # with text, tokenizer and corpus
@@ -73,7 +73,7 @@ class Turn:
 class TrainingProcess:
     """A system in its own process."""
 
-    def __init__(self, name: str, job: Job):
+    def __init__(self, name: str, settings: Settings):
         """Start the system. name: a key of SYSTEMS and options, joined with "+". Raises InputError"""
         self.name = name
         kind, *options = name.split("+")
@@ -84,7 +84,7 @@ class TrainingProcess:
         float32 = "medium" if kind == "ours" and "highest" not in options else "highest"
         self.precision = "bf16" if "bf16" in options else float32  # of the matrix products whose rate is its peak
         self.process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        self.parameters: int = self.process.submit(build, kind, options, job).result()
+        self.parameters: int = self.process.submit(build, kind, options, settings).result()
 
     def run(self, steps: int) -> Turn:
         return self.process.submit(run_steps, steps).result()
@@ -94,12 +94,12 @@ class TrainingProcess:
 take_steps: TakeSteps
 
 
-def build(kind: str, options: list[str], job: Job) -> int:
+def build(kind: str, options: list[str], settings: Settings) -> int:
     """Build a system in its process; return the number of its parameters."""
     global take_steps
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(settings.threads)
     torch.manual_seed(0)
-    model, take_steps = SYSTEMS[kind](options, job)
+    model, take_steps = SYSTEMS[kind](options, settings)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -110,16 +110,16 @@ def run_steps(number: int) -> Turn:
 # ---- the training program ----------------------------------------------------------------------------------------
 
 
-def ours(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
+def ours(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     """Prepare the training program up to its first step."""
-    output, now = Path(tempfile.mkdtemp(dir=job.folder)), clock(job.clock, job.device)
+    output, now = Path(tempfile.mkdtemp(dir=settings.folder)), clock(settings.clock, settings.device)
     changes = {
         "output_dir": str(output),
         "mixed_precision": "bf16" if "bf16" in options else "no",
         "matmul_precision": "highest" if "highest" in options else "auto",
         "compile": "no",  # compiled below if requested
     }
-    recipe = job.recipe.model_copy(update=changes)
+    recipe = settings.recipe.model_copy(update=changes)
     accelerator = make_accelerator(recipe, output)
     prepared, progress = prepare(recipe, output, accelerator, Reporter(False)), Progress()
     stepper = Stepper(prepared, progress, Window(accelerator.device), Signals())
@@ -141,21 +141,21 @@ def ours(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
 # ---- transformers' Marian ----------------------------------------------------------------------------------------
 
 
-def marian_model(job: Job) -> Any:
+def marian_model(settings: Settings) -> Any:
     """Return transformers' Marian with the sizes of the recipe."""
-    config = model_config(job.recipe, job.recipe.vocab_size).to_dict()
+    config = model_config(settings.recipe, settings.recipe.vocab_size).to_dict()
     model = marian_like(config, scale_embedding=True, max_position_embeddings=1024, use_cache=False)
     model.set_attn_implementation("sdpa")
     return model
 
 
-def marian(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
+def marian(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     """Prepare a plain loop, with torch's cross-entropy and Adam, over the batches that prepare() plans for `ours`."""
-    corpus = job.text().corpus
-    plan = plan_batches(corpus.source_lengths, corpus.target_lengths, job.recipe.tokens_per_step)
-    order = Order(plan, job.recipe.seed)
-    device, now = torch.device(job.device), clock(job.clock, job.device)
-    model = marian_model(job).to(device).train()
+    corpus = settings.text().corpus
+    plan = plan_batches(corpus.source_lengths, corpus.target_lengths, settings.recipe.tokens_per_step)
+    order = Order(plan, settings.recipe.seed)
+    device, now = torch.device(settings.device), clock(settings.clock, settings.device)
+    model = marian_model(settings).to(device).train()
     pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
     if "compile" in options:
         model.compile(dynamic=True)
@@ -186,11 +186,11 @@ def marian(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
     return model, run
 
 
-def trainer(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
+def trainer(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     """Prepare Seq2SeqTrainer, which makes its own batches of the same corpus with DataCollatorForSeq2Seq."""
-    text = job.text()
+    text = settings.text()
     corpus = text.corpus
-    model, now = marian_model(job), clock(job.clock, job.device)
+    model, now = marian_model(settings), clock(settings.clock, settings.device)
     started: list[tuple[float, Any]] = []  # the time at the beginning of each step, and its batch
 
     class TimedTrainer(transformers.Seq2SeqTrainer):
@@ -204,17 +204,17 @@ def trainer(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
         for pair in pairs
     ]
     arguments = transformers.Seq2SeqTrainingArguments(
-        output_dir=tempfile.mkdtemp(dir=job.folder),
-        per_device_train_batch_size=max(1, round(job.recipe.tokens_per_step / sum(corpus.mean_lengths))),
+        output_dir=tempfile.mkdtemp(dir=settings.folder),
+        per_device_train_batch_size=max(1, round(settings.recipe.tokens_per_step / sum(corpus.mean_lengths))),
         label_smoothing_factor=0.1,
-        use_cpu=job.device == "cpu",
+        use_cpu=settings.device == "cpu",
         bf16="bf16" in options,
         save_strategy="no",
         report_to=[],
         logging_strategy="no",
         disable_tqdm=True,
         remove_unused_columns=False,
-        dataloader_pin_memory=job.device != "cpu",
+        dataloader_pin_memory=settings.device != "cpu",
         train_sampling_strategy="group_by_length" if "group" in options else "random",
     )
     collator = transformers.DataCollatorForSeq2Seq(text.tokenizer, model=model)
@@ -234,7 +234,7 @@ def trainer(options: list[str], job: Job) -> tuple[Any, TakeSteps]:
 
 
 # By name: the function that prepares a system, and the options that it knows.
-SYSTEMS: dict[str, Callable[[list[str], Job], tuple[Any, TakeSteps]]] = {
+SYSTEMS: dict[str, Callable[[list[str], Settings], tuple[Any, TakeSteps]]] = {
     "ours": ours,
     "marian": marian,
     "trainer": trainer,
