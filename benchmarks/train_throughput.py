@@ -33,7 +33,7 @@ from training.recipe import Recipe, load_recipe
 
 from .harness import PeakRates, Row, clock, report, run, take_turns
 from .options import DataFolder, Device, Record, Rounds, Threads
-from .systems.training import Settings, TrainingProcess, Turn
+from .systems.training_loops import Settings, TrainingProcess, Turn
 
 TINY = {
     "d_model": 128, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 4,

@@ -12,7 +12,7 @@ from conftest import read_rows, write_lines
 from saved_model import ENGLISH, GERMAN
 
 from benchmarks import decode, harness, train_throughput
-from benchmarks.systems import training as systems
+from benchmarks.systems import training_loops
 from conversion.__main__ import main as convert
 from training.demo_corpus import load
 from vaswani_transformer.errors import InputError
@@ -140,9 +140,9 @@ def test_training_throughput_is_compared_with_the_first_system(data: Path) -> No
 @pytest.mark.slow
 def test_tokens_of_the_trainer_are_those_of_the_steps_that_are_timed(data: Path, tmp_path: Path, monkeypatch) -> None:
     """Accelerate collates a batch ahead of the step, and the first step is not timed."""
-    marian_model, positions = systems.marian_model, []
+    marian_model, positions = training_loops.marian_model, []
 
-    def watched_model(settings: systems.Settings) -> Any:
+    def watched_model(settings: training_loops.Settings) -> Any:
         def count(module: Any, arguments: Any, inputs: dict[str, Any]) -> None:
             positions.append(inputs["input_ids"].numel() + inputs["decoder_input_ids"].numel())
 
@@ -150,12 +150,12 @@ def test_tokens_of_the_trainer_are_those_of_the_steps_that_are_timed(data: Path,
         model.register_forward_pre_hook(count, with_kwargs=True)
         return model
 
-    monkeypatch.setattr(systems, "marian_model", watched_model)
+    monkeypatch.setattr(training_loops, "marian_model", watched_model)
     folder = tmp_path / "text"
     folder.mkdir()
     train_throughput.write_text(data, folder, joined=1)
     recipe = train_throughput.make_recipe("tiny", str(folder), tokens=2000, vocab_size=500)
-    _, take_steps = systems.trainer([], systems.Settings(recipe, str(folder), 1, "cpu", "cpu"))
+    _, take_steps = training_loops.trainer([], training_loops.Settings(recipe, str(folder), 1, "cpu", "cpu"))
     assert take_steps(2).positions == sum(positions[1:3])
 
 
