@@ -114,7 +114,7 @@ def measure(systems: list[System], config: Any, size: int, device: str, threads:
             "system": system.name,
             "tokens_per_second": round(rate),
             **speedups(system.name, peers, best),
-            "fraction_of_peak": peaks.fraction(precision, rate * operations_per_token(config)),
+            "fraction_of_peak": peaks.fraction(precision, rate * decoding_operations_per_token(config)),
             "matmul_gops": round(peaks.best[precision] / 1e9) if precision in peaks.best else "",
         }
 
@@ -183,7 +183,7 @@ def ctranslate2_systems(ours: Any, folder: Path, device: str, threads: int) -> l
 # ---- the peak rate -----------------------------------------------------------------------------------------------
 
 
-def operations_per_token(config: Any) -> float:
+def decoding_operations_per_token(config: Any) -> float:
     """Return the operations of matrix products with weights per output token of the best translation.
 
     A multiply-add counts as two operations.

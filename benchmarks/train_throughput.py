@@ -77,7 +77,8 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         write_text(data, Path(folder), joined=1 if size == "tiny" else 2)
         settings = Settings(make_recipe(size, folder, tokens, vocab_size), folder, threads, device, clock_name)
-        operations = operations_per_token(settings)  # the first use of the text, which tokenises it for all systems
+        # The first use of the text, which tokenises it for all systems.
+        operations = training_operations_per_token(settings)
         turns, peaks = measure(system or DEFAULT, settings, warmup, steps, rounds)
     rows = list(table(turns, operations, peaks))
     shared = {"size": size, "tokens_per_step": settings.recipe.tokens_per_step, "threads": threads, "clock": clock_name}
@@ -165,7 +166,7 @@ def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: Pe
         }
 
 
-def operations_per_token(settings: Settings) -> float:
+def training_operations_per_token(settings: Settings) -> float:
     """Return the floating-point operations of a step per source or target token; the same for all systems."""
     corpus = settings.text().corpus
     sources, targets = corpus.source_lengths, corpus.target_lengths
