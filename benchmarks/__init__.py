@@ -11,6 +11,7 @@ gpu_checks         Do a GPU and the CPU compute the same, and does training resu
 gpu                All measurements on a GPU, one after the other
 
 harness.py has their clocks, interleaved rounds, peak rates and rows of results, options.py their command-line options,
-and systems/ what they compare. A benchmark is a function of its options that passes rows to `report`; `run` makes it a
-command. Its docstring says what a row is, its unit and its peers; results/README.md explains the recorded rows.
+and systems/ what they compare; its docstring says how to add a system. A benchmark is a function of its options that
+passes rows to `report`; `run` makes it a command. Its docstring says what a row is, its unit and its peers;
+results/README.md explains the recorded rows.
 """
