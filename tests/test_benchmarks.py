@@ -13,6 +13,7 @@ from saved_model import ENGLISH, GERMAN
 
 from benchmarks import decode, harness, train_throughput
 from benchmarks.systems import training_loops
+from benchmarks.systems.decoding import System
 from conversion.__main__ import main as convert
 from training.demo_corpus import load
 from vaswani_transformer.errors import InputError
@@ -44,6 +45,18 @@ def test_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"has {len(ENGLISH)} lines and .* has {len(GERMAN) - 1}"):
         decode.read_pairs(str(source), str(reference), 2)
     assert decode.read_pairs(str(source), str(source), 2) == (ENGLISH[:2], ENGLISH[:2])
+
+
+def test_int8_is_compared_with_the_int8_of_ctranslate2() -> None:
+    systems = [
+        System("generate", "generate", "float32", list),
+        System("onnx", "onnx", "int8", list),
+        System("ctranslate2", "ctranslate2", "int8", list),
+    ]
+    best = {"generate": (6.0, []), "onnx": (2.0, []), "ctranslate2": (3.0, [])}
+    rows = [harness.speedups(each.name, decode.peers_of(each, systems), best) for each in systems]
+    # Columns: generate(), Marian, which does not run, and CTranslate2, which does not run in float32.
+    assert [list(row.values()) for row in rows] == [["1.00", "", ""], ["3.00", "", "1.50"], ["2.00", "", "1.00"]]
 
 
 def test_rows_name_the_command_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
