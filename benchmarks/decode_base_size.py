@@ -95,7 +95,7 @@ def measure(systems: list[System], config: Any, size: int, device: str, threads:
             session = matmul_session(precision, config.d_model, config.vocab_size, threads)
             peaks.measure(precision, partial(session.run, None, {"rows": rows}), 2 * rows.size * config.vocab_size)
 
-    sources = np.random.default_rng(size).integers(4, config.vocab_size, (size, SOURCE_LENGTH))
+    sources = np.random.default_rng(size).integers(len(SPECIAL_TOKENS), config.vocab_size, (size, SOURCE_LENGTH))
     sources[:, -1] = config.eos_token_id
     tasks = {each.name: partial(each.translate, sources.tolist(), BEAMS, OUTPUT_LENGTH) for each in systems}
     for task in tasks.values():
@@ -128,7 +128,8 @@ def save_random_model(folder: Path, sizes: dict[str, int]) -> Any:
     tokens = [*SPECIAL_TOKENS.values(), *(f"token{i}" for i in range(len(SPECIAL_TOKENS), config.vocab_size))]
     words = models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=SPECIAL_TOKENS["unk_token"])
     backend: Any = Tokenizer(words)
-    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    end = (SPECIAL_TOKENS["eos_token"], config.eos_token_id)
+    backend.post_processor = processors.TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
     tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
     tokenizer.save_pretrained(folder)
     return model
@@ -174,7 +175,7 @@ def ctranslate2_systems(ours: Any, folder: Path, device: str, threads: int) -> l
             if precision in supported
         ]
         for system in systems:
-            system.translate([[5, 2]], 1, 2)  # loads the CUDA libraries
+            system.translate([[ours.config.eos_token_id]], 1, 2)  # loads the CUDA libraries
     except RuntimeError as error:  # UnavailableError is one as well
         raise UnavailableError(str(error)) from error
     return systems

@@ -51,18 +51,18 @@ def compare(
         raise InputError("--device cpu needs --processes")
     most = processes or torch.cuda.device_count()
     options = ["--data", str(data.resolve()), *COMMON.split(), *(SMALL if small else FULL).split()]
-    one = 0.0
+    baseline = 0.0  # the speed of one process, which comes first
     with tempfile.TemporaryDirectory() as folder:
         for number in [number for number in (1, 2, 4, 8) if number <= most]:
             for strategy in ["single"] if number == 1 else ["ddp", "fsdp"]:
                 speed = tokens_per_second(options, Path(folder), device, number, strategy)
-                one = one or speed
+                baseline = baseline or speed
                 row = {
                     "device": device,
                     "processes": number,
                     "strategy": strategy,
                     "tokens_per_second": round(speed),
-                    "speedup_vs_one": round(speed / one, 2),
+                    "speedup_vs_one": round(speed / baseline, 2),
                 }
                 report([row], record)  # at once: a later one may exceed the time limit
 

@@ -45,7 +45,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "base": {"preset": "base", "model": {"vocab_size": 37000}, "tokens_per_step": 3000},
     "big": {"preset": "big", "model": {"vocab_size": 37000}, "tokens_per_step": 3000},
 }
-DEFAULT = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "trainer", "trainer+group"]
+DEFAULT_SYSTEMS = ["marian", "ours", "ours+highest", "marian+bf16", "ours+bf16", "trainer", "trainer+group"]
 
 
 def compare(
@@ -79,7 +79,7 @@ def compare(
         settings = Settings(make_recipe(size, folder, tokens, vocab_size), folder, threads, device, clock_name)
         # The first use of the text, which tokenises it for all systems.
         operations = training_operations_per_token(settings)
-        turns, peaks = measure(system or DEFAULT, settings, warmup, steps, rounds)
+        turns, peaks = measure(system or DEFAULT_SYSTEMS, settings, warmup, steps, rounds)
     rows = list(table(turns, operations, peaks))
     shared = {"size": size, "tokens_per_step": settings.recipe.tokens_per_step, "threads": threads, "clock": clock_name}
     rates = {f"gflops_{name}": round(rate / 1e9) for name, rate in peaks.best.items()}

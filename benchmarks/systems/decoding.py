@@ -86,6 +86,7 @@ def search_translate(model: Any) -> Translate:
 
 @functools.cache
 def our_model(folder: Path, threads: int) -> Any:
+    """Load our model, once for generate() and the search."""
     import torch
 
     from vaswani_transformer.loading import load_model

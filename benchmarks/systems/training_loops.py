@@ -198,10 +198,10 @@ def trainer(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
             started.append((now(), dict(inputs)))
             return super().training_step(model, inputs, *arguments, **keywords)
 
-    pairs, pad = [np.array([pair]) for pair in range(len(corpus))], model.config.pad_token_id
+    pad = model.config.pad_token_id
     examples: Any = [
         {"input_ids": corpus.sources(pair, pad)[0][0].tolist(), "labels": corpus.targets(pair, pad)[0][0].tolist()}
-        for pair in pairs
+        for pair in np.arange(len(corpus))[:, None]
     ]
     arguments = transformers.Seq2SeqTrainingArguments(
         output_dir=tempfile.mkdtemp(dir=settings.folder),
