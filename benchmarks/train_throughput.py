@@ -168,7 +168,7 @@ def table(turns: dict[TrainingProcess, list[Turn]], operations: float, peaks: Pe
 
 def training_operations_per_token(settings: Settings) -> float:
     """Return the floating-point operations of a step per source or target token; the same for all systems."""
-    corpus = settings.text().corpus
+    corpus = settings.text().training
     sources, targets = corpus.source_lengths, corpus.target_lengths
     config = model_config(settings.recipe, settings.recipe.vocab_size)
     total = training_flops(config, int(sources.sum()), int(targets.sum()), sources.mean(), targets.mean())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.batches import Epoch, Order, plan_batches, shares
+from training.batches import Epoch, RunBatches, plan_batches, shares
 
 lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
 
@@ -53,7 +53,7 @@ def test_micro_batches_are_filled(budget):
 def test_the_order_of_access_does_not_change_batches():
     source, target = normal_lengths(3000)
     plan = plan_batches(source, target, 500, 4)
-    forwards, jumping = Order(plan, seed=1), Order(plan, seed=1)
+    forwards, jumping = RunBatches(plan, seed=1), RunBatches(plan, seed=1)
     taken = [forwards.step(i) for i in range(3 * plan.steps_per_epoch)]
     for step in (2 * plan.steps_per_epoch + 1, 0, len(taken) - 1, plan.steps_per_epoch):
         for ours, theirs in zip(jumping.step(step), taken[step], strict=True):
@@ -71,7 +71,7 @@ def test_epochs_and_seeds_change_order_and_batches():
     first = companies(1, 0)
     for other in (companies(1, 1), companies(2, 0)):
         assert len(set(first) & set(other)) < 0.3 * len(first)
-    orders = [Epoch(plan, seed, epoch).order.tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    orders = [Epoch(plan, seed, epoch).micro_batch_order.tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert orders[0] not in orders[1:]
     # The lengths of consecutive steps are uncorrelated.
     longest = [max(source[list(batch)].max(), target[list(batch)].max()) for batch in first]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from training.paper.parallel import in_processes
-from training.progress import Signals
+from training.stopping import Signals
 from vaswani_transformer.errors import InputError
 
 

@@ -1,11 +1,12 @@
-"""training/progress.py: limits, signals, and steps without a finite gradient."""
+"""training/progress.py and training/stopping.py: limits, signals, and steps without a finite gradient."""
 
 import signal
 
 import pytest
 
-from training.progress import Progress, Signals, StopReason, limit_reached
+from training.progress import Progress
 from training.recipe import load_recipe
+from training.stopping import Signals, StopReason, limit_reached
 from vaswani_transformer.errors import InputError
 
 

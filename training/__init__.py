@@ -4,7 +4,7 @@
     -> prepare.py    text: tokenised_text.py (parallel_text.py, text_files.py, tokenizer.py, corpus.py);
                      batches.py; model: model.py (dropout.py, fsdp.py); hardware and processes: machine.py, processes.py
     -> train.py      the training loop: step.py (input_pipeline.py, loss.py, schedule.py), validation.py,
-                     checkpointer.py (checkpoint_folders.py, tensors.py); limits and signals in progress.py, output
+                     checkpointer.py (checkpoint_folders.py, tensors.py); limits and signals in stopping.py, output
                      folder in run_folder.py, logging in report.py and metrics.py, final model in average.py
     -> evaluate.py   BLEU: evaluation_text.py, scores.py; rows of results: result_row.py
 

@@ -16,15 +16,15 @@ def random_words(seed: int, stream: int, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """How a corpus is cut into micro-batches, for all epochs.
 
-    order: the pairs by length; starts: where in that order each micro-batch begins, and the end.
+    pairs_by_length: the pairs, shortest first; starts: where in that order each micro-batch begins, and the end.
     """
 
     source_lengths: np.ndarray
     target_lengths: np.ndarray
-    order: np.ndarray
+    pairs_by_length: np.ndarray
     starts: np.ndarray
     micro_batches_per_step: int
 
@@ -41,7 +41,7 @@ class Plan:
         rows = np.diff(self.starts)
         sides = (self.source_lengths, self.target_lengths)
         padded = sum(
-            int((np.maximum.reduceat(side[self.order], self.starts[:-1]).astype(np.int64) * rows).sum())
+            int((np.maximum.reduceat(side[self.pairs_by_length], self.starts[:-1]).astype(np.int64) * rows).sum())
             for side in sides
         )
         return 1 - sum(int(side.sum(dtype=np.int64)) for side in sides) / padded
@@ -49,11 +49,12 @@ class Plan:
 
 def plan_batches(
     source_lengths: np.ndarray, target_lengths: np.ndarray, tokens_per_micro_batch: int, micro_batches_per_step: int = 1
-) -> Plan:
+) -> BatchPlan:
     """Cut the pairs, ordered by length, into micro-batches of at most this many source + target positions, padded.
 
-    lengths: (pairs,), with </s>. The order is by max(source, target), then source, then target. Within one maximum
-    the source lengths rise and within the next they fall, so that neighbouring pairs have similar lengths.
+    lengths: (pairs,), with </s>. The order is by max(source, target), then source, then target. Among pairs
+    with an even maximum the source lengths rise, among those with an odd one they fall, so that neighbouring pairs
+    have similar lengths.
     """
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
     longest = np.maximum(source, target)
@@ -64,7 +65,7 @@ def plan_batches(
     within = (source << bits) | target
     key = (longest << 2 * bits) | np.where(falling, (1 << 2 * bits) - 1 - within, within)
     order = np.argsort(key, kind="stable").astype(np.int32 if len(source) < 1 << 31 else np.int64)
-    return Plan(
+    return BatchPlan(
         source_lengths,
         target_lengths,
         order,
@@ -89,22 +90,22 @@ def _cut(source: np.ndarray, target: np.ndarray, budget: int) -> np.ndarray:
 class Epoch:
     """The order of one epoch: pairs of equal length are shuffled, then the micro-batches."""
 
-    def __init__(self, plan: Plan, seed: int, epoch: int):
+    def __init__(self, plan: BatchPlan, seed: int, epoch: int):
         self.plan = plan
-        ordered = plan.order
+        ordered = plan.pairs_by_length
         same_length = _length_groups(plan.source_lengths[ordered], plan.target_lengths[ordered])
         noise = random_words(seed, 2 * epoch, len(ordered))
         # Sort by (length group, noise): the group number above 40 bits of noise.
         self.pairs = ordered[np.argsort((same_length.astype(np.uint64) << np.uint64(40)) | (noise >> np.uint64(24)))]
         shuffled = np.argsort(random_words(seed, 2 * epoch + 1, plan.micro_batches_per_epoch), kind="stable")
         # Fill the last step from the front, so that all steps have the same size and no pair is left out.
-        self.order = np.resize(shuffled, plan.steps_per_epoch * plan.micro_batches_per_step)
+        self.micro_batch_order = np.resize(shuffled, plan.steps_per_epoch * plan.micro_batches_per_step)
 
     def step(self, index: int) -> list[np.ndarray]:
         """Return the micro-batches of one step of the epoch, each an array of pairs (indices into the corpus)."""
         size = self.plan.micro_batches_per_step
         starts = self.plan.starts
-        return [self.pairs[starts[b] : starts[b + 1]] for b in self.order[index * size : (index + 1) * size]]
+        return [self.pairs[starts[b] : starts[b + 1]] for b in self.micro_batch_order[index * size :][:size]]
 
 
 def _length_groups(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -113,10 +114,10 @@ def _length_groups(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(changes)))
 
 
-class Order:
+class RunBatches:
     """The batches of a whole training run by step (from 0)."""
 
-    def __init__(self, plan: Plan, seed: int):
+    def __init__(self, plan: BatchPlan, seed: int):
         self.plan = plan
         self._epoch = lru_cache(maxsize=1)(partial(Epoch, plan, seed))
 

@@ -86,7 +86,7 @@ class InputPipeline:
         self.executor.shutdown(cancel_futures=True)
 
     def build(self, step: int) -> StepBatches:
-        corpus, batches = self.prepared.text.corpus, self.prepared.order.step(step)
+        corpus, batches = self.prepared.text.training, self.prepared.batches.step(step)
         pairs = np.concatenate(batches)
         return StepBatches(
             list(own_micro_batches(self.prepared, corpus, batches)),

@@ -40,7 +40,7 @@ class Meter:
     def __init__(self, prepared: Prepared):
         self.accelerator = prepared.accelerator
         self.peak_flop_per_second = self.measure_peak()
-        lengths = prepared.text.corpus.mean_lengths
+        lengths = prepared.text.training.mean_lengths
         self.flop_per_source_token = training_flops(prepared.config, 1, 0, *lengths)
         self.flop_per_target_token = training_flops(prepared.config, 0, 1, *lengths)
 

@@ -13,7 +13,7 @@ from torch import distributed
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 
 from . import fsdp, machine
-from .batches import Order, Plan, plan_batches
+from .batches import BatchPlan, RunBatches, plan_batches
 from .loss import TrainingLoss
 from .model import make_model, model_config
 from .processes import describe_environment, new_cpu_group, saved_choices, wait_for_all
@@ -33,8 +33,8 @@ class Prepared:
     cpu_group: distributed.ProcessGroup | None  # of all processes, to wait for each other; None for a single one
     reporter: Reporter
     text: TokenisedText
-    plan: Plan
-    order: Order
+    plan: BatchPlan
+    batches: RunBatches
     total_steps: int
     model: VaswaniTransformerForConditionalGeneration
     module: torch.nn.Module  # the model with its loss, inside DDP or FSDP
@@ -64,7 +64,7 @@ def prepare(
     wait_for_all(cpu_group)
     text = text or read_text(recipe, output, reporter)
     wait_for_all(cpu_group)
-    corpus, fingerprint = text.corpus, {**text.sha256s(), "processes": processes}
+    corpus, fingerprint = text.training, {**text.sha256s(), "processes": processes}
 
     config = model_config(recipe, *sizes_and_ids(text.tokenizer, text.target_tokenizer))
     saved = saved_choices(recipe, output)
@@ -86,8 +86,8 @@ def prepare(
     accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=compiler, dynamic=True)
     module, optimizer = distribute(recipe, accelerator, model, shard_weights)
     return Prepared(
-        recipe=recipe, accelerator=accelerator, cpu_group=cpu_group, reporter=reporter, text=text,
-        plan=plan, order=Order(plan, recipe.seed), total_steps=steps, model=model, module=module, optimizer=optimizer,
+        recipe=recipe, accelerator=accelerator, cpu_group=cpu_group, reporter=reporter, text=text, plan=plan,
+        batches=RunBatches(plan, recipe.seed), total_steps=steps, model=model, module=module, optimizer=optimizer,
         environment=describe_environment(accelerator, shard_weights) | choices, fingerprint=fingerprint,
     )  # fmt: skip
 

@@ -2,11 +2,11 @@
 
 import math
 
-from .batches import Plan
+from .batches import BatchPlan
 from .recipe import Recipe
 
 
-def total_steps(recipe: Recipe, plan: Plan) -> int:
+def total_steps(recipe: Recipe, plan: BatchPlan) -> int:
     """Return the number of steps of the run: the smaller of max_steps and the steps of max_epochs."""
     limits = [recipe.max_steps]
     if recipe.max_epochs is not None:

@@ -10,7 +10,8 @@ from . import fsdp, machine
 from .input_pipeline import InputPipeline, StepBatches, make_batch, on_device
 from .metrics import Window
 from .prepare import Prepared
-from .progress import Progress, Signals
+from .progress import Progress
+from .stopping import Signals
 
 
 class Stepper:
@@ -38,7 +39,7 @@ class Stepper:
             return
         prepared.module.train()
         # The same pair twice: torch.compile specialises on batches of one.
-        batch = make_batch(prepared.text.corpus, np.array([0, 0]), prepared.config, self.device)
+        batch = make_batch(prepared.text.training, np.array([0, 0]), prepared.config, self.device)
         loss, _ = prepared.module(*on_device(batch, self.device))
         accelerator.backward(loss * 0)
         prepared.optimizer.zero_grad(set_to_none=True)

@@ -24,13 +24,13 @@ class TokenisedText(NamedTuple):
 
     tokenizer: Any
     target_tokenizer: Any  # None if the languages share one
-    corpus: Corpus
+    training: Corpus
     validation: Corpus | None
     validation_sentences: Sentences | None  # sources and references, if BLEU is measured during training
 
     def sha256s(self) -> dict[str, Any]:
         """Return hashes of the training text and the tokenizers, by name."""
-        hashes = {"corpus sha256": self.corpus.sha256, "tokenizer sha256": tokenizer_sha256(self.tokenizer)}
+        hashes = {"corpus sha256": self.training.sha256, "tokenizer sha256": tokenizer_sha256(self.tokenizer)}
         if self.target_tokenizer is not None:
             hashes["target tokenizer sha256"] = tokenizer_sha256(self.target_tokenizer)
         return hashes

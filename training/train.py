@@ -21,11 +21,12 @@ from .metrics import Meter, Window
 from .model import check_model_fields
 from .prepare import Prepared, prepare
 from .processes import make_accelerator
-from .progress import Progress, Signals, StopReason, agree_on_stop, default_signal_handlers, limit_reached
+from .progress import Progress
 from .recipe import ADVICE, Recipe
 from .report import Reporter
 from .run_folder import claim_output, lock_run, record_run
 from .step import Stepper
+from .stopping import Signals, StopReason, agree_on_stop, default_signal_handlers, limit_reached
 from .validation import validate
 
 
@@ -178,7 +179,7 @@ def report_setup(prepared: Prepared) -> None:
     """Print the size of the run and its hardware, and warn of a recipe that does not suit the text."""
     recipe, plan, environment, say = prepared.recipe, prepared.plan, prepared.environment, prepared.reporter.say
     parameters = sum(p.numel() for p in prepared.model.parameters())
-    pairs, steps, processes = len(prepared.text.corpus), prepared.total_steps, prepared.accelerator.num_processes
+    pairs, steps, processes = len(prepared.text.training), prepared.total_steps, prepared.accelerator.num_processes
     say(
         f"{parameters:,} parameters, {pairs:,} pairs, {plan.steps_per_epoch:,} steps per epoch of "
         f"{recipe.tokens_per_step:,} tokens ({plan.padding():.1%} padding), {steps:,} steps"

@@ -51,7 +51,7 @@ def validation_loss(prepared: Prepared, corpus: Corpus) -> float:
     """Return the mean of -log p over all target tokens of the corpus."""
     accelerator, module = prepared.accelerator, prepared.module
     plan = plan_batches(corpus.source_lengths, corpus.target_lengths, prepared.recipe.tokens_per_micro_batch)
-    batches = [plan.order[start:end] for start, end in itertools.pairwise(plan.starts)]
+    batches = [plan.pairs_by_length[start:end] for start, end in itertools.pairwise(plan.starts)]
     module.eval()
     total = torch.zeros((), device=accelerator.device)
     for each in own_micro_batches(prepared, corpus, batches):

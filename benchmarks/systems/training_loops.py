@@ -18,15 +18,16 @@ import torch
 import torch.nn.functional as F
 import transformers  # which imports its Trainer on first use: `peak_megabytes` of the other systems is without it
 
-from training.batches import Order, plan_batches
+from training.batches import RunBatches, plan_batches
 from training.metrics import Window
 from training.model import model_config
 from training.prepare import prepare
 from training.processes import make_accelerator
-from training.progress import Progress, Signals
+from training.progress import Progress
 from training.recipe import Recipe
 from training.report import Reporter
 from training.step import Stepper
+from training.stopping import Signals
 from training.tokenised_text import TokenisedText, read_text
 from vaswani_transformer.errors import InputError
 
@@ -129,8 +130,8 @@ def ours(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     def run(steps: int) -> Steps:
         before, positions, begun = progress.tokens, 0, now()
         for _ in range(steps):
-            for pairs in prepared.order.step(progress.step):
-                sides = (prepared.text.corpus.source_lengths[pairs], prepared.text.corpus.target_lengths[pairs])
+            for pairs in prepared.batches.step(progress.step):
+                sides = (prepared.text.training.source_lengths[pairs], prepared.text.training.target_lengths[pairs])
                 positions += sum(int(side.max()) * len(pairs) for side in sides)
             stepper.step()
         return Steps(progress.tokens - before, positions, now() - begun)
@@ -151,9 +152,9 @@ def marian_model(settings: Settings) -> Any:
 
 def marian(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     """Prepare a plain loop, with torch's cross-entropy and Adam, over the batches that prepare() plans for `ours`."""
-    corpus = settings.text().corpus
+    corpus = settings.text().training
     plan = plan_batches(corpus.source_lengths, corpus.target_lengths, settings.recipe.tokens_per_step)
-    order = Order(plan, settings.recipe.seed)
+    run_batches = RunBatches(plan, settings.recipe.seed)
     device, now = torch.device(settings.device), clock(settings.clock, settings.device)
     model = marian_model(settings).to(device).train()
     pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
@@ -165,7 +166,7 @@ def marian(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     def run(steps: int) -> Steps:
         nonlocal done
         tokens, positions, begun = 0, 0, now()
-        for pairs in (pairs for step in range(done, done + steps) for pairs in order.step(step)):
+        for pairs in (pairs for step in range(done, done + steps) for pairs in run_batches.step(step)):
             source, source_real = corpus.sources(pairs, pad)
             target, target_real = corpus.targets(pairs, pad)
             inputs = np.concatenate((np.full_like(target[:, :1], start), target[:, :-1]), axis=1)
@@ -189,7 +190,7 @@ def marian(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
 def trainer(options: list[str], settings: Settings) -> tuple[Any, TakeSteps]:
     """Prepare Seq2SeqTrainer, which makes its own batches of the same corpus with DataCollatorForSeq2Seq."""
     text = settings.text()
-    corpus = text.corpus
+    corpus = text.training
     model, now = marian_model(settings), clock(settings.clock, settings.device)
     started: list[tuple[float, Any]] = []  # the time at the beginning of each step, and its batch
 

@@ -1,0 +1,103 @@
+"""What stops a run: a limit of the recipe, or a signal.
+
+A signal reaches a process like this: `vaswani-transformer train` forwards it (vaswani_transformer/launch.py), torchrun
+passes it to every process, `Signals` records it, and the loop (train.py) asks after each step. The processes then agree
+on the highest reason, save a checkpoint together and end.
+"""
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import distributed
+
+from .progress import Progress
+from .recipe import Recipe
+
+
+class StopReason(IntEnum):
+    """Why a run stops, by priority: when processes disagree, the largest value counts."""
+
+    NONE = 0
+    LIMIT = 1
+    SIGHUP = 2  # a lost terminal
+    SIGINT = 3
+    SIGTERM = 4
+
+    @property
+    def is_signal(self) -> bool:
+        return self > StopReason.LIMIT
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that shells report for a signal."""
+        return 128 + signal.Signals[self.name]
+
+
+class Signals:
+    """Turn the first SIGTERM, SIGINT or SIGHUP into a request to save and stop; a second one ends the process at once.
+
+    A single process abandons its step before the next micro-batch; several processes finish theirs, so that they agree
+    on the last step.
+    """
+
+    received = StopReason.NONE
+
+    def handle(self) -> AbstractContextManager[None]:
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            numbers.append(signal.SIGHUP)
+        return _handlers(dict.fromkeys(numbers, self._handle))
+
+    def _handle(self, number: int, frame: object) -> None:
+        reason = StopReason[signal.Signals(number).name]
+        if self.received:
+            os._exit(reason.exit_code)
+        self.received = reason
+
+
+def default_signal_handlers() -> AbstractContextManager[None]:
+    """Restore the default handlers while the text is read.
+
+    The tokenizers library swallows exceptions raised in Python handlers.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return _handlers({n: signal.SIG_DFL for n in numbers if signal.getsignal(n) is not signal.SIG_IGN})  # nohup
+
+
+@contextmanager
+def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def limit_reached(recipe: Recipe, total_steps: int, progress: Progress) -> bool:
+    """Return whether a limit of the recipe ends the run here."""
+    limits = (
+        (progress.step, total_steps),
+        (progress.wall_seconds / 3600, recipe.max_hours),
+        (progress.cpu_seconds, recipe.max_cpu_seconds),
+        (progress.tokens, recipe.max_tokens),
+        (progress.validations_since_best, recipe.patience),
+    )
+    return any(limit is not None and value >= limit for value, limit in limits)
+
+
+def agree_on_stop(reason: StopReason, group: distributed.ProcessGroup | None) -> StopReason:
+    """Return the highest-priority stop reason of all processes.
+
+    group: a gloo group, which does not synchronise with the GPU; None for a single process
+    """
+    if group is None:
+        return reason
+    reasons = torch.tensor([reason])
+    distributed.all_reduce(reasons, op=distributed.ReduceOp.MAX, group=group)
+    return StopReason(int(reasons.item()))
