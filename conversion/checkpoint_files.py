@@ -22,7 +22,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from vaswani_transformer.errors import BrokenFileError, InputError, one_line
+from vaswani_transformer.errors import BrokenFileError, InputError, one_line, out_of_memory
 
 # Classes of these packages are replaced by stubs; any other class is refused.
 TOOLKIT_PACKAGES = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
@@ -130,6 +130,8 @@ def load_checkpoint(path: Path) -> Any:
                 ) from None
             stubs[name] = type(name.rsplit(".", 1)[-1], (Stub,), {"__module__": __name__})
         except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            if out_of_memory(error):
+                raise
             size = path.stat().st_size
             raise BrokenFileError(
                 f"{path} is not a complete checkpoint of PyTorch ({size:,} bytes: {reason_of(error)}); copy it again"

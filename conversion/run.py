@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
 
 from .build import build_model
 from .check import check
@@ -56,8 +56,10 @@ def read(format_name: str, file: Path) -> tuple[Description, Model]:
     except (InputError, BrokenFileError, UnavailableError):
         raise
     except Exception as error:
-        # Any exception while reading means a damaged or foreign file. Earlier reasons usually explain it, so report
-        # them first. --debug shows where it happened.
+        if out_of_memory(error):
+            raise
+        # Any other exception means a damaged or foreign file. Earlier reasons usually explain it, so report them first.
+        # --debug shows where it happened.
         reasons.raise_if_any()
         message = f"{type(error).__name__}: {one_line(str(error))[:200]}"
         raise BrokenFileError(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from golden import FIXTURES, change_marians_options, refusal
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
+from conversion.toolkits import marian
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_config
 
@@ -125,6 +127,22 @@ def test_a_file_that_would_unpack_to_gigabytes_is_refused(name: str, tmp_path: P
                 for _ in range(64):
                     stream.write(bytes(1 << 20))
     assert "would unpack to" in refusal(refused, tmp_path / name, tmp_path / "out", code=3)
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "checkpoint", "allocate"),
+    [
+        (torch, "load", "fairseq/checkpoint_best.pt", torch.empty),
+        (marian, "read", "marian/model.npz", torch.empty),
+        (marian, "read", "marian/model.npz", np.empty),
+    ],
+)
+def test_running_out_of_memory_is_no_fault_of_the_file(
+    module, function: str, checkpoint: str, allocate, tmp_path: Path, refused, monkeypatch
+):
+    monkeypatch.setattr(module, function, lambda *_, **options: allocate(10**14))
+    message = refusal(refused, FIXTURES / checkpoint, tmp_path / "out", code=4)
+    assert message.startswith("error: out of memory: ")
 
 
 def test_every_wrong_tensor_is_named(tmp_path: Path, refused, copy_of):
