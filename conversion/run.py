@@ -86,6 +86,7 @@ def export_checkpoint(path: Path, out: Path, format_name: str) -> None:
         requirements = toolkit.requirements(folder.config) | {"d_k": (None,), "d_v": (None,)}  # d_model / heads
         Options(folder.config.to_dict(), reasons, "{} {}").require(requirements)
         toolkit.write_checkpoint(folder, new, reasons)
+        reasons.raise_if_any()  # the folder is deleted
         if folder.toolkit == format_name and folder.originals.is_dir():  # the vocabularies, byte for byte
             for file in sorted(folder.originals.iterdir()):
                 shutil.copyfile(file, new / file.name)

@@ -12,7 +12,10 @@ A module that reads has
 A module that writes has
 
     requirements(config)                    fields of our configuration -> the values that the toolkit supports
-    write_checkpoint(folder, out, reasons)  raises all reasons, its own included, before it writes
+    write_checkpoint(folder, out, reasons)  adds other reasons why the toolkit cannot represent the model
+
+run.py raises the reasons, and what was written is deleted. A module raises them itself only before a step that would
+fail because of them.
 """
 
 from importlib import import_module

@@ -118,8 +118,6 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     elif not folder.record.get("scale_embedding", True):
         reasons.unsupported("the embeddings were divided by sqrt(d_model) when they were converted")
     ours = folder.tensors(CONCATENATED)
-    reasons.raise_if_any()
-
     tensors = to_their_names(hugging_face.layers(config.to_dict()), ours)
     separate = {ENCODER_EMBEDDING: ours[SOURCE], DECODER_EMBEDDING: ours[TARGET]}
     tensors |= {THEIR_SHARED: ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
