@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def convert(
     path: Annotated[Path, typer.Argument(help="A checkpoint or its folder; with --to, a model folder.")],
     out: Annotated[Path, typer.Argument(help="A new folder.")],
-    format_name: Annotated[
+    toolkit: Annotated[
         str | None,
         typer.Option(
             "--from", help=f"The checkpoint's format, if it is not recognised: {', '.join(READERS)}.", metavar="FORMAT"
@@ -38,7 +38,7 @@ def convert(
         ),
     ] = None,
 ) -> None:
-    if to is not None and (format_name, logits) != (None, None):
+    if to is not None and (toolkit, logits) != (None, None):
         raise InputError("--to converts a model folder of this project and takes no other option")
     from . import run
 
@@ -46,7 +46,7 @@ def convert(
     if to is not None:
         run.export_checkpoint(path, out, to)
     else:
-        run.import_checkpoint(path, out, format_name, logits)
+        run.import_checkpoint(path, out, toolkit, logits)
     print(f"{out}: written in {time.perf_counter() - start:.1f} s")
 
 

@@ -1,6 +1,6 @@
 """Compare the converted model with the toolkit's, at the end of each conversion.
 
-torch and transformers are always installed: checkpoints of their three formats are compared with the library's own
+torch and transformers are always installed: the checkpoints of three toolkits are compared with the library's own
 model. For any toolkit, the user can give a file of logits that the toolkit computed.
 """
 

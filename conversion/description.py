@@ -60,11 +60,9 @@ def forward_of(model: nn.Module) -> Forward:
     return lambda ids, target: model(input_ids=ids, decoder_input_ids=target, use_cache=False).logits
 
 
-def penalty_note(toolkit: str, ranking: str) -> str:
+def penalty_note(name: str, ranking: str) -> str:
     """Return the note about a toolkit whose length penalty is not ours. ranking: its formula"""
-    return (
-        f"{toolkit} ranks hypotheses by {ranking}, generate() by log P / ((5 + L) / 6)^alpha: their order can differ."
-    )
+    return f"{name} ranks hypotheses by {ranking}, generate() by log P / ((5 + L) / 6)^alpha: their order can differ."
 
 
 def embedding_rows(tensors: dict[str, Tensor], rules: list[Rule]) -> list[int]:

@@ -27,30 +27,30 @@ SETTINGS = (
 ).split()
 
 
-def import_checkpoint(path: Path, out: Path, format_name: str | None = None, logits: Path | None = None) -> None:
+def import_checkpoint(path: Path, out: Path, toolkit: str | None = None, logits: Path | None = None) -> None:
     """Convert a checkpoint of another toolkit to a model folder at `out`, which must be new.
 
-    format_name: the checkpoint's format, None to recognise it
+    toolkit: the name of the checkpoint's toolkit, None to recognise it
     logits: see `check.check`
     """
-    format_name, file = find_checkpoint(path, format_name)
+    toolkit, file = find_checkpoint(path, toolkit)
     with new_folder(out) as folder, torch.inference_mode():
-        description, model = read(format_name, file)
+        description, model = read(toolkit, file)
         save(description, model, folder)
         comparison = check(description, model, logits)
-    print(f"{format_name}: {model.num_parameters():,} parameters")
+    print(f"{toolkit}: {model.num_parameters():,} parameters")
     print(f"settings that differ from the paper's: {differences_from_paper(model.config)}")
     for note in description.all_notes():
         print(f"note: {note}")
     print(comparison)
 
 
-def read(format_name: str, file: Path) -> tuple[Description, Model]:
+def read(toolkit: str, file: Path) -> tuple[Description, Model]:
     """Read a checkpoint as a model. Raises InputError or BrokenFileError with all reasons against the conversion."""
     reasons = Reasons(file)
     try:
-        description = load_toolkit(format_name).read(file, reasons)
-        description.toolkit, description.path = format_name, file
+        description = load_toolkit(toolkit).read(file, reasons)
+        description.toolkit, description.path = toolkit, file
         description.vocabulary.check_special_ids(file)
         return description, build_model(description, reasons)
     except (InputError, BrokenFileError, UnavailableError):
@@ -62,9 +62,7 @@ def read(format_name: str, file: Path) -> tuple[Description, Model]:
         # --debug shows where it happened.
         reasons.raise_if_any()
         message = f"{type(error).__name__}: {one_line(str(error))[:200]}"
-        raise BrokenFileError(
-            f"{file} or a file next to it is damaged or not from {format_name} ({message})"
-        ) from error
+        raise BrokenFileError(f"{file} or a file next to it is damaged or not from {toolkit} ({message})") from error
 
 
 def differences_from_paper(config: Any) -> str:
@@ -74,20 +72,20 @@ def differences_from_paper(config: Any) -> str:
     return ", ".join(f"{name}={value}" for name, value in different.items()) or "none"
 
 
-def export_checkpoint(path: Path, out: Path, format_name: str) -> None:
+def export_checkpoint(path: Path, out: Path, toolkit: str) -> None:
     """Convert a model folder to a checkpoint of another toolkit in the folder `out`, which must be new."""
-    if format_name not in WRITERS:
-        raise InputError(f"--to {format_name}: not a format that can be written; known formats: {', '.join(WRITERS)}")
+    if toolkit not in WRITERS:
+        raise InputError(f"--to {toolkit}: not a format that can be written; known formats: {', '.join(WRITERS)}")
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; --to takes a model folder of this project")
-    toolkit, folder = load_toolkit(format_name), ModelFolder(path)
-    reasons = Reasons(f"{path} (to {format_name})")
+    module, folder = load_toolkit(toolkit), ModelFolder(path)
+    reasons = Reasons(f"{path} (to {toolkit})")
     with new_folder(out) as new, torch.inference_mode():
-        requirements = toolkit.requirements(folder.config) | {"d_k": (None,), "d_v": (None,)}  # d_model / heads
+        requirements = module.requirements(folder.config) | {"d_k": (None,), "d_v": (None,)}  # d_model / heads
         Options(folder.config.to_dict(), reasons, "{} {}").require(requirements)
-        toolkit.write_checkpoint(folder, new, reasons)
+        module.write_checkpoint(folder, new, reasons)
         reasons.raise_if_any()  # the folder is deleted
-        if folder.toolkit == format_name and folder.originals.is_dir():  # the vocabularies, byte for byte
+        if folder.toolkit == toolkit and folder.originals.is_dir():  # the vocabularies, byte for byte
             for file in sorted(folder.originals.iterdir()):
                 shutil.copyfile(file, new / file.name)
-    print(f"{format_name}: {folder.model.num_parameters():,} parameters")
+    print(f"{toolkit}: {folder.model.num_parameters():,} parameters")

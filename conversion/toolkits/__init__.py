@@ -1,6 +1,7 @@
-"""One module per format (hf-marian is hf_marian.py): it reads checkpoints, writes them, or both.
+"""One module per toolkit (hf-marian is hf_marian.py): it reads checkpoints, writes them, or both.
 
-hugging_face.py is not a format: hf_marian.py and hf_fsmt.py share it.
+Users give a toolkit's name as the format, with --from and --to. hugging_face.py is not a toolkit: hf_marian.py and
+hf_fsmt.py share it.
 
 A module that reads has
 
@@ -28,6 +29,6 @@ READERS = RECOGNISED_BY_CONTENT + RECOGNISED_BY_FILE
 WRITERS = ("ctranslate2", "fairseq", "marian", "hf-marian", "opennmt-py")
 
 
-def load_toolkit(format_name: str) -> ModuleType:
-    """Import the module of a format. This takes seconds, because it imports torch and transformers."""
-    return import_module("." + format_name.replace("-", "_"), __name__)
+def load_toolkit(toolkit: str) -> ModuleType:
+    """Import the module of a toolkit. This takes seconds, because it imports torch and transformers."""
+    return import_module("." + toolkit.replace("-", "_"), __name__)

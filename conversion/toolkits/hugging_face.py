@@ -1,4 +1,4 @@
-"""Code shared by hf_marian.py and hf_fsmt.py. Both formats keep fairseq's tensor names."""
+"""Code shared by hf_marian.py and hf_fsmt.py. Both keep fairseq's tensor names."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +39,7 @@ def model_type_of(path: Path) -> str | None:
 def read_model(
     path: Path, reasons: Reasons, activation: str, **supported: tuple
 ) -> tuple[Options, dict[str, Tensor], dict[str, Any]]:
-    """Return the options, the weights, and the fields of our configuration that both formats share.
+    """Return the options, the weights, and the fields of our configuration that both toolkits share.
 
     activation: the default of `activation_function`
     supported: the values that options must have
