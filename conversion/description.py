@@ -31,7 +31,7 @@ class Description:
     notes: sentences about the model for its users
     assumptions: sentences about properties that the checkpoint does not record, with what to do if they are wrong
     files: files that are copied into the model folder for converting back, besides those of the vocabulary
-    record: values that converting it back needs, saved in conversion.json
+    kept: values that converting it back needs, saved in conversion.json
     reference: builds the checkpoint's own model, if torch or transformers has its class
     toolkit, path: set by `run.read`
     """
@@ -45,7 +45,7 @@ class Description:
     notes: list[str] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
-    record: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
     reference: Callable[["Description"], Forward] | None = None
     toolkit: str = ""
     path: Path = Path()

@@ -17,7 +17,9 @@ from .description import OUTPUT, OUTPUT_BIAS, SHARED, SOURCE, TARGET
 from .layout import Sinusoids, concatenate
 from .vocabulary import SIDES
 
-RECORD = "conversion.json"  # of a converted model: the toolkit, and the values that converting back needs
+# Of a converted model: "toolkit", its name; "file", the checkpoint's name; "options", what converting it back needs:
+# `Description.kept`, the numbers of the toolkit's tokens (source_tokens, target_tokens) and the checkpoint's dtype.
+RECORD = "conversion.json"
 ORIGINALS = "original"  # the folder of the toolkit's files
 
 
@@ -29,7 +31,7 @@ class ModelFolder:
     """A model folder that is to be converted to a toolkit's format.
 
     toolkit: the toolkit that the model came from; "" for a model that was trained with this project
-    record: values that the toolkit's reader kept
+    kept: the values that converting back needs, see RECORD
     originals: the folder of the toolkit's vocabulary files
     rows: by side, the number of embeddings that are written: the toolkit's, or all
     """
@@ -39,14 +41,14 @@ class ModelFolder:
         self.originals = path / ORIGINALS
         self.model = load_model(path, device="cpu")
         self.config: Any = self.model.config
-        self.toolkit, self.record = "", {}
+        self.toolkit, self.kept = "", {}
         self.keep_all_rows()
         file = path / RECORD
         if file.exists():
             try:
                 content = json.loads(file.read_text(encoding="utf-8"))
-                self.toolkit, self.record = str(content["toolkit"]), {**content["options"]}
-                self.rows = {side: int(self.record.get(f"{side}_tokens", rows)) for side, rows in self.rows.items()}
+                self.toolkit, self.kept = str(content["toolkit"]), {**content["options"]}
+                self.rows = {side: int(self.kept.get(f"{side}_tokens", rows)) for side, rows in self.rows.items()}
             except (ValueError, KeyError, TypeError) as error:
                 raise BrokenFileError(f"{file} is not a record of a conversion ({error})") from None
 
@@ -90,6 +92,6 @@ class ModelFolder:
 
     def in_saved_dtype(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors in the precision of the toolkit's file, contiguous; tied matrices stay tied."""
-        dtype = getattr(torch, self.record.get("dtype", "float32"))
+        dtype = getattr(torch, self.kept.get("dtype", "float32"))
         seen: dict[int, Tensor] = {}
         return {name: seen.setdefault(t.data_ptr(), t.to(dtype).contiguous()) for name, t in tensors.items()}

@@ -27,7 +27,7 @@ def new_folder(out: Path) -> AbstractContextManager[Path]:
 
 
 def save(description: Description, model: Model, folder: Path) -> None:
-    """Write the model, tokenizers and notes, and what converting back needs: a record and the toolkit's files."""
+    """Write the model, tokenizers and notes, and what converting back needs: RECORD and the toolkit's files."""
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     vocabulary = description.vocabulary
@@ -44,13 +44,13 @@ def save(description: Description, model: Model, folder: Path) -> None:
 
 
 def record_of(description: Description) -> dict[str, Any]:
-    """Return what converting the model back needs: the reader's values, and the original precision and sizes."""
+    """Return the content of conversion.json, see RECORD."""
     dtypes = {description.tensors[rule.theirs].dtype for rule in description.rules}
     dtype = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 and not description.unscaled else "float32"
     vocabulary = description.vocabulary
     sizes = {"source_tokens": len(vocabulary.source), "target_tokens": len(vocabulary.target)}
-    options = description.record | sizes | {"dtype": dtype}
-    return {"toolkit": description.toolkit, "file": description.path.name, "options": options}
+    kept = description.kept | sizes | {"dtype": dtype}
+    return {"toolkit": description.toolkit, "file": description.path.name, "options": kept}
 
 
 def as_markdown(description: Description) -> str:

@@ -123,7 +123,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     vocabulary = read_vocabulary(path.parent, options, embedding_rows(tensors, rules))
     unscaled = (SOURCE, TARGET) if options.get("no_scale_embedding") else ()
     kept = {name: options.get(name) for name in ("arch", "source_lang", "target_lang")}
-    return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=NOTES, record=kept)
+    return Description(tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=NOTES, kept=kept)
 
 
 def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
             f"the ids of <s>, <pad>, </s> and the decoder's first token are {ids}; fairseq's are (0, 1, 2, 2): it "
             "starts the decoder with </s>"
         )
-    languages = languages_of(folder.record)
+    languages = languages_of(folder.kept)
     has_dictionaries = all(find_file(folder.originals, f"dict.{lang}.txt") for lang in languages.values())
     if not has_dictionaries and not folder.has_tokenizer():
         reasons.unsupported("there is no tokenizer to write the dictionaries from")

@@ -66,7 +66,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         TENSOR2TENSOR,
         unscaled=unscaled,
         notes=notes,
-        record={"source_lang": source_lang, "target_lang": target_lang},
+        kept={"source_lang": source_lang, "target_lang": target_lang},
         reference=partial(hugging_face.reference, FSMTForConditionalGeneration),
     )
 

@@ -62,7 +62,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         CONCATENATED,
         unscaled=() if scaled else (SOURCE, TARGET),
         notes=NOTES,
-        record={"config": dict(options), "scale_embedding": scaled},
+        kept={"config": dict(options), "scale_embedding": scaled},
         reference=partial(hugging_face.reference, MarianMTModel),
     )
 
@@ -115,7 +115,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     config, was_hf_marian = folder.config, folder.toolkit == "hf-marian"
     if not was_hf_marian:
         folder.keep_all_rows()
-    elif not folder.record.get("scale_embedding", True):
+    elif not folder.kept.get("scale_embedding", True):
         reasons.unsupported("the embeddings were divided by sqrt(d_model) when they were converted")
     ours = folder.tensors(CONCATENATED)
     tensors = to_their_names(hugging_face.layers(config.to_dict()), ours)
@@ -125,7 +125,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     save_file(folder.in_saved_dtype(tensors), out / "model.safetensors", metadata={"format": "pt"})
     write_toolkit_json(generation_settings(config), out / "generation_config.json")
     if was_hf_marian:
-        write_toolkit_json(folder.record["config"], out / "config.json")
+        write_toolkit_json(folder.kept["config"], out / "config.json")
         return
     sizes = {"vocab_size": len(ours[SOURCE]), "decoder_vocab_size": len(ours[TARGET])}
     write_toolkit_json(marian_config(config) | sizes, out / "config.json")

@@ -122,7 +122,7 @@ def read(path: Path, reasons: Reasons) -> Description:
     unscaled = (SOURCE, TARGET) if learned else ()
     notes = [PENALTY_NOTE, PRE_NORM_NOTE] if config["norm_position"] == "pre" else [PENALTY_NOTE]
     return Description(
-        tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, record={"model_yml": text}
+        tensors, rules, config, vocabulary, TENSOR2TENSOR, unscaled=unscaled, notes=notes, kept={"model_yml": text}
     )
 
 
@@ -240,7 +240,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     ours = folder.tensors(TENSOR2TENSOR)
     reasons.raise_if_any()
 
-    text = folder.record.get("model_yml") or ""
+    text = folder.kept.get("model_yml") or ""
     separate = {"encoder_Wemb": ours[SOURCE], "decoder_Wemb": ours[TARGET]}
     tensors = {"Wemb": ours[SOURCE]} if config.share_encoder_decoder_embeddings else separate
     if not config.tie_word_embeddings:

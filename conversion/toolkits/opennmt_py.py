@@ -126,7 +126,7 @@ def read(path: Path, reasons: Reasons) -> Description:
         "tgt_vocab": vocabulary.target,
         "decoder_start_token": vocabulary.target[vocabulary.start_id],
     }
-    return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, record=kept)
+    return Description(tensors, rules, config, vocabulary, SINUSOIDS[encoding], notes=NOTES, kept=kept)
 
 
 def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     ours = folder.tensors(positions)
     reasons.raise_if_any()
 
-    feed_forward_bias = bool(folder.record.get("add_ffnbias", True)) or any(
+    feed_forward_bias = bool(folder.kept.get("add_ffnbias", True)) or any(
         tensor.any() for name, tensor in ours.items() if name.endswith((".fc1.bias", ".fc2.bias"))
     )
     ours.setdefault(OUTPUT_BIAS, torch.zeros(len(ours[OUTPUT])))
@@ -226,7 +226,7 @@ def vocabulary_for(folder: ModelFolder) -> dict[str, Any]:
     """Return the original vocabularies, or ours with OpenNMT-py's names for the special tokens."""
     if folder.toolkit == "opennmt-py":
         names = {"src": "src_vocab", "tgt": "tgt_vocab", "decoder_start_token": "decoder_start_token"}
-        return {name: folder.record[kept] for name, kept in names.items()} | {"data_task": "seq2seq"}
+        return {theirs: folder.kept[name] for theirs, name in names.items()} | {"data_task": "seq2seq"}
     config = folder.config
     source, target = folder.tokens()
     special = {config.decoder_start_token_id: BOS, config.eos_token_id: EOS, config.pad_token_id: BLANK}
