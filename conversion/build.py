@@ -70,7 +70,7 @@ def without_sinusoids(description: Description) -> dict[str, Tensor]:
 
 
 def check_tables(tensors: dict[str, Tensor], vocabulary: Vocabulary, d_model: int, reasons: Reasons) -> None:
-    """Check the tables of tokens and positions, before rows are added or removed; the former need a row per token."""
+    """Check the tables before rows are added or truncated; token tables must have one row per token."""
     for name in (*SIDE, ENCODER_POSITIONS, DECODER_POSITIONS):
         if name not in tensors:
             continue
