@@ -43,6 +43,7 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
     "linear": "linear",
 }
+# Options that must be off; written files contain the first group.
 OFF_IN_WRITTEN_FILES = (
     "adaptive_input no_token_positional_embeddings no_cross_attention cross_self_attention layernorm_embedding"
 )
@@ -60,7 +61,7 @@ LAYER = {
     "fc{1,2}.{weight,bias}": "feed_forward.fc{1,2}.{weight,bias}",
     "final_layer_norm.{weight,bias}": "feed_forward_norm.{weight,bias}",
 }
-FIRST_CROSS_ATTENTION = "decoder.layers.0.encoder_attn."  # nn.Transformer has the prefix without encoder_attn
+FIRST_CROSS_ATTENTION = "decoder.layers.0.encoder_attn."  # nn.Transformer calls it decoder.layers.0.multihead_attn
 EMBEDDINGS = {"encoder.embed_tokens.weight": SOURCE, DECODER_EMBEDDING: TARGET, OUTPUT_PROJECTION: OUTPUT}
 LEARNED = {"{encoder,decoder}.embed_positions.weight": POSITIONS}
 NOTES = [
@@ -128,16 +129,20 @@ def read(path: Path, reasons: Reasons) -> Description:
 
 def options_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the model, from `cfg` (0.10 and later) or `args`."""
-    cfg = checkpoint.get("cfg")
-    cfg = vars(cfg) if hasattr(cfg, "__dict__") else cfg or {}
+    cfg = items_of(checkpoint.get("cfg"))
     options: dict[str, Any] = {}
     for part in (checkpoint.get("args"), cfg.get("task"), cfg.get("model")):
-        options |= vars(part) if hasattr(part, "__dict__") else part or {}
-    for stack in ("encoder", "decoder", "quant_noise"):  # fairseq-hydra-train nests them
-        nested = options.pop(stack, None)
+        options |= items_of(part)
+    for group in ("encoder", "decoder", "quant_noise"):  # fairseq-hydra-train nests them
+        nested = options.pop(group, None)
         if isinstance(nested, dict):
-            options |= {f"{stack}_{name}": value for name, value in nested.items()}
+            options |= {f"{group}_{name}": value for name, value in nested.items()}
     return options
+
+
+def items_of(part: Any) -> dict[str, Any]:
+    """Return the items of a Namespace or a dictionary; none of None."""
+    return getattr(part, "__dict__", part) or {}
 
 
 def update_old_names(tensors: dict[str, Tensor]) -> None:
@@ -211,7 +216,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
 
     tensors = to_their_names(rules_for(config.to_dict(), learned), ours)
     for stack in STACKS:
-        tensors[f"{stack}.version"] = torch.tensor([3.0])
+        tensors[f"{stack}.version"] = torch.tensor([3.0])  # with an older one, fairseq drops the final norms
         if not learned:
             tensors[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
     checkpoint = {
@@ -227,7 +232,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
 
 
 def languages_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the language codes of the dictionaries' file names."""
+    """Return source_lang and target_lang, the codes in the dictionaries' file names."""
     return {name: options.get(name) or default for name, default in DEFAULT_LANGUAGES.items()}
 
 
@@ -260,7 +265,10 @@ def options_for(config: Any, languages: Mapping[str, str]) -> argparse.Namespace
 
 
 def write_vocabulary(folder: ModelFolder, languages: Mapping[str, str], out: Path) -> None:
-    """Write the dictionaries and, if the tokenizer is subword-nmt's, its codes."""
+    """Write the dictionaries and, if the tokenizer is subword-nmt's, its codes.
+
+    Its last piece of a word ends with `</w>`; in a dictionary, the pieces before it end with `@@`.
+    """
     for side, language, tokens in zip(SIDES, languages.values(), folder.tokens(), strict=True):
         tokens = tokens[len(SPECIAL) :]
         model = json.loads(folder.tokenizer(side).to_str())["model"]
