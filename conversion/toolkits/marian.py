@@ -62,13 +62,14 @@ MATRICES = {
     "ffn_W{1,2}": "feed_forward.fc{1,2}.weight",
 }
 BIASES = {name.replace("_W", "_b"): ours.replace("weight", "bias") for name, ours in MATRICES.items()}
+NORMS = {"self_Wo": "self_attn_norm", "context_Wo": "cross_attn_norm", "ffn_ffn": "feed_forward_norm"}
+
 PENALTY_NOTE = penalty_note("Marian", "log P / L^normalize")
 PRE_NORM_NOTE = (
     "Marian's pre-norm models compute one function in training and another in decoding. This is the one from "
     "training: keys and values of the decoder's self-attention come from the normalised input. When decoding, Marian "
     "computes them from the input before the norm from the second step on, which can change its translations."
 )
-NORMS = {"self_Wo": "self_attn_norm", "context_Wo": "cross_attn_norm", "ffn_ffn": "feed_forward_norm"}
 
 
 def layers(config: Mapping[str, Any]) -> list[Rule]:
@@ -164,6 +165,7 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
         names = read_yaml(decoder).get("vocabs") or names
     if not isinstance(names, list):
         raise BrokenFileError(f"{decoder}: `vocabs` is {shown(names)}, not a list of files")
+    # The names are paths on the machine that trained; one vocabulary is for both sides.
     files = [path.parent / Path(str(name)).name for name in (names * 2 if len(names) == 1 else names)]
     if len(files) != 2 or not all(file.exists() for file in files):
         missing = " and ".join(file.name for file in files if not file.exists()) or "`vocabs` in decoder.yml"
@@ -177,8 +179,8 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
     ids, target_ids = map(special_ids, files, (source, target), models)
     if ids != target_ids:
         raise InputError(f"{files[0].name} and {files[1].name} give </s> and <unk> different ids: {ids}, {target_ids}")
-    kept = dict.fromkeys([*files, decoder] if decoder.exists() else files)
-    vocabulary = Vocabulary(source, target, eos=ids[0], unknown=ids[1], files=list(kept))
+    present = [file for file in dict.fromkeys([*files, decoder]) if file.exists()]
+    vocabulary = Vocabulary(source, target, eos=ids[0], unknown=ids[1], files=present)
     for side, model in zip(SIDES, models, strict=True):
         vocabulary.tokenizers[side] = model.tokenizer(vocabulary, side) if model else word_tokenizer(vocabulary, side)
     return vocabulary
@@ -249,7 +251,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     if not (text and parse_yaml(text, folder.path).get("output-omit-bias")):
         tensors["decoder_ff_logit_out_b"] = ours[OUTPUT_BIAS].reshape(1, -1)
     arrays = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
-    yml = text.encode("utf-8")
-    padded = yml + b"\0" * (-(len(yml) + 1) % 256 + 1)  # Marian aligns its items
-    arrays[CONFIG] = np.frombuffer(padded, dtype=np.int8)
+    yml = text.encode("utf-8") + b"\0"
+    yml += b"\0" * (-len(yml) % 256)  # Marian aligns its items
+    arrays[CONFIG] = np.frombuffer(yml, dtype=np.int8)
     np.savez(out / "model.npz", allow_pickle=False, **arrays)
