@@ -32,12 +32,13 @@ NOTES = [
     "OpenNMT-py's `wu` penalty counts <s> as well: ((5 + L + 1) / 6)^alpha; generate() counts only L.",
     "The source has no </s>.",
 ]
+# By position_encoding_type, which versions 1 and 2 do not have.
 SINUSOIDS = {"SinusoidalInterleaved": PAPER, "SinusoidalConcat": TENSOR2TENSOR, None: PAPER}
 OFF = (
     "multiquery parallel_residual shared_layer_norm aan_useffn coverage_attn relative_positions_buckets num_kv "
     "sliding_window num_experts quant_type lora_layers"
 )
-# Options that a checkpoint must have, with the only supported values.
+# Options with the value that is written; most support no other.
 FIXED: dict[str, Any] = {
     **dict.fromkeys(("encoder_type", "decoder_type"), "transformer"),
     **dict.fromkeys(("max_relative_positions", "n_src_feats"), 0),
@@ -134,7 +135,7 @@ def weights_of(checkpoint: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
     They are in the checkpoint or, with --save_format safetensors, in files next to it.
     """
-    if checkpoint.get("model"):
+    if checkpoint.get("model"):  # in versions 1 and 2, the generator's names begin with `0.`
         generator = checkpoint.get("generator") or {}
         return checkpoint["model"] | {f"generator.{name.removeprefix('0.')}": t for name, t in generator.items()}
     files = sorted(path.parent.glob(f"{glob.escape(path.stem)}*.safetensors"))
@@ -205,6 +206,7 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
     ours = folder.tensors(positions)
     reasons.raise_if_any()
 
+    # Biases that the checkpoint did not have are zeros here, unless they were trained since.
     feed_forward_bias = bool(folder.kept.get("add_ffnbias", True)) or any(
         tensor.any() for name, tensor in ours.items() if name.endswith((".fc1.bias", ".fc2.bias"))
     )
@@ -225,15 +227,15 @@ def write_checkpoint(folder: ModelFolder, out: Path, reasons: Reasons) -> None:
 def vocabulary_for(folder: ModelFolder) -> dict[str, Any]:
     """Return the original vocabularies, or ours with OpenNMT-py's names for the special tokens."""
     if folder.toolkit == "opennmt-py":
-        names = {"src": "src_vocab", "tgt": "tgt_vocab", "decoder_start_token": "decoder_start_token"}
-        return {theirs: folder.kept[name] for theirs, name in names.items()} | {"data_task": "seq2seq"}
-    config = folder.config
-    source, target = folder.tokens()
-    special = {config.decoder_start_token_id: BOS, config.eos_token_id: EOS, config.pad_token_id: BLANK}
-    for tokens in (source, target):
-        for id, name in special.items():
-            tokens[id] = name
-    return {"src": source, "tgt": target, "decoder_start_token": BOS, "data_task": "seq2seq"}
+        source, target, start = (folder.kept[name] for name in ("src_vocab", "tgt_vocab", "decoder_start_token"))
+    else:
+        config, start = folder.config, BOS
+        source, target = folder.tokens()
+        for tokens in (source, target):
+            tokens[config.decoder_start_token_id] = BOS
+            tokens[config.eos_token_id] = EOS
+            tokens[config.pad_token_id] = BLANK
+    return {"src": source, "tgt": target, "decoder_start_token": start, "data_task": "seq2seq"}
 
 
 def options_for(config: Any) -> dict[str, Any]:
