@@ -19,6 +19,7 @@ from vaswani_transformer.model_folder import read_json_object
 # Source texts may be longer than those a toolkit was trained on; the sinusoidal model has no limit.
 MODEL_MAX_LENGTH = 1024
 SIDES = ("source", "target")
+TEXT = "$A"  # in templates of the tokenizers library
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Vocabulary:
     source, target: the tokens by id
     unknown, bos, pad: None if the toolkit has no such token
     start: the decoder's first token; None if the toolkit starts with a zero vector
-    source_begins_with_bos, source_ends_with_eos: whether the tokenizer adds them
+    source_template: what the source's tokenizer returns: TEXT and the names of special tokens that it adds
     source_has_bos_and_eos: False if only the target has the tokens `bos` and `eos`
     tokenizers: by side; a side is missing if it has no tokenizer, and the notes say why
     aliases: by side, pieces that are not in the toolkit's vocabulary, in the order of their ids
@@ -46,8 +47,7 @@ class Vocabulary:
     bos: int | None = None
     pad: int | None = None
     start: int | None = None
-    source_begins_with_bos: bool = False
-    source_ends_with_eos: bool = True
+    source_template: tuple[str, ...] = (TEXT, "eos_token")
     source_has_bos_and_eos: bool = True
     tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
     aliases: dict[str, list[str]] = field(default_factory=dict)
@@ -126,11 +126,10 @@ class Vocabulary:
     def add_post_processor(self, tokenizer: Tokenizer, side: str) -> Tokenizer:
         """Make the tokenizer add special tokens; the target always ends with `eos`. Return it."""
         special, ids = self.special_tokens(side), self.ids(side)
-        before = [special["bos_token"]] if self.source_begins_with_bos and side == "source" else []
-        after = [special["eos_token"]] if self.source_ends_with_eos or side == "target" else []
-        template = [*before, "$A", *after]
+        names = self.source_template if side == "source" else (TEXT, "eos_token")
+        added = dict.fromkeys(special[name] for name in names if name != TEXT)
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=[(token, ids[token]) for token in dict.fromkeys([*before, *after])]
+            single=[special.get(name, TEXT) for name in names], special_tokens=[(token, ids[token]) for token in added]
         )
         return tokenizer
 

@@ -21,7 +21,7 @@ from ..options import Options, size_names
 from ..reasons import Reasons
 from ..rename import Rule, checked_tensors, expand, rules_of, stack_rules, to_their_names
 from ..segmentation import with_tokenizers
-from ..vocabulary import Vocabulary, common_ids, numbered_tokens
+from ..vocabulary import TEXT, Vocabulary, common_ids, numbered_tokens
 
 FILES = ["*.pt"]
 BLANK, BOS, EOS, UNK = "<blank>", "<s>", "</s>", "<unk>"
@@ -152,7 +152,7 @@ def read_vocabulary(folder: Path, content: Any, options: Mapping[str, Any], rows
     if source is None or target is None:
         why = "the checkpoint's vocabulary has an unknown format. Ids are OpenNMT-py's"
         ids = {"unknown": 0, "pad": 1, "bos": 2, "start": 2, "eos": 3}
-        return numbered_tokens([UNK, BLANK, BOS, EOS], rows, why, source_ends_with_eos=False, **ids)
+        return numbered_tokens([UNK, BLANK, BOS, EOS], rows, why, **ids)
     start = content.get("decoder_start_token", BOS)
     missing = [token for token in (start, EOS) if token not in target]
     if missing:
@@ -161,7 +161,7 @@ def read_vocabulary(folder: Path, content: Any, options: Mapping[str, Any], rows
     ids = common_ids(source, target, {"unknown": [UNK], "pad": [BLANK]}, "the src and tgt vocabularies")
     ids |= {"eos": eos, "bos": bos, "start": bos}
     has_both = source[eos : eos + 1] == [EOS] and source[bos : bos + 1] == [start]
-    vocabulary = Vocabulary(source, target, source_ends_with_eos=False, source_has_bos_and_eos=has_both, **ids)
+    vocabulary = Vocabulary(source, target, source_template=(TEXT,), source_has_bos_and_eos=has_both, **ids)
     return with_tokenizers(vocabulary, folder, (options.get("src_lang"), options.get("tgt_lang")))
 
 

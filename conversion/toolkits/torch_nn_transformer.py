@@ -23,7 +23,7 @@ from ..options import Options
 from ..reasons import Reasons
 from ..rename import STACKS, Rule, checked_tensors, split_in_proj, stack_rules, stack_sizes
 from ..segmentation import with_tokenizers
-from ..vocabulary import Vocabulary, common_ids
+from ..vocabulary import TEXT, Vocabulary, common_ids
 
 FILES = ["*.pt*"]  # .pt or .pth; neither is preferred
 FIRST_WEIGHT = "encoder.layers.0.self_attn.in_proj_weight"
@@ -42,6 +42,7 @@ SUPPORTED: dict[str, tuple] = {
     "norm_first": (True, False),
     "scale_embeddings": (True, False),
 }
+SOURCE_TEMPLATE = ("bos_token", TEXT, "eos_token")
 # The usual names of special tokens in a word list.
 SPECIAL_TOKENS = {
     "unknown": ("<unk>", "[UNK]"),
@@ -143,7 +144,7 @@ def read_word_lists(folder: Path) -> Vocabulary:
     ]
     source, target = (list(read_lines(file)) for file in files)
     ids = common_ids(source, target, SPECIAL_TOKENS, " and ".join(file.name for file in files))
-    vocabulary = Vocabulary(source, target, start=ids["bos"], source_begins_with_bos=True, files=files, **ids)
+    vocabulary = Vocabulary(source, target, start=ids["bos"], source_template=SOURCE_TEMPLATE, files=files, **ids)
     return with_tokenizers(vocabulary, folder)
 
 
