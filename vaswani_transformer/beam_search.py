@@ -60,7 +60,7 @@ class Constants(NamedTuple):
     penalties: Tensor  # (length,), the length penalty by length
     bound_penalties: Tensor  # (length,), by length, the penalty after `lookahead` more tokens, or now for alpha <= 0
     suppressed: Tensor  # (V,), EMPTY_SCORE at tokens that are never chosen, 0 elsewhere
-    min_finish_score: Tensor  # (length, 2 x beams), by length and rank: above it, a candidate with </s> finishes
+    min_finish_log_prob: Tensor  # (length, 2 x beams), by length and rank: above it, a candidate with </s> finishes
     beam_of: Tensor  # (beams x width,), the live hypothesis that each of the best continuations extends
     # (width,), considered continuations per live hypothesis; only the length is used: sizes must be tensor dimensions
     # to be exported.
@@ -79,7 +79,7 @@ class SearchState(NamedTuple):
     bias: Tensor  # (batch, live, slots + live), 0 at a hypothesis's own past; includes the slots of the next step
     tokens: Tensor  # (batch, 2 x beams, length), the live and then the finished hypotheses, padded
     last_tokens: Tensor  # (batch, live), of the live hypotheses
-    live_scores: Tensor  # (batch, live), log-probabilities, best first
+    live_log_probs: Tensor  # (batch, live), best first; EMPTY_SCORE in a free slot
     finished_scores: Tensor  # (batch, beams), log-probability / length penalty, best first; EMPTY_SCORE in a free slot
     length: Tensor  # (1,)
     done: Tensor  # (batch, 1), whether no later hypothesis can be among the results
@@ -118,14 +118,14 @@ def start(
     )
     # Any: to the type checker, the layers of a ModuleList are plain modules.
     layers: Any = model.model.decoder.layers
-    states, heads = memory.keys[0], config.decoder_attention_heads
+    keys, heads = memory.keys[0], config.decoder_attention_heads
     state = SearchState(
-        keys=[states.new_zeros(batch, heads, 0, layer.self_attn.d_k) for layer in layers],
-        values=[states.new_zeros(batch, heads, 0, layer.self_attn.d_v) for layer in layers],
+        keys=[keys.new_zeros(batch, heads, 0, layer.self_attn.d_k) for layer in layers],
+        values=[keys.new_zeros(batch, heads, 0, layer.self_attn.d_v) for layer in layers],
         bias=self_only_bias(first).expand(batch, -1, -1),
         tokens=torch.zeros(batch, 2 * beams, 0, dtype=torch.long, device=device),
         last_tokens=torch.full((batch, initial_live), config.decoder_start_token_id, device=device),
-        live_scores=((first != 0) * EMPTY_SCORE).expand(batch, -1),
+        live_log_probs=((first != 0) * EMPTY_SCORE).expand(batch, -1),
         finished_scores=torch.full((batch, beams), EMPTY_SCORE, device=device),
         length=torch.zeros(1, dtype=torch.long, device=device),
         done=torch.zeros(batch, 1, dtype=torch.bool, device=device),
@@ -191,7 +191,7 @@ def search_constants(
         penalties=gnmt_length_penalty(lengths.float(), alpha),
         bound_penalties=gnmt_length_penalty((lengths + assumed_growth).float(), alpha),
         suppressed=torch.zeros(vocabulary, device=device).index_fill(0, suppressed, EMPTY_SCORE),
-        min_finish_score=torch.where(may_finish, VALID_ABOVE, math.inf),
+        min_finish_log_prob=torch.where(may_finish, VALID_ABOVE, math.inf),
         beam_of=torch.arange(beams * width, device=device) // width,
         width_marker=torch.arange(width, device=device),
         stops_when_finished=is_greedy | (lookahead < 0),
@@ -223,37 +223,39 @@ def step(
     length = state.length + 1  # of the extended hypotheses, without the start token
     penalty = constants.penalties.index_select(0, length)
 
-    best, best_tokens = logits.log_softmax(dim=-1).topk(constants.width_marker.shape[0], dim=-1)  # (batch, live, width)
-    scores = (best + state.live_scores[:, :, None] + constants.suppressed[best_tokens]).flatten(1)
-    scores, chosen = scores.topk(2 * beams, dim=-1)  # (batch, candidates)
+    width = constants.width_marker.shape[0]
+    log_probs, best_tokens = logits.log_softmax(dim=-1).topk(width, dim=-1)  # (batch, live, width)
+    log_probs = (log_probs + state.live_log_probs[:, :, None] + constants.suppressed[best_tokens]).flatten(1)
+    log_probs, chosen = log_probs.topk(2 * beams, dim=-1)  # (batch, candidates)
     backpointers = constants.beam_of[chosen]
     tokens = best_tokens.flatten(1).gather(1, chosen)
 
-    # Candidates with </s> finish where `min_finish_score` allows it. Keep the best of these and of earlier ones.
+    # Candidates with </s> finish where `min_finish_log_prob` allows it. Keep the best of these and of earlier ones.
     is_end = tokens == decoder.end
-    finishes = is_end & (scores > constants.min_finish_score.index_select(0, length))
-    finished_scores = torch.cat((state.finished_scores, torch.where(finishes, scores / penalty, EMPTY_SCORE)), dim=1)
-    finished_scores, kept = finished_scores.topk(beams, dim=-1)
+    finishes = is_end & (log_probs > constants.min_finish_log_prob.index_select(0, length))
+    finished_scores = torch.cat((state.finished_scores, torch.where(finishes, log_probs / penalty, EMPTY_SCORE)), dim=1)
+    finished_scores, kept_finished = finished_scores.topk(beams, dim=-1)
     # The best `beams` other candidates stay live.
-    live_scores, survivors = torch.where(is_end, EMPTY_SCORE, scores).topk(beams, dim=-1)
+    live_log_probs, kept_live = torch.where(is_end, EMPTY_SCORE, log_probs).topk(beams, dim=-1)
 
-    # For each new hypothesis, the row of `tokens` that it extends, and its new token: padding if it finished earlier.
-    picked = torch.cat((survivors + beams, kept), dim=1)  # (batch, 2 x beams)
-    extended = torch.cat((batch_constants.finished_rows, backpointers), dim=1).gather(1, picked)
-    added = torch.cat((batch_constants.padding, tokens), dim=1).gather(1, picked)
+    # `kept` counts first the hypotheses finished so far, then the candidates, as the two concatenations below do.
+    kept = torch.cat((kept_live + beams, kept_finished), dim=1)  # (batch, 2 x beams)
+    # The row of `tokens` that each new hypothesis extends, and its new token: padding if it finished earlier.
+    parent_rows = torch.cat((batch_constants.finished_rows, backpointers), dim=1).gather(1, kept)
+    new_tokens = torch.cat((batch_constants.padding, tokens), dim=1).gather(1, kept)
 
     # Log-probabilities only fall, so the best possible score of a live hypothesis has the largest penalty it can reach.
-    best_live = live_scores[:, :1]
+    best_live = live_log_probs[:, :1]
     bound = best_live / torch.minimum(constants.bound_penalties.index_select(0, length), memory.limit_penalties)
     threshold = torch.where(constants.stops_when_finished, VALID_ABOVE, bound)
     done = state.done | (finished_scores.index_select(1, last_index) >= threshold)
     return SearchState(
         keys=keys,
         values=values,
-        bias=torch.cat((gather(state.bias, backpointers.gather(1, survivors)), batch_constants.new_bias), dim=2),
-        tokens=torch.cat((gather(state.tokens, extended), added[:, :, None]), dim=2),
-        last_tokens=added[:, :beams],
-        live_scores=torch.where(done, EMPTY_SCORE, live_scores),  # a done sentence gets no further candidates
+        bias=torch.cat((gather(state.bias, backpointers.gather(1, kept_live)), batch_constants.new_bias), dim=2),
+        tokens=torch.cat((gather(state.tokens, parent_rows), new_tokens[:, :, None]), dim=2),
+        last_tokens=new_tokens[:, :beams],
+        live_log_probs=torch.where(done, EMPTY_SCORE, live_log_probs),  # a done sentence gets no further candidates
         finished_scores=finished_scores,
         length=length,
         done=done,
@@ -353,12 +355,13 @@ def best_hypotheses(sequences: Tensor, scores: Tensor, n_best: int, pad: int) ->
 def results(state: SearchState, constants: Constants) -> tuple[Tensor, Tensor]:
     """Return the finished hypotheses (batch, beams, length) and their scores (batch, beams).
 
-    If a sentence has no finished hypothesis at its limit, its live hypotheses are returned.
+    If a sentence has no finished hypothesis at its limit, its live hypotheses are returned. `collect_hypotheses` in
+    conversion/onnx/single_graph.py is the same rule in ONNX operators.
     """
     live, finished = state.tokens.chunk(2, dim=1)
     none_finished = state.finished_scores[:, :1] <= VALID_ABOVE
     live_scores = torch.where(
-        state.live_scores > VALID_ABOVE, state.live_scores / constants.penalties[state.length], EMPTY_SCORE
+        state.live_log_probs > VALID_ABOVE, state.live_log_probs / constants.penalties[state.length], EMPTY_SCORE
     )
     return (
         torch.where(none_finished[:, :, None], live, finished),

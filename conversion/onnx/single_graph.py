@@ -150,12 +150,12 @@ def collect_hypotheses(op: GraphBuilder, state: Values, current: Values, penalti
     """Write each sentence's hypotheses to its result row; unfinished sentences overwrite them later.
 
     If no hypothesis has finished at a sentence's limit, its live hypotheses count, and the length penalty is applied to
-    them here. `step` has applied it to the finished ones.
+    them here. `step` has applied it to the finished ones. `results` in beam_search.py is the same rule in torch.
     """
     live, finished = op.Split(state["tokens"], axis=1, num_outputs=2)
     none_finished = op.LessOrEqual(op.Slice(state["finished_scores"], [0], [1], [1]), VALID)
-    live_scores = op.Div(state["live_scores"], op.Gather(penalties, state["length"]))
-    live_scores = op.Where(op.Greater(state["live_scores"], VALID), live_scores, EMPTY)
+    live_scores = op.Div(state["live_log_probs"], op.Gather(penalties, state["length"]))
+    live_scores = op.Where(op.Greater(state["live_log_probs"], VALID), live_scores, EMPTY)
     found_scores = op.Where(none_finished, live_scores, state["finished_scores"])
     found = op.Where(op.Unsqueeze(none_finished, [2]), live, finished)
     # Concat instead of Pad: the CUDA provider has no int64 Pad.

@@ -179,7 +179,7 @@ def example_parts(model: Model, start_inputs: tuple[Tensor, ...], last_index: Te
     state = state._replace(
         bias=state.bias[:, :LIVE, : slots + LIVE],
         last_tokens=state.last_tokens[:, :LIVE],
-        live_scores=state.live_scores[:, :LIVE],
+        live_log_probs=state.live_log_probs[:, :LIVE],
     )
     return memory, batch_constants, constants, state
 
