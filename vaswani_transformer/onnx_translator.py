@@ -43,7 +43,7 @@ SEARCH_INPUT_DTYPES = {
     "length_penalty": np.float32,
     "min_length": np.int64,
     "num_return_sequences": np.int64,
-    "early_stopping": np.int64,
+    "early_stopping": np.int64,  # a lookahead, see `lookahead_of`
 }
 
 

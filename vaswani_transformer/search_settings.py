@@ -29,7 +29,7 @@ TRANSFORMERS_SEARCH = SearchSettings(1, 1.0, False)  # for entries that generati
 def search_settings_of(generation_config: dict[str, Any] | None) -> SearchSettings:
     """Return the default search of Translator and ONNX for a generation config, or for None if there is no file.
 
-    It is that of generate(), except that "never" becomes the config's `stopping_lookahead`, or `LOOKAHEAD`.
+    It is that of generate(), except for the stopping rule, see `lookahead_of`.
     """
     if generation_config is None:
         return DEFAULT_SEARCH
@@ -42,10 +42,18 @@ def search_settings_of(generation_config: dict[str, Any] | None) -> SearchSettin
 
 
 def lookahead_of(early_stopping: bool | int | str) -> int:
-    """Return the lookahead k: the search assumes that a live hypothesis grows by at most k more tokens.
+    """Return the lookahead k of a stopping rule: the search assumes that a live hypothesis grows by at most k tokens.
 
-    "never" assumes that it grows to its limit, as in the paper: no better hypothesis is lost. False means 0, as in
-    transformers. True means -1: a sentence is done when `num_beams` hypotheses have finished. Raises InputError.
+    early_stopping   lookahead
+    "never"          NO_MAXIMUM: a hypothesis may grow to its limit, as in the paper; no better one is lost
+    a number k       k
+    False            0, as in transformers
+    True             -1: a sentence is done when `num_beams` hypotheses have finished
+
+    Defaults: generate() has the `early_stopping` of generation_config.json, which is "never" in the files of this
+    package. Translator, OnnxTranslator and the exported graph have the same, but instead of "never" the file's
+    `stopping_lookahead` or, without this entry, LOOKAHEAD. The graph's input `early_stopping` holds a lookahead.
+    Raises InputError.
     """
     if early_stopping == "never":
         return NO_MAXIMUM

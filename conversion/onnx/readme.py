@@ -11,6 +11,8 @@ from vaswani_transformer.beam_search import source_length_offset
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
+from .search_inputs import default_inputs
+
 HERE = Path(__file__).parent
 
 
@@ -50,6 +52,7 @@ def readme(model: Model, precision: str, settings: Mapping[str, np.ndarray], fol
         "scalar": "scalar" if settings else "scalar, optional",
         "target_tokenizer": if_exists(TARGET_TOKENIZER, target_tokenizer, "tokenizer"),
         "limit": limit,
+        "lookahead": default_inputs(model.generation_config.to_dict())["early_stopping"],
         "cuda": cuda,
     }
     names = ["README", if_exists("model_text.onnx", "README.text", ""), "README.attention" if attention else ""]

@@ -11,7 +11,7 @@ from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings, look
 def search_inputs(
     search: SearchSettings, max_length: int = NO_MAXIMUM, num_return_sequences: int = 0
 ) -> dict[str, np.ndarray]:
-    """Return a value of each input;  num_return_sequences: 0 for all hypotheses"""
+    """Return a value of each input; that of early_stopping is a lookahead.  num_return_sequences: 0 for all"""
     return as_search_inputs(
         {
             "num_beams": search.num_beams,
