@@ -56,6 +56,15 @@ def test_cleaning_up_spaces_reaches_the_tokenizer(folder):
     ]
 
 
+def test_translations_of_sentences_without_a_space_between_them_get_one(translate):
+    """As those of Chinese sentences; the parts are what hub/space/app.py passes, too."""
+    parts = [
+        {"is_blank": False, "separator": "", "sequences": torch.tensor([[trained_tokenizer()(text)["input_ids"]]])}
+        for text in ENGLISH[:2]
+    ]
+    assert texts(translate.postprocess(parts)) == [" ".join(ENGLISH[:2])]
+
+
 def test_texts_give_flat_lists_of_translations(translate, translator):
     expected = [{"translation_text": text} for text in translator.translate(TEXTS)]
     assert translate(TEXTS) == translate(tuple(TEXTS)) == expected

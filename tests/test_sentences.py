@@ -5,14 +5,14 @@ import random
 from pathlib import Path
 
 import pytest
-from browser import in_node
+from browser import in_node, node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_model import ENGLISH, trained_tokenizer
 
 from vaswani_transformer import Translator
 from vaswani_transformer.search_settings import SearchSettings
-from vaswani_transformer.text_vaswani_transformer import sentence_spans, source_limit, split_text
+from vaswani_transformer.text_vaswani_transformer import joined_texts, sentence_spans, source_limit, split_text
 
 # A bar marks where a sentence, or the white space between two, ends.
 EXAMPLES = json.loads((Path(__file__).parent / "fixtures" / "sentences.json").read_text(encoding="utf-8"))
@@ -86,6 +86,30 @@ def test_the_page_finds_the_same_sentences(limit: int) -> None:
     found = in_node("sentences.mjs", {"texts": texts, "limit": limit})
     for text, mine, theirs in zip(texts, expected, found, strict=True):
         assert theirs == mine, text
+
+
+JOINED = [
+    ("Hello.", "", "Goodbye.", "Hello. Goodbye."),
+    ("“Hello!”", "", "“Goodbye.”", "“Hello!” “Goodbye.”"),
+    ("„Wo?“", "", "Hier …", "„Wo?“ Hier …"),
+    ("So …", "", "Yes.", "So … Yes."),
+    ("Hello.", "\n", "Goodbye.", "Hello.\nGoodbye."),
+    ("Hello.", "", "", "Hello."),
+    ("", "", "Hello.", "Hello."),
+    ("a long wo", "", "rd", "a long word"),
+    ("你好。", "", "再见。", "你好。再见。"),
+    ("「はい。」", "", "「いいえ！」", "「はい。」「いいえ！」"),
+    ("她说……", "", "再见。", "她说……再见。"),
+]
+
+
+def test_a_space_joins_translations_only_in_languages_that_have_it() -> None:
+    page = Path(__file__).parents[1] / "hub" / "space-static" / "sentences.js"
+    calls = f"{json.dumps([parts for *parts, _ in JOINED])}.map((parts) => joinedTexts(...parts))"
+    program = f"import {{ joinedTexts }} from '{page.as_uri()}'; console.log(JSON.stringify({calls}))"
+    expected = [text for *_, text in JOINED]
+    assert [joined_texts(*parts) for *parts, _ in JOINED] == expected
+    assert json.loads(node("--input-type=module", "--eval", program).stdout) == expected
 
 
 def test_every_sentence_of_a_text_is_translated(translator: Translator) -> None:

@@ -22,7 +22,7 @@ from transformers.pipelines.base import ChunkPipeline
 from transformers.utils.hub import cached_file
 
 from .modeling_vaswani_transformer import gnmt_length_penalty
-from .text_vaswani_transformer import TARGET_TOKENIZER, source_limit, split_text
+from .text_vaswani_transformer import TARGET_TOKENIZER, joined_texts, source_limit, split_text
 
 TASK = "translation"
 
@@ -185,13 +185,16 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         """Return the translations of a text, best first, joining the k-th best translations of its parts."""
         decoding = {"skip_special_tokens": True, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
         of_parts = [self._hypotheses(part, decoding) for part in parts if not part["is_blank"]]
-        separators = ["", *(part["separator"] for part in parts[1:])]
+        separators = [part["separator"] for part in parts[1:]]
         translations = []
         for hypotheses in zip(*(of_parts or [[("", 0.0, [])]]), strict=False):  # a part may have fewer translations
             texts, scores, tokens = zip(*hypotheses, strict=True)
             translation: dict[str, Any] = {}
             if return_text or not return_tensors:
-                translation[f"{TASK}_text"] = "".join(a + b for a, b in zip(separators, texts, strict=True))
+                text, *following = texts
+                for separator, next_text in zip(separators, following, strict=True):
+                    text = joined_texts(text, separator, next_text)
+                translation[f"{TASK}_text"] = text
             if return_tensors:
                 translation[f"{TASK}_token_ids"] = torch.tensor(list(chain(*tokens)), dtype=torch.long)
             if return_scores:

@@ -20,7 +20,7 @@ from .search_settings import (
     check_number,
     lookahead_of,
 )
-from .text_vaswani_transformer import source_limit, split_text
+from .text_vaswani_transformer import joined_texts, source_limit, split_text
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Part:
 
     text_index: int
     source: list[int]  # token ids, ending in </s>
-    separator: str  # between the translations of the previous part and of this one
+    separator: str  # the white space between the previous part and this one
 
 
 class TextTranslator(ABC):
@@ -189,7 +189,7 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[lis
 def joined(first: list[Hypothesis], separator: str, second: list[Hypothesis]) -> list[Hypothesis]:
     """Concatenate the k-th best hypotheses of consecutive parts."""
     return [
-        Hypothesis(a.text + separator + b.text, a.score + b.score, a.tokens + b.tokens)
+        Hypothesis(joined_texts(a.text, separator, b.text), a.score + b.score, a.tokens + b.tokens)
         for a, b in zip(first, second, strict=False)  # a part may have fewer
     ]
 

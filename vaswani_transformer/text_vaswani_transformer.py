@@ -1,4 +1,4 @@
-"""Split a text into sentences, which a model translates one at a time.
+"""Split a text into sentences, which a model translates one at a time, and join their translations.
 
 Models are trained on single sentences; given two at once, they often omit the second. Translator, the ONNX translator
 and the pipeline share this file, and hub/space-static/sentences.js follows the same rules. It is published with
@@ -31,6 +31,8 @@ LINE_BREAK = re.compile(r"[\r\n\u2028\u2029]")
 PUNCTUATION = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|\Z)|[。！？]+[」』）]*")
 SPACE, NOT_SPACE, WORD = re.compile(r"\s+"), re.compile(r"\S"), re.compile(r"\w+")
 LAST_LETTER = re.compile(r"\w\W*\Z")
+# The end of a sentence that a space follows. Chinese and Japanese double an ellipsis.
+SPACED_END = re.compile(r"(?:[.!?]|(?<!…)…)[\"'”’»)\]“‘«]*\Z")
 # Quotes, brackets and dashes in front of the word that may begin a sentence.
 OPENING = "\"'“‘„«»‹›([{¿¡*-–— "
 # The last word in front of a full stop, and the word before that one.
@@ -93,6 +95,16 @@ def split_text(text: str, limit: int, encode: Encode, sentences: bool = True) ->
         for ids, part_start, part_stop in cut_to_limit(text, start, stop, limit, encode):
             yield ids, text[end:part_start] if end else ""
             end = part_stop
+
+
+def joined_texts(first: str, separator: str, second: str) -> str:
+    """Join the translations of consecutive parts by the white space between the parts.
+
+    Chinese and Japanese have none between sentences; if the translation's language does, it gets a space.
+    """
+    if not separator and second and SPACED_END.search(first):
+        separator = " "
+    return first + separator + second
 
 
 def sentence_spans(text: str) -> Iterator[tuple[int, int]]:

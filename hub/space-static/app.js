@@ -1,5 +1,6 @@
 // The page: its form, its worker, and its status line.
 import { containedWorker } from "./contained-worker.js";
+import { joinedTexts } from "./sentences.js";
 
 const element = (id) => document.getElementById(id);
 const names = ["form", "source", "beams", "translate", "retry", "copy", "status", "progress", "results"];
@@ -182,7 +183,7 @@ async function translateLine(line, run) {
     if (found[0]?.attention) attentions.push(found[0].attention);
     hypotheses =
       hypotheses?.slice(0, found.length).map((first, rank) => ({
-        text: first.text + separator + found[rank].text,
+        text: joinedTexts(first.text, separator, found[rank].text),
         score: first.score + found[rank].score,
         tokens: [...first.tokens, ...found[rank].tokens],
       })) ?? found;

@@ -1,4 +1,5 @@
-// Splits a text into sentences by the rules of vaswani_transformer/text_vaswani_transformer.py, which explains them.
+// Splits a text into sentences, and joins their translations, by the rules of
+// vaswani_transformer/text_vaswani_transformer.py, which explains them.
 
 // What Python calls white space, a digit and a word's character.
 const WHITE = "[\\s\\u001c-\\u001f\\u0085](?<!\\ufeff)";
@@ -13,6 +14,7 @@ const BOUNDARY = new RegExp(
 const LINE_BREAK = new RegExp(BREAK, "u");
 const PUNCTUATION = new RegExp(`[.!?…]+["'”’»)\\]]*(?=${WHITE}|$)|[。！？]+[」』）]*`, "gu");
 const SPACE = new RegExp(`(?:${WHITE})+`, "gu");
+const SPACED_END = /(?:[.!?]|(?<!…)…)["'”’»)\]“‘«]*$/u;
 const FIRST_SPACE = new RegExp(`^(?:${WHITE})*`, "u");
 // In tokens: the limit if the longest sentence of the training is unknown, and the smallest limit.
 const MAX_SOURCE_LENGTH = 256;
@@ -69,6 +71,11 @@ export function splitText(text, limit, countTokens) {
   });
   if (parts.length) parts[0].separator = "";
   return parts;
+}
+
+/** The translations of consecutive parts, joined by the white space between the parts, or else by a space if needed. */
+export function joinedTexts(first, separator, second) {
+  return first + (separator || (second && SPACED_END.test(first) ? " " : "")) + second;
 }
 
 function cutToLimit(sentence, limit, countTokens) {

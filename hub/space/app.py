@@ -112,7 +112,13 @@ def translate(
 
 
 def joined(sentences: list[Hypotheses]) -> str:
-    return "".join(sentence.separator + sentence.texts[0] for sentence in sentences)
+    """Join the best translations as the model's pipeline does."""
+    parts = [
+        {"sequences": torch.tensor([sentence.targets[:1]]), "separator": sentence.separator, "is_blank": False}
+        for sentence in sentences
+    ]
+    (translation,) = translator.postprocess(parts)
+    return translation["translation_text"]
 
 
 def within_limit(text: str) -> tuple[str, list[int]]:
