@@ -174,6 +174,18 @@ def test_hypotheses_of_parts_are_joined_by_rank(translator):
         assert hypothesis.score == pytest.approx(a.score + b.score, abs=1e-5)
 
 
+def test_a_part_without_a_translation_keeps_those_of_the_other_parts(translator, monkeypatch):
+    first, _, third = translator.translate(ENGLISH[:3])
+    lost, search = translator._encode(ENGLISH[1])[0], translator._search
+
+    def without_second(sources, settings, n_best):
+        found = search(sources, settings, n_best)
+        return [[] if source == lost else best for source, best in zip(sources, found, strict=True)]
+
+    monkeypatch.setattr(translator, "_search", without_second)
+    assert translator.translate([" ".join(ENGLISH[:3]), ENGLISH[1]]) == [f"{first}  {third}", ""]
+
+
 @pytest.mark.parametrize("alpha", LENGTH_PENALTIES)
 def test_extreme_length_penalties_keep_long_scores_valid(alpha):
     # A model with a uniform distribution over its 300 tokens that never produces </s>.

@@ -163,7 +163,7 @@ class TextTranslator(ABC):
             for batch in batches:
                 sources = [parts[i].source for i in batch]
                 for i, hypotheses in zip(batch, self._search(sources, settings, n_best), strict=True):
-                    found[i] = hypotheses
+                    found[i] = hypotheses or [Hypothesis("", 0.0, [])]
                 advance(len(batch))
 
         translations: list[list[Hypothesis]] = [[] for _ in texts]

@@ -180,7 +180,8 @@ async function translateLine(line, run) {
     if (parts.length > 1) showStatus(`Translating … sentence ${index + 1} of ${parts.length}`);
     const found = await send({ request: "translate", text: sentence, beams: Number(beams.value) });
     if (run !== latestRun) return;
-    if (found[0]?.attention) attentions.push(found[0].attention);
+    if (!found.length) found.push({ text: "", score: 0, tokens: [] }); // keeps those of the other sentences
+    if (found[0].attention) attentions.push(found[0].attention);
     hypotheses =
       hypotheses?.slice(0, found.length).map((first, rank) => ({
         text: joinedTexts(first.text, separator, found[rank].text),
