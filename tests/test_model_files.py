@@ -114,6 +114,8 @@ def test_any_copy_of_the_tied_matrix_is_enough(folder):
         ("generation_config.json", "num_beams", "4"),
         ("generation_config.json", "length_penalty", "x"),
         ("generation_config.json", "early_stopping", 7),
+        ("generation_config.json", "early_stopping", -3),
+        ("generation_config.json", "early_stopping", "sometimes"),
         ("generation_config.json", "eos_token_id", VOCABULARY),
         ("generation_config.json", "suppress_tokens", [-1]),
     ],

@@ -185,6 +185,7 @@ def test_numpy_integers_are_accepted_as_settings(translator: Any, by_torch: Tran
         ("config.json", {"vocab_size": 999, "decoder_vocab_size": 999}, "vocab_size 300, but .*config.json has 999"),
         ("config.json", {"pad_token_id": -1}, "pad_token_id is -1"),
         ("config.json", {"eos_token_id": 7}, "does not end a sentence"),
+        ("generation_config.json", {"early_stopping": 7}, "generation_config.json: early_stopping is 7; it must be"),
         ("tokenizer.json", None, "tokenizer.json: no such file"),
     ],
 )

@@ -168,6 +168,11 @@ def read_generation_config(path: Path, target_vocabulary: int) -> dict[str, Any]
             kinds, rule = ((int, float), "a number") if field == "length_penalty" else ((int,), "an integer")
             if type(value) not in kinds or not least <= value <= most:
                 raise BrokenFileError(f"{path}: {field} is {value!r}; it must be {rule} between {least} and {most}")
+        elif field == "early_stopping" and not (isinstance(value, bool) or value == "never"):
+            raise BrokenFileError(
+                f'{path}: early_stopping is {value!r}; it must be "never", true or false; a number belongs in '
+                'stopping_lookahead, beside "never"'
+            )
         elif field.endswith(("_token_id", "suppress_tokens")):
             most = target_vocabulary - 1
             ids = value if isinstance(value, list) else [value]
