@@ -23,19 +23,16 @@ from vaswani_transformer.translator import Translator
 
 Files = dict[str, Path | bytes]
 
-PUBLISHED_FILES = (
+ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "*.json", "README.md")
+# Names of files that a push can write. A push deletes such files from the repository if it does not write them.
+MANAGED_NAMES = (
+    "README.md",
     "config.json",
     "generation_config.json",
     "*.safetensors",
     INDEX,
     *TOKENIZER_FILES,
     f"{TARGET_TOKENIZER}/*",
-)
-ONNX_FILES = ("*.onnx", "*.onnx_data", "*.onnx.data", "*.json", "README.md")
-# Names of files that a push can write. A push deletes such files from the repository if it does not write them.
-PUBLISHED_NAMES = (
-    "README.md",
-    *PUBLISHED_FILES,
     *CODE_FILES,
     f"{ONNX}/*",
     f"{ONNX}/{TARGET_TOKENIZER}/*",

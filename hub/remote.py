@@ -28,7 +28,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from vaswani_transformer.errors import InputError, UnavailableError, one_line
 
-from .contents import PUBLISHED_NAMES, Files, size_of
+from .contents import MANAGED_NAMES, Files, size_of
 
 TIMEOUT = 120  # seconds without a byte after which a connection counts as broken
 RESUME = "run the same command again to continue"
@@ -122,14 +122,14 @@ def changes_of(remote: dict[str, RepoFile], files: Files, kept: Sequence[str] = 
     for name, file in sorted(files.items()):
         is_kept = name in kept and name in remote
         changes.append(Change(name, size_of(file), "same" if is_kept else compare(file, remote.get(name))))
-    stale = sorted(name for name in remote if name not in files and is_published_name(name))
+    stale = sorted(name for name in remote if name not in files and is_managed(name))
     return changes + [Change(name, 0, "deleted") for name in stale]
 
 
-def is_published_name(name: str) -> bool:
+def is_managed(name: str) -> bool:
     """Return whether a push can write a file of this name, folder included."""
     depth, path = name.count("/"), PurePosixPath(name)
-    return any(pattern.count("/") == depth and path.match(pattern) for pattern in PUBLISHED_NAMES)
+    return any(pattern.count("/") == depth and path.match(pattern) for pattern in MANAGED_NAMES)
 
 
 def compare(file: Path | bytes, remote: RepoFile | None) -> str:
