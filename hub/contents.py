@@ -1,7 +1,8 @@
 """Collects the files to publish: weights, configuration, code, tokenizers and ONNX exports.
 
 `Files` maps a name in the repository to a local path, or to bytes generated here. Other files in the folder
-(checkpoints, the tokenised corpus, logs) are not uploaded. Access tokens and ONNX files of another model are refused.
+(checkpoints, the tokenised corpus, logs) are not uploaded. Access tokens are refused, and ONNX files of another model
+or of other weights, as after more training.
 """
 
 import json
@@ -16,7 +17,16 @@ from vaswani_transformer.atomic import atomic_folder
 from vaswani_transformer.configuration_vaswani_transformer import AUTO_MAP, CUSTOM_PIPELINES
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated, load_config, weight_files
-from vaswani_transformer.model_folder import CODE_FILES, INDEX, ONNX, TOKENIZER_FILES, WEIGHTS, read_json_object
+from vaswani_transformer.model_folder import (
+    CODE_FILES,
+    EXPORT_RECORD,
+    INDEX,
+    ONNX,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    files_sha256,
+    read_json_object,
+)
 from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
@@ -185,7 +195,7 @@ def refuse_secrets(files: Files) -> None:
 
 
 def check_same_model(folder: Path, onnx: Path) -> None:
-    """Raise InputError if the exported model has another configuration or tokenizer."""
+    """Raise InputError if the exported model has another configuration, source tokenizer or weights."""
     if (onnx / "config.json").is_file():
         config, exported = load_config(folder).to_dict(), load_config(onnx).to_dict()
         names = config.keys() - METADATA_FIELDS
@@ -198,3 +208,11 @@ def check_same_model(folder: Path, onnx: Path) -> None:
     tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]
     if tokenizers[1].is_file() and tokenizers[0].read_bytes() != tokenizers[1].read_bytes():
         raise InputError(f"{tokenizers[1]} differs from {tokenizers[0]}; export the model again")
+    if (onnx / EXPORT_RECORD).is_file():  # exports of 0.1.0 have none
+        exported = str(read_json_object(onnx / EXPORT_RECORD).get("weights_sha256"))
+        weights = files_sha256(*weight_files(folder))
+        if exported != weights:
+            raise InputError(
+                f"{onnx} was exported from other weights (sha256 {exported[:12]}) than those of {folder} "
+                f"({weights[:12]}); export the model again"
+            )

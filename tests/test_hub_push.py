@@ -12,6 +12,7 @@ import pytest
 import torch
 from hub_server import OWNER, WRITE_TOKEN, Fault, HubServer
 from huggingface_hub import ModelCard, constants
+from safetensors.torch import load_file, save_file
 from saved_model import ENGLISH, change_json, trained_model
 from transformers import AutoConfig
 
@@ -241,6 +242,20 @@ def test_another_models_onnx_is_refused(folder, tmp_path, refused):
     error = refusal(refused, folder, REPO, "--onnx", exported, "--to-folder", tmp_path / "out")
     assert "belongs to another model: d_model differ" in error
     assert not (tmp_path / "out").exists()
+
+
+def test_onnx_files_of_weights_that_have_changed_are_refused(exported, tmp_path, refused):
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    shutil.copytree(exported / "onnx", folder / "onnx")
+    assert "onnx/export.json" in names(written(folder))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.shared.weight"] += 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    error = refusal(refused, folder, REPO)
+    assert f"{folder / 'onnx'} was exported from other weights" in error and f"those of {folder} (" in error
+    assert error.endswith("export the model again")
+    (folder / "onnx" / "export.json").unlink()  # as in exports of 0.1.0
+    assert "onnx/model.onnx" in names(written(folder))
 
 
 def test_a_snapshot_in_the_hubs_cache_can_be_pushed(folder, tmp_path):

@@ -85,7 +85,7 @@ def graph(exported: Path) -> onnx.ModelProto:
 
 
 def test_an_exported_folder_is_self_contained(exported: Path) -> None:
-    beside = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    beside = {"config.json", "generation_config.json", "export.json", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in (exported / "onnx").iterdir()} == {"model.onnx", "README.md"} | beside
     for name in ("tokenizer.json", "generation_config.json"):
         assert (exported / "onnx" / name).read_bytes() == (exported / "model" / name).read_bytes()

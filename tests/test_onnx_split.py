@@ -40,7 +40,7 @@ def inputs_and_outputs(path: Path) -> tuple[list[str], list[str]]:
 def test_files_inputs_and_outputs_have_the_names_of_optimum(folders: tuple[Path, Path]) -> None:
     """The names are those of `ORTModelForSeq2SeqLM` for a decoder of two layers."""
     folder = folders[1]
-    beside = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    beside = {"config.json", "generation_config.json", "export.json", "tokenizer.json", "tokenizer_config.json"}
 
     def cache(prefix: str, parts: tuple[str, ...]) -> set[str]:
         return {f"{prefix}.{n}.{part}.{what}" for n in range(2) for part in parts for what in ("key", "value")}

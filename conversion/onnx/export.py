@@ -14,8 +14,8 @@ from onnx.external_data_helper import set_external_data
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
-from vaswani_transformer.loading import load_model, load_tokenizer, refuse_unsupported_settings
-from vaswani_transformer.model_folder import TOKENIZER_FILES
+from vaswani_transformer.loading import load_model, load_tokenizer, refuse_unsupported_settings, weight_files
+from vaswani_transformer.model_folder import EXPORT_RECORD, TOKENIZER_FILES, files_sha256, write_json
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
@@ -178,7 +178,8 @@ def save(graph: ModelProto, path: Path) -> None:
 
 
 def copy_files(source: Path, unfinished: Path, model: Model) -> None:
-    """Write config.json and generation_config.json, and copy the tokenizers."""
+    """Write config.json, generation_config.json and export.json, and copy the tokenizers."""
+    write_json(unfinished / EXPORT_RECORD, {"weights_sha256": files_sha256(*weight_files(source))})
     # Not copied: the model's file may leave out defaults that the runtime must read.
     model.config.to_json_file(unfinished / "config.json")
     for file in COPIED_FILES:
