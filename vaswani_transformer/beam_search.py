@@ -335,8 +335,8 @@ def beam_search(
     return best_hypotheses(sequences, scores, n_best, pad)
 
 
-def source_length_offset(model: VaswaniTransformerForConditionalGeneration) -> int:
-    """Return how many tokens a translation may have beyond its source: the generation config's, or the paper's 50."""
+def output_limit_offset(model: VaswaniTransformerForConditionalGeneration) -> int:
+    """Return how many tokens an output may have beyond its source: the generation config's, or the paper's 50."""
     offset = getattr(model.generation_config, "max_source_length_offset", None)
     return 50 if offset is None else offset
 

@@ -154,10 +154,10 @@ class Translator(TextTranslator):
     def _search(self, sources: list[list[int]], settings: SearchSettings, n_best: int) -> list[list[Hypothesis]]:
         import torch
 
-        from .beam_search import beam_search, source_length_offset
+        from .beam_search import beam_search, output_limit_offset
 
         batch, options = self._batch(sources), settings._asdict() | {"num_return_sequences": n_best}
-        options["max_source_length_offset"] = source_length_offset(self.model)
+        options["max_source_length_offset"] = output_limit_offset(self.model)
         with torch.inference_mode():
             sequences, scores = beam_search(self.model, batch["input_ids"], batch["attention_mask"], **options)
         return self._hypotheses(sequences.tolist(), scores.tolist())

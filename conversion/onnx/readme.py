@@ -7,7 +7,7 @@ from string import Template
 import numpy as np
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
-from vaswani_transformer.beam_search import source_length_offset
+from vaswani_transformer.beam_search import output_limit_offset
 from vaswani_transformer.model_folder import read_json_object
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
@@ -27,7 +27,7 @@ def readme(model: Model, precision: str, settings: Mapping[str, np.ndarray], fol
         return then if (folder / name).exists() else otherwise
 
     positions = model.config.max_position_embeddings
-    limit = f"its source tokens + {source_length_offset(model)}"
+    limit = f"its source tokens + {output_limit_offset(model)}"
     if positions is not None:
         limit += f" and at most {positions - 1}"
     cuda = "ONNX Runtime's CUDA provider supports all operators of this file."

@@ -18,7 +18,7 @@ from vaswani_transformer.beam_search import (
     Constants,
     Memory,
     SearchState,
-    source_length_offset,
+    output_limit_offset,
     start,
     step,
 )
@@ -152,7 +152,7 @@ def export_search(model: Model, attention: bool) -> SearchGraphs:
     # The exporter mishandles views.
     examples: list[Any] = [each_tensor(part, lambda _, tensor: tensor.clone().contiguous()) for part in parts]
     axes: list[Any] = [each_tensor(part, varying_axes) for part in parts]
-    start_graph = export_module(Start(model, source_length_offset(model)), start_inputs, start_axes)
+    start_graph = export_module(Start(model, output_limit_offset(model)), start_inputs, start_axes)
     step_graph = export_module(Step(model), (*examples, last_index), (*axes, {}))
     attention_graph = None
     if attention:

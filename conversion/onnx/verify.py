@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.attention_maps import using_eager_attention
-from vaswani_transformer.beam_search import beam_search, source_length_offset
+from vaswani_transformer.beam_search import beam_search, output_limit_offset
 from vaswani_transformer.errors import ProofError
 from vaswani_transformer.modeling_vaswani_transformer import VALID_ABOVE, gnmt_length_penalty
 from vaswani_transformer.search_settings import NO_MAXIMUM, SearchSettings
@@ -113,7 +113,7 @@ def translate(
     sequences, scores = run(session, batch, search, max_length, num_return_sequences)
     middle = time.perf_counter()
     settings = search._asdict() | {"max_length": max_length, "num_return_sequences": num_return_sequences or None}
-    in_torch = beam_search(model, **batch, max_source_length_offset=source_length_offset(model), **settings)
+    in_torch = beam_search(model, **batch, max_source_length_offset=output_limit_offset(model), **settings)
     seconds = middle - begun, time.perf_counter() - middle
     torch_sequences, torch_scores = (tensor.numpy() for tensor in in_torch)
     return Translations(sequences, scores, torch_sequences, torch_scores, seconds)
