@@ -42,7 +42,7 @@ OnStage = Callable[[str], object]
 
 
 def export_single_folder(
-    source: Path,
+    model_folder: Path,
     folder: Path,
     precision: str = "fp32",
     *,
@@ -65,11 +65,11 @@ def export_single_folder(
     """
     lines = None if sentences is None else list(read_lines(sentences))
     with new_folder(folder) as unfinished:
-        model = load_model(source, device="cpu", dtype=torch.float32)
-        refuse_unsupported_settings(model, source)
-        tokenizer = check_and_load_tokenizer(source, model, required=lines is not None)
+        model = load_model(model_folder, device="cpu", dtype=torch.float32)
+        refuse_unsupported_settings(model, model_folder)
+        tokenizer = check_and_load_tokenizer(model_folder, model, required=lines is not None)
         encoded = None if lines is None else encoded_sentences(lines, tokenizer, model, str(sentences))
-        bpe = load_byte_level_bpe(source, model) if text else None
+        bpe = load_byte_level_bpe(model_folder, model) if text else None
         on_stage("exporting the model")
         graph = export_single_graph(half_if_fp16(model, precision), attention)
         settings = {} if defaults else default_inputs(model.generation_config.to_dict())
@@ -88,15 +88,15 @@ def export_single_folder(
             reports.append(time_sentences(path, model, encoded, precision))
         if text:
             reports.append(verify_text(unfinished, model, tokenizer, lines or []))
-        copy_files(source, unfinished, model)
-        if (source / "tokenizer.json").exists():
+        copy_files(model_folder, unfinished, model)
+        if (model_folder / "tokenizer.json").exists():
             page = readme(model, precision, settings, unfinished, attention)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
     return "\n".join(reports)
 
 
 def export_split_folder(
-    source: Path,
+    model_folder: Path,
     folder: Path,
     precision: str = "fp32",
     *,
@@ -113,10 +113,10 @@ def export_split_folder(
     Raises InputError, BrokenFileError, UnavailableError, or ProofError if the logits differ from torch's.
     """
     with new_folder(folder) as unfinished:
-        model = load_model(source, device="cpu", dtype=torch.float32)
+        model = load_model(model_folder, device="cpu", dtype=torch.float32)
         if for_javascript:
-            check_for_javascript(model, source)
-        check_and_load_tokenizer(source, model)
+            check_for_javascript(model, model_folder)
+        check_and_load_tokenizer(model_folder, model)
         on_stage("exporting the model")
         end = cast(int, model.config.eos_token_id) if for_javascript else None
         graphs = export_split(half_if_fp16(model, precision), attention, end)
@@ -125,30 +125,33 @@ def export_split_folder(
             write_graph(graphs.pop(name), unfinished / f"{name}.onnx", precision)
         on_stage("comparing with torch")
         report = verify_split(unfinished, model, precision)
-        copy_files(source, unfinished, model)
+        copy_files(model_folder, unfinished, model)
         if for_javascript:
             arrange_for_javascript(unfinished, model, precision)
     return report
 
 
 def half_if_fp16(model: Model, precision: str) -> Model:
-    """Return the model to export. Attention scores, masks and the search stay float32, because its code casts them."""
+    """Return the model to export.
+
+    Attention scores, masks and the search stay float32, because the model's code casts them to float32.
+    """
     return copy.deepcopy(model).half() if precision == "fp16" else model
 
 
-def check_and_load_tokenizer(source: Path, model: Model, required: bool = False) -> Any:
+def check_and_load_tokenizer(model_folder: Path, model: Model, required: bool = False) -> Any:
     """Check the folder's tokenizers and return the source tokenizer, or None if there is none.
 
     required: raise BrokenFileError if there is none
     """
-    config, exists = model.config, (source / "tokenizer.json").exists()
-    tokenizer = load_tokenizer(source, config) if exists or required else None
-    if (source / TARGET_TOKENIZER).is_dir():
-        load_tokenizer(source / TARGET_TOKENIZER, config, target=True)
+    config, exists = model.config, (model_folder / "tokenizer.json").exists()
+    tokenizer = load_tokenizer(model_folder, config) if exists or required else None
+    if (model_folder / TARGET_TOKENIZER).is_dir():
+        load_tokenizer(model_folder / TARGET_TOKENIZER, config, target=True)
     elif exists and target_vocab_size(config) != config.vocab_size:
         raise InputError(
-            f"{source}: the model has {config.vocab_size} source and {target_vocab_size(config)} target tokens but one "
-            f"tokenizer; add the target's as {TARGET_TOKENIZER}/tokenizer.json"
+            f"{model_folder}: the model has {config.vocab_size} source and {target_vocab_size(config)} target tokens "
+            f"but one tokenizer; add the target's as {TARGET_TOKENIZER}/tokenizer.json"
         )
     return tokenizer
 
@@ -177,14 +180,14 @@ def save(graph: ModelProto, path: Path) -> None:
     onnx.save(graph, path)
 
 
-def copy_files(source: Path, unfinished: Path, model: Model) -> None:
+def copy_files(model_folder: Path, unfinished: Path, model: Model) -> None:
     """Write config.json, generation_config.json and export.json, and copy the tokenizers."""
-    write_json(unfinished / EXPORT_RECORD, {"weights_sha256": files_sha256(*weight_files(source))})
+    write_json(unfinished / EXPORT_RECORD, {"weights_sha256": files_sha256(*weight_files(model_folder))})
     # Not copied: the model's file may leave out defaults that the runtime must read.
     model.config.to_json_file(unfinished / "config.json")
     for file in COPIED_FILES:
-        if (source / file).exists():
+        if (model_folder / file).exists():
             (unfinished / file).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source / file, unfinished / file)
+            shutil.copyfile(model_folder / file, unfinished / file)
     if not (unfinished / "generation_config.json").exists():
         model.generation_config.save_pretrained(unfinished)

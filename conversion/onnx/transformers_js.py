@@ -20,15 +20,16 @@ KEPT_FILES = ("encoder_model", "decoder_model_merged")
 SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_int8", "int8-weights": "_quantized"}
 
 
-def check_for_javascript(model: Model, source: Path) -> None:
+def check_for_javascript(model: Model, model_folder: Path) -> None:
     """Raise InputError if transformers.js's Marian does not support the model."""
     config = model.config
     if (config.d_k, config.d_v) != (None, None):
         raise InputError(
-            f"{source / 'config.json'}: transformers.js assumes d_k = d_v = d_model / heads; this model sets d_k or d_v"
+            f"{model_folder / 'config.json'}: transformers.js assumes d_k = d_v = d_model / heads; this model sets d_k "
+            "or d_v"
         )
-    if (source / TARGET_TOKENIZER).is_dir() or not (source / "tokenizer.json").exists():
-        raise InputError(f"{source}: transformers.js needs one tokenizer.json for both languages")
+    if (model_folder / TARGET_TOKENIZER).is_dir() or not (model_folder / "tokenizer.json").exists():
+        raise InputError(f"{model_folder}: transformers.js needs one tokenizer.json for both languages")
 
 
 def arrange_for_javascript(folder: Path, model: Model, precision: str) -> None:
