@@ -6,7 +6,7 @@ Importing the package registers the model with transformers' Auto classes:
 >>> from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 >>> model = AutoModelForSeq2SeqLM.from_pretrained("folder-or-repository")
 
-Files, in reading order (`...` is vaswani_transformer):
+Files, in reading order (`...` is vaswani_transformer); those with this ending are copied into every saved model:
 
 configuration_..., modeling_...   the model and `generate()`
 beam_search.py                    the faster search of Translator and ONNX; cached_decoder.py: the decoder that it steps

@@ -1,6 +1,7 @@
 """The errors that users see; `exit` prints them as one line on stderr.
 
-Their exit codes identify the cause: 2 invalid user input, 3 a broken file, 4 the environment, 1 a failed proof.
+Their exit codes identify the cause: 2 invalid user input, 3 a broken file, 4 the environment, 1 any other error, such
+as a failed proof.
 """
 
 import errno

@@ -30,7 +30,8 @@ EXPORT_RECORD = "export.json"  # in an ONNX folder: weights_sha256, the hash of 
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
 
-# Allowed ranges in generation_config.json; null is always allowed.
+# Allowed ranges in generation_config.json; null is always allowed. max_source_length limits sources, and
+# max_source_length_offset outputs: to the tokens of their source and this many more.
 LENGTHS = ("max_length", "max_new_tokens", "max_source_length", "max_source_length_offset")
 GENERATION_LIMITS = (
     dict.fromkeys(("num_beams", "num_return_sequences"), (1, MAX_BEAMS))

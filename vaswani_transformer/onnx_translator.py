@@ -67,7 +67,7 @@ class OnnxTranslator(TextTranslator):
         trained_length: number of tokens of the longest source sentence in training, if known
         """
         self.session, self.tokenizer, self.config = session, tokenizer, config
-        # Version 0.1 exported files without this input; they search as with early_stopping="never".
+        # Release 0.1.0 exported files without this input; they search as with early_stopping="never".
         optional_inputs = {value.name for value in session.get_overridable_initializers()}
         self.has_early_stopping_input = "early_stopping" in optional_inputs
         self.search = search if self.has_early_stopping_input else search._replace(early_stopping="never")

@@ -112,8 +112,8 @@ class Translator(TextTranslator):
         revision: branch, tag or commit of the repository.
         backend: "torch", or "onnx", which needs neither torch nor transformers, for a folder that `export onnx` wrote
             or a model folder or repository with onnx/model.onnx.
-        threads: of the ONNX backend, for each operator on the CPU; None for as many as there are cores.
-        precision: of the ONNX backend, "int8" for model_int8.onnx, and so on; None for model.onnx.
+        threads: ONNX only, for each operator on the CPU; None for as many as there are cores.
+        precision: ONNX only, "int8" for model_int8.onnx, and so on; None for model.onnx.
         Raises InputError, BrokenFileError or UnavailableError naming the file that cannot be used, and why.
         """
         if backend not in BACKENDS:

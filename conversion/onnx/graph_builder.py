@@ -33,7 +33,8 @@ class GraphBuilder:
     def __init__(self, prefix: str, outer: "GraphBuilder | None" = None):
         """Begin a graph.
 
-        prefix: of all names, unique in the file;  outer: the graph that contains this loop body or branch
+        prefix: begins every name in this graph, unique in the file
+        outer: the graph that contains this loop body or branch
         """
         self.prefix = prefix
         self.nodes: list[NodeProto] = []
@@ -112,7 +113,8 @@ class GraphBuilder:
     ) -> None:
         """Append the nodes of another graph, which is renamed in place, with these names of inputs and outputs.
 
-        prefix: of all other names;  initializer_graph: this graph (None) or one around it, which stores the weights
+        prefix: begins every other name
+        initializer_graph: the graph that stores the weights: this one (None) or one around it
         """
         rename(graph, prefix, inputs, outputs)
         self.nodes += (initializer_graph or self).store_initializers(graph)
@@ -147,7 +149,7 @@ class GraphBuilder:
     ) -> list[str]:
         """Run the body once, repeat it while `condition` is true at its end, and return the final values.
 
-        initial_values: by name of the loop variable in the body;  types: of the loop variables
+        initial_values: by name of the loop variable in the body;  types: the types of the loop variables
         condition, next_values: names in the body
         """
         flag = tensor_type(TensorProto.BOOL, 0)

@@ -7,10 +7,10 @@ sentence makes the steps of all sentences coarser: the divergence from float32's
 ReLU is never negative and uses all 255 steps.
 
 On x86 without VNNI, ONNX Runtime adds pairs of uint8 x int8 products in 16 bits (vpmaddubsw). They saturate at 32,767,
-and a pair can reach 255 * (127 + 127) = 64,770. Therefore the scale of a column is large enough that two neighbours add
-up to at most 128 (255 * 128 = 32,640): sums are exact on every processor, and a file gives the same translations
-everywhere. onnxruntime's `reduce_range`, for the same purpose, gives up one bit of every weight; this costs 0.4 bits
-for normally distributed weights.
+and a pair can reach 255 * (127 + 127) = 64,770. Therefore the scale of a column is large enough that the weights of a
+pair add up to at most 128 (255 * 128 = 32,640): sums are exact on every processor, and a file gives the same
+translations everywhere. onnxruntime's `reduce_range`, for the same purpose, gives up one bit of every weight; this
+costs 0.4 bits for normally distributed weights.
 
 Without quantized activations, weights are converted to float32 before the products: a small file with the speed and
 almost the translations of float32. Cast and Mul convert them, which ONNX Runtime folds at load time. DequantizeLinear
@@ -34,7 +34,8 @@ class RowScale(NamedTuple):
 
     zero_point: np.uint8
     scale: np.float32
-    computed_scale: str  # the name of the same number as the output of a node
+    # `scale` as the output of a node: ONNX Runtime fuses the product only if a scale is not a constant.
+    computed_scale: str
 
 
 class QuantizedRows(NamedTuple):
@@ -84,8 +85,7 @@ class Quantizer:
         }
         self.quantized: set[str] = set()
         self.op = GraphBuilder("int8.")  # adds nodes to the outermost graph
-        # ONNX Runtime fuses MatMulInteger, Cast and the multiplication by two scales only if at least one scale is not
-        # a constant, so one is computed from an input.
+        # For `RowScale.computed_scale`: the number one, computed from an input.
         size = self.op.Size(graph.input[0].name)
         one = self.op.Cast(self.op.Equal(size, size), to=TensorProto.FLOAT)
         scale = np.float32(1 / 127), np.float32(1 / 255)
@@ -139,8 +139,11 @@ class Quantizer:
         return names
 
     def column_limits(self, array: np.ndarray, axis: int) -> np.ndarray:
-        """Return the value that maps to 127 in each column: its largest absolute weight or, with quantized activations,
-        its largest absolute sum of two neighbours. Rounding adds at most 1/2 to each, so their sum is at most 128."""
+        """Return the value that maps to 127 in each column.
+
+        It is the column's largest absolute weight or, with quantized activations, its largest absolute sum of rows 2i
+        and 2i + 1. Rounding adds at most 1/2 to each of the two, so their sum is at most 128.
+        """
         largest = np.abs(array).max(axis=axis)
         if not self.activations:
             return largest
