@@ -195,19 +195,27 @@ def refuse_secrets(files: Files) -> None:
 
 
 def check_same_model(folder: Path, onnx: Path) -> None:
-    """Raise InputError if the exported model has another configuration, source tokenizer or weights."""
+    """Raise InputError if the exported model has other weights, settings, or another configuration or tokenizer."""
     if (onnx / "config.json").is_file():
         config, exported = load_config(folder).to_dict(), load_config(onnx).to_dict()
         names = config.keys() - METADATA_FIELDS
         different = sorted(name for name in names if config[name] != exported.get(name))
         if different:
             raise InputError(
-                f"{onnx / 'config.json'} belongs to another model: {enumerated(different)} differ from "
-                f"{folder / 'config.json'}; export the model again"
+                f"{onnx / 'config.json'} belongs to another model than {folder / 'config.json'}: they differ in "
+                f"{enumerated(different)}; export the model again"
             )
     tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]
     if tokenizers[1].is_file() and tokenizers[0].read_bytes() != tokenizers[1].read_bytes():
         raise InputError(f"{tokenizers[1]} differs from {tokenizers[0]}; export the model again")
+    settings = [place / "generation_config.json" for place in (folder, onnx)]
+    if all(path.is_file() for path in settings):  # an export of a model without the file has the defaults
+        before, now = ({**read_json_object(path), "transformers_version": None} for path in settings)
+        different = sorted(name for name in before | now if before.get(name) != now.get(name))
+        if different:
+            raise InputError(
+                f"{settings[1]} and {settings[0]} differ in {enumerated(different)}; export the model again"
+            )
     if (onnx / EXPORT_RECORD).is_file():  # exports of 0.1.0 have none
         exported = str(read_json_object(onnx / EXPORT_RECORD).get("weights_sha256"))
         weights = files_sha256(*weight_files(folder))

@@ -29,7 +29,7 @@ SCORES = {
 SEARCHED = [name for name in NAMES if name != "marian-prenorm"]
 
 
-def test_every_toolkit_has_a_checkpoint_or_a_writer():
+def test_every_reader_has_a_checkpoint_and_every_writer_writes():
     assert set(READERS) <= set(NAMES)
     assert all(hasattr(load_toolkit(name), "write_checkpoint") for name in WRITERS)
 

@@ -240,8 +240,15 @@ def test_another_models_onnx_is_refused(folder, tmp_path, refused):
     exported = export(folder, tmp_path / "exported")
     change_json(exported / "config.json", d_model=64)
     error = refusal(refused, folder, REPO, "--onnx", exported, "--to-folder", tmp_path / "out")
-    assert "belongs to another model: d_model differ" in error
+    assert "belongs to another model than" in error and "they differ in d_model; export the model again" in error
     assert not (tmp_path / "out").exists()
+
+
+def test_onnx_files_with_other_settings_of_the_search_are_refused(folder, tmp_path, refused):
+    exported = export(folder, tmp_path / "exported")
+    change_json(exported / "generation_config.json", length_penalty=1.4)
+    error = refusal(refused, folder, REPO, "--onnx", exported, "--to-folder", tmp_path / "out")
+    assert "generation_config.json differ in length_penalty; export the model again" in error
 
 
 def test_onnx_files_of_weights_that_have_changed_are_refused(exported, tmp_path, refused):

@@ -61,6 +61,8 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
     program that writes a run.json is refused. A run with checkpoints keeps its record until they are accepted.
     """
     record, now = output / "run.json", recipe.fixed_keys()
+    for folder in (output, output / "checkpoints", output / "corpus"):
+        remove_unfinished(folder)
     begun = (output / "model.safetensors").exists() or any((output / "checkpoints").glob("*"))
     if not record.exists():
         if names := sorted(p.name for p in output.iterdir() if not p.name.startswith((".lock", ".run.json."))):
@@ -75,8 +77,6 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
             begun = False
     if not begun:
         record_run(recipe, output)
-    for folder in (output, output / "checkpoints", output / "corpus"):
-        remove_unfinished(folder)
 
 
 def record_run(recipe: Recipe, output: Path) -> None:

@@ -26,7 +26,7 @@ MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, 
 # relative imports in configuration_vaswani_transformer.py name.
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
-EXPORT_RECORD = "export.json"  # in an ONNX folder: weights_sha256, the hash of the weights that were exported
+EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and the hash of the weights that were exported
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from vaswani_transformer.errors import UnavailableError
+from vaswani_transformer.model_folder import EXPORT_RECORD
 
 TokenIds = list[list[int]]  # of sentences, without padding
 # (sources, beam size, length=None) -> their best translations without </s>; with a length, the search takes exactly
@@ -20,6 +21,8 @@ Translate = Callable[..., TokenIds]
 Engine = Literal["generate", "search", "onnx", "marian", "ctranslate2"]
 OURS: set[Engine] = {"generate", "search", "onnx"}
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
+# By the name of `export onnx --precision`.
+EXPORTED: dict[str, Precision] = {"fp32": "float32", "fp16": "float16", "int8": "int8", "int8-weights": "int8"}
 
 
 class System(NamedTuple):
@@ -127,7 +130,7 @@ def safetensors_megabytes(folder: Path) -> float:
 
 
 def onnx_file(folder: Path, threads: int | None, device: str = "cpu") -> System:
-    """Load an exported file. The folder names the system and its precision, which the file does not state."""
+    """Load an exported file. The folder names the system: files of one model differ in their precision."""
     from vaswani_transformer.onnx_translator import OnnxTranslator
 
     translator = OnnxTranslator.from_pretrained(folder, device=device, threads=threads)
@@ -140,7 +143,7 @@ def onnx_file(folder: Path, threads: int | None, device: str = "cpu") -> System:
         return without(special, sequences[:, 0].tolist())
 
     name = folder.resolve().name
-    precision = "int8" if "int8" in name else "float16" if name.endswith(("fp16", "float16")) else "float32"
+    precision = EXPORTED[json.loads((folder / EXPORT_RECORD).read_text(encoding="utf-8"))["precision"]]
     size = (folder / "model.onnx").stat().st_size / 1e6
     return System(name if name.startswith("onnx") else f"onnx {name}", "onnx", precision, translate, size)
 

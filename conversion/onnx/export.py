@@ -88,7 +88,7 @@ def export_single_folder(
             reports.append(time_sentences(path, model, encoded, precision))
         if text:
             reports.append(verify_text(unfinished, model, tokenizer, lines or []))
-        copy_files(model_folder, unfinished, model)
+        copy_files(model_folder, unfinished, model, precision)
         if (model_folder / "tokenizer.json").exists():
             page = readme(model, precision, settings, unfinished, attention)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
@@ -125,7 +125,7 @@ def export_split_folder(
             write_graph(graphs.pop(name), unfinished / f"{name}.onnx", precision)
         on_stage("comparing with torch")
         report = verify_split(unfinished, model, precision)
-        copy_files(model_folder, unfinished, model)
+        copy_files(model_folder, unfinished, model, precision)
         if for_javascript:
             arrange_for_javascript(unfinished, model, precision)
     return report
@@ -180,9 +180,10 @@ def save(graph: ModelProto, path: Path) -> None:
     onnx.save(graph, path)
 
 
-def copy_files(model_folder: Path, unfinished: Path, model: Model) -> None:
+def copy_files(model_folder: Path, unfinished: Path, model: Model, precision: str) -> None:
     """Write config.json, generation_config.json and export.json, and copy the tokenizers."""
-    write_json(unfinished / EXPORT_RECORD, {"weights_sha256": files_sha256(*weight_files(model_folder))})
+    record = {"precision": precision, "weights_sha256": files_sha256(*weight_files(model_folder))}
+    write_json(unfinished / EXPORT_RECORD, record)
     # Not copied: the model's file may leave out defaults that the runtime must read.
     model.config.to_json_file(unfinished / "config.json")
     for file in COPIED_FILES:

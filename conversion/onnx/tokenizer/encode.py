@@ -58,7 +58,30 @@ def token_ids(op: GraphBuilder, texts: str, bpe: ByteLevelBPE, pad: int) -> tupl
 
 
 def code_points(op: GraphBuilder, characters: str) -> str:
-    """Return the code points of strings of one character each, int32; an empty string gives any number."""
+    """Return the code points of strings of one character each, int32; an empty string gives any number.
+
+    ONNX has no operator for this. Two hashes of a character with different seeds are inverted for each possible length;
+    the length for which both give the same bytes, and a lead byte of UTF-8 that fits, is the right one.
+    """
+    candidates = bytes_of_characters(op, characters)
+    first, second = op.Gather(candidates, 0, axis=0), op.Gather(candidates, 1, axis=0)  # (lengths, characters)
+    payload_mask = np.array([0x0000007F, 0x00003F1F, 0x003F3F0F, 0x3F3F3F07], np.uint32).reshape(4, 1)
+    lead_bits = np.array([0x00000000, 0x000080C0, 0x008080E0, 0x808080F0], np.uint32).reshape(4, 1)
+    matches = op.And(op.Equal(first, second), op.Equal(op.BitwiseAnd(first, ~payload_mask), lead_bits))
+    bits = op.BitwiseAnd(op.Mul(first, op.Cast(matches, to=TensorProto.UINT32)), payload_mask)
+    number = op.Mul(op.BitwiseAnd(bits, np.uint32(255)), np.array([[1], [64], [64**2], [64**3]], np.uint32))
+    for byte, factors in ((1, [0, 1, 64, 64**2]), (2, [0, 0, 1, 64]), (3, [0, 0, 0, 1])):
+        six_bits = op.BitwiseAnd(op.BitShift(bits, np.uint32(8 * byte), direction="RIGHT"), np.uint32(63))
+        number = op.Add(number, op.Mul(six_bits, np.array(factors, np.uint32).reshape(4, 1)))
+    numbers = op.ReduceSum(op.Cast(number, to=TensorProto.INT32), [0], keepdims=0)
+    return op.Reshape(numbers, op.Shape(characters))
+
+
+def bytes_of_characters(op: GraphBuilder, characters: str) -> str:
+    """Invert MurmurHash3_x86_32 (Austin Appleby, public domain) of each character, for two seeds and four lengths.
+
+    Return the bytes of the characters, (seeds, lengths, characters), uint32, the first byte lowest.
+    """
     flat = op.Reshape(characters, [-1])
     seeds = (0, 1)
     hashes = [
@@ -78,7 +101,7 @@ def code_points(op: GraphBuilder, characters: str) -> str:
         right = op.BitShift(value, np.uint32(by), direction="RIGHT")
         return op.BitwiseOr(right, op.BitShift(value, np.uint32(32 - by), direction="LEFT"))
 
-    # Invert MurmurHash3_x86_32 (Austin Appleby, public domain): the final mix, ...
+    # First the final mix, ...
     hash = times_inverse(xor_shifted(hash, 16), 0xC2B2AE35)
     hash = xor_shifted(times_inverse(xor_shifted(hash, 13, 26), 0x85EBCA6B), 16)
     # ... then, for each length of a character, a tail of one to three bytes or a block of four, ...
@@ -86,19 +109,8 @@ def code_points(op: GraphBuilder, characters: str) -> str:
     block = op.Sub(op.BitwiseXor(hash, np.uint32(4)), np.uint32(0xE6546B64))
     hash = op.Concat(tail, rotated_right(times_inverse(block, 5), 13), axis=1)  # (seeds, lengths, characters)
     hash = op.BitwiseXor(hash, np.array(seeds, np.uint32).reshape(-1, 1, 1))
-    # ... and the mix of the block or tail. The result is the bytes, the first one lowest.
-    bytes = times_inverse(rotated_right(times_inverse(hash, 0x1B873593), 15), 0xCC9E2D51)
-    first, second = op.Gather(bytes, 0, axis=0), op.Gather(bytes, 1, axis=0)  # (lengths, characters)
-    payload_mask = np.array([0x0000007F, 0x00003F1F, 0x003F3F0F, 0x3F3F3F07], np.uint32).reshape(4, 1)
-    lead_bits = np.array([0x00000000, 0x000080C0, 0x008080E0, 0x808080F0], np.uint32).reshape(4, 1)
-    matches = op.And(op.Equal(first, second), op.Equal(op.BitwiseAnd(first, ~payload_mask), lead_bits))
-    bits = op.BitwiseAnd(op.Mul(first, op.Cast(matches, to=TensorProto.UINT32)), payload_mask)
-    number = op.Mul(op.BitwiseAnd(bits, np.uint32(255)), np.array([[1], [64], [64**2], [64**3]], np.uint32))
-    for byte, factors in ((1, [0, 1, 64, 64**2]), (2, [0, 0, 1, 64]), (3, [0, 0, 0, 1])):
-        six_bits = op.BitwiseAnd(op.BitShift(bits, np.uint32(8 * byte), direction="RIGHT"), np.uint32(63))
-        number = op.Add(number, op.Mul(six_bits, np.array(factors, np.uint32).reshape(4, 1)))
-    numbers = op.ReduceSum(op.Cast(number, to=TensorProto.INT32), [0], keepdims=0)
-    return op.Reshape(numbers, op.Shape(characters))
+    # ... and the mix of the block or tail.
+    return times_inverse(rotated_right(times_inverse(hash, 0x1B873593), 15), 0xCC9E2D51)
 
 
 def lower_cased(op: GraphBuilder, codes: str, is_text: str, rows: str) -> tuple[str, str, str]:
