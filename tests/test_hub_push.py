@@ -244,10 +244,10 @@ def test_another_models_onnx_is_refused(folder, tmp_path, refused):
     assert not (tmp_path / "out").exists()
 
 
-def test_onnx_files_with_other_settings_of_the_search_are_refused(folder, tmp_path, refused):
-    exported = export(folder, tmp_path / "exported")
-    change_json(exported / "generation_config.json", length_penalty=1.4)
-    error = refusal(refused, folder, REPO, "--onnx", exported, "--to-folder", tmp_path / "out")
+def test_onnx_files_with_other_settings_of_the_search_are_refused(exported, tmp_path, refused):
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    change_json(folder / "generation_config.json", length_penalty=1.4)
+    error = refusal(refused, folder, REPO, "--onnx", exported / "onnx", "--to-folder", tmp_path / "out")
     assert "generation_config.json differ in length_penalty; export the model again" in error
 
 
