@@ -1,5 +1,6 @@
 """Texts are cut at the ends of their sentences. The page's sentences.js is tested with the same examples."""
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -8,11 +9,14 @@ import pytest
 from browser import in_node, node
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved_model import ENGLISH, trained_tokenizer
+from saved_model import ENGLISH
+from transformers import PreTrainedTokenizerFast
 
+from training import demo_corpus
 from vaswani_transformer import Translator
 from vaswani_transformer.search_settings import SearchSettings
 from vaswani_transformer.text_vaswani_transformer import joined_texts, sentence_spans, source_limit, split_text
+from vaswani_transformer.tokenization import train_tokenizer
 
 # A bar marks where a sentence, or the white space between two, ends.
 EXAMPLES = json.loads((Path(__file__).parent / "fixtures" / "sentences.json").read_text(encoding="utf-8"))
@@ -39,13 +43,20 @@ def test_a_text_is_cut_at_sentence_ends_only(example: str) -> None:
     assert sentences(text) == expected
 
 
+@functools.cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Train a tokenizer with words, such as " December", whose beginnings have more tokens, and with a long token."""
+    pairs = [pair for _, *pair in demo_corpus.load("train")[:3000]]
+    return train_tokenizer([*(text for pair in pairs for text in pair), *["-" * 64] * 999], 700)
+
+
 def encode_bpe(text: str) -> tuple[list[int], list[int]]:
-    encoding = trained_tokenizer()(text, return_offsets_mapping=True, verbose=False)
+    encoding = tokenizer()(text, return_offsets_mapping=True, verbose=False)
     return encoding["input_ids"], [start for start, _ in encoding["offset_mapping"]]
 
 
 def decode_bpe(ids: list[int]) -> str:
-    return str(trained_tokenizer().decode(ids, skip_special_tokens=True))
+    return str(tokenizer().decode(ids, skip_special_tokens=True))
 
 
 texts = st.text(st.sampled_from("aBé .!?…。」\n\"')1一-ü🙂"), max_size=400) | st.text()
@@ -75,15 +86,30 @@ def test_the_text_is_encoded_in_linear_time(text: str) -> None:
     assert encoded <= 12 * len(text)
 
 
-@pytest.mark.parametrize("limit", [1000, 12])
-def test_the_page_finds_the_same_sentences(limit: int) -> None:
+def page_texts() -> list[str]:
+    """Return random characters, sentences of the demo corpus, and mixtures of their words with unusual ones."""
     generator = random.Random(1)
     pieces = "a B é ß . ! ? … 。 ！ 「 」 1 12 z.B Dr U.S etc the The der Mai \n \r\n \u3000 \" ' “ ” „ » ( ) - 🙂 𝒜"
     choices = [*pieces.split(" "), " ", " ", " ", ". "]
     texts = ["".join(example.split("|")) for example in EXAMPLES]
-    texts += ["".join(generator.choices(choices, k=generator.randrange(40))) for _ in range(2000)]
-    expected = [[[decode(ids), separator] for ids, separator in split_text(text, limit, encode)] for text in texts]
-    found = in_node("sentences.mjs", {"texts": texts, "limit": limit})
+    texts += ["".join(generator.choices(choices, k=generator.randrange(40))) for _ in range(1000)]
+    unusual = "🙂 👩🏽‍🚀🇩🇪 𝒜𝒷𝒸 e\u0301u\u0308 Z\u0351\u036b\u0343a\u0334 Straßenbahnhaltestellenschild".split(" ")
+    unusual += ["ab" * 200, "x" * 999, "-" * 2000, "ü🙂" * 50, "ε\u0301你好。「はい」" * 20, " " * 300]
+    corpus = [text for _, *pair in demo_corpus.load("validation")[:300] for text in pair]
+    for number, sentence in enumerate(corpus):
+        words = " ".join([sentence, *generator.choices(corpus, k=number % 4)]).replace(".", ",").split(" ")
+        words += generator.choices(unusual, k=number % 3)
+        texts += [sentence, " ".join(generator.sample(words, len(words)))]
+    return texts
+
+
+@pytest.mark.parametrize("limit", [8, 12, 20, 40, 1000])
+def test_the_page_finds_the_same_sentences(limit: int, tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    texts = page_texts()
+    parts = [split_text(text, limit, encode_bpe) for text in texts]
+    expected = [[[decode_bpe(ids), separator] for ids, separator in row] for row in parts]
+    found = in_node("sentences.mjs", {"texts": texts, "limit": limit}, tmp_path)
     for text, mine, theirs in zip(texts, expected, found, strict=True):
         assert theirs == mine, text
 

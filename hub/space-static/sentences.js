@@ -1,5 +1,5 @@
 // Splits a text into sentences, and joins their translations, by the rules of
-// vaswani_transformer/text_vaswani_transformer.py, which explains them.
+// vaswani_transformer/text_vaswani_transformer.py, which explains them. tests/test_sentences.py compares both.
 
 // What Python calls white space, a digit and a word's character.
 const WHITE = "[\\s\\u001c-\\u001f\\u0085](?<!\\ufeff)";
@@ -19,7 +19,7 @@ const FIRST_SPACE = new RegExp(`^(?:${WHITE})*`, "u");
 // In tokens: the limit if the longest sentence of the training is unknown, and the smallest limit.
 const MAX_SOURCE_LENGTH = 256;
 const SHORTEST_MAX_SOURCE_LENGTH = 8; // a character takes up to four tokens, </s> one
-const CHARACTERS_PER_TOKEN = [6, 32]; // to look for a cut: at first, and at most
+const CHARACTERS_PER_TOKEN = [6, 32]; // to tokenise for a cut: at first, and at most
 const OPENING = new Set("\"'“‘„«»‹›([{¿¡*-–— ");
 const LAST_WORDS = new RegExp(
   `(?:(?<before>[\\p{L}_\\p{Nl}\\p{No}]+)(?:(?!${WORD})(?!${WHITE}).)*(?:${WHITE})+)?["'“‘„«‹([]*(?<word>(?:(?!${WHITE}).)+)$`,
@@ -62,11 +62,11 @@ export function defaultSourceLimit(trainedLength, positions) {
 
 /**
  * [{sentence, separator}]: the sentences, cut where they are longer than `limit` tokens, each with the white space
- * before it. countTokens(text): the number of tokens of a text.
+ * before it. tokenStarts(text): where in the text each token begins; </s>, the last one, takes no characters.
  */
-export function splitText(text, limit, countTokens) {
+export function splitText(text, limit, tokenStarts) {
   const parts = splitSentences(text).flatMap(({ sentence, separator }) => {
-    const [first, ...others] = cutToLimit(sentence, limit, countTokens);
+    const [first, ...others] = cutToLimit(sentence, limit, tokenStarts);
     return first ? [{ ...first, separator: separator + first.separator }, ...others] : [];
   });
   if (parts.length) parts[0].separator = "";
@@ -78,16 +78,14 @@ export function joinedTexts(first, separator, second) {
   return first + (separator || (second && SPACED_END.test(first) ? " " : "")) + second;
 }
 
-function cutToLimit(sentence, limit, countTokens) {
-  const longest = limit * CHARACTERS_PER_TOKEN.at(-1);
-  const fits = (text) => text.length <= longest && countTokens(text) <= limit;
+function cutToLimit(sentence, limit, tokenStarts) {
   const parts = [];
   let separator = "";
   for (let rest = sentence; !isBlank(rest); ) {
-    if (fits(rest)) return [...parts, { sentence: rest, separator }];
+    const reach = tokenReach(rest, limit, tokenStarts);
+    if (reach === rest.length) return [...parts, { sentence: rest, separator }];
     const [white] = rest.match(FIRST_SPACE);
-    const cut = white.length || bestCut(rest, longestPrefix(rest, limit, fits));
-    const head = white ? "" : trimEnd(rest.slice(0, cut));
+    const head = white ? "" : trimEnd(rest.slice(0, bestCut(rest, reach)));
     if (head) parts.push({ sentence: head, separator });
     separator = (head ? "" : separator) + rest.slice(head.length).match(FIRST_SPACE)[0];
     rest = rest.slice(head.length).replace(FIRST_SPACE, "");
@@ -95,19 +93,20 @@ function cutToLimit(sentence, limit, countTokens) {
   return parts;
 }
 
-/** The length of the longest beginning that fits, and at least one character. */
-function longestPrefix(text, limit, fits) {
-  const whole = (length) => (text.codePointAt(length - 1) > 0xffff ? length - 1 : length); // not half a character
-  let [low, high] = [1, limit * CHARACTERS_PER_TOKEN[0]];
-  if (fits(text.slice(0, whole(high)))) [low, high] = [high, limit * CHARACTERS_PER_TOKEN[1]];
-  high = Math.min(high, text.length);
-  while (low < high) {
-    const middle = Math.ceil((low + high) / 2);
-    if (fits(text.slice(0, whole(middle)))) low = middle;
-    else high = middle - 1;
+/** Where the first token beyond the limit begins, or else where the longest beginning that Python tokenises ends. */
+function tokenReach(text, limit, tokenStarts) {
+  let seen = "";
+  for (const perToken of CHARACTERS_PER_TOKEN) {
+    seen = beginning(text, limit * perToken);
+    const starts = tokenStarts(seen);
+    if (starts.length > limit) return Math.max(beginning(text, 1).length, starts[limit - 1]);
+    if (seen.length === text.length) break;
   }
-  return whole(low) || String.fromCodePoint(text.codePointAt(0)).length;
+  return seen.length;
 }
+
+/** The first characters of a text, counted as in Python: those beyond U+FFFF are one. */
+const beginning = (text, count) => Array.from(text.slice(0, 2 * count)).slice(0, count).join("");
 
 /** Where to cut within the first `reach` letters: after the last punctuation, or else at the last space. */
 function bestCut(text, reach) {

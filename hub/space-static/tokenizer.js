@@ -28,6 +28,7 @@ const letterOfByte = [];
 for (let byte = 0, others = 0; byte < 256; byte++) {
   letterOfByte.push(String.fromCodePoint(isPrintable(byte) ? byte : 0x100 + others++));
 }
+const utf8 = new TextEncoder();
 const byteOfLetter = new Map(letterOfByte.map((letter, byte) => [letter, byte]));
 
 export class ByteLevelBPE {
@@ -50,17 +51,28 @@ export class ByteLevelBPE {
       if (special) this.special.add(id);
     }
     [this.before, this.after] = template(tokenizerJson.post_processor);
-    this.words = new Map(); // word -> ids
+    this.words = new Map(); // word -> its tokens, [{id, start}]
   }
 
-  /** Return the token ids of a text, including the template's: </s> at the end. */
+  /**
+   * Return {ids, starts}: the token ids of a text, including the template's (</s> at the end), and where in the text
+   * each token begins. A token that begins within a character has the start of that character, as in the library.
+   */
   encode(text) {
     if (!text.isWellFormed()) throw new Error("the text contains half a surrogate pair, which is not valid Unicode");
-    // Letter by letter, as in the tokenizers library, so that a final sigma is lowercased like any other.
-    if (this.lowercases) text = Array.from(text, (letter) => letter.toLowerCase()).join("");
-    const pieces = this.splitsDigits ? text.split(/(\p{N})/u) : [text];
-    const words = pieces.flatMap((piece) => piece.match(WORDS) ?? []);
-    return [...this.before, ...words.flatMap((word) => this.#encodeWord(word)), ...this.after];
+    const { lower, origins } = this.lowercases ? lowercased(text) : { lower: text };
+    const pieces = this.splitsDigits ? lower.split(/(\p{N})/u) : [lower];
+    const ids = [...this.before];
+    const starts = this.before.map(() => 0);
+    let place = 0;
+    for (const word of pieces.flatMap((piece) => piece.match(WORDS) ?? [])) {
+      for (const { id, start } of this.#encodeWord(word)) {
+        ids.push(id);
+        starts.push(origins ? origins[place + start] : place + start);
+      }
+      place += word.length;
+    }
+    return { ids: [...ids, ...this.after], starts: [...starts, ...this.after.map(() => 0)] };
   }
 
   /** Return the text of token ids, without control tokens; invalid UTF-8 becomes U+FFFD. */
@@ -70,7 +82,7 @@ export class ByteLevelBPE {
       .flatMap((id) => {
         const token = [...(this.tokens.get(id) ?? "")];
         const isBytes = token.every((letter) => byteOfLetter.has(letter));
-        return isBytes ? token.map((letter) => byteOfLetter.get(letter)) : [...new TextEncoder().encode(token.join(""))];
+        return isBytes ? token.map((letter) => byteOfLetter.get(letter)) : [...utf8.encode(token.join(""))];
       });
     return new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes));
   }
@@ -78,7 +90,15 @@ export class ByteLevelBPE {
   #encodeWord(word) {
     const known = this.words.get(word);
     if (known) return known;
-    const parts = Array.from(new TextEncoder().encode(word), (byte) => letterOfByte[byte]);
+    const [parts, starts] = [[], []];
+    let start = 0;
+    for (const letter of word) {
+      for (const byte of utf8.encode(letter)) {
+        parts.push(letterOfByte[byte]);
+        starts.push(start);
+      }
+      start += letter.length;
+    }
     const rankAt = (place) => this.ranks.get(`${parts[place]} ${parts[place + 1]}`) ?? Infinity;
     const ranks = parts.map((_, place) => rankAt(place)); // of each merge with the right neighbour
     // One merge at a time: the lowest rank first, and the leftmost of equals, as in the library's queue.
@@ -87,14 +107,29 @@ export class ByteLevelBPE {
       for (let place = 1; place < ranks.length; place++) if (ranks[place] < ranks[best]) best = place;
       if (!(ranks[best] < Infinity)) break;
       parts.splice(best, 2, parts[best] + parts[best + 1]);
+      starts.splice(best + 1, 1);
       ranks.splice(best, 1);
       ranks[best] = rankAt(best);
       if (best > 0) ranks[best - 1] = rankAt(best - 1);
     }
-    const ids = parts.map((part) => this.vocabulary.get(part));
-    if (word.length <= 40) this.words.set(word, ids);
-    return ids;
+    const tokens = parts.map((part, index) => ({ id: this.vocabulary.get(part), start: starts[index] }));
+    if (word.length <= 40) this.words.set(word, tokens);
+    return tokens;
   }
+}
+
+/** Return {lower, origins}: the text in lower case, and where in the text each of its UTF-16 units comes from. */
+function lowercased(text) {
+  let lower = "";
+  const origins = [];
+  // Letter by letter, as in the tokenizers library, so that a final sigma is lowercased like any other.
+  let place = 0;
+  for (const letter of text) {
+    lower += letter.toLowerCase();
+    while (origins.length < lower.length) origins.push(place);
+    place += letter.length;
+  }
+  return { lower, origins };
 }
 
 /** Return whether the pre-tokenizer splits digits. Throws an Error naming a setting that this page does not support. */

@@ -44,7 +44,7 @@ export class Translator {
 
   /** Return the sentences of a text, and the white space before each; those beyond the model's limit are cut. */
   split(text) {
-    return splitText(text, this.limit, (part) => this.tokenizer.encode(part).length);
+    return splitText(text, this.limit, (part) => this.tokenizer.encode(part).starts);
   }
 
   /**
@@ -53,7 +53,7 @@ export class Translator {
    * beams: beam size; ignored by a model with fixed settings.
    */
   async translate(sentence, beams) {
-    const ids = this.tokenizer.encode(sentence);
+    const { ids } = this.tokenizer.encode(sentence);
     const row = (values) => new ort.Tensor("int64", BigInt64Array.from(values, BigInt), [1, values.length]);
     const integer = (value) => new ort.Tensor("int64", BigInt64Array.of(BigInt(value)), []);
     const settings = {

@@ -1,4 +1,4 @@
-// Token ids of the page's tokenizer: `node encode.mjs FOLDER < {"texts": [...], "ids": [[...], ...]}`
+// What the page's tokenizer encodes and decodes: `node encode.mjs FOLDER < {"texts": [...], "ids": [[...], ...]}`
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { ByteLevelBPE } from "../../hub/space-static/tokenizer.js";
@@ -7,5 +7,8 @@ const json = (name) => JSON.parse(readFileSync(join(process.argv[2], name), "utf
 const tokenizer = new ByteLevelBPE(json("tokenizer.json"), json("tokenizer_config.json"));
 const { texts, ids } = JSON.parse(readFileSync(0, "utf-8"));
 process.stdout.write(
-  JSON.stringify({ ids: texts.map((text) => tokenizer.encode(text)), texts: ids.map((row) => tokenizer.decode(row)) }),
+  JSON.stringify({
+    encodings: texts.map((text) => tokenizer.encode(text)),
+    texts: ids.map((row) => tokenizer.decode(row)),
+  }),
 );
