@@ -6,7 +6,7 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -69,7 +69,7 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
             raise InputError(
                 f"output_dir {output} is not empty ({', '.join(names[:3])}) and holds no training run; choose another"
             )
-    elif (before := _recorded_keys(record, now)) != now or recipe.overwrite:
+    elif (before := with_defaults(_identity(record), now)) != now or recipe.overwrite:
         if begun and not recipe.overwrite:
             check_unchanged(before, now, recipe, reporter)
         else:
@@ -86,12 +86,17 @@ def record_run(recipe: Recipe, output: Path) -> None:
     write_json(output / "run.json", record)
 
 
-def _recorded_keys(record: Path, keys: Iterable[str]) -> dict[str, Any]:
-    """Return these keys of the recorded run; those added since it was begun have their defaults."""
+def _identity(record: Path) -> dict[str, Any]:
+    """Return what `record_run` wrote of Recipe.fixed_keys()."""
     identity = read_json_object(record, "identity").get("identity")
     if identity is None:
         raise BrokenFileError(f"{record} is not the record of a training run; choose another output_dir")
-    return {key: identity.get(key, Recipe.model_fields[key].get_default()) for key in keys}
+    return identity
+
+
+def with_defaults(recorded: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return these keys of a recorded recipe; those added to Recipe since then have their defaults."""
+    return {key: recorded.get(key, Recipe.model_fields[key].get_default()) for key in keys}
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -18,6 +18,7 @@ from ..prepare import Prepared, prepare
 from ..processes import make_accelerator
 from ..recipe import Recipe
 from ..report import Reporter
+from ..run_folder import differences, with_defaults
 from ..schedule import linear_decay
 from .rnn import RnnWithAttention, rnn_of_size
 
@@ -90,10 +91,9 @@ def fit(
 def load_fitted(model: nn.Module, recipe: Recipe) -> Curve:
     """Load a model that `fit` has saved, and return its losses. Raises InputError if the recipe has changed."""
     folder = Path(recipe.output_dir)
-    saved = read_json_object(folder / LOSSES)
-    changed = [key for key, value in recipe.fixed_keys().items() if saved["recipe"].get(key) != value]
-    if changed:
-        raise InputError(f"{folder}: {', '.join(changed)} changed since this model was trained; remove the folder")
+    saved, now = read_json_object(folder / LOSSES, "recipe"), recipe.fixed_keys()
+    if changes := differences(with_defaults(saved["recipe"], now), now):
+        raise InputError(f"{folder} holds a model of another recipe: {'; '.join(changes)}; remove the folder")
     load_model(model, folder / WEIGHTS)
     model.eval()
     return [(step, loss) for step, loss in saved["losses"]]
