@@ -10,6 +10,7 @@ from training_runs import SMALL, write_in_capitals
 
 from training.paper.claims import CLAIMS
 from training.paper.claims.attention import saturation, saved_bytes
+from training.paper.claims.comparison import train_and_load
 from training.paper.claims.positions import remove_positions
 from training.paper.claims.search import paired_bleu
 from training.paper.claims.speed import greedy
@@ -83,8 +84,36 @@ def test_a_finished_training_is_loaded(text, tmp_path):
     loaded, _ = train_lstm(recipe)
     assert not loaded.training
     torch.testing.assert_close(loaded.state_dict(), trained.state_dict(), rtol=0, atol=0)
-    with pytest.raises(InputError, match="another recipe: seed was 1, is 2; remove the folder"):
-        train_lstm(recipe.model_copy(update={"seed": 2}))
+    for key, now, said in (
+        ("seed", 2, "another recipe: seed was 1, is 2; remove the folder"),
+        ("max_steps", 30, "another recipe: max_steps was 24, is 30; remove the folder"),
+        ("adam_epsilon", 1e-6, "--adam_epsilon cannot be given: the LSTM is trained without it"),
+    ):
+        with pytest.raises(InputError, match=said):
+            train_lstm(recipe.model_copy(update={key: now}))
+
+
+def test_an_lstm_is_trained_with_the_label_smoothing_of_the_recipe(text, tmp_path):
+    losses = set()
+    for smoothing in ({}, {"label_smoothing": 0.2}, {"label_smoothing_spread": "all"}):
+        output = tmp_path / str(len(losses))
+        keys = SMALL | smoothing | {"data": str(text), "output_dir": str(output), "max_steps": 1}
+        train_lstm(Recipe.model_validate(keys))
+        losses.add(json.loads((output / "losses.json").read_text())["losses"][0][1])
+    assert len(losses) == 3
+
+
+def test_a_changed_transformer_is_trained_and_loaded_with_the_change(text, tmp_path):
+    """`train` itself trains it, so it follows every key of the recipe, as the models that it is compared with."""
+    keys = SMALL | {"data": str(text), "max_steps": 2}
+    usual, changed = (Recipe.model_validate(keys | {"output_dir": str(tmp_path / name)}) for name in ("a", "b"))
+    before, after = train_and_load(usual).model, train_and_load(changed, remove_positions).model
+    assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
+    ids = torch.tensor([[5, 6, 7, 8, 2]])
+    states = [after.get_encoder()(order).last_hidden_state for order in (ids, ids.flip(1))]
+    torch.testing.assert_close(states[0], states[1].flip(1))
+    again = train_and_load(changed, remove_positions).model  # finished, so it is only loaded
+    torch.testing.assert_close(again.state_dict(), after.state_dict(), rtol=0, atol=0)
 
 
 def test_greedy_decoding_takes_the_likeliest_tokens():

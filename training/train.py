@@ -3,6 +3,7 @@
 import gc
 import itertools
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,12 @@ from .stopping import Signals, StopReason, agree_on_stop, default_signal_handler
 from .validation import validate
 
 
-def train(recipe: Recipe) -> None:
+def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
     """Train a model in recipe.output_dir, or resume the run there.
 
     Leaves a model folder: config.json, model.safetensors, tokenizer.json, generation_config.json.
+    change: changes the computation of the new model in place, but no parameter. Neither the run nor the model folder
+        records it: make the same change to resume the run, and after loading the model.
     """
     output, began = Path(recipe.output_dir), time.perf_counter()
     check_model_fields(recipe)
@@ -53,6 +56,8 @@ def train(recipe: Recipe) -> None:
         accelerator.wait_for_everyone()
         with default_signal_handlers():  # there is nothing to save yet, and reading the text may take an hour
             prepared = prepare(recipe, output, accelerator, reporter, shard_weights)
+        if change is not None:
+            change(prepared.model)
         stack.enter_context(signals.handle())
         stack.callback(reporter.stop)
         stack.callback(accelerator.end_training)

@@ -24,5 +24,5 @@ From a measurement to the page:
 3. `paper page` fills page.md, the template, with tables, verdicts and pictures (plots.py) made from these files. The
    paper's own numbers are in paper.json. Our files and their page are in training/results/paper.
 
-Models that `train` cannot build (an LSTM, a changed Transformer): rnn.py, fit_model.py.
+The LSTM, which `train` cannot build: rnn.py, fit_model.py.
 """

@@ -1,13 +1,12 @@
-"""Train models that `train` cannot build (an RNN, a changed Transformer) on the batches of a recipe."""
+"""Train an LSTM, which `train` cannot build, on the batches of a recipe."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_model, save_model
-from torch import Tensor, nn
+from torch import nn
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.model_folder import read_json_object, write_json
@@ -23,99 +22,95 @@ from ..schedule import linear_decay
 from .rnn import RnnWithAttention, rnn_of_size
 
 WEIGHTS, LOSSES = "fitted.safetensors", "losses.json"
-# For the LSTM: common values at this size.
+# The LSTM's own settings of Adam, common at this size, instead of the recipe's, which are for a Transformer; the other
+# settings are torch's defaults.
 LEARNING_RATE, LARGEST_GRADIENT = 1e-3, 1.0
-Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (source, target, mask) -> logits
-Curve = list[tuple[int, float]]  # (step, loss)
+# Keys that our recipes leave at their defaults and that the training of an LSTM does not follow.
+UNUSED = (
+    "initial_weights", "learning_rate_factor", "adam_beta1", "adam_beta2", "adam_epsilon", "max_gradient_norm",
+    "max_hours", "max_cpu_seconds", "max_tokens", "patience",
+)  # fmt: skip
 
 
-def prepare_recipe(recipe: Recipe) -> Prepared:
-    """Return the text, the batches and the model of a recipe."""
+def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Prepared]:
+    """Train an LSTM of the same size as the recipe's model, on its batches, with its dropout and its label smoothing.
+
+    The learning rate and Adam's settings are the LSTM's own; it computes in float32 and is not averaged.
+    Loads the LSTM instead if recipe.output_dir holds a finished one; an interrupted training starts over.
+    Raises InputError if the finished one was trained with another recipe, or for a key that an LSTM does not follow.
+    """
+    check_lstm_recipe(recipe)
     folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    return prepare(recipe, folder, make_accelerator(recipe, folder), Reporter(True))
-
-
-def fit(
-    model: nn.Module,
-    forward: Forward,
-    prepared: Prepared,
-    rate: Callable[[int], float],
-    betas: tuple[float, float] = (0.9, 0.999),
-    largest_gradient: float = torch.inf,
-) -> Curve:
-    """Train a model with Adam for the recipe's steps and return (step, loss per target token) at every log line.
-
-    forward: source (batch, source), target (batch, target), mask like source or None
-        -> logits (batch, target, vocabulary)
-    rate: returns the learning rate of a step; the first step is 1
-    Loads the model instead if output_dir holds a finished one; an interrupted training starts over.
-    Raises InputError if the finished model was trained with another recipe.
-    """
-    recipe, folder = prepared.recipe, Path(prepared.recipe.output_dir)
+    prepared = prepare(recipe, folder, make_accelerator(recipe, folder), Reporter(True))
+    size = prepared.model.num_parameters()
+    torch.manual_seed(recipe.seed)
+    model = rnn_of_size(size, len(prepared.text.tokenizer), "lstm", prepared.config.dropout)
+    model.to(prepared.accelerator.device)
     if (folder / LOSSES).is_file():
-        return load_fitted(model, recipe)
+        check_same_recipe(recipe)
+        load_model(model, folder / WEIGHTS)
+    else:
+        fit(model, prepared)
+    model.eval()
+    return model, prepared
+
+
+def check_lstm_recipe(recipe: Recipe) -> None:
+    """Raise InputError if the recipe sets a key that the training of an LSTM does not follow."""
+    for key in UNUSED:
+        if getattr(recipe, key) != Recipe.model_fields[key].default:
+            raise InputError(f"--{key} cannot be given: the LSTM is trained without it")
+
+
+def check_same_recipe(recipe: Recipe) -> None:
+    """Raise InputError unless the finished LSTM in recipe.output_dir was trained with this recipe."""
+    folder, now = Path(recipe.output_dir), fixed_keys(recipe)
+    recorded = read_json_object(folder / LOSSES, "recipe")["recipe"]
+    if changes := differences(with_defaults(recorded, now), now):
+        raise InputError(f"{folder} holds a model of another recipe: {'; '.join(changes)}; remove the folder")
+
+
+def fixed_keys(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys that a finished LSTM depends on; unlike a run of `train`, it cannot be trained for more steps."""
+    return recipe.fixed_keys() | {"max_steps": recipe.max_steps, "max_epochs": recipe.max_epochs}
+
+
+def fit(model: RnnWithAttention, prepared: Prepared) -> None:
+    """Train the LSTM for the recipe's steps, and save it with its losses per target token."""
+    recipe, folder, steps = prepared.recipe, Path(prepared.recipe.output_dir), prepared.total_steps
     began = time.process_time()
     model.train()
-    optimizer = torch.optim.Adam(model.parameters(), betas=betas)
+    optimizer = torch.optim.Adam(model.parameters())
     pipeline = InputPipeline(prepared)
-    curve: Curve = []
+    losses: list[tuple[int, float]] = []  # (step, loss) at every log line
     total, tokens = 0.0, 0
-    for step in range(1, prepared.total_steps + 1):
+    for step in range(1, steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = rate(step)
+            group["lr"] = LEARNING_RATE * linear_decay(step, steps, 0.5)  # constant in the first half
         batches = pipeline.take(step - 1)
         for part in batches.micro_batches:
             batch: Any = on_device(part.batch, prepared.accelerator.device)
             source, mask, target, positions, labels = batch
-            logits = forward(source, target, mask).flatten(0, 1)[positions]
-            loss = label_smoothed_cross_entropy(logits, labels, recipe.label_smoothing, num_items_in_batch=1)  # the sum
+            logits = model(source, target, mask).flatten(0, 1)[positions]
+            smoothing = recipe.label_smoothing, recipe.label_smoothing_spread
+            loss = label_smoothed_cross_entropy(logits, labels, *smoothing, num_items_in_batch=1)  # the sum
             (loss / batches.target_tokens).backward()
             total += loss.item()
         tokens += batches.target_tokens
-        nn.utils.clip_grad_norm_(model.parameters(), largest_gradient)
+        nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
         optimizer.step()
         optimizer.zero_grad()
-        if step % recipe.log_every == 0 or step == prepared.total_steps:
-            curve.append((step, total / tokens))
-            prepared.reporter.say(f"{folder.name}: step {step}/{prepared.total_steps}  loss {total / tokens:.3f}")
+        if step % recipe.log_every == 0 or step == steps:
+            losses.append((step, total / tokens))
+            prepared.reporter.say(f"{folder.name}: step {step}/{steps}  loss {total / tokens:.3f}")
             total, tokens = 0.0, 0
     pipeline.close()
     save_model(model, str(folder / WEIGHTS))
     cpu_seconds = time.process_time() - began
-    write_json(folder / LOSSES, {"losses": curve, "cpu_seconds": cpu_seconds, "recipe": recipe.fixed_keys()})
-    model.eval()
-    return curve
-
-
-def load_fitted(model: nn.Module, recipe: Recipe) -> Curve:
-    """Load a model that `fit` has saved, and return its losses. Raises InputError if the recipe has changed."""
-    folder = Path(recipe.output_dir)
-    saved, now = read_json_object(folder / LOSSES, "recipe"), recipe.fixed_keys()
-    if changes := differences(with_defaults(saved["recipe"], now), now):
-        raise InputError(f"{folder} holds a model of another recipe: {'; '.join(changes)}; remove the folder")
-    load_model(model, folder / WEIGHTS)
-    model.eval()
-    return [(step, loss) for step, loss in saved["losses"]]
+    write_json(folder / LOSSES, {"losses": losses, "cpu_seconds": cpu_seconds, "recipe": fixed_keys(recipe)})
 
 
 def seconds_of_fit(folder: Path) -> float:
     """Return the CPU seconds that the training in this folder took."""
     return read_json_object(folder / LOSSES)["cpu_seconds"]
-
-
-def train_lstm(recipe: Recipe) -> tuple[RnnWithAttention, Prepared]:
-    """Train an LSTM of the same size as the recipe's model, on the recipe's batches and with its dropout.
-
-    Loads the LSTM instead if recipe.output_dir holds a finished one.
-    """
-    prepared = prepare_recipe(recipe)
-    parameters, device = prepared.model.num_parameters(), prepared.accelerator.device
-    torch.manual_seed(recipe.seed)
-    model = rnn_of_size(parameters, len(prepared.text.tokenizer), "lstm", prepared.config.dropout).to(device)
-
-    def rate(step: int) -> float:  # constant, then linear decay to 0 in the second half
-        return LEARNING_RATE * linear_decay(step, prepared.total_steps, 0.5)
-
-    fit(model, model, prepared, rate, largest_gradient=LARGEST_GRADIENT)
-    return model, prepared

@@ -3,17 +3,14 @@
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
-from torch import Tensor, nn
-
-from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration
+from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 
 from ...evaluation_text import TEXT_KEYS
 from ...recipe import Recipe, load_recipe
 from ...train import train
-from ..fit_model import Curve, fit, prepare_recipe
 from ..parallel import in_processes
 from ..table3 import RECIPE
 from .claim import Measurements, Setting
@@ -21,6 +18,7 @@ from .claim import Measurements, Setting
 # Training steps. With these and one seed, all claims together take less than half an hour on two cores.
 SHORT_STEPS, LONG_STEPS = 300, 800
 Kind = TypeVar("Kind", bound=Hashable)
+Change = Callable[[Any], None]  # of a model's computation, in place; see `train`
 
 
 class Variant(NamedTuple):
@@ -61,24 +59,10 @@ def runs_folder(setting: Setting) -> Path:
     return setting.output / "claims" / "runs"
 
 
-def train_and_load(recipe: Recipe) -> Translator:
+def train_and_load(recipe: Recipe, change: Change | None = None) -> Translator:
     """Train a model, or resume or load it if it exists. Raises InputError if it was trained with another recipe."""
-    train(recipe)
-    return Translator.from_pretrained(Path(recipe.output_dir))
-
-
-def train_changed(
-    recipe: Recipe, change: Callable[[VaswaniTransformerForConditionalGeneration], None] | None
-) -> tuple[Translator, Curve]:
-    """Change a new model and train it with the recipe, in float32 and without checkpoints."""
-    prepared = prepare_recipe(recipe)
-    model = prepared.model
+    train(recipe, change)
+    translator = Translator.from_pretrained(Path(recipe.output_dir))
     if change is not None:
-        change(model)
-
-    def forward(source: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        return cast(Tensor, model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits)
-
-    betas = (recipe.adam_beta1, recipe.adam_beta2)
-    curve = fit(cast(nn.Module, model), forward, prepared, prepared.learning_rate_at, betas)
-    return Translator(model, prepared.text.tokenizer), curve
+        change(translator.model)
+    return translator

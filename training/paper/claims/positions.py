@@ -1,12 +1,10 @@
 """The claim of section 3.5 about sentences that are longer than those seen in training."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.modeling_vaswani_transformer import PositionalEncoding, Stack
 
@@ -16,7 +14,7 @@ from ...scores import corpus_bleu, nats_per_token
 from ..plots import panels, plot_intervals, plot_means
 from ..verdicts import differences, mean_interval, verdict, with_interval
 from .claim import Judgement, Measurements, Setting
-from .comparison import LONG_STEPS, Variant, train_and_load, train_changed, train_models
+from .comparison import LONG_STEPS, Change, Variant, train_and_load, train_models
 
 BUCKETS = ((1, 10), (11, 20), (21, 256))  # source tokens; models are trained on the first two buckets
 LONGEST = {"max_length": str(BUCKETS[1][1])}
@@ -26,17 +24,17 @@ def measure_length_extrapolation(setting: Setting) -> Measurements:
     """Return nats per token and BLEU, {positions: [[value for each bucket of lengths] for each seed]}."""
     text = setting.development
     models = {
-        kind: Variant(kind, LONGEST | {"model.position_embedding_type": kind}, partial(by_length, text, train_and_load))
+        kind: Variant(kind, LONGEST | {"model.position_embedding_type": kind}, partial(by_length, text, None))
         for kind in ("sinusoidal", "learned")
     }
-    models["none"] = Variant("none", LONGEST, partial(by_length, text, train_without_positions))
+    models["none"] = Variant("none", LONGEST, partial(by_length, text, remove_positions))
     measurements = train_models(setting, models, LONG_STEPS)
     return measurements | {"buckets": BUCKETS, "sentences": measurements["sentences"]["none"][0]}
 
 
-def by_length(text: EvaluationText, train_model: Callable[[Recipe], Translator], recipe: Recipe) -> Measurements:
+def by_length(text: EvaluationText, change: Change | None, recipe: Recipe) -> Measurements:
     """Train a model and return nats per token, BLEU and the number of sentences for each bucket of source lengths."""
-    translator = train_model(recipe)
+    translator = train_and_load(recipe, change)
     lengths = [len(ids) for ids in translator.tokenizer(text.sources)["input_ids"]]
     measured: Measurements = {"sentences": [], "nats_per_token": [], "bleu": []}
     for low, high in BUCKETS:
@@ -51,10 +49,6 @@ def by_length(text: EvaluationText, train_model: Callable[[Recipe], Translator],
         measured["nats_per_token"].append(nats_per_token(translator, sources, references))
         measured["bleu"].append(corpus_bleu(translations, references))
     return measured
-
-
-def train_without_positions(recipe: Recipe) -> Translator:
-    return train_changed(recipe, remove_positions)[0]
 
 
 def remove_positions(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ from ...evaluation_text import EvaluationText
 from ...parallel_text import parallel_texts
 from ...recipe import Recipe, load_recipe
 from ...scores import corpus_bleu
-from ..fit_model import train_lstm
+from ..fit_model import check_lstm_recipe, train_lstm
 from ..plots import log_x_ticks, panels, plot_intervals, plot_means
 from ..rnn import beam_search
 from ..table3 import RECIPE
@@ -25,6 +25,7 @@ FILES = {"dataset": "null", "dataset_config": "null", "streaming": "false", "tra
 
 def measure_small_data(setting: Setting) -> Measurements:
     """Return {system: [[BLEU for each number of training pairs] for each seed]}."""
+    check_lstm_recipe(load_recipe(RECIPE, setting.options))  # before the Transformers are trained
     folders = dict(first_pairs(setting, count) for count in PAIRS)
     counts = sorted(folders)
     systems = {"Transformer": bleu_of_transformer, "LSTM": bleu_of_lstm}

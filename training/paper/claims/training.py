@@ -1,6 +1,5 @@
 """Claims about training: warm-up, the factor 1 / sqrt(d_k) and label smoothing."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from ..plots import panels, plot_curves, plot_intervals
 from ..table3 import RECIPE, compare_with_base
 from ..verdicts import differences, mean_interval, plus_minus, verdict, with_interval
 from .claim import Judgement, Measurements, Setting
-from .comparison import SHORT_STEPS, Variant, train_changed, train_models
+from .comparison import SHORT_STEPS, Change, Variant, train_and_load, train_models
 
 LOSS = "training loss, label-smoothed (first seed)"
 
@@ -43,9 +42,14 @@ def measure_warm_up(setting: Setting) -> Measurements:
 def losses_of_training(recipe: Recipe) -> Measurements:
     """Train a model and return its final validation loss and its training loss curve."""
     train(recipe)
-    metrics = curves_of(Path(recipe.output_dir) / "metrics.jsonl")
-    last = metrics["validation_loss"][max(metrics["validation_loss"])]
-    return {"validation_loss": last, "losses": list(metrics["loss"].items())}
+    curves = logged_curves(recipe)
+    last = curves["validation_loss"][max(curves["validation_loss"])]
+    return {"validation_loss": last, "losses": list(curves["loss"].items())}
+
+
+def logged_curves(recipe: Recipe) -> dict[str, dict[int, float]]:
+    """Return the curves of a trained model, {"loss": {step: loss}, "validation_loss": ...}."""
+    return curves_of(Path(recipe.output_dir) / "metrics.jsonl")
 
 
 def with_first_losses(measurements: Measurements) -> Measurements:
@@ -83,10 +87,11 @@ def measure_training_without_the_factor(setting: Setting) -> Measurements:
     return with_first_losses(train_models(setting, models, SHORT_STEPS))
 
 
-def loss_after_change(text: EvaluationText, change: Callable[[nn.Module], None] | None, recipe: Recipe) -> Measurements:
-    """Train a changed model and return its nats per token and its training loss curve."""
-    translator, curve = train_changed(recipe, change)
-    return {"nats_per_token": nats_per_token(translator, text.sources, text.references), "losses": curve}
+def loss_after_change(text: EvaluationText, change: Change | None, recipe: Recipe) -> Measurements:
+    """Train a model and return its nats per token and its training loss curve."""
+    translator = train_and_load(recipe, change)
+    nats = nats_per_token(translator, text.sources, text.references)
+    return {"nats_per_token": nats, "losses": list(logged_curves(recipe)["loss"].items())}
 
 
 def remove_factor(model: nn.Module) -> None:
