@@ -46,10 +46,15 @@ def is_measured(path: Path, command: str) -> bool:
     """Return whether a result file exists. Raises InputError if it was made by another command."""
     if not path.is_file():
         return False
+    check_command(path, command)
+    return True
+
+
+def check_command(path: Path, command: str) -> None:
+    """Raise InputError unless a result file was made by this command."""
     before = read_json_object(path).get("command")
     if before != command:
         raise InputError(f"{path} was made by `{before}`; remove it to measure again, or choose another --output")
-    return True
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:

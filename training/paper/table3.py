@@ -27,7 +27,7 @@ from ..result_row import parameters
 from ..scores import nats_per_token
 from ..train import train
 from .parallel import in_processes
-from .result_files import PAPER, command_line, is_measured, markdown, provenance, write_result
+from .result_files import PAPER, check_command, command_line, is_measured, markdown, provenance, write_result
 from .verdicts import Interval, mean_interval, plus_minus, verdict, with_interval
 
 RECIPE = "multi30k_table3"
@@ -103,7 +103,7 @@ def write_table3(output: Path, rows: list[str], seeds: list[int], jobs: int, opt
 
     for path in sorted(folder.glob("*-seed*.json")):
         before = read_json_object(path)
-        is_measured(path, train_command(before["row"], before["seed"]))
+        check_command(path, train_command(before["row"], before["seed"]))
     missing = []
     for seed in seeds:
         for row in rows:
