@@ -216,10 +216,10 @@ def judge_rows(rows: list[dict[str, Any]]) -> list[Judged]:
     for name, finding, bleu_sign, perplexity_sign in FINDINGS:
         difference = compare_with_base(rows, name)
         if difference.seeds:
-            bleu, nats = mean_interval(difference.bleu), mean_interval(difference.log_perplexity)
+            bleu, log_perplexity = mean_interval(difference.bleu), mean_interval(difference.log_perplexity)
             on_bleu = verdict(bleu, bleu_sign, MARGIN["bleu"])
-            on_perplexity = verdict(nats, perplexity_sign, MARGIN["log_perplexity"])
-            judged.append(Judged(name, finding, bleu, nats, on_bleu, on_perplexity))
+            on_perplexity = verdict(log_perplexity, perplexity_sign, MARGIN["log_perplexity"])
+            judged.append(Judged(name, finding, bleu, log_perplexity, on_bleu, on_perplexity))
     return judged
 
 

@@ -136,15 +136,16 @@ def measure_label_smoothing(setting: Setting) -> Measurements:
 
 
 def judge_label_smoothing(measurements: Measurements) -> Judgement:
-    nats = mean_interval(measurements["log_perplexity_difference"])
+    log_perplexity = mean_interval(measurements["log_perplexity_difference"])
     bleu = mean_interval(measurements["bleu_difference"])
     evidence = (
-        f"without label smoothing, the log-perplexity changes by {plus_minus(nats, 3, signed=True)} nats per token and "
-        f"BLEU by {plus_minus(bleu, signed=True)}"
+        f"without label smoothing, the log-perplexity changes by {plus_minus(log_perplexity, 3, signed=True)} nats per "
+        f"token and BLEU by {plus_minus(bleu, signed=True)}"
     )
     figure, axes = panels(2)
     label = "without label smoothing, minus with it"
-    plot_intervals(axes[0], {label: nats}, "log-perplexity, nats per token\n(below 0: better without)", zero=True)
+    y = "log-perplexity, nats per token\n(below 0: better without)"
+    plot_intervals(axes[0], {label: log_perplexity}, y, zero=True)
     plot_intervals(axes[1], {label: bleu}, "BLEU\n(below 0: worse without)", zero=True)
-    on_perplexity, on_bleu = (verdict(difference, expected_sign=-1) for difference in (nats, bleu))
+    on_perplexity, on_bleu = (verdict(difference, expected_sign=-1) for difference in (log_perplexity, bleu))
     return Judgement(f"perplexity: {on_perplexity}; BLEU: {on_bleu}", evidence, figure)
