@@ -157,7 +157,7 @@ def claims(
         str | None, typer.Option(help="Folder of the run's text; default: the one recorded in the run.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Claims, separated by commas; default: all.")] = None,
-    sentences: Annotated[int, typer.Option(min=2, help="Sentences of the validation text to translate.")] = SENTENCES,
+    sentences: Annotated[int, typer.Option(min=2, help="Sentences of the development set to translate.")] = SENTENCES,
     seconds: Seconds = 2,
     seeds: Seeds = "1",
     jobs: Jobs = 2,

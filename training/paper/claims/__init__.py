@@ -107,19 +107,18 @@ def make_setting(
 ) -> Setting:
     """Return the inputs of the measurements; models are trained on the text of the run.
 
-    data: folder of the run's text, if it has moved;  sentences: number of validation sentences to translate
+    data: folder of the run's text, if it has moved;  sentences: number of development sentences to translate
     """
     recipe = recipe_of_run(run, data=data)
-    validation = text_of_recipe(recipe.model_copy(update={"test": []}))  # with a test corpus, it returns that one
-    development = replace(
-        validation, sources=validation.sources[:sentences], references=validation.references[:sentences]
-    )
+    # The paper's development set is a recipe's validation text; text_of_recipe would return a test corpus instead.
+    text = text_of_recipe(recipe.model_copy(update={"test": []}))
+    development = replace(text, sources=text.sources[:sentences], references=text.references[:sentences])
     keys = recipe.model_dump(include=set(TEXT_KEYS), exclude={"test"})
     # As typed on the command line, for the recipes of the models that the claims train.
-    text = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
+    text_keys = {key: json.dumps(value, ensure_ascii=False) for key, value in keys.items()}
     given = {"run": run, "sentences": sentences, "seconds": f"{seconds:g}", "seeds": ",".join(map(str, seeds))}
     command = command_line("paper claims", given, options)
-    return Setting(run, development, seeds, output, seconds, jobs, text | dict(options), command)
+    return Setting(run, development, seeds, output, seconds, jobs, text_keys | dict(options), command)
 
 
 def write_claims(setting: Setting, names: list[str]) -> None:
