@@ -58,18 +58,21 @@ def describe_heads(translator: Translator, sentences: list[str]) -> list[dict[st
 
 
 def measures(kind: str, weights: Tensor) -> Tensor:
-    """Return (layers, heads, measure) for weights (layers, heads, query, key) of one sentence."""
+    """Return MEASURES (layers, heads, measure) of the weights (layers, heads, query, key) of one sentence.
+
+    NaN for a measure that this kind of head does not have.
+    """
     queries, keys = weights.shape[-2:]
     distance = (torch.arange(queries)[:, None] - torch.arange(keys)).abs().float()
     entropy = torch.special.entr(weights).sum(-1).mean(-1)
-    offsets = [weights.diagonal(offset, -2, -1).sum(-1) / queries for offset in range(-queries + 1, keys)]
+    at_distance = [weights.diagonal(offset, -2, -1).sum(-1) / queries for offset in range(-queries + 1, keys)]
     end = agreement = torch.full_like(entropy, torch.nan)
     if kind == "cross":
-        alignment = weights.mean((0, 1)).argmax(-1)
-        agreement = (weights.argmax(-1) == alignment).float().mean(-1)
+        of_all_heads = weights.mean((0, 1)).argmax(-1)
+        agreement = (weights.argmax(-1) == of_all_heads).float().mean(-1)
     if kind != "decoder":
         end = weights[..., -1].mean(-1)
-    columns = (entropy, (weights * distance).sum(-1).mean(-1), torch.stack(offsets).amax(0), end, agreement)
+    columns = (entropy, (weights * distance).sum(-1).mean(-1), torch.stack(at_distance).amax(0), end, agreement)
     return torch.stack(columns, dim=-1)
 
 

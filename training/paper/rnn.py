@@ -11,13 +11,15 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vaswani_transformer import gnmt_length_penalty
 
-State = Tensor | tuple[Tensor, Tensor]
+State = Tensor | tuple[Tensor, Tensor]  # (batch, width): a GRU's; an LSTM's hidden and cell state
 
 
 class Encoded(NamedTuple):
+    """Encoded sentences."""
+
     memory: Tensor  # (batch, source, width)
     keys: Tensor  # (batch, source, width)
-    padding: Tensor | None  # bool, (batch, source, 1)
+    padding: Tensor | None  # bool, (batch, source, 1): True where attending is not allowed
 
 
 class RnnWithAttention(nn.Module):
@@ -46,6 +48,7 @@ class RnnWithAttention(nn.Module):
         return self.output(self.dropout(torch.stack(outputs, dim=1)))
 
     def encode(self, source: Tensor, mask: Tensor | None = None) -> Encoded:
+        """source, mask: (batch, source); the mask is 0 at padding, None if there is none"""
         inputs = self.dropout(self.embedding(source))
         if mask is None:
             memory, padding = self.encoder(inputs)[0], None
@@ -106,26 +109,27 @@ def beam_search(
     """
     device = model.embedding.weight.device
     encoded = model.encode(torch.tensor([source], device=device))
-    live: list[tuple[float, list[int]]] = [(0.0, [])]
-    best: tuple[float, list[int]] = (-math.inf, [])
+    live: list[tuple[float, list[int]]] = [(0.0, [])]  # (log-probability, tokens), the most probable first
+    best: tuple[float, list[int]] = (-math.inf, [])  # finished: (log-probability / length penalty, tokens)
     state: State | None = None
     context = encoded.memory.new_zeros(1, encoded.memory.shape[-1])
     for length in range(1, limit + 1):
         last = torch.tensor([tokens[-1] if tokens else start for _, tokens in live], device=device)
         output, state, context = model.step(model.embedding(last), state, context, encoded)
-        scores = model.output(output).log_softmax(-1).cpu()
+        of_token = model.output(output).log_softmax(-1).cpu()
         if constraint is not None:
-            scores = constraint(torch.tensor([[start, *tokens] for _, tokens in live]), scores)
-        scores = scores + torch.tensor([score for score, _ in live])[:, None]
-        values, indices = scores.flatten().topk(min(2 * beams, scores.numel()))
+            of_token = constraint(torch.tensor([[start, *tokens] for _, tokens in live]), of_token)
+        totals = of_token + torch.tensor([total for total, _ in live])[:, None]  # (live, vocabulary)
+        # Each hypothesis can end in one way, so twice as many leave enough that go on.
+        values, indices = totals.flatten().topk(min(2 * beams, totals.numel()))
         penalty = cast(float, gnmt_length_penalty(length, alpha))
-        extended: list[tuple[float, int, int]] = []
-        for score, index in zip(values.tolist(), indices.tolist(), strict=True):
-            row, token = divmod(index, scores.shape[1])
+        extended: list[tuple[float, int, int]] = []  # (log-probability, row in live, token)
+        for total, index in zip(values.tolist(), indices.tolist(), strict=True):
+            row, token = divmod(index, totals.shape[1])
             if token == end:
-                best = max(best, (score / penalty, live[row][1]))
-            elif score > -math.inf and len(extended) < beams:
-                extended.append((score, row, token))
+                best = max(best, (total / penalty, live[row][1]))
+            elif total > -math.inf and len(extended) < beams:
+                extended.append((total, row, token))
         # Log-probabilities only fall, so a live hypothesis scores best with the largest penalty within its reach.
         largest = cast(float, gnmt_length_penalty(min(limit, length + lookahead), max(alpha, 0)))
         if not extended or best[0] >= extended[0][0] / largest:
@@ -133,5 +137,5 @@ def beam_search(
         rows = torch.tensor([row for _, row, _ in extended], device=device)
         state = (state[0][rows], state[1][rows]) if isinstance(state, tuple) else state[rows]
         context = context[rows]
-        live = [(score, [*live[row][1], token]) for score, row, token in extended]
+        live = [(total, [*live[row][1], token]) for total, row, token in extended]
     return best[1] if best[0] > -math.inf else live[0][1]

@@ -73,8 +73,8 @@ def walk(
     if kind == "decoder":
         allowed = allowed.tril()
     scores = query @ key.T
-    output, weights = scaled_dot_product_attention(query, key, value, allowed)
     scaled = scores * attention.scaling
+    output, weights = scaled_dot_product_attention(query, key, value, allowed)
     values = {
         "Q": query, "K": key, "V": value, "Q K^T": scores, "Q K^T / sqrt(d_k)": scaled,
         "mask": scaled.masked_fill(~allowed, -torch.inf), "softmax": weights, "softmax V": output,
