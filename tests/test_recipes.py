@@ -89,6 +89,7 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"label_smoothing": "nan"}, "--label_smoothing is 'nan', must be a finite number"),
         ({"label_smoothing_spread": "some"}, "--label_smoothing_spread is 'some', must be 'others' or 'all'"),
         ({"train": "[]"}, "train is empty"),
+        ({"source_language": "de"}, "^--source_language: source_language and target_language are both 'de'"),
         ({"output_dir": "[a, b]"}, r"--output_dir is \['a', 'b'\], must be a valid string"),
         ({"bleu_every": "1500"}, r"bleu_every is 1500, must be a multiple of 1000 \(validate_every\)"),
         ({"validation": "[]", "patience": "3"}, "patience is 3, but validation is empty"),

@@ -229,6 +229,11 @@ class Recipe(BaseModel):
             raise ValueError("streaming is true without a dataset; text files are never copied")
         if not self.train:
             raise ValueError("train is empty; give at least one training corpus")
+        if self.source_language == self.target_language:
+            raise ValueError(
+                f"source_language and target_language are both {self.source_language!r}, so the model would learn to "
+                "copy; set one of them to the other language"
+            )
         per_batch = self.tokens_per_micro_batch
         if 2 * self.max_length > per_batch:
             raise ValueError(
