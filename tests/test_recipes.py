@@ -95,6 +95,7 @@ def test_the_recipe_sets_the_number_of_processes(tmp_path):
         ({"validation": "[]", "patience": "3"}, "patience is 3, but validation is empty"),
         ({"validation": "[]", "bleu_every": "1000"}, "bleu_every is 1000, but validation is empty"),
         ({"max_steps": "null"}, "max_steps and max_epochs are both null"),
+        ({"max_epochs": "0"}, "--max_epochs is '0', must be greater than 0"),
         ({"average_last": "6"}, r"average_last is 6, must be at most 5 \(keep\)"),
         ({"seed": "1", "seed.x": "1"}, "--seed.x: seed is 1, not a table"),
         ({"data": "a", "dataset": "b"}, "data and dataset are both given"),

@@ -142,7 +142,7 @@ class Recipe(BaseModel):
 
     # --- length of the run: the first limit that is reached ends it ---
     max_steps: int | None = Field(100_000, ge=1, description="Steps; like max_epochs, shapes the learning rate.")
-    max_epochs: float | None = Field(None, ge=0, description="Passes over the training text.")
+    max_epochs: float | None = Field(None, gt=0, description="Passes over the training text.")
     max_hours: float | None = Field(None, ge=0, description="Wall-clock hours, over all parts of a resumed run.")
     max_cpu_seconds: float | None = Field(None, ge=0, description="CPU seconds spent in steps.")
     max_tokens: int | None = Field(None, ge=1, description="Source and target tokens.")
