@@ -319,9 +319,22 @@ def _option_value(option: str, key: str, inner: str, text: str | None) -> Any:
     return _parse_yaml(text, f"--{option} {reprlib.repr(text)}")
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a table has twice; PyYAML keeps the last value without a warning."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1} gives {key.value} a second time; give it once")
+            seen.add(key.value)
+        return node
+
+
 def _parse_yaml(text: str | bytes, where: str) -> Any:
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
         json.dumps(value, default=str)  # an alias that contains itself cannot be recorded
         return value
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits
