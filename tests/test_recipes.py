@@ -59,7 +59,7 @@ def test_flags_override_the_file_and_model_fields():
         parse_options(["7"])
     with pytest.raises(InputError, match=r"--train is given twice; several names are one list: --train '\[a, b\]'"):
         parse_options(["--train", "a", "--train=b"])
-    with pytest.raises(InputError, match="--max-steps is given twice"):
+    with pytest.raises(InputError, match="--max-steps is given twice; give it once$"):
         parse_options(["--max_steps", "1", "--max-steps", "2"])
     with pytest.raises(InputError, match="^--average-last: average_last is 9, must be at most"):
         load_recipe("multi30k_en_de", {"average-last": "9"})

@@ -25,7 +25,10 @@ def parse_options(words: list[str]) -> dict[str, str | None]:
         value = text if equals else rest.pop(0) if rest and not rest[0].startswith("--") else None
         for other, before in options.items():
             if other.replace("-", "_") == key.replace("-", "_"):
-                raise InputError(f"--{key} is given twice; several names are one list: --{key} '[{before}, {value}]'")
+                field = Recipe.model_fields.get(key)
+                one_list = field is not None and field.annotation == list[str]
+                remedy = f"several names are one list: --{key} '[{before}, {value}]'" if one_list else "give it once"
+                raise InputError(f"--{key} is given twice; {remedy}")
         options[key] = value
     return options
 
