@@ -314,7 +314,11 @@ def _option_value(option: str, key: str, inner: str, text: str | None) -> Any:
         if key in Recipe.model_fields and Recipe.model_fields[key].annotation is not bool:
             raise InputError(f"--{option} needs a value")
         return True
-    if not (inner or key == "model" or text in ("", "~", "null") or text.startswith(("[", '"', "'"))):
+    if not text.strip():  # an unset variable of the shell; YAML reads it as null
+        field = Recipe.model_fields.get(key)
+        null = ", or null for none" if field is not None and type(None) in get_args(field.annotation) else ""
+        raise InputError(f"--{option} is empty; give a value{null}")
+    if not (inner or key == "model" or text in ("~", "null") or text.startswith(("[", '"', "'"))):
         return text
     return _parse_yaml(text, f"--{option} {reprlib.repr(text)}")
 
