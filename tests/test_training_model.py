@@ -86,6 +86,19 @@ def test_special_ids_that_contradict_the_tokenizer_are_refused(folder):
         model_config(recipe, *sizes_and_ids(*loaded(recipe)))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("dropout", "abc", "^model.dropout is 'abc', must be float or int$"),
+        ("d_model", 2.5, "^model.d_model is 2.5, must be int$"),
+        ("d_k", "8", "^model.d_k is '8', must be int or null$"),
+    ],
+)
+def test_a_config_field_of_another_type_is_named(field, value, message):
+    with pytest.raises(InputError, match=message):
+        model_config(load_recipe(None, {f"model.{field}": json.dumps(value)}), 300)
+
+
 def test_tokenizers_with_different_pad_ids_are_refused(folder):
     shutil.copytree(folder / "tokenizer", folder / TARGET_TOKENIZER)
     exchange_ids(folder)

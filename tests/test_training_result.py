@@ -19,7 +19,7 @@ from training.scores import corpus_bleu
 from training.tokenised_text import read_text
 from training.validation import validation_bleu
 from vaswani_transformer import Translator
-from vaswani_transformer.errors import BrokenFileError, UnavailableError
+from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 
 
 def test_the_model_is_the_average_of_the_last_checkpoints(uninterrupted):
@@ -163,7 +163,9 @@ def test_a_compiled_run_has_the_same_losses(start, tmp_path):
         assert_same_losses(tmp_path / output, tmp_path / "plain")
 
 
-def test_a_missing_tracker_is_named(tmp_path, monkeypatch):
+def test_a_missing_or_unknown_tracker_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("training.processes.get_available_trackers", lambda: [])
     with pytest.raises(UnavailableError, match="tensorboard is not installed"):
         make_accelerator(load_recipe("demo", {"trackers": "[tensorboard]"}), tmp_path)
+    with pytest.raises(InputError, match="trackers: 'foo' is unknown to Accelerate; known: all, aim, tensorboard, "):
+        make_accelerator(load_recipe("demo", {"trackers": "foo"}), tmp_path)

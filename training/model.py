@@ -1,6 +1,7 @@
 """Create the model of a recipe, new or pretrained."""
 
 import dataclasses
+import reprlib
 from typing import Any
 
 import torch
@@ -49,7 +50,9 @@ def model_config(
             config = VaswaniTransformerConfig.from_dict(before | recipe.model)
         else:
             config = VaswaniTransformerConfig.from_preset(recipe.preset, **(sizes | recipe.model))
-    except (ValueError, TypeError, StrictDataclassError) as error:
+    except StrictDataclassError as error:
+        raise InputError(_wrong_type(recipe, str(error))) from error
+    except (ValueError, TypeError) as error:
         raise InputError(f"model: {' '.join(str(error).split())}") from error
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
@@ -67,6 +70,16 @@ def model_config(
             "(model.max_position_embeddings)"
         )
     return config
+
+
+def _wrong_type(recipe: Recipe, error: str) -> str:
+    """Return huggingface_hub's error about the type of a config field in one short line."""
+    for field in dataclasses.fields(VaswaniTransformerConfig):
+        if field.name in recipe.model and f"field '{field.name}'" in error:
+            kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+            kinds = kind.replace(" | ", " or ").replace("None", "null")
+            return f"model.{field.name} is {reprlib.repr(recipe.model[field.name])}, must be {kinds}"
+    return f"model: {' '.join(error.split())}"
 
 
 def make_model(

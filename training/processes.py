@@ -16,7 +16,7 @@ from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableE
 from vaswani_transformer.model_folder import read_json_object
 
 from . import checkpoint_folders, machine
-from .recipe import Recipe
+from .recipe import Recipe, nearest
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # a process that hangs in a step ends the run
 MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the text or measures BLEU
@@ -24,6 +24,8 @@ MAIN_PROCESS_TIMEOUT = timedelta(hours=12)  # while the main process reads the t
 
 def make_accelerator(recipe: Recipe, output: Path) -> Accelerator:
     for name in recipe.trackers:  # Accelerate skips trackers whose packages are missing without a warning
+        if name not in (known := [kind.value for kind in LoggerType]):
+            raise InputError(f"trackers: {name!r} is unknown to Accelerate{nearest(name, known)}")
         if name in LOGGER_TYPE_TO_CLASS and LoggerType(name) not in get_available_trackers():
             raise UnavailableError(f"trackers: {name} is not installed; pip install {name}")
     try:

@@ -349,6 +349,7 @@ def _first_problem(error: ValidationError, source: dict[str, str], default_sourc
     """Describe the first problem in one line: the file or option, the value and the limit."""
     problem = error.errors(include_url=False)[0]
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = message.partition(", unable to ")[0]  # what pydantic tried
     if not problem["loc"]:  # a combination: options of the command line that it names are to blame
         named = set(re.findall(r"\w+", message))
         options = [place for key, place in source.items() if key in named and place.startswith("--")]
@@ -357,6 +358,8 @@ def _first_problem(error: ValidationError, source: dict[str, str], default_sourc
     place = source.get(key, key)
     if problem["type"] == "extra_forbidden":
         return f"{place}: unknown key{nearest(key, Recipe.model_fields)}"
+    if problem["type"] == "dict_type":
+        message = "must be a table, such as {dropout: 0.3}"
     return f"{place} is {reprlib.repr(problem['input'])}, {message}"
 
 
