@@ -10,7 +10,13 @@ from accelerate.utils import DynamoBackend
 from training import machine
 from training.cost import training_memory
 from training.loss import TrainingLoss
-from training.machine import check_compiler, choose_compiler, choose_micro_batches, choose_precision
+from training.machine import (
+    check_compiler,
+    check_precision,
+    choose_compiler,
+    choose_micro_batches,
+    choose_precision,
+)
 from training.recipe import Recipe, load_recipe
 from vaswani_transformer import VaswaniTransformerConfig, VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.errors import UnavailableError
@@ -146,6 +152,13 @@ def test_long_runs_on_one_gpu_are_compiled(gpu, monkeypatch, keys, device, steps
     assert choose_compiler(recipe_of(**keys), device, steps, processes, {}) == without
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")  # the launcher decides, unless the recipe does
     assert choose_compiler(recipe_of(**keys), device, steps, processes, {}) == (expected if "compile" in keys else None)
+
+
+def test_fp16_is_refused_on_a_cpu():
+    with pytest.raises(UnavailableError, match="mixed_precision fp16 needs a GPU, .*; use bf16 or no"):
+        check_precision("fp16", CPU)
+    check_precision("fp16", CUDA)
+    check_precision("bf16", CPU)
 
 
 def test_a_compiler_that_cannot_work_is_refused(gpu):

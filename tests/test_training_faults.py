@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+import torch
 from conftest import file_size_limit, wait_until
 from safetensors.torch import load_file
 from training_runs import SMALL, assert_bit_identical, records_of, weights
@@ -98,6 +99,11 @@ def test_a_second_run_on_the_same_folder_is_refused(start):
     ("keys", "message"),
     [
         ({"micro_batches": 3, "processes": 2}, "1 process running, 2 requested"),
+        pytest.param(
+            {"mixed_precision": "fp16"},
+            "mixed_precision fp16 needs a GPU",
+            marks=pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has a GPU"),
+        ),
         ({"model": {"d_model": 15}}, "`d_model` is 15"),
         ({"preset": "huge"}, "preset 'huge' is not one of base"),
         ({"vocab_size": 100_000}, "vocab_size 100000 is larger than the texts support"),

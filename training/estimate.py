@@ -28,6 +28,8 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     Measured on micro-batches of the recipe's size with sentences of 25 random tokens.
     """
     device = machine.this_device()
+    precision = machine.choose_precision(recipe.mixed_precision, {})
+    machine.check_precision(precision, device)
     model, _ = make_model(recipe, config, device, mean_length=25)
     cast(torch.nn.Module, model).to(device)
     module = TrainingLoss(model, recipe.label_smoothing, recipe.label_smoothing_spread).train()
@@ -36,7 +38,7 @@ def measure(recipe: Recipe, config: VaswaniTransformerConfig, seconds: float) ->
     vocabulary = min(config.vocab_size, target_vocab_size(config))
     ids = torch.randint(4, vocabulary, (rows, 25), device=device)
     positions = torch.arange(rows * 25, device=device)
-    dtype = machine.autocast_dtype(machine.choose_precision(recipe.mixed_precision, {}))
+    dtype = machine.autocast_dtype(precision)
 
     def step() -> None:
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):

@@ -94,6 +94,12 @@ def choose_precision(wanted: str | None, saved: Mapping[str, Any]) -> str | None
     return saved.get("mixed_precision", new)
 
 
+def check_precision(precision: str | None, device: torch.device) -> None:
+    """Raise UnavailableError for fp16 on a CPU, where Accelerate would train in float32 without a warning."""
+    if precision == "fp16" and device.type == "cpu":
+        raise UnavailableError("mixed_precision fp16 needs a GPU, and there is none; use bf16 or no")
+
+
 def gpu_has_bfloat16() -> bool:
     """Return whether there is a GPU that multiplies bfloat16 in hardware."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)

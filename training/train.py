@@ -50,6 +50,7 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
         accelerator = make_accelerator(recipe, output)
         reporter = Reporter(accelerator.is_main_process, recipe.keep_going)
         machine.check_process_count(recipe.processes, accelerator.num_processes)
+        machine.check_precision(accelerator.mixed_precision, accelerator.device)
         if accelerator.is_main_process:
             stack.enter_context(lock_run(output))
             claim_output(recipe, output, reporter)
