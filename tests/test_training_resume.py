@@ -112,6 +112,8 @@ def test_changes_of_recipe_text_tokenizer_and_processes_are_refused(start, text,
     start(fault=("term", 4 * 4 + 2)).ends(143)
     record = (tmp_path / "run/run.json").read_text()
     start(seed=2, warmup_steps=6).ends(2, "seed was 1, is 2; warmup_steps was 5, is 6")
+    model = {**SMALL["model"], "dropout": 0.3, "d_k": None}
+    start(model=model).ends(2, "differs: model.d_k was unset, is None; model.dropout was 0.2, is 0.3. Restore")
     shutil.copytree(text, tmp_path / "text")
     for path in (tmp_path / "text").iterdir():
         path.write_text(path.read_text().replace("a", "b").replace("A", "B"))

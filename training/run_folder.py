@@ -132,10 +132,14 @@ def check_unchanged(before: dict[str, Any], now: dict[str, Any], recipe: Recipe,
         reporter.say(f"resuming a changed run: {changes}")
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Describe every key whose value has changed."""
-    return [
-        f"{key} was {before.get(key)}, is {now.get(key)}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
+def differences(before: dict[str, Any], now: dict[str, Any], table: str = "") -> list[str]:
+    """Describe every key whose value has changed. table: the start of each name, for the keys of a table"""
+    found = []
+    absent = "unset" if table else None  # a null in `model` overrides the preset
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key, absent), now.get(key, absent)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{table}{key}.")
+        elif old != new:
+            found.append(f"{table}{key} was {old}, is {new}")
+    return found
