@@ -154,15 +154,19 @@ def test_tokenised_text_is_also_scored_as_written():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [(["--dtype", "bfloat16"], "use it without --dtype and --backend"), ([], "results.csv: its columns are not date,")],
+    ("name", "words", "message"),
+    [
+        ("results.csv", ["--dtype", "bfloat16"], "use it without --dtype and --backend"),
+        ("results.csv", [], "results.csv: its columns are not date,"),
+        ("no/where.csv", [], "no/where.csv: give the name of a file in an existing folder"),
+        ("model", [], "model: give the name of a file in an existing folder"),
+        ("model/model.safetensors", [], "model.safetensors: its columns are not date,"),
+    ],
 )
-def test_a_row_that_does_not_fit_is_not_recorded(model_folder, capsys, words, message):
+def test_a_row_that_does_not_fit_is_refused_before_translating(model_folder, refused, name, words, message):
     table = write_lines(model_folder / "results.csv", ["date,bleu", "2026-01-01,30"])
-    with pytest.raises(SystemExit) as stop:
-        evaluate(model_folder, "--record", str(table), *words)
-    output = capsys.readouterr()
-    assert stop.value.code == 2 and message in output.err and ("chrF" in output.out) == (not words)
+    files = [model_folder / "model", "--source", model_folder / "s", "--reference", model_folder / "r"]
+    assert message in refused(main, [*files, "--record", model_folder / name, *words])
     assert table.read_text() == "date,bleu\n2026-01-01,30\n"
 
 

@@ -19,6 +19,8 @@ from .search_options import BatchTokens, Dtype, LengthPenalty, NumBeams
 if TYPE_CHECKING:
     from vaswani_transformer.text_translator import TextTranslator
 
+    from .evaluation_text import EvaluationText
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -48,18 +50,12 @@ def evaluate(
         raise InputError("--record describes models as they were trained; use it without --dtype and --backend")
     from vaswani_transformer.translator import Translator
 
-    from .evaluation_text import recipe_of_run, text_of_files, text_of_recipe
-    from .result_row import append_row
+    from .result_row import COLUMNS, append_row, check_columns
     from .scores import format_scores, scores
 
-    if source is not None and reference is not None:
-        if any(option is not None for option in (config, data, test)):
-            raise InputError("--source and --reference name the text; use them without --config, --data and --test")
-        text = text_of_files(source, reference)
-    elif source is None and reference is None:
-        text = text_of_recipe(recipe_of_run(model, config, data, test))
-    else:
-        raise InputError("--source and --reference come together")
+    if record_to is not None:
+        check_columns(record_to, COLUMNS)
+    text = read_text(model, source, reference, config, data, test)
     if hypotheses is not None and (hypotheses.is_dir() or not hypotheses.parent.is_dir()):
         raise InputError(f"--hypotheses {hypotheses}: give the name of a file in an existing folder")
     from_pretrained: Any = Translator.from_pretrained  # overloaded by backend
@@ -83,6 +79,20 @@ def evaluate(
             out.write("".join(f"{without_line_breaks(line)}\n" for line in translations).encode())
     if record_to is not None:
         append_row(record_to, model, text, {**result, "beam": num_beams, "alpha": length_penalty})
+
+
+def read_text(
+    model: Path, source: Path | None, reference: Path | None, config: str | None, data: str | None, test: str | None
+) -> "EvaluationText":
+    from .evaluation_text import recipe_of_run, text_of_files, text_of_recipe
+
+    if source is None and reference is None:
+        return text_of_recipe(recipe_of_run(model, config, data, test))
+    if source is None or reference is None:
+        raise InputError("--source and --reference come together")
+    if any(option is not None for option in (config, data, test)):
+        raise InputError("--source and --reference name the text; use them without --config, --data and --test")
+    return text_of_files(source, reference)
 
 
 def main(arguments: list[str] | None = None) -> None:

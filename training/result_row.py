@@ -54,18 +54,30 @@ def append_row(path: Path, model: Path, test: EvaluationText, result: dict[str, 
 
 def append_rows(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """Append rows to a CSV file; a new file begins with the columns. Raises InputError if the file has others."""
+    check_columns(path, columns)
     try:
-        with path.open("a+", newline="", encoding="utf-8") as file:
-            file.seek(0)
-            before = file.read()
-            if before and next(csv.reader(before.splitlines())) != list(columns):
-                raise InputError(f"--record {path}: its columns are not {','.join(columns)}; choose a new file")
+        with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
-            if not before:
+            if not file.tell():
                 writer.writeheader()
             writer.writerows(rows)
     except OSError as error:
         raise UnavailableError(f"--record {path} cannot be written: {error.strerror}") from error
+
+
+def check_columns(path: Path, columns: Sequence[str]) -> None:
+    """Raise InputError unless `path` is a CSV file with these columns, or can become one."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"--record {path}: give the name of a file in an existing folder")
+    if not path.exists():
+        return
+    try:
+        with path.open("r+", newline="", encoding="utf-8", errors="replace") as file:
+            header = file.readline(10_000)  # a foreign file may be a single long line
+    except OSError as error:
+        raise UnavailableError(f"--record {path} cannot be written: {error.strerror}") from error
+    if header and next(csv.reader([header])) != list(columns):
+        raise InputError(f"--record {path}: its columns are not {','.join(columns)}; choose a new file")
 
 
 def parameters(model: Path) -> int:
