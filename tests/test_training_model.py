@@ -152,6 +152,15 @@ def test_fine_tuning_with_another_tokenizer_warns(folder):
     assert len(said) == 1 and "differs from the one that" in said[0]
 
 
+def test_sizes_other_than_those_of_the_initial_weights_are_named(folder):
+    saved_model(folder / "model")
+    recipe = recipe_of(folder, initial_weights=str(folder / "model"), model={"d_model": 16, "dropout": 0.3})
+    with pytest.raises(InputError, match=r"^model.d_model is 16, must be 32: the weights of .*model have these sizes;"):
+        model_config(recipe, 300)
+    kept = recipe.model_copy(update={"model": {"dropout": 0.3, "norm_position": "pre", "d_model": 32}})
+    assert model_config(kept, 300).dropout == 0.3
+
+
 @pytest.mark.parametrize(("alpha", "expected"), [(None, 0.6), (1.2, 1.2)])
 def test_the_model_defaults_to_the_length_penalty_of_the_recipe(folder, alpha, expected):
     train(recipe_of(folder, length_penalty=alpha))

@@ -19,6 +19,13 @@ from .dropout import use_byte_dropout
 from .recipe import Recipe, nearest
 from .tensors import restore_model
 
+# Config fields that decide which weights a model has, and their shapes.
+SHAPE_FIELDS = (
+    "vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "d_k", "d_v", "encoder_ffn_dim",
+    "decoder_ffn_dim", "position_embedding_type", "max_position_embeddings", "encoder_final_norm", "decoder_final_norm",
+    "attention_bias", "output_bias", "share_encoder_decoder_embeddings", "tie_word_embeddings",
+)  # fmt: skip
+
 
 def check_model_fields(recipe: Recipe) -> None:
     """Raise InputError for a key of `model` that is not a config field."""
@@ -43,10 +50,10 @@ def model_config(
     sizes: dict[str, Any] = {"vocab_size": vocabulary, **(ids or {})}
     if target_vocabulary is not None:
         sizes |= {"decoder_vocab_size": target_vocabulary, "share_encoder_decoder_embeddings": False}
+    before = None if recipe.initial_weights is None else load_config(local_folder(recipe.initial_weights)).to_dict()
     try:
-        if recipe.initial_weights is not None:
+        if before is not None:
             # The embedding may have more rows than the tokenizer has tokens.
-            before = load_config(local_folder(recipe.initial_weights)).to_dict()
             config = VaswaniTransformerConfig.from_dict(before | recipe.model)
         else:
             config = VaswaniTransformerConfig.from_preset(recipe.preset, **(sizes | recipe.model))
@@ -54,6 +61,8 @@ def model_config(
         raise InputError(_wrong_type(recipe, str(error))) from error
     except (ValueError, TypeError) as error:
         raise InputError(f"model: {' '.join(str(error).split())}") from error
+    if before is not None:
+        _check_shapes(recipe, before, config)
     for field, size, wanted in (
         ("vocab_size", config.vocab_size, vocabulary),
         ("decoder_vocab_size", target_vocab_size(config), target_vocabulary or vocabulary),
@@ -70,6 +79,19 @@ def model_config(
             "(model.max_position_embeddings)"
         )
     return config
+
+
+def _check_shapes(recipe: Recipe, before: dict[str, Any], config: VaswaniTransformerConfig) -> None:
+    """Raise InputError if the recipe changes a field that the shapes of initial_weights depend on."""
+    changed = [
+        f"model.{field} is {getattr(config, field)}, must be {before[field]}"
+        for field in SHAPE_FIELDS
+        if field in recipe.model and getattr(config, field) != before[field]
+    ]
+    if changed:
+        raise InputError(
+            f"{'; '.join(changed)}: the weights of {recipe.initial_weights} have these sizes; --model '{{}}' keeps them"
+        )
 
 
 def _wrong_type(recipe: Recipe, error: str) -> str:
