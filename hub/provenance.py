@@ -151,8 +151,11 @@ def read_results(path: Path) -> list[dict[str, str]]:
 
 
 def words_without_folders(command: str) -> list[str]:
-    """Return the words of a training command that affect its result."""
-    words, kept = iter(command_words(command)), []
+    """Return the words of a training command that affect its result.
+
+    Older runs and rows record it as `python -m training`.
+    """
+    words, kept = iter(command_words(command.replace("python -m training", "vaswani-transformer train", 1))), []
     for word in words:
         if word in FOLDER_OPTIONS:
             next(words, None)

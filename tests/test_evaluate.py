@@ -84,7 +84,7 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     state = model_folder / "model/checkpoints/step-7/trainer_state.json"
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"progress": {"step": 7, "seconds": 5400.0, "cpu_seconds": 9000.0}}))
-    (model_folder / "model/run.json").write_text(json.dumps({"command": "python -m training --config x"}))
+    (model_folder / "model/run.json").write_text(json.dumps({"command": "vaswani-transformer train --config x"}))
     table, written = model_folder / "results.csv", model_folder / "out.txt"
     evaluate(model_folder, "--json", "--record", str(table), "--hypotheses", str(written))
     result = json.loads(capsys.readouterr().out)
@@ -97,7 +97,7 @@ def test_the_command_translates_scores_and_records(model_folder, capsys):
     assert row == again and tuple(row) == COLUMNS
     assert row["bleu_signature"] == expected["bleu_signature"] and row["parameters"].isdigit()
     expected = {"beam": "2", "sentences": "3", "hours": "1.5", "cpu_hours": "2.5", "steps": "7"}
-    assert row == row | expected | {"command": "python -m training --config x"}
+    assert row == row | expected | {"command": "vaswani-transformer train --config x"}
 
 
 def test_length_penalty_and_reference_language_are_applied(tmp_path, capsys):

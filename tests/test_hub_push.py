@@ -25,8 +25,9 @@ from vaswani_transformer.pipeline_vaswani_transformer import VaswaniTransformerT
 
 ROOT = Path(__file__).parents[1]
 REPO = f"{OWNER}/model"
-COMMAND = "python -m training --config demo --data /private/corpora/news --output-dir=/private/runs/one"
-PUBLISHED_COMMAND = "python -m training --config demo"  # rows of results may leave out folders
+COMMAND = "vaswani-transformer train --config demo --data /private/corpora/news --output-dir=/private/runs/one"
+# Rows of results may leave out folders, and older rows name the module.
+PUBLISHED_COMMAND = "python -m training --config demo"
 PARAMETERS = sum(parameter.numel() for parameter in trained_model().parameters())
 FILES = {
     "README.md", "config.json", "generation_config.json", "model.safetensors",
@@ -413,7 +414,7 @@ def test_the_card_shows_the_provenance(trained, tmp_path):
         "| news, test2016 | 1000 | 4 | 0.6 | 35.43 | 58.61 | 2026-11-21, commit abc1234 |",
         "not from a mean over several seeds",
         "English to German",
-        "```bash\npython -m training --config demo --data news --output-dir=one\n```",
+        "```bash\nvaswani-transformer train --config demo --data news --output-dir=one\n```",
         "](attention.png)",
         "](training_curve.png)",
     ):

@@ -60,7 +60,7 @@ def test_table_2_has_a_row_for_every_result(text, tmp_path, capsys):
         writer = csv.writer(file)
         writer.writerow([*columns.split(","), "bleu_compound_split"])
         writer.writerow([command, hardware(), 0.5, 100, 3_000_000, "test", 4, 0.6, 36.5, "nrefs:1", 37.0, 36.6])
-        other = "python -m training --config mine.yaml"
+        other = "vaswani-transformer train --config mine.yaml"
         writer.writerow([other, "a CPU", 1, 7, 1000, "test", 4, 0.6, 10, "nrefs:1", 11, 12])
     words = ["--output", str(tmp_path), "--data", str(text), "--results", str(tmp_path / "results.csv")]
     main(["paper", "table2", *words])

@@ -1,8 +1,10 @@
 """Errors in the recipe, the disk and the gradients are reported in one line."""
 
 import contextlib
+import json
 import re
 import shutil
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from conftest import file_size_limit, wait_until
 from safetensors.torch import load_file
 from training_runs import SMALL, assert_bit_identical, records_of, weights
 
+from training.recipe import load_recipe
 from training.report import Reporter
+from training.run_folder import record_run
 from vaswani_transformer.errors import UnavailableError
 from vaswani_transformer.training_curve import curves_of
 
@@ -135,6 +139,13 @@ def test_a_folder_without_a_run_is_not_touched(start, tmp_path, file, code, mess
     (tmp_path / file).write_text('{"mine": 1}')
     start(overwrite=True).ends(code, message)
     assert (tmp_path / file).read_text() == '{"mine": 1}'
+
+
+def test_the_recorded_command_works_outside_a_clone(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["training/__main__.py", "--config", "demo", "--output_dir", "my run"])
+    record_run(load_recipe("demo"), tmp_path)
+    command = json.loads((tmp_path / "run.json").read_text())["command"]
+    assert command == "vaswani-transformer train --config demo --output_dir 'my run'"
 
 
 def test_overwrite_checks_the_new_run_before_removing_the_old(start, tmp_path):

@@ -81,7 +81,7 @@ def claim_output(recipe: Recipe, output: Path, reporter: Reporter) -> None:
 
 def record_run(recipe: Recipe, output: Path) -> None:
     """Write run.json: the command and the recipe of the run."""
-    command = shlex.join(["python", "-m", "training", *sys.argv[1:]])
+    command = shlex.join(["vaswani-transformer", "train", *sys.argv[1:]])
     record = {"command": command, "identity": recipe.fixed_keys(), "recipe": recipe.model_dump()}
     write_json(output / "run.json", record)
 

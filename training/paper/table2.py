@@ -49,7 +49,9 @@ def write_table2(output: Path, results: Path, data: str) -> str:
 
 def our_row(row: dict[str, str], rate: float, data: str) -> dict[str, Any]:
     """Return the scores of a row of results and its training FLOPs. rate: FLOP per second of CPU time"""
-    options = parse_options(shlex.split(row["command"])[3:])  # of `python -m training`
+    program, *words = shlex.split(row["command"])
+    # Older rows begin with `python -m training`, others with `vaswani-transformer train`.
+    options = parse_options(words[2:] if program == "python" else words[1:])
     name = str(options.pop("config"))
     flops = None
     if name in shipped_recipes():
