@@ -57,7 +57,7 @@ def tsv_columns(path: Path, languages: tuple[str, str]) -> tuple[int, int, bool]
     """
     with opened(path) as file:
         header = file.readline().removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace").strip().split("\t")
-    if languages[0] != languages[1] and set(languages) <= set(header):
+    if set(languages) <= set(header):
         return header.index(languages[0]), header.index(languages[1]), True
     reversed_name = re.compile(rf"(^|[._-]){re.escape('-'.join(languages[::-1]))}[._-]")
     return (1, 0, False) if reversed_name.search(path.name) else (0, 1, False)
