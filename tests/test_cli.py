@@ -16,6 +16,7 @@ import torch
 from conftest import ENVIRONMENT, wait_until, write_lines
 from PIL import Image
 from saved_model import ENGLISH, GERMAN, VOCABULARY, change_json, saved_model, trained_model, trained_tokenizer
+from training_runs import SMALL, options_of
 from transformers import AutoTokenizer
 
 from vaswani_transformer import Translator, __version__
@@ -296,25 +297,25 @@ PROGRAM = """
 import os, signal, sys, time
 def stop(number, frame):
     os.write(1, b"stopped by %d\\n" % number)
-    raise SystemExit(128 + number)
+    time.sleep(1)  # a second signal
+    os._exit(128 + number)
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, stop)
-print(sys.argv[1:], os.environ.get("OMP_NUM_THREADS"), flush=True)
+os.write(1, f"{sys.argv[1:]} {os.environ.get('OMP_NUM_THREADS')}\\n".encode())
 time.sleep(600)
 """
 LAUNCH = """
 import sys
 from pathlib import Path
 sys.argv[0] = "vaswani-transformer"
-sys.modules["torch"] = sys.modules["accelerate"] = None  # one process starts without them
 from vaswani_transformer import launch, programs
 programs.repository_root = lambda: Path(sys.argv[1])
-raise SystemExit(launch.launch("training", sys.argv[2:], 1))
+raise SystemExit(launch.launch("training", sys.argv[2:], 2))
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_the_training_program_once(tmp_path, number):
+def test_a_signal_reaches_every_training_process_once(tmp_path, number):
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "__init__.py").touch()
     (tmp_path / "training" / "__main__.py").write_text(PROGRAM)
@@ -326,10 +327,27 @@ def test_a_signal_reaches_the_training_program_once(tmp_path, number):
         cwd=ROOT,  # which holds another folder called training
     )
     assert launcher.stdout is not None
-    assert launcher.stdout.readline() == b"['--config', 'a b', '--', '-x'] 1\n"
+    assert {launcher.stdout.readline() for _ in range(2)} == {b"['--config', 'a b', '--', '-x'] 1\n"}
     launcher.send_signal(number)
     out, _ = launcher.communicate(timeout=300)
-    assert (out, launcher.returncode) == (f"stopped by {int(number)}\n".encode(), 128 + number)
+    assert (out, launcher.returncode) == (f"stopped by {int(number)}\n".encode() * 2, 128 + number)
+
+
+def test_signals_and_job_control_reach_a_training_in_one_process(text, tmp_path):
+    """It is the process that the user started: Ctrl-Z pauses it, and kill -9 leaves none behind."""
+    keys = {"data": str(text), "output_dir": str(tmp_path / "run"), "max_steps": 10**6, "log_every": 1}
+    options = options_of(SMALL | keys)
+    process = command("train", *options, HF_HOME=str(tmp_path))
+    wait_until(lambda: (tmp_path / "run/metrics.jsonl").exists() or process.poll() is not None)
+    assert Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text() == ""
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: "State:\tT" in Path(f"/proc/{process.pid}/status").read_text())
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=300)[1].decode()
+    assert process.returncode == 130 and re.search(r"SIGINT: saved step \d+; run the same command again", said), said
+    recorded = shlex.split(json.loads((tmp_path / "run/run.json").read_text())["command"])
+    assert recorded == ["python", "-m", "training", *options]
 
 
 def test_non_blocking_pipes_work(translate):

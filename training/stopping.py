@@ -1,8 +1,8 @@
 """What stops a run: a limit of the recipe, or a signal.
 
-A signal reaches a process like this: `vaswani-transformer train` forwards it (vaswani_transformer/launch.py), torchrun
-passes it to every process, `Signals` records it, and the loop (train.py) asks after each step. The processes then agree
-on the highest reason, save a checkpoint together and end.
+`Signals` records a signal, and the loop (train.py) asks after each step. To several processes,
+`vaswani-transformer train` forwards it (vaswani_transformer/launch.py) and torchrun passes it on; they agree on the
+highest reason, save a checkpoint together and end.
 """
 
 import os

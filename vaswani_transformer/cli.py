@@ -19,7 +19,7 @@ from .atomic import atomic_folder, check_new_folder
 from .command_translator import load_translator, quiet_transformers
 from .errors import InputError
 from .exit import exit_cleanly
-from .launch import launch
+from .launch import accelerate_is_configured, launch
 from .lines import arriving_lines, existing_file, open_output, read_lines, without_line_breaks
 from .programs import import_program, program_name
 from .text_translator import as_texts
@@ -132,13 +132,22 @@ def tokenizer(
 
 @app.command(add_help_option=False, context_settings=PASS_ON, help="Train a model from a recipe, or resume training.")
 def train(context: typer.Context) -> None:
+    program = import_program("training", "__main__")
     if {"--help", "-h"} & set(context.args) or not context.args:
-        import_program("training", "__main__").main(["--help"])
+        program.main(["--help"])
         return
-    recipe = import_program("training", "recipe_options").parse_recipe(context.args)
-    code = launch(program_name("training"), context.args, recipe.processes)
-    if code:
-        raise SystemExit(code)
+    processes = import_program("training", "recipe_options").parse_recipe(context.args).processes
+    if processes is None:
+        import torch
+
+        processes = max(1, torch.cuda.device_count())
+    if processes > 1 or accelerate_is_configured():
+        code = launch(program_name("training"), context.args, processes)
+        if code:
+            raise SystemExit(code)
+    else:  # in this process, so that every signal is the training's own: Ctrl-C, Ctrl-Z, kill -9
+        sys.argv[1:] = context.args  # run.json records them
+        program.main(context.args)
 
 
 @recipes_app.callback(invoke_without_command=True)

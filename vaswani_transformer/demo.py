@@ -154,6 +154,7 @@ def run(*words: str | Path) -> None:
     try:
         command = [sys.executable, "-m", "vaswani_transformer", *map(str, words)]
         code = subprocess.run(command, env=safe_environment(), check=False).returncode
+        code = code if code >= 0 else 128 - code
     finally:
         signal.signal(signal.SIGINT, previous)
     if code == 130:

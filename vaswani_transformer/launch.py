@@ -1,4 +1,4 @@
-"""Start the training program in one or several processes."""
+"""Start the training program through Accelerate's launcher."""
 
 import logging
 import os
@@ -19,38 +19,30 @@ LAUNCHED = "VASWANI_TRANSFORMER_LAUNCHED"
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def launch(name: str, arguments: list[str], processes: int | None = None) -> int:
-    """Run the training program in several processes (default: one per GPU) and return its exit code.
-
-    A single process needs no launcher. Several processes, and machines on which `accelerate config` has been used, go
-    through `accelerate launch`.
-    """
-    # torch and Accelerate take seconds to import, and the program imports them again.
+def accelerate_is_configured() -> bool:
+    """Return whether `accelerate config` has been used, which may ask for more than processes."""
     from huggingface_hub.constants import HF_HOME
 
-    if processes is None:
+    return Path(HF_HOME, "accelerate", "default_config.yaml").is_file()
+
+
+def launch(name: str, arguments: list[str], processes: int) -> int:
+    """Run the training program through `accelerate launch`, and return its exit code."""
+    environment = safe_environment()
+    command = [sys.executable, "-m", __name__, "--quiet"]
+    if not accelerate_is_configured():
+        environment[LAUNCHED] = "1"
+        command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        # On a CPU, Accelerate starts several processes only with --multi_gpu.
+        command += ["--num_processes", str(processes), "--multi_gpu"]
+    if "OMP_NUM_THREADS" not in environment:
         import torch
 
-        processes = max(1, torch.cuda.device_count())
-    configured = Path(HF_HOME, "accelerate", "default_config.yaml").is_file()
-    environment = safe_environment()
-    command = [sys.executable, "-m"]
-    if processes > 1 or configured:
-        command += [__name__, "--quiet"]
-        if not configured:
-            environment[LAUNCHED] = "1"
-            command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-            # On a CPU, Accelerate starts several processes only with --multi_gpu.
-            command += ["--num_processes", str(processes), "--multi_gpu"]
-        if "OMP_NUM_THREADS" not in environment:
-            import torch
-
-            threads = max(1, torch.get_num_threads() // processes) if not torch.cuda.is_available() else 1
-            command += ["--num_cpu_threads_per_process", str(threads)]
-        command.append("-m")
+        threads = max(1, torch.get_num_threads() // processes) if not torch.cuda.is_available() else 1
+        command += ["--num_cpu_threads_per_process", str(threads)]
     # A process group of its own: Ctrl-C in a terminal then reaches the program once, forwarded from here. A second
     # SIGINT would end it without saving.
-    child = subprocess.Popen([*command, name, *arguments], env=environment, process_group=0)
+    child = subprocess.Popen([*command, "-m", name, *arguments], env=environment, process_group=0)
     previous = {
         number: signal.signal(number, lambda number, _: child.send_signal(number))
         for number in FORWARDED_SIGNALS
