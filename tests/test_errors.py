@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -92,13 +93,34 @@ def start(folder: Path, body: str, redirection: str = "") -> subprocess.Popen[st
     """Start a process whose command has this body."""
     script = folder / "vaswani-transformer"  # under this name the package does not import torch
     script.write_text(
-        "import sys\nimport typer\nfrom vaswani_transformer.errors import InputError\n"
+        "import sys\nfrom vaswani_transformer.errors import InputError\nimport typer\n"
         "from vaswani_transformer.exit import exit_cleanly, print_error\n"
         f"app = typer.Typer()\n@app.command()\ndef command() -> None:\n    {body}\nexit_cleanly(app, [])\n"
     )
     words = ["sh", "-c", f'exec "$0" "$1" {redirection}', sys.executable, str(script)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+# A module that, like numpy's, catches what a signal raises during its import.
+SLOW = "import time\nprint('importing', flush=True)\ntry: time.sleep(600)\nexcept BaseException: time.sleep(600)\n"
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "")])
+@pytest.mark.parametrize("module", ["typer", "slow"])  # imported before the command runs, and by it
+def test_a_signal_ends_an_import_at_once(module, number, said, tmp_path):
+    (tmp_path / f"{module}.py").write_text(SLOW)
+    folder = f"atomic_folder(Path({str(tmp_path / 'out')!r}))"
+    imports = "from pathlib import Path; from vaswani_transformer.atomic import atomic_folder"
+    process = start(tmp_path, f"{imports}\n    with {folder}: import slow")
+    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    process.send_signal(number)
+    code = -number if (module, number) == ("typer", signal.SIGTERM) else 128 + number
+    assert (process.communicate(timeout=100), process.returncode) == (("", said), code)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
+        f"{module}.py",
+        "vaswani-transformer",
+    ]
 
 
 @pytest.mark.parametrize("statement", ["typer.echo('line')", "print('line')"])

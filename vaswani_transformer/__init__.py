@@ -79,8 +79,13 @@ def register() -> None:
 # ONNX Runtime 1.31 collects and sends usage data by default.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# The console script and `python -m vaswani_transformer` answer --help without importing torch, which takes seconds.
-if Path(sys.argv[0]).stem != "vaswani-transformer" and ("-m", __name__) not in pairwise(sys.orig_argv):
+if Path(sys.argv[0]).stem == "vaswani-transformer" or ("-m", __name__) in pairwise(sys.orig_argv):
+    # The console script and `python -m vaswani_transformer`: they answer --help without importing torch, which takes
+    # seconds, and Ctrl-C already ends them during the imports.
+    from .exit import exit_on_signals
+
+    exit_on_signals("SIGINT")
+else:
     try:
         register()
     except ModuleNotFoundError as error:  # the ONNX backend needs neither torch nor transformers

@@ -15,6 +15,8 @@ from typing import BinaryIO
 
 from .errors import FULL_DISK, InputError
 
+unfinished: set[Path] = set()  # the temporary files and folders that this process is writing
+
 
 def check_new_folder(path: str | Path) -> Path:
     """Return the path of a folder to create. Raises InputError unless it is absent, or empty and replaceable."""
@@ -66,6 +68,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
     remove_stale(path)
     path = path.absolute()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished.add(temporary)
     try:
         yield temporary
     except Exception as error:
@@ -74,6 +77,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
         raise
     finally:
         remove(temporary)
+        unfinished.discard(temporary)
 
 
 def disk_error(error: BaseException, temporary: Path) -> int | None:

@@ -13,7 +13,10 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
+from .atomic import remove, unfinished
 from .errors import (
     FULL_DISK,
     BrokenFileError,
@@ -53,7 +56,7 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = remove_debug(arguments)
     prepare_streams()
-    handled = exit_on_signals()
+    previous = exit_on_signals("SIGINT", "SIGTERM", "SIGHUP")
     try:
         code = command(args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
         sys.stdout.flush()
@@ -75,8 +78,8 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
                 print_error(line)
         raise SystemExit(exit_code_of(error)) from None
     finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if code == INTERRUPTED:  # typer returns it instead of raising
         print_error("interrupted")
     if isinstance(code, int) and code != 0:
@@ -119,22 +122,43 @@ def claim_report(error: BaseException) -> bool:
     return True
 
 
-def exit_on_signals() -> list[int]:
-    """Make SIGTERM and SIGHUP raise SystemExit, as SIGINT raises KeyboardInterrupt: temporary files are then removed.
+def exit_on_signals(*names: str) -> dict[int, Any]:
+    """Make these signals end the program, and return the handlers that were replaced.
 
-    Returns the signals whose handler was set. A signal that the parent ignores (nohup) stays ignored.
+    A signal that the parent ignores (nohup), or that has another handler, keeps it.
     """
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)  # as shells report it
-
     if threading.current_thread() is not threading.main_thread():
-        return []
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
-    handled = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
-    for number in handled:
-        signal.signal(number, stop)
-    return handled
+        return {}
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows: no SIGHUP
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    return {number: signal.signal(number, stop) for number in numbers if signal.getsignal(number) in defaults}
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt for SIGINT, else SystemExit, so that temporary files are removed.
+
+    During an import, end the process here: modules such as numpy swallow the exception, or fail later because of it.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib."):
+            end_now(number)
+        frame = frame.f_back
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)  # as shells report it
+
+
+def end_now(number: int) -> NoReturn:
+    """Remove temporary files and end the process, without exceptions."""
+    try:
+        for path in list(unfinished):
+            remove(path)
+        if os.isatty(2):
+            os.write(2, b"\x1b[?25h")  # show the cursor, which progress bars hide
+        if number == signal.SIGINT:
+            os.write(2, b"interrupted\n")  # not print(), which the signal may have interrupted
+    finally:
+        os._exit(128 + number)
 
 
 def exit_code_of(error: BaseException) -> int:
