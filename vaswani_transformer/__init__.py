@@ -28,6 +28,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .exit import FIRST_ERROR, exit_on_signals
+
 if TYPE_CHECKING:  # for editors; at run time `__getattr__` below imports these names on first use
     from .configuration_vaswani_transformer import PRESETS, VaswaniTransformerConfig
     from .modeling_vaswani_transformer import (
@@ -79,11 +81,14 @@ def register() -> None:
 # ONNX Runtime 1.31 collects and sends usage data by default.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-if Path(sys.argv[0]).stem == "vaswani-transformer" or ("-m", __name__) in pairwise(sys.orig_argv):
-    # The console script and `python -m vaswani_transformer`: they answer --help without importing torch, which takes
-    # seconds, and Ctrl-C already ends them during the imports.
-    from .exit import exit_on_signals
-
+# The console script, `python -m vaswani_transformer`, and the processes of launch.py.
+_COMMANDS = {("-m", __name__), ("-m", f"{__name__}.launch")}
+if (
+    Path(sys.argv[0]).stem == "vaswani-transformer"
+    or _COMMANDS & {*pairwise(sys.orig_argv)}
+    or FIRST_ERROR in os.environ
+):
+    # They answer --help without importing torch, which takes seconds, and Ctrl-C already ends them during the imports.
     exit_on_signals("SIGINT")
 else:
     try:

@@ -148,14 +148,14 @@ def stop(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # as shells report it
 
 
-def end_now(number: int) -> NoReturn:
+def end_now(number: int, frame: FrameType | None = None) -> NoReturn:
     """Remove temporary files and end the process, without exceptions."""
     try:
         for path in list(unfinished):
             remove(path)
         if os.isatty(2):
             os.write(2, b"\x1b[?25h")  # show the cursor, which progress bars hide
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
             os.write(2, b"interrupted\n")  # not print(), which the signal may have interrupted
     finally:
         os._exit(128 + number)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UnavailableError
-from .exit import FIRST_ERROR, print_error
+from .exit import FIRST_ERROR, end_now, print_error
 from .programs import safe_environment
 
 # Set when `launch` names a precision only because Accelerate requires one. Training then uses the precision of the
@@ -58,8 +58,7 @@ def launch(name: str, arguments: list[str], processes: int) -> int:
 
 def accelerate_launch() -> None:
     """Run `accelerate launch`, and exit with the code of the first process that failed, or with that of a signal."""
-    # Until the launcher has its own handlers, the signals end this process without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, end_now)  # until the launcher has its own handler
     from accelerate.commands.launch import main
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
