@@ -375,6 +375,20 @@ def test_non_blocking_pipes_work(translate):
         assert (process.communicate()[1], process.returncode) == (b"", 0)
 
 
+def test_a_full_disk_is_named(translate, source):
+    script = [sys.executable, *SCRIPT]
+    for words, to, name in (
+        ([*translate, "--input", str(source)], ">/dev/full", "stdout"),
+        ([*translate, "--input", str(source), "--output", "/dev/full"], "", "/dev/full"),
+        (["recipes"], ">/dev/full", "stdout"),
+    ):
+        for unbuffered in ("", "1"):
+            environment = ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered}
+            line = f"{shlex.join([*script, *words])} {to}"
+            done = subprocess.run(["sh", "-c", line], env=environment, capture_output=True, text=True, timeout=300)
+            assert (done.stderr, done.returncode) == (f"error: {name}: No space left on device\n", 4)
+
+
 def test_a_closed_stdin_or_stdout_is_named(translate, source):
     script = [sys.executable, *SCRIPT, *translate]
     for words, close, said in (

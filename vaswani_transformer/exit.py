@@ -73,6 +73,9 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     except Exception as error:
         if debug:
             print_error(traceback.format_exc().rstrip())
+        if isinstance(error, OSError) and error.filename is None and stdout_fails(error):
+            error.filename = "stdout"
+            discard_output(1)  # what is left in its buffer
         if claim_report(error):
             for line in render(error, name):
                 print_error(line)
@@ -84,6 +87,17 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
         print_error("interrupted")
     if isinstance(code, int) and code != 0:
         raise SystemExit(code)
+
+
+def stdout_fails(error: OSError) -> bool:
+    """Return whether the error is that stdout is on a full disk: then writing another byte to it fails as well."""
+    if error.errno not in FULL_DISK:
+        return False
+    try:
+        os.write(1, b"\n")
+    except OSError as again:
+        return again.errno == error.errno
+    return False
 
 
 def remove_debug(arguments: list[str]) -> bool:

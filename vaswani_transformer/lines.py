@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from .atomic import atomic_file
-from .errors import BrokenFileError, InputError
+from .errors import FULL_DISK, BrokenFileError, InputError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -139,6 +139,10 @@ def open_output(path: str | Path) -> Iterator[BinaryIO]:
                 yield stream
         except BrokenPipeError:
             raise InputError(f"{path}: the reader closed the pipe before everything was written") from None
+        except OSError as error:
+            if error.filename is None and error.errno in FULL_DISK:
+                error.filename = str(path)
+            raise
         return
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if not target.parent.is_dir():
