@@ -25,6 +25,7 @@ from vaswani_transformer.model_folder import (
     TOKENIZER_FILES,
     WEIGHTS,
     files_sha256,
+    read_config,
     read_json_object,
 )
 from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
@@ -69,9 +70,9 @@ def model_files(folder: Path, onnx: Sequence[str] = ()) -> tuple[Files, Translat
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise InputError(f"{folder} has no {name}; give the folder of a model with its tokenizer")
+    read_config(folder / "config.json")
+    if not (folder / "tokenizer.json").is_file():
+        raise InputError(f"{folder} has no tokenizer.json; give the folder of a model with its tokenizer")
     translator = Translator.from_pretrained(folder, device="cpu")
 
     files: Files = {"config.json": json_bytes(config_for_the_hub(folder))}

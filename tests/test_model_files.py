@@ -55,6 +55,28 @@ def test_a_damaged_file_is_named(folder, file, what):
 
 
 @pytest.mark.parametrize(
+    "files, said",
+    [
+        ([], "has no config.json; give the folder of a model"),
+        (["model/config.json", "other/config.json"], "has no config.json; give {}/model or {}/other"),
+        (["run.json"], "is an unfinished run; resume its training"),
+        (
+            ["run.json", *(f"checkpoints/step-{step}/config.json" for step in ("90", "100", "200.broken"))],
+            "is an unfinished run; resume its training, or give a checkpoint of it, {}/checkpoints/step-100",
+        ),
+    ],
+)
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_the_model_of_another_folder_is_pointed_out(tmp_path, files, said, backend):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    with pytest.raises(InputError) as refused:
+        Translator.from_pretrained(tmp_path, backend=backend)
+    assert str(refused.value) == f"{tmp_path} {said.replace('{}', str(tmp_path))}"
+
+
+@pytest.mark.parametrize(
     "value, reason",
     [(b"[" * 10**5, "nested too deeply"), (b"9" * 5000, "5000 digits"), (b'"\xff"', "0xff in position 7")],
 )

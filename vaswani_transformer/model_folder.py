@@ -139,11 +139,25 @@ def files_sha256(*paths: Path) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read config.json. Raises InputError if it belongs to another kind of model, and BrokenFileError."""
+    """Read config.json. Raises InputError if it or its folder is not that of such a model, and BrokenFileError."""
+    weights = [file for pattern in ("*.safetensors*", "*.onnx") for file in path.parent.glob(pattern)]
+    if not (path.exists() or path.is_symlink() or weights):
+        raise InputError(no_config(path.parent))
     config = read_json_object(path)
     if config.get("model_type") != MODEL_TYPE:
         raise InputError(f"{path}: model_type is {config.get('model_type')!r}; only {MODEL_TYPE!r} is supported")
     return config
+
+
+def no_config(folder: Path) -> str:
+    """Return the error about a folder without config.json and weights; it names folders within that may be meant."""
+    if (folder / "run.json").is_file():
+        names = [config.parent.name for config in folder.glob("checkpoints/step-*/config.json")]
+        steps = [int(step) for name in names if (step := name.removeprefix("step-")).isdecimal()]  # not step-5.broken
+        remedy = f", or give a checkpoint of it, {folder / 'checkpoints' / f'step-{max(steps)}'}" if steps else ""
+        return f"{folder} is an unfinished run; resume its training{remedy}"
+    models = sorted(str(config.parent) for config in folder.glob("*/config.json"))
+    return f"{folder} has no config.json; give {' or '.join(models[:3]) or 'the folder of a model'}"
 
 
 def check_special_tokens(path: Path, config: dict[str, Any], fields: tuple[str, ...]) -> None:
