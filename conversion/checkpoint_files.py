@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from vaswani_transformer.errors import BrokenFileError, InputError, one_line, out_of_memory
+from vaswani_transformer.model_folder import check_readable
 
 # Classes of these packages are replaced by stubs; any other class is refused.
 TOOLKIT_PACKAGES = ("fairseq", "onmt", "torchtext", "joeynmt", "sockeye", "omegaconf", "__main__")
@@ -103,6 +104,7 @@ def load_checkpoint(path: Path) -> Any:
 
     Raises InputError if the pickle refers to anything but data, BrokenFileError if the file is damaged.
     """
+    check_readable(path)
     if path.suffix == ".safetensors":
         try:
             return load_file(path)

@@ -10,7 +10,14 @@ from safetensors import SafetensorError, safe_open
 from vaswani_transformer.atomic import atomic_folder, move_files, remove, temporary_path
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.exit import exit_cleanly
-from vaswani_transformer.model_folder import MANIFEST, TOKENIZER_FILES, WEIGHTS, read_json_object, verify_manifest
+from vaswani_transformer.model_folder import (
+    MANIFEST,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    check_readable,
+    read_json_object,
+    verify_manifest,
+)
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # imported where it is used, so that --help is fast
@@ -30,6 +37,7 @@ def average_weights(folders: list[Path]) -> "dict[str, torch.Tensor]":
     """Return the mean of each tensor over the model folders, summed in float64."""
     files = []
     for folder in folders:
+        check_readable(folder / WEIGHTS)
         try:
             files.append(safe_open(folder / WEIGHTS, framework="pt"))
         except (OSError, SafetensorError) as error:

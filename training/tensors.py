@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vaswani_transformer.errors import BrokenFileError
-from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS
+from vaswani_transformer.model_folder import OPTIMIZER, WEIGHTS, check_readable
 
 from . import fsdp
 
@@ -53,6 +53,7 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Load a safetensors file. Raises BrokenFileError naming it."""
+    check_readable(path)
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

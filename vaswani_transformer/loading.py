@@ -19,6 +19,7 @@ from .errors import BrokenFileError, InputError, UnavailableError, one_line
 from .model_folder import (
     INDEX,
     WEIGHTS,
+    check_readable,
     check_special_tokens,
     read_config,
     read_generation_config,
@@ -175,6 +176,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """Return names and shapes from a safetensors file's header. Raises BrokenFileError if the file is incomplete."""
+    check_readable(file)
     try:
         with safe_open(file, framework="pt") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118

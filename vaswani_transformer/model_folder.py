@@ -90,6 +90,14 @@ def read_json_object(path: Path, *objects: str) -> dict[str, Any]:
     return content
 
 
+def check_readable(path: Path) -> None:
+    """Raise BrokenFileError if a file cannot be opened; safetensors would call it missing, ONNX Runtime damaged."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise BrokenFileError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON; the file replaces an older one only when it is complete and on disk."""
     with atomic_file(path) as file:

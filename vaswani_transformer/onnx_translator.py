@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from .errors import BrokenFileError, InputError, UnavailableError, one_line, out_of_memory
 from .model_folder import (
     ONNX,
+    check_readable,
     check_special_tokens,
     local_folder,
     read_config,
@@ -316,6 +317,7 @@ def load_session(path: Path, device: str | None, threads: int | None) -> Any:
             f"there is {others}" if others else "`vaswani-transformer export onnx MODEL NEW_FOLDER` writes model.onnx"
         )
         raise BrokenFileError(f"{path}: no such file; {remedy}")
+    check_readable(path)
     providers = execution_providers(device)
     on_cuda = len(providers) > 1
     options = onnxruntime.SessionOptions()
