@@ -10,12 +10,11 @@ from transformers.utils import logging
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration as Model
 from vaswani_transformer.atomic import atomic_folder, check_new_folder
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.model_folder import CONVERSION_NOTES
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from .description import Description
 from .folder import ORIGINALS, RECORD, write_toolkit_json
-
-NOTES = "CONVERSION.md"
 
 
 def new_folder(out: Path) -> AbstractContextManager[Path]:
@@ -40,7 +39,7 @@ def save(description: Description, model: Model, folder: Path) -> None:
     for file in [*vocabulary.files, *description.files]:
         shutil.copyfile(file, folder / ORIGINALS / file.name)
     write_toolkit_json(record_of(description), folder / RECORD)
-    (folder / NOTES).write_text(as_markdown(description), encoding="utf-8")
+    (folder / CONVERSION_NOTES).write_text(as_markdown(description), encoding="utf-8")
 
 
 def record_of(description: Description) -> dict[str, Any]:

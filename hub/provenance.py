@@ -13,7 +13,7 @@ from typing import Any
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import existing_file
-from vaswani_transformer.model_folder import read_json_object
+from vaswani_transformer.model_folder import CONVERSION_NOTES, read_json_object
 from vaswani_transformer.training_curve import read_metrics
 
 # Beside the programs, in a clone and in the wheel.
@@ -46,7 +46,7 @@ class Provenance:
         log = folder / "metrics.jsonl"
         self.metrics = read_metrics(log) if log.is_file() else []
         self.progress, self.environment = read_progress(folder, self.metrics)
-        notes = folder / "CONVERSION.md"
+        notes = folder / CONVERSION_NOTES
         self.notes = notes.read_text(encoding="utf-8").splitlines()[2:] if notes.is_file() else []
         self.results = self.matching_rows(parameters, results)
         self.stated = stated

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from conversion.__main__ import main
 from conversion.checkpoint_files import load_checkpoint
 from conversion.toolkits import marian
+from vaswani_transformer import Translator
 from vaswani_transformer.errors import BrokenFileError, InputError
 from vaswani_transformer.loading import load_config
 
@@ -249,6 +250,26 @@ def test_trained_sinusoids_become_a_learned_table(tmp_path: Path, copy_of):
     main([str(folder), str(tmp_path / "out")])
     config = load_config(tmp_path / "out")
     assert (config.position_embedding_type, config.max_position_embeddings) == ("learned", 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "removed", "note"),
+    [
+        ("hf-marian", ["vocab.json"], "vocab.json is missing"),
+        ("fairseq", ["dict.src.txt", "dict.tgt.txt"], "without dict.src.txt and dict.tgt.txt"),
+        ("marian", ["vocab.yml"], "without vocab.yml. Ids are"),
+        ("marian", ["model.npz.decoder.yml"], "without model.npz.decoder.yml, which names vocabularies. Ids"),
+        ("tensor2tensor", ["vocab.translate_toy_shared.64.subwords"], "no vocab.*.subwords has the right size"),
+    ],
+)
+def test_a_model_without_its_vocabulary_names_the_missing_files(name, removed, note, tmp_path: Path, copy_of):
+    folder, out = copy_of(name), tmp_path / "out"
+    for file in removed:
+        (folder / file).unlink()
+    main([str(folder), str(out)])
+    assert note in (out / "CONVERSION.md").read_text()
+    with pytest.raises(InputError, match="out has no tokenizer.json: .* came without .*CONVERSION.md"):
+        Translator.from_pretrained(out, device="cpu")
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------------

@@ -222,16 +222,16 @@ def load_tokenizer(
     """Load the tokenizer of a folder. With a config, check that its ids fit the model's vocabulary.
 
     target: whether the folder holds the decoder's tokenizer, whose ids are compared with decoder_vocab_size
-    Raises BrokenFileError naming tokenizer.json or tokenizer_config.json.
+    Raises BrokenFileError naming tokenizer.json or tokenizer_config.json, and InputError, see `read_tokenizer`.
     """
     folder = Path(folder)
+    size_field = "decoder_vocab_size" if target else "vocab_size"
+    read_tokenizer(folder, getattr(config, size_field, None), size_field)
     settings_path = folder / "tokenizer_config.json"
     settings = read_json_object(settings_path)
     length = settings.get("model_max_length")
     if not isinstance(length, int | float | None) or isinstance(length, bool):
         raise BrokenFileError(f"{settings_path}: model_max_length is {length!r}; it must be a number")
-    size_field = "decoder_vocab_size" if target else "vocab_size"
-    read_tokenizer(folder, getattr(config, size_field, None), size_field)
     try:
         # Not AutoTokenizer, which may run code from the folder; a plain tokenizer.json needs none.
         loaded = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)

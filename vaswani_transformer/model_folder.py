@@ -27,6 +27,7 @@ MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, 
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
 ONNX = "onnx"  # the folder that transformers.js and Optimum read
 EXPORT_RECORD = "export.json"  # in an ONNX folder: its precision, and the hash of the weights that were exported
+CONVERSION_NOTES = "CONVERSION.md"  # in a model that was converted from another toolkit
 MANIFEST = "manifest.json"  # size and sha256 of a checkpoint's files, or of a model's weights and tokenizer
 OPTIMIZER = "optimizer.safetensors"
 
@@ -209,10 +210,16 @@ def read_tokenizer(folder: Path, vocabulary: int | None = None, size_field: str 
     """Read tokenizer.json and check that its ids are below `vocabulary`. Raises BrokenFileError.
 
     size_field: the field of config.json that `vocabulary` comes from
+    Raises InputError if the folder is that of a converted model whose checkpoint had no vocabulary.
     """
     from tokenizers import Tokenizer
 
-    path = folder / "tokenizer.json"
+    path, notes = folder / "tokenizer.json", folder / CONVERSION_NOTES
+    if notes.exists() and not path.exists():
+        raise InputError(
+            f"{folder} has no tokenizer.json: the converted checkpoint came without the files of its vocabulary "
+            f"(see {notes}); put them beside it and convert it again"
+        )
     read_json_object(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))

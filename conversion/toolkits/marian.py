@@ -168,7 +168,9 @@ def read_vocabulary(path: Path, options: Mapping[str, Any], rows: list[int]) -> 
     # The names are paths on the machine that trained; one vocabulary is for both sides.
     files = [path.parent / Path(str(name)).name for name in (names * 2 if len(names) == 1 else names)]
     if len(files) != 2 or not all(file.exists() for file in files):
-        missing = " and ".join(file.name for file in files if not file.exists()) or "`vocabs` in decoder.yml"
+        missing = " and ".join(dict.fromkeys(file.name for file in files if not file.exists()))
+        if not missing:
+            missing = f"`vocabs` in {decoder.name}" if decoder.exists() else f"{decoder.name}, which names vocabularies"
         why = f"the checkpoint comes without {missing}. Ids are Marian's"
         return numbered_tokens(["</s>", "<unk>"], rows, why, eos=0, unknown=1)
     models = [SentencePieceModel.read(file) if file.suffix == ".spm" else None for file in files]
