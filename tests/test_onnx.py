@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -140,14 +141,16 @@ def output_of(code: str, folder: Path) -> tuple[str, str]:
 
 def test_the_readme_code_translates_without_torch(exported: Path) -> None:
     readme = (exported / "onnx" / "README.md").read_text(encoding="utf-8")
-    one, batch = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    one, batch, changed = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(one.splitlines()) == 7 and '("CUDAExecutionProvider", {"use_tf32": 0})' in readme
+    assert "Its precision is fp32." in readme and "It translates from" not in readme
     forbidden = "import sys\nfor name in ('torch', 'transformers', 'onnx'):\n    sys.modules[name] = None\n"
     typed = "print(tokenizer.encode('a </s> b').ids)\n"
     ids = trained_tokenizer()("a </s> b")["input_ids"]
     translations = OnnxTranslator.from_pretrained(exported / "onnx").translate(["The house is small.", "Hello!"])
     expected = f"{translations[0]}\n{ids}\n{translations}\n"
-    assert output_of(forbidden + one + typed + batch, exported / "onnx") == (expected, "")  # nothing is logged
+    code = forbidden + one + typed + batch + changed
+    assert output_of(code, exported / "onnx") == (expected, "")  # nothing is logged
 
 
 def test_the_readme_code_sets_required_inputs(two_vocabularies: Path) -> None:
@@ -177,13 +180,16 @@ def test_large_graphs_use_external_weights(
     monkeypatch.setattr(export_module, "LARGEST_FILE", 100_000)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.onnx.data").write_text("another model's")
+    trained = shutil.copytree(exported / "model", tmp_path / "trained")
+    (trained / "run.json").write_text('{"recipe": {"source_language": "en", "target_language": "de"}}')
     with already_exported(exported / "onnx"):
-        main([str(exported / "model"), "out", "--text"])
+        main([str(trained), "out", "--text"])
     assert "out/model.onnx.data: " in capsys.readouterr().out
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").glob("*.onnx*")}
     assert len(sizes) == 4 and sizes["model.onnx"] < sizes["model.onnx.data"] <= sizes["model_text.onnx.data"]
     assert (tmp_path / "model.onnx.data").read_text() == "another model's"
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "It translates from `en` to `de`." in page
     assert "in `model.onnx.data`, which" in page and "only `model_text.onnx.data` beside it" in page
     found, expected = (OnnxTranslator.from_pretrained(path, device="cpu") for path in ("out", exported / "onnx"))
     assert found.translate(ENGLISH) == expected.translate(ENGLISH)

@@ -90,7 +90,7 @@ def export_single_folder(
             reports.append(verify_text(unfinished, model, tokenizer, lines or []))
         copy_files(model_folder, unfinished, model, precision)
         if (model_folder / "tokenizer.json").exists():
-            page = readme(model, precision, settings, unfinished, attention)
+            page = readme(model, model_folder, precision, settings, unfinished, attention)
             (unfinished / "README.md").write_text(page, encoding="utf-8")
     return "\n".join(reports)
 

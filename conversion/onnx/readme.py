@@ -16,9 +16,17 @@ from .search_inputs import default_inputs
 HERE = Path(__file__).parent
 
 
-def readme(model: Model, precision: str, settings: Mapping[str, np.ndarray], folder: Path, attention: bool) -> str:
+def readme(
+    model: Model,
+    model_folder: Path,
+    precision: str,
+    settings: Mapping[str, np.ndarray],
+    folder: Path,
+    attention: bool,
+) -> str:
     """Return README.md for an exported folder.
 
+    model_folder: the folder that the model was loaded from
     settings: required inputs with example values;  folder: the export, complete except for this file
     attention: whether the graph has the output cross_attentions
     """
@@ -40,6 +48,8 @@ def readme(model: Model, precision: str, settings: Mapping[str, np.ndarray], fol
     # model_text.onnx returns only the best translation.
     text_settings = {name: value for name, value in settings.items() if name != "num_return_sequences"}
     values = {
+        "languages": languages_of(model_folder),
+        "precision": precision,
         "define_settings": as_python(settings),
         "define_text_settings": as_python(text_settings),
         "settings": ", **settings" if settings else "",
@@ -58,6 +68,14 @@ def readme(model: Model, precision: str, settings: Mapping[str, np.ndarray], fol
     names = ["README", if_exists("model_text.onnx", "README.text", ""), "README.attention" if attention else ""]
     templates = (Template((HERE / f"{name}.template").read_text(encoding="utf-8")) for name in names if name)
     return "".join(template.substitute(values) for template in templates)
+
+
+def languages_of(model_folder: Path) -> str:
+    """Return a sentence about the languages of a model that was trained here, or nothing."""
+    record = model_folder / "run.json"
+    recipe = read_json_object(record, "recipe").get("recipe", {}) if record.is_file() else {}
+    languages = [recipe.get(f"{side}_language") for side in ("source", "target")]
+    return "It translates from `{}` to `{}`. ".format(*languages) if all(languages) else ""
 
 
 def as_python(settings: Mapping[str, np.ndarray]) -> str:
