@@ -5,9 +5,11 @@ from pathlib import Path
 
 from vaswani_transformer.errors import InputError
 from vaswani_transformer.loading import enumerated
+from vaswani_transformer.model_folder import MODEL_TYPE
 
 from .checkpoint_files import load_checkpoint, may_be_torch_save
-from .toolkits import READERS, RECOGNISED_BY_CONTENT, RECOGNISED_BY_FILE, load_toolkit
+from .toolkits import READERS, RECOGNISED_BY_CONTENT, RECOGNISED_BY_FILE, WRITERS, load_toolkit
+from .toolkits.hugging_face import model_type_of
 
 
 def find_checkpoint(path: Path, toolkit: str | None = None) -> tuple[str, Path]:
@@ -42,6 +44,8 @@ def only_checkpoint(folder: Path, toolkits: Iterable[str], expected: str) -> Pat
     """Return the only file in the folder that may be a checkpoint of one of the toolkits."""
     found = sorted({file for name in toolkits for file in preferred_files(folder, name)})
     candidates = list({file.resolve(): file for file in found}.values())  # JoeyNMT links best.ckpt to a checkpoint
+    if not candidates and model_type_of(folder / "config.json") == MODEL_TYPE:
+        raise InputError(f"{folder} is already a model folder; --to FORMAT converts it to {', '.join(WRITERS)}")
     if not candidates:
         raise InputError(f"{folder}: no file in this folder has the name of a checkpoint of {expected}")
     if len(candidates) > 1:

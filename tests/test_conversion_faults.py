@@ -205,7 +205,7 @@ def test_endless_yaml_stays_a_short_message(tmp_path: Path, refused, copy_of):
             ["--encoder-normalize-before False and --decoder-normalize-before True differ"],
         ),
         ("torch-nn-transformer", {"nhead": 5}, ["nhead is 5"]),
-        ("torch-nn-transformer", {"nhead": None}, ["nhead is None"]),
+        ("torch-nn-transformer", {"nhead": None}, ["config.json lacks nhead"]),
         (
             "tensor2tensor",
             {"pos": "asymmetric_timing", "self_attention_type": "dot_product_relative"},
@@ -317,6 +317,11 @@ def test_sockeyes_best_parameters_are_preferred(tmp_path: Path, copy_of):
 )
 def test_wrong_arguments_are_refused(arguments: list[str], message: str, tmp_path: Path, refused):
     assert message in refusal(refused, *arguments, tmp_path / "out")
+
+
+def test_a_model_folder_is_pointed_to_the_option_that_converts_it(model_folder: Path, tmp_path: Path, refused):
+    message = refusal(refused, model_folder, tmp_path / "out")
+    assert f"{model_folder} is already a model folder; --to FORMAT converts it to ctranslate2, " in message
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path: Path, refused):

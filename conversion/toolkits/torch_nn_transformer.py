@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vaswani_transformer.errors import InputError
 from vaswani_transformer.lines import read_lines
 from vaswani_transformer.model_folder import read_json_object
 
@@ -94,6 +95,8 @@ def read(path: Path, reasons: Reasons) -> Description:
     config: dict[str, Any] = {"d_model": tensors[FIRST_WEIGHT].shape[1]}
     options.require({"d_model": (config["d_model"],)})
     options.setdefault("nhead", options.get("num_heads"))
+    if options["nhead"] is None:
+        raise InputError(f"{file} lacks nhead; add it: no tensor records the number of heads")
     config |= options.heads("nhead", config["d_model"])
     reasons.raise_if_any()
 
