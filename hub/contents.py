@@ -137,7 +137,8 @@ def tokenizer_files(folder: Path) -> Files:
 def onnx_files(folder: Path, onnx: Path) -> Files:
     """Return the files of an exported model, under `onnx/`. Raises InputError if they belong to another model."""
     if not onnx.is_dir():
-        raise InputError(f"--onnx {onnx}: no such folder")
+        named = f"; the precisions before = are {', '.join(PRECISIONS)}" if "=" in str(onnx) else ""
+        raise InputError(f"--onnx {onnx}: no such folder{named}")
     if not any(onnx.glob("*.onnx")):
         raise InputError(f"{onnx} contains no .onnx file; `vaswani-transformer export onnx` writes one")
     check_same_model(folder, onnx)

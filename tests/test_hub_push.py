@@ -200,7 +200,8 @@ def test_onnx_variants_get_the_usual_names(folder, tmp_path, refused):
     assert onnx.keys() == {"model.onnx", "model_int8.onnx", "README.md", "config.json", "tokenizer.json"}
     assert onnx["model_int8.onnx"] == "model.onnx of small" and onnx["README.md"] == "README.md of exported"
     assert "`onnx/model_int8.onnx`" in (out / "README.md").read_text()
-    assert f"--onnx int4={tmp_path}: no such folder" in refusal(refused, folder, REPO, "--onnx", f"int4={tmp_path}")
+    unknown = refusal(refused, folder, REPO, "--onnx", f"int4={tmp_path}")
+    assert f"--onnx int4={tmp_path}: no such folder; the precisions before = are fp16, int8, int8-weights" in unknown
     (small / "model.onnx.data").write_text("weights")
     assert "without model.onnx.data" in refusal(refused, folder, REPO, *options)
 
