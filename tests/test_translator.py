@@ -222,7 +222,7 @@ def test_batch_tokens_counts_padding_and_beams(translator):
         ({"num_beams": 10**9}, "1000"),
         ({"num_beams": True}, "num_beams is True; it must be an integer"),
         ({"num_beams": 2.5}, "num_beams is 2.5; it must be an integer"),
-        ({"n_best": 5}, "between 1 and 4"),
+        ({"n_best": 5}, r"between 1 and 4 \(num_beams\)"),
         ({"batch_tokens": 0}, "batch_tokens is 0"),
         ({"max_source_length": 3}, "max_source_length is 3"),
         ({"max_characters": 0}, "max_characters is 0"),

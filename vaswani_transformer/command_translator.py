@@ -23,6 +23,11 @@ def load_translator(
         raise InputError(
             f"--model {model} holds an ONNX export; `translate` and `evaluate` read it with --backend onnx"
         )
+    if backend == "torch" and (threads is not None or precision is not None):
+        raise InputError(
+            "--threads and --precision are for --backend onnx; torch has the environment variable OMP_NUM_THREADS, and "
+            "--dtype"
+        )
     from .translator import Translator
 
     if backend == "torch":

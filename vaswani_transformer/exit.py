@@ -58,7 +58,10 @@ def exit_cleanly(command: Callable[..., object], arguments: list[str] | None = N
     prepare_streams()
     previous = exit_on_signals("SIGINT", "SIGTERM", "SIGHUP")
     try:
-        code = command(args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"])
+        code = command(
+            args=arguments, prog_name=name, standalone_mode=False, help_option_names=["-h", "--help"],
+            token_normalize_func=with_hyphens,
+        )  # fmt: skip
         sys.stdout.flush()
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
@@ -98,6 +101,11 @@ def stdout_fails(error: OSError) -> bool:
     except OSError as again:
         return again.errno == error.errno
     return False
+
+
+def with_hyphens(name: str) -> str:
+    """Return the name of an option as typer spells it: users may write --num_beams, as in Python and in recipes."""
+    return name.replace("_", "-")
 
 
 def remove_debug(arguments: list[str]) -> bool:

@@ -154,7 +154,7 @@ class OnnxTranslator(TextTranslator):
             "length_penalty": search.length_penalty,
             "max_length": check_number("max_length", max_length, 1, NO_MAXIMUM),
             "min_length": check_number("min_length", min_length, 0, NO_MAXIMUM),
-            "num_return_sequences": check_number("num_return_sequences", n_best, 1, search.num_beams),
+            "num_return_sequences": check_number("num_return_sequences", n_best, 1, search.num_beams, "num_beams"),
         }
         if self.has_early_stopping_input:
             settings["early_stopping"] = lookahead_of(search.early_stopping)

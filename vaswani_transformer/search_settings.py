@@ -64,14 +64,18 @@ def lookahead_of(early_stopping: bool | int | str) -> int:
     return check_number("early_stopping", early_stopping, 0, NO_MAXIMUM)
 
 
-def check_number(name: str, value: SupportsIndex, least: int, most: int) -> int:
-    """Return an integer, of Python or numpy, as an int. Raises InputError if it is not one or outside its limits."""
+def check_number(name: str, value: SupportsIndex, least: int, most: int, meaning: str = "") -> int:
+    """Return an integer, of Python or numpy, as an int. Raises InputError if it is not one or outside its limits.
+
+    meaning: what the upper limit is, for the message
+    """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
+    limits = f"between {least} and {most}" + (f" ({meaning})" if meaning else "")
     if number is None:
-        raise InputError(f"{name} is {value!r}; it must be an integer between {least} and {most}")
+        raise InputError(f"{name} is {value!r}; it must be an integer {limits}")
     if not least <= number <= most:
-        raise InputError(f"{name} is {value!r}; it must lie between {least} and {most}")
+        raise InputError(f"{name} is {value!r}; it must lie {limits}")
     return number

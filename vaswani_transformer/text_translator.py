@@ -148,7 +148,7 @@ class TextTranslator(ABC):
         except ValueError as error:
             raise InputError(str(error)) from None
         settings = self.search_settings(num_beams, length_penalty, early_stopping)
-        n_best = check_number("n_best", n_best, 1, settings.num_beams)
+        n_best = check_number("n_best", n_best, 1, settings.num_beams, "num_beams")
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
 
         parts: list[Part] = []
