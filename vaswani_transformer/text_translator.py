@@ -139,8 +139,7 @@ class TextTranslator(ABC):
         max_characters: reject longer texts before translating; default: no limit.
         progress: show progress bars on stderr.
 
-        Returns list[str], or list[list[Hypothesis]] with n_best > 1 or return_scores, in the order of the texts.
-        Raises InputError.
+        Returns list[str], or list[list[Hypothesis]] with n_best > 1 or return_scores, in order. Raises InputError.
         """
         texts = as_texts(texts, "text", max_characters)
         try:
@@ -152,7 +151,7 @@ class TextTranslator(ABC):
         batch_tokens = check_number("batch_tokens", batch_tokens, 1, LARGEST_COUNT)
 
         parts: list[Part] = []
-        with shown_progress(progress, "splitting") as advance:  # show progress while a long text is split
+        with shown_progress(progress, "splitting") as advance:
             for number, text in enumerate(texts):
                 for source, separator in split_text(text, limit, self._encode, split_sentences):
                     parts.append(Part(number, source, separator))
@@ -161,8 +160,8 @@ class TextTranslator(ABC):
         batches = batches_by_length([len(part.source) * settings.num_beams for part in parts], batch_tokens)
         with shown_progress(progress, "translating", len(parts)) as advance:
             for batch in batches:
-                sources = [parts[i].source for i in batch]
-                for i, hypotheses in zip(batch, self._search(sources, settings, n_best), strict=True):
+                of_batch = self._search([parts[i].source for i in batch], settings, n_best)
+                for i, hypotheses in zip(batch, of_batch, strict=True):
                     found[i] = hypotheses or [Hypothesis("", 0.0, [])]
                 advance(len(batch))
 
