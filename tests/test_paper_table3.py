@@ -116,4 +116,5 @@ def test_several_runs_are_processes_of_their_own(command, tmp_path, refused):
     main([*command, "--rows", "base,C-N8", "--jobs", "2"])
     assert len(json.loads((tmp_path / "table3.json").read_text())["rows"]) == 2
     assert "step 2/2" in (tmp_path / "table3" / "C-N8-seed1.log").read_text()
-    assert "absent.en: no such file" in refused(main, [*command, "--rows", "big,D-ls0.0", "--train", "absent"])
+    other = [str(tmp_path / "other") if word == str(tmp_path) else word for word in command]
+    assert "absent.en: no such file" in refused(main, [*other, "--rows", "big,D-ls0.0", "--train", "absent"])
