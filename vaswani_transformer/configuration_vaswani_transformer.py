@@ -23,6 +23,18 @@ if TYPE_CHECKING:  # transformers downloads and saves the files that relative im
     from .pipeline_vaswani_transformer import VaswaniTransformerTranslationPipeline  # noqa: F401
     from .text_vaswani_transformer import split_text  # noqa: F401
 
+# The newest version of transformers with which all tests of this code have passed (`make test-versions`).
+NEWEST_TRANSFORMERS = "5.24.0"
+
+
+def untried_transformers(found: str) -> str:
+    """Return the message for a sign that transformers works otherwise than this code expects."""
+    return (
+        f"{found}: transformers {transformers.__version__} is not as this model's code expects; "
+        f'pip install "transformers=={NEWEST_TRANSFORMERS}", or update the code of the model'
+    )
+
+
 # Entries of config.json by which transformers finds the code without this package. Its own registration writes only
 # the entry of the saved class, and AutoModel then fails.
 AUTO_MAP = {
@@ -102,7 +114,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "vaswani_transformer"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # its names since transformers 5.24 and before
     attribute_map = {
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",

@@ -13,11 +13,14 @@ This file is published with every model and imports only torch and transformers.
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache as once
 from pathlib import Path
-from typing import NamedTuple, cast, overload
+from typing import Any, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +35,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -46,7 +49,13 @@ from transformers.utils.generic import ModelOutput, can_return_tuple, merge_with
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vaswani_transformer import VaswaniTransformerConfig
+from .configuration_vaswani_transformer import VaswaniTransformerConfig, untried_transformers
+
+# The name of the cache among the arguments of transformers' functions and the fields of its outputs: "cache" since
+# transformers 5.24, "past_key_values" before. The methods below accept both.
+CACHE = next((name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__), "")
+if CACHE not in inspect.signature(create_causal_mask).parameters:
+    raise ImportError(untried_transformers("the cache has another name in masks or outputs"))
 
 # ---- Section 3.5: positional encoding ------------------------------------------------------------------------------
 
@@ -156,7 +165,7 @@ class MultiHeadAttention(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         memory: Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to `memory` if it is given, otherwise to `hidden_states`.
@@ -166,21 +175,21 @@ class MultiHeadAttention(nn.Module):
         memory: (batch, source, d_model), the output of the encoder
         returns (batch, target, d_model) and, with eager attention, the weights (batch, heads, target, source)
         """
-        past, is_cross = past_key_values, memory is not None
+        is_cross = memory is not None
         query = split_heads(self.q_proj(hidden_states), self.d_k)
-        if past is not None and is_cross and past.is_updated.get(self.layer_idx):
+        if cache is not None and is_cross and cache.is_updated.get(self.layer_idx):
             # Keys and values of the memory are the same at every step.
-            layer = cast(DynamicLayer, past.cross_attention_cache.layers[self.layer_idx])
+            layer = cast(DynamicLayer, cache.cross_attention_cache.layers[self.layer_idx])
             key, value = layer.keys, layer.values
         else:
             source = hidden_states if memory is None else memory
             key = split_heads(self.k_proj(source), self.d_k)
             value = split_heads(self.v_proj(source), self.d_v)
-            if past is not None:
-                cache = past.cross_attention_cache if is_cross else past.self_attention_cache
-                key, value = cache.update(key, value, self.layer_idx)
+            if cache is not None:
+                part = cache.cross_attention_cache if is_cross else cache.self_attention_cache
+                key, value = part.update(key, value, self.layer_idx)
                 if is_cross:
-                    past.is_updated[self.layer_idx] = True
+                    cache.is_updated[self.layer_idx] = True
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation or "eager", eager_attention
         )
@@ -273,19 +282,19 @@ class DecoderLayer(TransformerLayer):
         memory: Tensor,
         attention_mask: Tensor | None,
         memory_mask: Tensor | None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs,
     ) -> Tensor:
         """Map (batch, target, d_model) to the same shape; memory: (batch, source, d_model)."""
         hidden_states = self.add_and_norm(
             hidden_states,
             self.self_attn_norm,
-            lambda x: self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0],
+            lambda x: self.self_attn(x, attention_mask, cache=cache, **kwargs)[0],
         )
         hidden_states = self.add_and_norm(
             hidden_states,
             self.cross_attn_norm,
-            lambda x: self.cross_attn(x, memory_mask, memory, past_key_values=past_key_values, **kwargs)[0],
+            lambda x: self.cross_attn(x, memory_mask, memory, cache=cache, **kwargs)[0],
         )
         return self.add_and_norm(hidden_states, self.feed_forward_norm, self.feed_forward)
 
@@ -297,7 +306,7 @@ class VaswaniTransformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -406,6 +415,7 @@ class VaswaniTransformerEncoder(Stack):
 
         returns last_hidden_state: (batch, source, d_model)
         """
+        refuse_unknown_arguments(kwargs, "logits_to_keep")  # assisted generation passes the decoder's to the encoder
         hidden_states = self.embed(input_ids, inputs_embeds)
         mask = create_bidirectional_mask(self.config, hidden_states, self.expand_source_mask(attention_mask))
         for layer in self.layers:
@@ -438,24 +448,34 @@ class VaswaniTransformerDecoder(Stack):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode `target` tokens after those in the cache.
 
         input_ids: (batch, target); attention_mask: (batch, past + target), 0 at padding
         encoder_hidden_states: (batch, source, d_model); encoder_attention_mask: (batch, source)
+        cache: keys and values of the tokens before; `past_key_values` is its name before transformers 5.24
         returns last_hidden_state: (batch, target, d_model), and the cache when `use_cache`
         """
-        if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
-        elif past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
-            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
-        past = None if past_key_values is None else past_key_values.self_attention_cache
-        hidden_states = self.embed(input_ids, inputs_embeds, start=0 if past is None else past.get_seq_length())
-        mask = create_causal_mask(self.config, hidden_states, attention_mask, past_key_values=past)
+        refuse_unknown_arguments(kwargs)
+        cache = given_cache(cache, past_key_values)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        if cache is not None and not isinstance(cache, EncoderDecoderCache):
+            cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+        start = 0 if cache is None else cache.get_seq_length()
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            # The backward pass runs each layer again, which would append to the cache again.
+            if isinstance(start, int) and start > 0:
+                raise ValueError("the cache cannot be used with gradient checkpointing; decode the whole target")
+            cache = None
+        hidden_states = self.embed(input_ids, inputs_embeds, start)
+        past = None if cache is None else cache.self_attention_cache
+        mask = create_causal_mask(self.config, hidden_states, attention_mask, **as_argument(past))
         memory_mask = create_bidirectional_mask(
             self.config,
             hidden_states,
@@ -463,12 +483,9 @@ class VaswaniTransformerDecoder(Stack):
             encoder_hidden_states=encoder_hidden_states,
         )
         for layer in self.layers:
-            # The cache is passed by keyword: under gradient checkpointing, transformers removes it by this name.
-            hidden_states = layer(
-                hidden_states, encoder_hidden_states, mask, memory_mask, past_key_values=past_key_values, **kwargs
-            )
+            hidden_states = layer(hidden_states, encoder_hidden_states, mask, memory_mask, cache=cache, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.final_norm(hidden_states), past_key_values=past_key_values
+            last_hidden_state=self.final_norm(hidden_states), **as_argument(cache)
         )
 
 
@@ -504,18 +521,21 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: ModelOutput | tuple | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqModelOutput:
         """Encode the source, unless `encoder_outputs` is given, and decode the target.
 
         input_ids, attention_mask: (batch, source), the mask 0 at padding; or inputs_embeds: (batch, source, d_model)
         decoder_input_ids, decoder_attention_mask: (batch, target), beginning with the start token
+        cache: keys and values of the decoder's tokens before; `past_key_values` is its name before transformers 5.24
         returns last_hidden_state: (batch, target, d_model)
-        Raises `ValueError` naming the row for invalid token ids on the CPU, where the check is cheap.
+        Raises `TypeError` for an unknown argument, and `ValueError` naming the row for invalid token ids on the CPU,
+        where the check is cheap.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
@@ -540,14 +560,14 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
             decoder_attention_mask,
             encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=given_cache(cache, past_key_values),
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **as_argument(getattr(decoder_outputs, CACHE)),
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -559,6 +579,43 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
 
 def target_vocab_size(config: VaswaniTransformerConfig) -> int:
     return config.decoder_vocab_size or config.vocab_size
+
+
+def as_argument(cache: Cache | None) -> dict[str, Any]:
+    """Return the cache as keyword argument, by the name that the installed version of transformers gives it."""
+    return {CACHE: cache}
+
+
+def given_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    if cache is not None and past_key_values is not None:
+        raise ValueError("`cache` and `past_key_values` are two names of one argument; give `cache`")
+    return past_key_values if cache is None else cache
+
+
+# Arguments of `forward` that only transformers reads, in its decorators and attention functions.
+READ_BY_TRANSFORMERS = {
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "use_cache",  # a decorator also adds it to the encoder's arguments
+    "debug_io",
+    "debug_io_dir",
+    "prune_layers",
+}
+
+
+def refuse_unknown_arguments(arguments: dict[str, Any], *ignored: str) -> None:
+    """Raise `TypeError` for an argument that nothing reads. An argument that is None is as good as absent.
+
+    Ignoring the cache under a new name, for example, would decode every token as if it were the first.
+    """
+    known = READ_BY_TRANSFORMERS.union(ignored)
+    unknown = [name for name, value in arguments.items() if value is not None and name not in known]
+    if unknown:
+        raise TypeError(
+            f"forward() has no argument `{unknown[0]}`; correct its name, or, if the call is transformers' own: "
+            + untried_transformers("the argument is new")
+        )
 
 
 def can_read_values(tensor: Tensor) -> bool:
@@ -652,31 +709,107 @@ def gnmt_length_penalty(length: int | Tensor, alpha: float | Tensor) -> float | 
     return ((5 + length) / 6) ** alpha
 
 
-class SourceLengthLimit(StoppingCriteria):
-    """Stop each hypothesis at the limit of its sentence, independently of the rest of the batch.
+@dataclass
+class RunningSearch:
+    """What the methods below need to know of a running `generate()`, and what proves that transformers runs it as here.
 
-    limits: (batch,), in generated tokens; prompt_length: number of tokens in the decoder's prompt
+    transformers may rename, move or drop the methods that are overridden; the search would then be another one. So they
+    are noted when they are called, and each step is compared with what the decoder has read.
     """
 
-    def __init__(self, limits: Tensor, prompt_length: int):
-        self.limits, self.prompt_length = limits, prompt_length
+    prompt_length: int  # of the decoder, in tokens
+    limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
+    lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
+    is_beam_search: bool
+    is_speculative: bool  # the decoder reads tokens that are not yet accepted
+    n_best: int = 1  # hypotheses returned per sentence
+    end_tokens: Tensor | None = None  # None: hypotheses end only at a limit
+    length: int = 0  # of the sequences in this step, before its token
+    decoded: int | None = None  # tokens that the decoder has read in this step; None: unknown, as if it is compiled
+    called: set[str] = field(default_factory=set)
+    expected: set[str] = field(default_factory=set)
+
+    def __post_init__(self):
+        self.expected.add("SearchStep")
+        if self.is_beam_search:
+            self.expected |= {"_beam_search", *HOOKS}
+
+    def note_forward(self, decoder_input_ids: Tensor | None, cache: Cache | None) -> None:
+        """Note how many tokens the decoder reads, those in the cache included."""
+        past = 0 if cache is None else cache.get_seq_length()
+        if decoder_input_ids is None or (isinstance(past, Tensor) and not past.is_cpu):
+            self.decoded = None  # reading `past` would wait for the GPU
+            return
+        self.decoded = int(past) + decoder_input_ids.shape[1]
+        if self.is_beam_search and past > 0:
+            self.expected.add("_reorder_cache")
+
+    def note_step(self, length: int) -> None:
+        """Compare the length of the sequences before this step's token with what the decoder has read."""
+        self.called.add("SearchStep")
+        self.length = length
+        read, self.decoded = self.decoded, None
+        if read is not None and (read < length or read > length and not self.is_speculative):
+            raise RuntimeError(untried_transformers(f"the decoder has read {read} tokens of {length}"))
+
+    def note_hook(self, name: str, **lengths: tuple[int, int]) -> None:
+        """Note the call of an overridden method; lengths: found and expected values of its arguments, by name."""
+        self.called.add(name)
+        for argument, (found, expected) in lengths.items():
+            if found != expected:
+                raise RuntimeError(untried_transformers(f"`{argument}` of {name}() is {found} instead of {expected}"))
+
+    def check_end(self) -> None:
+        """Raise `RuntimeError` if the search did not call what makes it the search of the paper."""
+        if missing := self.expected - self.called:
+            raise RuntimeError(untried_transformers(f"the search did not call {min(missing)}()"))
+
+
+_running_search: ContextVar[RunningSearch | None] = ContextVar("running search", default=None)
+
+# Methods of transformers' beam search that are overridden, apart from `_beam_search` itself.
+HOOKS = ("_update_finished_beams", "_check_early_stop_heuristic")
+# Arguments of generate() with which the decoder reads several tokens per step, or another search is requested.
+SPECULATIVE = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "custom_generate")
+
+
+def running_search() -> RunningSearch:
+    search = _running_search.get()
+    if search is None:
+        raise RuntimeError("a beam search of this model runs only inside its generate()")
+    return search
+
+
+class SearchStep(StoppingCriteria):
+    """Stop each hypothesis at the limit of its sentence, independently of the rest of the batch, and check the step."""
+
+    def __init__(self, search: RunningSearch):
+        self.search = search
 
     # The base class declares torch's legacy type BoolTensor.
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        limits = self.limits.to(input_ids.device).repeat_interleave(input_ids.shape[0] // self.limits.shape[0])
-        return input_ids.shape[1] - self.prompt_length >= limits
+        self.search.note_step(input_ids.shape[1] - 1)
+        rows = input_ids.shape[0]
+        if self.search.limits is None:
+            return input_ids.new_zeros(rows, dtype=torch.bool)
+        limits = self.search.limits[:, 0].to(input_ids.device).repeat_interleave(rows // self.search.limits.shape[0])
+        return input_ids.shape[1] - self.search.prompt_length >= limits
 
 
-class RunningSearch(NamedTuple):
-    """Search settings that transformers does not pass to the overridden methods of a running `generate()`."""
-
-    limits: Tensor | None  # (batch, 1), the most output tokens of each sentence; None: max_length for all
-    lookahead: int | None  # tokens that a live hypothesis is assumed to grow by at most; None: up to its limit
-    n_best: int = 1  # hypotheses returned per sentence
-    end_tokens: Tensor | None = None  # None: hypotheses end only at a limit
-
-
-_running_search: ContextVar[RunningSearch] = ContextVar("running beam search")
+@once
+def check_hooks() -> None:
+    """Raise `RuntimeError` if transformers' beam search lacks a method that is overridden, or one of its arguments."""
+    for name in ("_beam_search", *HOOKS):
+        theirs = getattr(GenerationMixin, name, None)
+        if theirs is None:
+            raise RuntimeError(untried_transformers(f"the search has no method {name}()"))
+        known = inspect.signature(theirs).parameters
+        ours = inspect.signature(getattr(VaswaniTransformerGenerationMixin, name)).parameters.values()
+        for parameter in ours:
+            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in known:
+                raise RuntimeError(untried_transformers(f"{name}() has no argument `{parameter.name}`"))
+    if CACHE not in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters:
+        raise RuntimeError(untried_transformers(f"the search does not name the cache `{CACHE}`"))
 
 
 class VaswaniTransformerGenerationMixin(GenerationMixin):
@@ -691,8 +824,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     * A sentence is done when no live hypothesis can still enter the n-best list; in transformers, when none can enter
       the `beam` best.
 
-    The overridden private methods take keyword arguments, which tests/test_transformers_hooks.py checks. The type
-    checker compares them with transformers' positional signatures.
+    The overridden private methods take keyword arguments; the type checker compares them with transformers' positional
+    signatures. `check_hooks` compares their names with the installed transformers before a search, and `RunningSearch`
+    proves that they were called.
     """
 
     config: VaswaniTransformerConfig
@@ -717,11 +851,25 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
 
         A translation has at most as many tokens as its source plus `max_source_length_offset`, unless the call gives
         `max_length` or `max_new_tokens`. If these are too short, beam search prefers translations that end before the
-        limit, even empty ones, and greedy search returns a truncated translation.
+        limit, even empty ones, and greedy search returns a truncated translation. A setting that is None has its
+        default value.
         early_stopping: may also be a number k: as "never", but assuming that no live hypothesis grows by more than k
             tokens. In generation_config.json, where transformers accepts no number, it is `stopping_lookahead`.
-        Raises `ValueError` for invalid settings, naming the row for invalid sources.
+        Raises `ValueError` for invalid settings, naming the row for invalid sources, and `RuntimeError` if the
+        installed transformers runs the search otherwise than this class expects.
         """
+        check_hooks()
+        for name in ("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "use_cache"):
+            if name in kwargs and kwargs[name] is None:
+                del kwargs[name]  # transformers' own search fails on it
+        kwargs.pop("labels", None)  # Seq2SeqTrainer passes a batch with its labels
+        prompt, cache = kwargs.get("decoder_input_ids"), kwargs.get(CACHE)
+        if prompt is not None and cache is not None and kwargs.get("decoder_attention_mask") is None:
+            # Without it, transformers decodes the tokens that are in the cache a second time.
+            kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
+        for name in ("cache", "past_key_values"):
+            if name in kwargs:
+                kwargs[CACHE] = kwargs.pop(name)
 
         def requested(name: str):
             value = kwargs.get(name)
@@ -740,10 +888,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)
         offset = setting("max_source_length_offset")
         kwargs.pop("max_source_length_offset", None)
+        prompt_length = self._prompt_length(prompt)
         limits = None
-        # Only the call can replace the limit: Seq2SeqTrainer sets max_length 20 in the model's generation config.
-        if offset is not None and requested("max_length") is None and requested("max_new_tokens") is None:
-            prompt_length = self._prompt_length(kwargs.get("decoder_input_ids"))
+        if offset is not None and not self._limit_is_requested(generation_config, kwargs):
             limits = mask.sum(dim=1) + offset
             if self.config.max_position_embeddings is not None:
                 limits = limits.clamp(max=self.config.max_position_embeddings - prompt_length)
@@ -753,15 +900,39 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             else:
                 generation_config = copy.deepcopy(generation_config)
                 generation_config.max_length = longest
-            limit = SourceLengthLimit(limits, prompt_length)
-            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), limit])
+        running = RunningSearch(
+            prompt_length,
+            None if limits is None else limits[:, None],
+            lookahead,
+            is_beam_search=(num_beams or 1) > 1,
+            is_speculative=any(requested(name) for name in SPECULATIVE),
+        )
+        stopping_criteria = StoppingCriteriaList([*(stopping_criteria or []), SearchStep(running)])
         # transformers types `self` of its mixin as a protocol with more attributes than a model declares.
         search = super().generate  # pyright: ignore[reportAttributeAccessIssue]
-        previous = _running_search.set(RunningSearch(None if limits is None else limits[:, None], lookahead))
+        previous = _running_search.set(running)
         try:
-            return search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+            output = search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
         finally:
             _running_search.reset(previous)
+        if kwargs.get("custom_generate") is None:  # which is another search by request
+            running.check_end()
+        return output
+
+    @staticmethod
+    def _limit_is_requested(generation_config: GenerationConfig | None, kwargs: dict) -> bool:
+        """Return whether the call replaces the limits of the sentences by one of its own.
+
+        Seq2SeqTrainer writes transformers' default, 20, into the `max_length` of a model's generation config, which
+        may come back as an argument; there it is not a request.
+        """
+        if kwargs.get("max_length") is not None or kwargs.get("max_new_tokens") is not None:
+            return True
+        if generation_config is None:
+            return False
+        is_models = getattr(generation_config, "max_source_length_offset", None) is not None
+        default = 20 if is_models else None
+        return generation_config.max_new_tokens is not None or generation_config.max_length not in (None, default)
 
     def _pop_lookahead(self, kwargs: dict, default: int | None) -> int | None:
         """Return the lookahead of this call; a number given as `early_stopping` is replaced by "never" in `kwargs`."""
@@ -802,9 +973,9 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
     ):
         search = super()._beam_search  # pyright: ignore[reportAttributeAccessIssue]  # as in `generate`
-        n_best, end_tokens = generation_config.num_return_sequences, generation_config._eos_token_tensor
-        # `generate` restores the previous value.
-        _running_search.set(_running_search.get()._replace(n_best=n_best, end_tokens=end_tokens))
+        running = running_search()
+        running.note_hook("_beam_search")
+        running.n_best, running.end_tokens = generation_config.num_return_sequences, generation_config._eos_token_tensor
         return search(input_ids, logits_processor, stopping_criteria, generation_config, **kwargs)
 
     def _update_finished_beams(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -815,17 +986,24 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         next_token_hits_stopping_criteria: Tensor,  # (batch, candidates): </s> or a limit
         is_sent_finished: Tensor,  # (batch, beam): occupied slots of the finished hypotheses
         top_num_beam_mask: Tensor,
+        num_beams: int,
         cur_len: int,
         decoder_prompt_len: int,
         length_penalty: float,
         **state,
     ):
         """Add the continuations of this step that finish to the finished hypotheses."""
+        search = running_search()
+        search.note_hook(
+            "_update_finished_beams",
+            cur_len=(cur_len, search.length),
+            decoder_prompt_len=(decoder_prompt_len, search.prompt_length),
+            candidates=(min(topk_log_probs.shape[1], 2 * num_beams), 2 * num_beams),
+        )
         stops = next_token_hits_stopping_criteria & (topk_log_probs > VALID_ABOVE)
-        end_tokens = _running_search.get().end_tokens
         ends = torch.zeros_like(stops)
-        if end_tokens is not None:
-            ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], end_tokens)
+        if search.end_tokens is not None:
+            ends = stops & torch.isin(topk_running_sequences[:, :, cur_len], search.end_tokens)
         # At the limit, every candidate stops; without </s> it counts only if no hypothesis has finished.
         at_limit = next_token_hits_stopping_criteria.all(dim=1, keepdim=True)
         any_finished = torch.cat((is_sent_finished, ends), dim=1).any(dim=1, keepdim=True)
@@ -837,6 +1015,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
             next_token_hits_stopping_criteria=finished,
             is_sent_finished=is_sent_finished,
             top_num_beam_mask=torch.ones_like(top_num_beam_mask),
+            num_beams=num_beams,
             cur_len=cur_len,
             decoder_prompt_len=decoder_prompt_len,
             length_penalty=0.0,  # already applied to the log-probabilities
@@ -862,7 +1041,8 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         "never" (the default) and alpha > 0, that is the penalty at its limit, or `lookahead` tokens from now; otherwise
         it is the current penalty. With True, the caller stops a sentence when `beam` hypotheses have finished.
         """
-        search = _running_search.get()
+        search = running_search()
+        search.note_hook("_check_early_stop_heuristic", cur_len=(cur_len, search.length + 1))
         length = cur_len - decoder_prompt_len
         if early_stopping == "never" and length_penalty > 0:
             lookahead = max_length if search.lookahead is None else search.lookahead
@@ -873,10 +1053,11 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         may_improve = (running_beam_scores[:, :1] > VALID_ABOVE) & (bound > beam_scores[:, last_index, None])
         return is_early_stop_heuristic_unsatisfied & may_improve
 
-    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
+    def _reorder_cache(self, cache: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
+        running_search().note_hook("_reorder_cache")
         # All beams of a sentence share its memory, so only the self-attention cache is reordered.
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        return past_key_values
+        cache.self_attention_cache.reorder_cache(beam_idx)
+        return cache
 
 
 def default_generation_config(config: VaswaniTransformerConfig) -> GenerationConfig:
@@ -924,13 +1105,14 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: ModelOutput | tuple | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
+        past_key_values: Cache | None = None,
         **kwargs,
     ) -> Seq2SeqLMOutput:
         """Compute logits, and the loss if labels are given. Other arguments as in `VaswaniTransformerModel.forward`.
@@ -946,13 +1128,16 @@ class VaswaniTransformerForConditionalGeneration(VaswaniTransformerPreTrainedMod
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        cache = given_cache(cache, past_key_values)
+        if not is_tracing() and (search := _running_search.get()) is not None:
+            search.note_forward(decoder_input_ids, cache)
         outputs = self.model(
             input_ids,
             attention_mask,
             decoder_input_ids,
             decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
