@@ -50,6 +50,9 @@ def row_index(op: GraphBuilder) -> str:
     return op.Expand(op.Unsqueeze("index", [2]), op.Concat(op.Shape("index"), op.Shape("x", start=2), axis=0))
 
 
+# (sentence, row): the number of the sentence is the sum of the ones before it.
+PAIRS = ["Shape x", "Shape index", "Concat numbers.0", "ConstantOfShape numbers.4", "CumSum numbers.6"]
+PAIRS += ["Unsqueeze index", "Concat numbers.8"]
 CASES = {
     # Equal symbols of input and output become 0, the remaining size -1.
     "Reshape": (
@@ -60,7 +63,7 @@ CASES = {
     "GatherElements": (
         lambda op: op.GatherElements("x", row_index(op), axis=1, name="result"),
         ["b", "r", "w"],
-        ["Unsqueeze index", "GatherND x"],
+        [*PAIRS, "GatherND x"],
     ),
     "GatherND": (lambda op: op.GatherND("x", op.Unsqueeze("first", [1]), name="result"), ["n", "s", "w"], ["Gather x"]),
     "Gather": (

@@ -20,6 +20,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 OPSET = 20
+# Maximum iterations of a Loop. The input is optional, but onnxruntime's symbolic shape inference fails without it.
+NO_TRIP_LIMIT = 2**63 - 1
 # Number of elements. Smaller matrices are not weights: they are stored although their transpose is.
 SMALLEST_WEIGHT = 1024
 
@@ -124,7 +126,7 @@ class GraphBuilder:
 
         Nodes that read the body's own weights stay, because the weights must, too (see single_graph.py), and so do
         nodes whose inputs are all initializers: ONNX Runtime folds them at load time. With two layers a step of the
-        search keeps 134 of 146 operators; for the speed see benchmarks/results/LOG.md, 2026-11-23.
+        search keeps 136 of 158 operators; for the speed see benchmarks/results/LOG.md, 2026-11-23.
 
         variables: names of the loop variables in the body
         """
@@ -158,7 +160,7 @@ class GraphBuilder:
         outputs = {condition: flag} | dict(zip(next_values, types, strict=True))
         graph = body.graph(outputs, inputs)
         final = [self.new_name() for _ in initial_values]
-        inputs = ["", self.constant(True), *initial_values.values()]
+        inputs = [self.constant(NO_TRIP_LIMIT), self.constant(True), *initial_values.values()]
         self.nodes.append(helper.make_node("Loop", inputs, final, body=graph))
         return final
 

@@ -1,19 +1,21 @@
 """Replace operators that torch's exporter emits for dynamic shapes with cheaper ones.
 
 * A Reshape with computed sizes gets constant sizes, where torch uses the same symbol for a size of input and output.
-* GatherElements along the second axis, with one index per row, becomes GatherND, which copies rows.
+* GatherElements along the second axis, with one index per row, becomes GatherND, which copies rows. Its indices are
+  pairs (sentence, row), because onnxruntime's symbolic shape inference ignores the attribute batch_dims.
 * GatherND along the first axis becomes Gather, and Gather uses a 1-D index directly instead of a reshaped one.
 * A size is read from the first input that has it: inputs that change in every step of a loop come last.
 
-With two layers a step of the search has 134 operators instead of 156. Together with loop invariants and other changes,
+With two layers a step of the search has 136 operators instead of 156. Together with loop invariants and other changes,
 fewer operators made the search 1.06 times as fast at batch 1 (benchmarks/results/LOG.md, 2026-11-23).
 """
 
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from .graph_builder import GraphBuilder
 from .subgraphs import remove_unused
 
 Shapes = dict[str, list]  # by value: the sizes, each a number or torch's symbol
@@ -29,13 +31,16 @@ def simplify(graph: GraphProto) -> None:
     # Reversed, so that the first input with a size overwrites the others.
     names = [value.name for value in graph.input]
     inputs = {size: (name, axis) for name in reversed(names) for axis, size in enumerate(shapes[name])}
+    op = GraphBuilder("numbers.")
     for node in graph.node:
         index = made_by.get(node.input[1], NodeProto()) if len(node.input) > 1 else NodeProto()
         if node.op_type == "Reshape" and index.op_type and (sizes := constant_shape(node, shapes)):
             graph.initializer.append(numpy_helper.from_array(np.array(sizes), f"{node.output[0]}.shape"))
             replace(node, "Reshape", [node.input[0], f"{node.output[0]}.shape"])
         elif node.op_type == "GatherElements" and is_row_index(node, index, shapes):
-            replace(node, "GatherND", [node.input[0], index.input[0]], batch_dims=1)
+            sentences = sentence_numbers(op, [inputs[size] for size in shapes[index.input[0]][:2]])
+            replace(index, "Concat", [sentences, index.input[0]], axis=2)
+            replace(node, "GatherND", node.input[:2])
         elif node.op_type == "GatherND" and is_index_of_first_axis(node, index, shapes):
             replace(node, "Gather", [node.input[0], index.input[0]], axis=0)
         elif node.op_type == "Gather" and index.op_type == "Reshape" and len(shapes.get(index.input[0], [])) == 1:
@@ -43,6 +48,10 @@ def simplify(graph: GraphProto) -> None:
         elif node.op_type == "Shape" and (source := inputs.get(single_dimension(node, shapes))):
             name, axis = source
             replace(node, "Shape", [name], start=axis, end=axis + 1)
+    nodes = [*op.nodes, *graph.node]  # they read only inputs
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(op.own_initializers)
     remove_unused(graph)
 
 
@@ -86,3 +95,13 @@ def is_row_index(node: NodeProto, index: NodeProto, shapes: Shapes) -> bool:
         return False
     before, after = shapes.get(index.input[0], []), shapes.get(node.input[1], [])
     return len(before) == 3 and before[2] == 1 and before[:2] == after[:2]
+
+
+def sentence_numbers(op: GraphBuilder, sizes: list[tuple[str, int]]) -> str:
+    """Return the number of the sentence of each row, (batch, rows, 1).
+
+    sizes: an input and its axis that has the size of the batch, and those with the number of rows
+    """
+    shape = op.Concat(*(op.Shape(name, start=axis, end=axis + 1) for name, axis in sizes), [1], axis=0)
+    ones = op.ConstantOfShape(shape, value=helper.make_tensor("", TensorProto.INT64, [1], [1]))
+    return op.CumSum(ones, 0, exclusive=1)
