@@ -28,7 +28,7 @@ from vaswani_transformer.model_folder import (
     read_config,
     read_json_object,
 )
-from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name
+from vaswani_transformer.onnx_translator import PRECISIONS, onnx_file_name, plain_tokenizer
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 from vaswani_transformer.translator import Translator
 
@@ -122,12 +122,15 @@ def config_for_the_hub(folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_files(folder: Path) -> Files:
-    """Return the files of both tokenizers, with a class name that transformers 4 and transformers.js also know."""
+    """Return the files of both tokenizers, without truncation and padding.
+
+    The class name is one that transformers 4 and transformers.js also know.
+    """
     files: Files = {}
     for place in ("", f"{TARGET_TOKENIZER}/"):
         tokenizer, config = f"{place}tokenizer.json", f"{place}tokenizer_config.json"
         if (folder / tokenizer).is_file():
-            files[tokenizer] = folder / tokenizer
+            files[tokenizer] = plain_tokenizer(folder / tokenizer)
         if (folder / config).is_file():  # optional in an ONNX folder
             fields = read_json_object(folder / config)
             files[config] = json_bytes(fields | {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -208,7 +211,7 @@ def check_same_model(folder: Path, onnx: Path) -> None:
                 f"{enumerated(different)}; export the model again"
             )
     tokenizers = [place / "tokenizer.json" for place in (folder, onnx)]
-    if tokenizers[1].is_file() and tokenizers[0].read_bytes() != tokenizers[1].read_bytes():
+    if tokenizers[1].is_file() and plain_tokenizer(tokenizers[0]) != plain_tokenizer(tokenizers[1]):
         raise InputError(f"{tokenizers[1]} differs from {tokenizers[0]}; export the model again")
     settings = [place / "generation_config.json" for place in (folder, onnx)]
     if all(path.is_file() for path in settings):  # an export of a model without the file has the defaults

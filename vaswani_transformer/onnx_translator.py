@@ -5,6 +5,7 @@
 ['Das Haus ist klein.']
 """
 
+import json
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -300,6 +301,15 @@ def load_runtime_tokenizer(folder: Path, vocabulary: int, size_field: str = "voc
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def plain_tokenizer(path: Path) -> bytes:
+    """Return the content of tokenizer.json without truncation and padding.
+
+    transformers saves both as its last call set them, and `Tokenizer.from_file` applies them to every text.
+    """
+    content = read_json_object(path) | {"truncation": None, "padding": None}
+    return json.dumps(content, indent=2, ensure_ascii=False).encode()  # formatted as tokenizers does
 
 
 def load_session(path: Path, device: str | None, threads: int | None) -> Any:

@@ -1,7 +1,6 @@
 """Export a model folder to ONNX. The output folder is created only if every step succeeds."""
 
 import copy
-import shutil
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ from vaswani_transformer.lines import read_lines
 from vaswani_transformer.loading import load_model, load_tokenizer, refuse_unsupported_settings, weight_files
 from vaswani_transformer.model_folder import EXPORT_RECORD, TOKENIZER_FILES, files_sha256, write_json
 from vaswani_transformer.modeling_vaswani_transformer import target_vocab_size
+from vaswani_transformer.onnx_translator import plain_tokenizer
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from ..save import new_folder
@@ -35,7 +35,7 @@ from .verify_split import verify_split
 
 # Bytes of weights in one file. Protobuf limits a message to 2 GiB, the graph included.
 LARGEST_FILE = 2_000_000_000
-# Files of the model that runtimes read unchanged.
+# Files of the model that runtimes read.
 COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES, *(f"{TARGET_TOKENIZER}/{file}" for file in TOKENIZER_FILES))
 
 OnStage = Callable[[str], object]
@@ -187,8 +187,9 @@ def copy_files(model_folder: Path, unfinished: Path, model: Model, precision: st
     # Not copied: the model's file may leave out defaults that the runtime must read.
     model.config.to_json_file(unfinished / "config.json")
     for file in COPIED_FILES:
-        if (model_folder / file).exists():
+        if (path := model_folder / file).exists():
             (unfinished / file).parent.mkdir(exist_ok=True)
-            shutil.copyfile(model_folder / file, unfinished / file)
+            content = plain_tokenizer(path) if path.name == "tokenizer.json" else path.read_bytes()
+            (unfinished / file).write_bytes(content)
     if not (unfinished / "generation_config.json").exists():
         model.generation_config.save_pretrained(unfinished)
