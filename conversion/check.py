@@ -109,7 +109,7 @@ def differences_from_reference(description: Description, model: Model) -> list[T
     """
     assert description.reference is not None
     start = description.vocabulary.start_id
-    length = min(RANDOM_LENGTH, model.config.max_position_embeddings or RANDOM_LENGTH)
+    length = min(RANDOM_LENGTH, model.config.learned_positions or RANDOM_LENGTH)
     pairs = random_pairs(description.vocabulary, length)
     ours = [log_probabilities(forward_of(model), start, *pair) for pair in pairs]
     try:

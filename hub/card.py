@@ -39,7 +39,7 @@ EXAMPLES = {"en": "Do they come from Germany?", "de": "Kommen sie aus Deutschlan
 
 SIZES = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads",
          "decoder_attention_heads", "d_k", "d_v", "encoder_ffn_dim", "decoder_ffn_dim", "dropout",
-         "max_position_embeddings")  # fmt: skip
+         "learned_positions")  # fmt: skip
 SWITCHES = ("position_embedding_type", "position_base", "position_offset", "norm_position", "encoder_final_norm",
             "decoder_final_norm", "layer_norm_eps", "activation_function", "attention_dropout", "activation_dropout",
             "attention_bias", "output_bias", "share_encoder_decoder_embeddings", "tie_word_embeddings")  # fmt: skip

@@ -96,9 +96,11 @@ def test_pre_norm_adds_final_norms_by_default() -> None:
 
 def test_only_learned_positions_have_a_maximum() -> None:
     """Code ported from Marian or BART may set one, which would limit translations."""
-    assert VaswaniTransformerConfig(max_position_embeddings=512).max_position_embeddings is None
+    sinusoidal = VaswaniTransformerConfig(max_position_embeddings=512)
+    assert sinusoidal.learned_positions is None
+    assert sinusoidal.max_position_embeddings > 1024, "transformers' run_translation.py compares it with a length"
     learned = VaswaniTransformerConfig(position_embedding_type="learned", max_position_embeddings=512)
-    assert learned.max_position_embeddings == 512
+    assert learned.max_position_embeddings == learned.learned_positions == 512
     assert VaswaniTransformerConfig(position_embedding_type="learned").max_position_embeddings == 256
 
 

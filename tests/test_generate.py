@@ -1,6 +1,7 @@
 """`generate()` apart from its search (test_search.py): caches, inputs, outputs and errors."""
 
-from typing import Any
+import logging
+from typing import Any, cast
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from conftest import TOLERANCE, ModelMaker, padded, random_sentences
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from vaswani_transformer.modeling_vaswani_transformer import CACHE
 
 END = 2
 
@@ -19,12 +22,96 @@ def test_every_kind_of_cache_gives_the_same_translations(lively_model: ModelMake
     batch = padded(random_sentences(1, count=5, vocab_size=16, longest=9))
     arguments = {"num_beams": beams, "max_source_length_offset": 6, "return_dict_in_generate": True}
     expected = model.generate(**batch, **arguments, output_scores=True, use_cache=False)
-    assert expected.past_key_values is None
+    assert getattr(expected, CACHE) is None
     for cache in ("dynamic", "static"):
         found = model.generate(**batch, **arguments, output_scores=True, cache_implementation=cache)
         assert torch.equal(found.sequences, expected.sequences), cache
         if beams > 1:
             torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, **TOLERANCE)
+
+
+def test_sampling_with_a_cache_draws_the_same_tokens(lively_model: ModelMaker) -> None:
+    model, batch = lively_model(1), padded([[5, 6, 7, 8, 2], [9, 2]])
+    samples = []
+    for settings in ({"use_cache": False}, {}, {"cache_implementation": "static"}):
+        torch.manual_seed(0)
+        samples.append(model.generate(**batch, **settings, do_sample=True, num_beams=1, max_new_tokens=12))
+    assert len(set(samples[0][0].tolist())) > 4
+    assert torch.equal(samples[1], samples[0]) and torch.equal(samples[2], samples[0])
+
+
+def enable_checkpointing(model: Any) -> None:
+    (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()  # its older name
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_model_in_training_with_gradient_checkpointing_translates_the_same(lively_model: ModelMaker, beams: int):
+    model, batch = lively_model(1, dropout=0.0), padded([[5, 6, 7, 8, 2], [9, 2]])
+    expected = model.generate(**batch, num_beams=beams)
+    enable_checkpointing(model)
+    assert torch.equal(model.train().generate(**batch, num_beams=beams), expected)
+
+
+def test_gradient_checkpointing_refuses_a_filled_cache(lively_model: ModelMaker) -> None:
+    """The backward pass would append to it again."""
+    model, batch = lively_model(1, dropout=0.0), padded([[5, 6, 7, 8, 2]])
+    target = torch.tensor([[0, 5, 6]])
+    plain = model(**batch, decoder_input_ids=target)
+    enable_checkpointing(model.train())
+    found = model(**batch, decoder_input_ids=target, cache=DynamicCache(), use_cache=True)
+    torch.testing.assert_close(found.logits, plain.logits)
+    found.logits.sum().backward()
+    with pytest.raises(ValueError, match="cannot be used with gradient checkpointing"):
+        model(**batch, decoder_input_ids=target, cache=getattr(plain, CACHE))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_search_continues_from_a_cache(lively_model: ModelMaker, beams: int) -> None:
+    """transformers would decode the tokens in the cache again."""
+    model, source, prompt = lively_model(1), padded([[5, 6, 7, 8, 2]]), torch.tensor([[0, 5, 6, 9]])
+    arguments = {"num_beams": beams, "max_new_tokens": 9}
+    expected = model.generate(**source, decoder_input_ids=prompt, **arguments)
+    for name in ("cache", "past_key_values"):
+        cache = getattr(model(**source, decoder_input_ids=prompt[:, :2], use_cache=True), CACHE)
+        cache.batch_repeat_interleave(beams)
+        found = model.generate(**source, decoder_input_ids=prompt, **arguments, **{name: cache})
+        assert torch.equal(found, expected), name
+
+
+def test_settings_that_are_none_have_their_defaults(lively_model: ModelMaker) -> None:
+    """transformers' run_translation_no_trainer.py passes `num_beams=None`."""
+    model, batch = lively_model(1), padded([[5, 6, 7, 8, 2], [9, 2]])
+    nothing = dict.fromkeys(
+        ["num_beams", "num_return_sequences", "length_penalty", "early_stopping", "use_cache", "max_length"]
+    )
+    assert torch.equal(model.generate(**batch, **nothing), model.generate(**batch))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_nothing_deprecated_is_used(lively_model: ModelMaker, beams: int, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers logs such messages once per process; Python's own warnings are errors in all tests."""
+    cast(Any, logging.Logger).warning_once.cache_clear()
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        model, batch = lively_model(1), padded([[5, 6, 7, 8, 2], [9, 2]])
+        for settings in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+            model.generate(**batch, **settings, num_beams=beams, return_dict_in_generate=True)
+        model(**batch, decoder_input_ids=torch.tensor([[0], [0]]), use_cache=True)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not [record.getMessage() for record in caplog.records if "deprecated" in record.getMessage()]
+
+
+def test_padding_in_front_is_refused(lively_model: ModelMaker) -> None:
+    """It would shift the positions of the tokens, and other translations would follow."""
+    model, ids = lively_model(1), torch.tensor([[5, 6, 2], [1, 9, 2]])
+    mask = (ids != 1).long()
+    for call in (model.generate, lambda **source: model(**source, decoder_input_ids=torch.tensor([[0], [0]]))):
+        with pytest.raises(ValueError, match=r"`input_ids` row 1 begins with padding; pad on the right"):
+            call(input_ids=ids, attention_mask=mask)
+    hidden = torch.tensor([[0, 1, 1]])  # a token can be hidden, in front as well
+    model.generate(torch.tensor([[5, 6, 2]]), attention_mask=hidden)
 
 
 @pytest.mark.parametrize("beams", [1, 4])
@@ -56,7 +143,7 @@ def test_the_arguments_of_marian_are_accepted(lively_model: ModelMaker) -> None:
         plain = model(**batch, decoder_input_ids=target).logits
         found = model(encoder_outputs=encoded, attention_mask=batch["attention_mask"], decoder_input_ids=target)
         torch.testing.assert_close(found.logits, plain)
-        cached = model(**batch, decoder_input_ids=target, past_key_values=DynamicCache(), use_cache=True)
+        cached = model(**batch, decoder_input_ids=target, cache=DynamicCache(), use_cache=True)
         torch.testing.assert_close(cached.logits, plain)
     single = batch["input_ids"][:1]
     expected = model.generate(single)

@@ -5,6 +5,8 @@ import torch
 from conftest import TOLERANCE, ModelMaker, labelled_batch, padded
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
+from vaswani_transformer.modeling_vaswani_transformer import CACHE
+
 TARGET = {"decoder_input_ids": torch.tensor([[0], [0]])}
 
 
@@ -46,7 +48,7 @@ def test_sequences_beyond_the_learned_positions_are_refused(tiny_model: ModelMak
     model = tiny_model(position_embedding_type="learned", max_position_embeddings=8)
     five = torch.full((1, 9), 5)
     output = model(five[:, :8], decoder_input_ids=five[:, :8], use_cache=True)
-    cached = {"encoder_outputs": (output.encoder_last_hidden_state,), "past_key_values": output.past_key_values}
+    cached = {"encoder_outputs": (output.encoder_last_hidden_state,), "cache": getattr(output, CACHE)}
     for source, length in (({"input_ids": five}, 1), ({"input_ids": five[:, :3]}, 9), (cached, 1)):
         with pytest.raises(ValueError, match="`max_position_embeddings` = 8"):
             model(**source, decoder_input_ids=five[:, :length])
@@ -61,7 +63,7 @@ def test_cached_decoding_equals_full_decoding(tiny_model: ModelMaker, kind: str,
     target = torch.randint(3, 30, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(**batch, decoder_input_ids=target, use_cache=False)
-        assert expected.past_key_values is None
+        assert getattr(expected, CACHE) is None
         for pieces in (torch.split(target, 1, dim=1), torch.split(target, 3, dim=1)):
             cache: EncoderDecoderCache | None = None
             if kind == "dynamic":
@@ -76,10 +78,10 @@ def test_cached_decoding_equals_full_decoding(tiny_model: ModelMaker, kind: str,
                     encoder_outputs=encoder_outputs,
                     attention_mask=batch["attention_mask"],
                     decoder_input_ids=piece,
-                    past_key_values=cache,
+                    cache=cache,
                     use_cache=True,
                 )
-                cache = output.past_key_values
+                cache = getattr(output, CACHE)
                 logits.append(output.logits)
             torch.testing.assert_close(torch.cat(logits, dim=1), expected.logits, **TOLERANCE)
 

@@ -1,5 +1,6 @@
 """Plain `Seq2SeqTrainer` trains, evaluates and saves the model."""
 
+import copy
 import random
 import runpy
 from collections.abc import Callable
@@ -88,6 +89,12 @@ def test_evaluation_does_not_change_the_search(make_trainer):
     assert before.shape[1] == 1 + 10 + 50
     trainer.predict(trainer.eval_dataset)
     assert torch.equal(before, model.eval().generate(source, suppress_tokens=[0, 1, 2]))
+    config = copy.deepcopy(model.generation_config)
+    assert config.max_length == 20
+    config.suppress_tokens = [0, 1, 2]
+    assert torch.equal(before, model.generate(source, generation_config=config))
+    config.max_length = 30
+    assert model.generate(source, generation_config=config).shape[1] == 30
 
 
 def test_gradient_accumulation_equals_one_batch(make_trainer):

@@ -72,7 +72,7 @@ def model_config(
     for field in ("pad_token_id", "eos_token_id"):
         if ids is not None and getattr(config, field) != ids[field]:
             raise InputError(f"model: {field} is {getattr(config, field)}, in the tokenizer {ids[field]}")
-    positions = config.max_position_embeddings
+    positions = config.learned_positions
     if positions is not None and positions < recipe.max_length:
         raise InputError(
             f"max_length is {recipe.max_length}, the model has {positions} learned positions "

@@ -144,8 +144,8 @@ def encode(
     """Run the encoder and project its output for every layer; arguments as in `start`."""
     states = model.model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
     limits = attention_mask.sum(dim=1, keepdim=True) + offset
-    if model.config.max_position_embeddings is not None:  # learned positions end there
-        limits = limits.clamp(max=model.config.max_position_embeddings - 1)
+    if model.config.learned_positions is not None:  # learned positions end there
+        limits = limits.clamp(max=model.config.learned_positions - 1)
     if max_length is not None:
         limits = torch.minimum(limits, max_length)
     keys, values = memory_keys_and_values(model.model.decoder, states)
@@ -171,7 +171,7 @@ def search_constants(
     longest: the most output tokens of any sentence;  beams, alpha, lookahead, min_length: as in `start`
     """
     config, encoding, device = model.config, model.model.decoder.positional_encoding, alpha.device
-    if encoding.learned:
+    if encoding.maximum is not None:
         positional_encoding = encoding.table.weight[encoding.offset :]
     else:
         positional_encoding = encoding(0, longest + 1, device)

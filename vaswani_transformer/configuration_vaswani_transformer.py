@@ -88,9 +88,12 @@ PRESETS["big-en-fr"] = PRESETS["big"] | {"vocab_size": 32000, "dropout": 0.1}
 PRESETS["parsing-wsj"] = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 1024, "vocab_size": 16000}
 PRESETS["parsing-semi-supervised"] = PRESETS["parsing-wsj"] | {"vocab_size": 32000}
 
+LONGEST_SEQUENCE = 10_000_000
+
 # Upper bounds that catch typing errors before memory is allocated.
 _LARGEST = (
-    dict.fromkeys(("vocab_size", "decoder_vocab_size", "max_position_embeddings"), 10_000_000)
+    {"max_position_embeddings": LONGEST_SEQUENCE}
+    | dict.fromkeys(("vocab_size", "decoder_vocab_size"), 10_000_000)
     | dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 1_000_000)
     | dict.fromkeys(("d_model", "d_k", "d_v"), 65_536)
     | dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4_096)
@@ -144,7 +147,7 @@ class VaswaniTransformerConfig(PreTrainedConfig):
     position_embedding_type: str = "sinusoidal"
     position_base: float | int = 10000.0
     position_offset: int = 0
-    max_position_embeddings: int | None = None  # rows of a learned table; sinusoids have no maximum
+    max_position_embeddings: int | None = None  # rows of a learned table; for sinusoids, LONGEST_SEQUENCE
 
     # Section 3.1 normalises after the residual sum ("post"). tensor2tensor's v2 and v3, OpenNMT-py and Sockeye use
     # "pre" with a final norm on top of each stack; torch.nn.Transformer has final norms with "post" too.
@@ -174,7 +177,9 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         if self.position_embedding_type == "learned" and self.max_position_embeddings is None:
             self.max_position_embeddings = 256  # Table 3 (E), tensor2tensor's max_length
         if self.position_embedding_type == "sinusoidal":
-            self.max_position_embeddings = None  # ported code may set it, but sinusoids have no maximum
+            # Sinusoids have no maximum. Ported code may set one, and clients, such as transformers' run_translation.py,
+            # compare it with a number.
+            self.max_position_embeddings = LONGEST_SEQUENCE
         for stack in ("encoder", "decoder"):
             if getattr(self, f"{stack}_final_norm") is None:
                 setattr(self, f"{stack}_final_norm", self.norm_position == "pre")
@@ -187,6 +192,11 @@ class VaswaniTransformerConfig(PreTrainedConfig):
         self._check_sizes()
         self._check_values()
         self._check_token_ids()
+
+    @property
+    def learned_positions(self) -> int | None:
+        """Number of learned positions (`max_position_embeddings`), or None for sinusoids, which have no maximum."""
+        return self.max_position_embeddings if self.position_embedding_type == "learned" else None
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "VaswaniTransformerConfig":

@@ -83,20 +83,19 @@ class PositionalEncoding(nn.Module):
     def __init__(self, config: VaswaniTransformerConfig):
         super().__init__()
         self.d_model, self.base, self.offset = config.d_model, config.position_base, config.position_offset
-        self.maximum = config.max_position_embeddings or 0  # sinusoids have no maximum
-        self.learned = config.position_embedding_type == "learned"
-        if self.learned:
+        self.maximum = config.learned_positions  # None for sinusoids
+        if self.maximum is not None:
             self.table = nn.Embedding(self.maximum + self.offset, config.d_model)
 
     def forward(self, start: int | Tensor, length: int, device: torch.device) -> Tensor:
         """Return (length, d_model): the encoding of `length` positions from `start`, counted from 0."""
-        if self.learned and isinstance(start, int) and start + length > self.maximum:
+        if self.maximum is not None and isinstance(start, int) and start + length > self.maximum:
             raise ValueError(
                 f"the sequence has {start + length} tokens; this model has learned positions for "
                 f"`max_position_embeddings` = {self.maximum}; split the text"
             )
         positions = torch.arange(length, device=device) + start + self.offset
-        if self.learned:
+        if self.maximum is not None:
             return self.table(positions)
         return sinusoidal_positional_encoding(positions, self.d_model, self.base)
 
@@ -626,13 +625,22 @@ def can_read_values(tensor: Tensor) -> bool:
 def check_source(input_ids: Tensor, attention_mask: Tensor | None, config: VaswaniTransformerConfig) -> Tensor:
     """Return the mask, inferred from the padding id if it is None.
 
-    Raises `ValueError` naming the first row with an id outside the vocabulary or with nothing but padding.
+    Raises `ValueError` naming the first row with an id outside the vocabulary, with padding in front, which would shift
+    the positions of the tokens, or with nothing but padding.
     """
     check_token_ids("input_ids", input_ids, config.vocab_size)
+    pad = -1 if config.pad_token_id is None else config.pad_token_id  # no id is -1
+    is_padding = input_ids == pad
     if attention_mask is None:
-        real = torch.ones_like(input_ids) if config.pad_token_id is None else input_ids != config.pad_token_id
-        attention_mask = real.long()
-    return check_mask(attention_mask, input_ids)
+        attention_mask = (~is_padding).long()
+    check_mask(attention_mask, input_ids)
+    is_shifted = is_padding[:, 0] & ~attention_mask[:, 0].bool()
+    if is_shifted.any():
+        raise ValueError(
+            f"`input_ids` row {int(is_shifted.nonzero()[0])} begins with padding; pad on the right: "
+            '`tokenizer.padding_side = "right"`'
+        )
+    return attention_mask
 
 
 def check_token_ids(name: str, ids: Tensor, vocab_size: int) -> None:
@@ -796,20 +804,34 @@ class SearchStep(StoppingCriteria):
         return input_ids.shape[1] - self.search.prompt_length >= limits
 
 
+def complete_arguments(kwargs: dict[str, Any]) -> None:
+    """Change arguments of generate() that transformers' own would take wrongly or fail on."""
+    for name in ("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "use_cache"):
+        if kwargs.get(name, False) is None:
+            del kwargs[name]
+    kwargs.pop("labels", None)  # Seq2SeqTrainer passes a batch with its labels
+    for name in ("cache", "past_key_values"):
+        if name in kwargs:
+            kwargs[CACHE] = kwargs.pop(name)
+    prompt = kwargs.get("decoder_input_ids")
+    if kwargs.get(CACHE) is not None and prompt is not None and kwargs.get("decoder_attention_mask") is None:
+        # Without it, transformers decodes the tokens that are in the cache a second time.
+        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
+
+
 @once
 def check_hooks() -> None:
     """Raise `RuntimeError` if transformers' beam search lacks a method that is overridden, or one of its arguments."""
+    needed = {"prepare_inputs_for_generation": {CACHE}}
     for name in ("_beam_search", *HOOKS):
+        ours = inspect.signature(getattr(VaswaniTransformerGenerationMixin, name)).parameters.values()
+        needed[name] = {parameter.name for parameter in ours if parameter.kind is not parameter.VAR_KEYWORD}
+    for name, names in needed.items():
         theirs = getattr(GenerationMixin, name, None)
         if theirs is None:
             raise RuntimeError(untried_transformers(f"the search has no method {name}()"))
-        known = inspect.signature(theirs).parameters
-        ours = inspect.signature(getattr(VaswaniTransformerGenerationMixin, name)).parameters.values()
-        for parameter in ours:
-            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in known:
-                raise RuntimeError(untried_transformers(f"{name}() has no argument `{parameter.name}`"))
-    if CACHE not in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters:
-        raise RuntimeError(untried_transformers(f"the search does not name the cache `{CACHE}`"))
+        for missing in names - set(inspect.signature(theirs).parameters):
+            raise RuntimeError(untried_transformers(f"{name}() has no argument `{missing}`"))
 
 
 class VaswaniTransformerGenerationMixin(GenerationMixin):
@@ -859,17 +881,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         installed transformers runs the search otherwise than this class expects.
         """
         check_hooks()
-        for name in ("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "use_cache"):
-            if name in kwargs and kwargs[name] is None:
-                del kwargs[name]  # transformers' own search fails on it
-        kwargs.pop("labels", None)  # Seq2SeqTrainer passes a batch with its labels
-        prompt, cache = kwargs.get("decoder_input_ids"), kwargs.get(CACHE)
-        if prompt is not None and cache is not None and kwargs.get("decoder_attention_mask") is None:
-            # Without it, transformers decodes the tokens that are in the cache a second time.
-            kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
-        for name in ("cache", "past_key_values"):
-            if name in kwargs:
-                kwargs[CACHE] = kwargs.pop(name)
+        complete_arguments(kwargs)
 
         def requested(name: str):
             value = kwargs.get(name)
@@ -888,12 +900,12 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         kwargs["attention_mask"] = mask = self._source_mask(inputs, kwargs)
         offset = setting("max_source_length_offset")
         kwargs.pop("max_source_length_offset", None)
-        prompt_length = self._prompt_length(prompt)
+        prompt_length = self._prompt_length(kwargs.get("decoder_input_ids"))
         limits = None
         if offset is not None and not self._limit_is_requested(generation_config, kwargs):
             limits = mask.sum(dim=1) + offset
-            if self.config.max_position_embeddings is not None:
-                limits = limits.clamp(max=self.config.max_position_embeddings - prompt_length)
+            if self.config.learned_positions is not None:
+                limits = limits.clamp(max=self.config.learned_positions - prompt_length)
             longest = prompt_length + int(limits.max())
             if generation_config is None:
                 kwargs["max_length"] = longest
@@ -913,6 +925,10 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         previous = _running_search.set(running)
         try:
             output = search(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
+        except TypeError as error:
+            if any(name in str(error) for name in HOOKS):  # called with other arguments
+                raise RuntimeError(untried_transformers(str(error))) from error
+            raise
         finally:
             _running_search.reset(previous)
         if kwargs.get("custom_generate") is None:  # which is another search by request

@@ -118,7 +118,7 @@ class VaswaniTransformerTranslationPipeline(ChunkPipeline):
         if not isinstance(text, str):
             raise ValueError(f"the text to translate is a str or a list of str, not {type(text).__name__}")
         trained_length = getattr(self.model.generation_config, "max_source_length", None) if split_sentences else None
-        limit = source_limit(max_source_length, trained_length, self.model.config.max_position_embeddings)
+        limit = source_limit(max_source_length, trained_length, self.model.config.learned_positions)
         parts = list(split_text(text, limit, self._encode, split_sentences))
         is_blank = not parts
         if is_blank:  # only white space, but transformers needs at least one part

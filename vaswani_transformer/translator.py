@@ -66,7 +66,7 @@ class Translator(TextTranslator):
             )
         self.model, self.tokenizer, self.target_tokenizer = model.eval(), tokenizer, target_tokenizer or tokenizer
         self.trained_length = getattr(model.generation_config, "max_source_length", None)
-        self.positions, self.pad = model.config.max_position_embeddings, cast(int, model.config.pad_token_id)
+        self.positions, self.pad = model.config.learned_positions, cast(int, model.config.pad_token_id)
 
     @overload
     @classmethod

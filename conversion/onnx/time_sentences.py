@@ -17,7 +17,7 @@ from .verify import BATCH, compare, raise_if_wrong, same_tokens, translate
 
 def encoded_sentences(lines: list[str], tokenizer: Any, model: Model, name: str) -> list[list[int]]:
     """Tokenize the lines that are not blank, and sort them by length. Raises InputError naming a line too long."""
-    positions = model.config.max_position_embeddings
+    positions = model.config.learned_positions
     sentences = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -204,8 +204,8 @@ def random_batch(model: Model, seed: int, sentences: int, longest: int) -> dict[
     pad, end = cast(int, config.pad_token_id), cast(int, config.eos_token_id)
     special = {pad, end, config.decoder_start_token_id, config.bos_token_id}
     words = torch.tensor([token for token in range(config.vocab_size) if token not in special])
-    if config.max_position_embeddings is not None:
-        longest = min(longest, config.max_position_embeddings - 1)
+    if config.learned_positions is not None:
+        longest = min(longest, config.learned_positions - 1)
     rows = []
     for _ in range(sentences):
         length = int(torch.randint(1, longest + 1, (), generator=generator))

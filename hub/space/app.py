@@ -147,7 +147,7 @@ def too_long(omitted: list[int]) -> str:
 @torch.inference_mode()
 def positional_encoding(length: int) -> str:
     """Draw the encoding of the first `length` positions: red above zero, blue below."""
-    length = min(length, config.max_position_embeddings or length)
+    length = min(length, config.max_position_embeddings)
     encoding = model.model.encoder.positional_encoding(0, length, torch.device("cpu"))  # (length, d_model)
     encoding = encoding.float().numpy()
     largest = float(np.abs(encoding).max())

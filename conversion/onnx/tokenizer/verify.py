@@ -41,7 +41,7 @@ def verify_text(folder: Path, model: Model, tokenizer: Any, lines: list[str]) ->
     """
     by_ids, by_text = (open_session(folder / name) for name in ("model.onnx", "model_text.onnx"))
     search, pad = search_settings_of(model.generation_config.to_dict()), cast(int, model.config.pad_token_id)
-    positions = model.config.max_position_embeddings or math.inf
+    positions = model.config.learned_positions or math.inf
     encoded = [(text, cast(list[int], tokenizer(text, verbose=False)["input_ids"])) for text in [*EDGE_CASES, *lines]]
     encoded = [(text, ids) for text, ids in encoded if len(ids) <= positions]
     different = []
