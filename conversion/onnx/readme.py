@@ -34,7 +34,7 @@ def readme(
     def if_exists(name: str, then: str, otherwise: str) -> str:
         return then if (folder / name).exists() else otherwise
 
-    positions = model.config.max_position_embeddings
+    positions = model.config.learned_positions
     limit = f"its source tokens + {output_limit_offset(model)}"
     if positions is not None:
         limit += f" and at most {positions - 1}"
@@ -53,8 +53,6 @@ def readme(
         "define_settings": as_python(settings),
         "define_text_settings": as_python(text_settings),
         "settings": ", **settings" if settings else "",
-        # Before the session is created: it warns about every input with a default.
-        "quiet": "" if settings else "onnxruntime.set_default_logger_severity(3)\n",
         "typed_text": typed_text if is_text else "",
         "pad": model.config.pad_token_id,
         "weights": if_exists("model.onnx.data", weights, ""),
