@@ -265,6 +265,7 @@ def test_the_check_detects_weights_that_are_nan(
         ("{model} {output} --no-defaults --layout split", "--no-defaults needs .*: --layout single"),
         ("{model} {output} --text --attention", "--attention cannot be combined with --text; export twice"),
         ("{model} {output} --attention --for transformers.js", "cannot be combined with --for transformers.js"),
+        ("{model} {output} --attention --for optimum", "cannot be combined with --for optimum"),
         ("{model} {output} --precision int3", ".*--precision.*int3.* is not one of "),
         ("{model} {output} --layout flat", ".*--layout.*flat.* is not one of "),
         ("{model} {output} --for deno", ".*--for.*deno.* is not "),

@@ -44,7 +44,7 @@ def test_javascript_translates_as_python(model_folder: Path, tmp_path: Path, def
 
 def test_transformers_js_translates_a_batch_as_python(model_folder: Path, tmp_path: Path) -> None:
     """It goes on with sentences that have ended until the longest of the batch ends."""
-    export_split_folder(model_folder, tmp_path / "onnx", for_javascript=True)
+    export_split_folder(model_folder, tmp_path / "onnx", library="transformers.js")
     expected = Translator.from_pretrained(model_folder, device="cpu").translate([*ENGLISH, *GERMAN], num_beams=1)
     assert len({len(text) for text in expected}) > 1
     assert in_node("transformers_js.mjs", {"texts": [*ENGLISH, *GERMAN]}, tmp_path / "onnx") == expected

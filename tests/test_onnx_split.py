@@ -137,7 +137,7 @@ def test_sizes_that_transformers_js_does_not_know_are_refused(tmp_path: Path) ->
     untrained_model(d_k=3).save_pretrained(tmp_path / "model")
     trained_tokenizer().save_pretrained(tmp_path / "model")
     with pytest.raises(InputError, match="assumes d_k = d_v = d_model / heads"):
-        export_split_folder(tmp_path / "model", tmp_path / "out", for_javascript=True)
+        export_split_folder(tmp_path / "model", tmp_path / "out", library="transformers.js")
     assert not (tmp_path / "out").exists()
 
 

@@ -44,7 +44,7 @@ def test_an_export_has_all_tokens_of_a_text(two_vocabularies: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["--text", "--layout split", "--for transformers.js"])
+@pytest.mark.parametrize("options", ["--text", "--layout split", "--for optimum", "--for transformers.js"])
 def test_every_layout_has_all_tokens_of_a_text(exported: Path, tmp_path: Path, options: str) -> None:
     model = truncating(shutil.copytree(exported / "model", tmp_path / "model"))
     with already_exported(exported / "onnx"):

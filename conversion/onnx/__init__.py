@@ -3,7 +3,8 @@
 export.py           export a model folder: every stage in order
 torch_export.py     export `start` and `step` of the search with torch.onnx.export; simplify.py makes them faster
 single_graph.py     connect these graphs by loops: model.onnx; search_inputs.py lists its settings
-split.py            export encoder and decoders as separate files; transformers_js.py arranges them for transformers.js
+split.py            export encoder and decoders as separate files
+as_marian.py        arrange these for transformers.js and Optimum
 quantize.py         quantize weights and activations to int8
 tokenizer/          model_text.onnx, with the tokenizer inside
 verify.py           compare the single graph with torch; verify_split.py compares the split layout

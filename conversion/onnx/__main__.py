@@ -51,19 +51,19 @@ def export(
         str | None,
         typer.Option(help="A UTF-8 text file (.gz too) of a few hundred lines: also verify and time the export on it."),
     ] = None,
-    runtime: Annotated[
-        Literal["transformers.js"] | None,
-        typer.Option("--for", help="transformers.js: the split layout in a folder that this library loads."),
+    library: Annotated[
+        Literal["transformers.js", "optimum"] | None,
+        typer.Option("--for", help="The split layout in a folder that this library loads."),
     ] = None,
     no_defaults: NoDefaults = False,
 ) -> None:
-    layout = "split" if runtime else layout
+    layout = "split" if library else layout
     single_only = {"--sentences": sentences is not None, "--text": text, "--no-defaults": no_defaults}
     for option, is_given in single_only.items():
         if is_given and layout != "single":
             raise InputError(f"{option} needs the search in the graph: --layout single")
-    if attention and (runtime or text):
-        other = "--for transformers.js" if runtime else "--text"
+    if attention and (library or text):
+        other = f"--for {library}" if library else "--text"
         raise InputError(f"--attention cannot be combined with {other}; export twice")
     if not Path(model).is_dir():
         raise InputError(f"{model}: no such folder")
@@ -81,7 +81,7 @@ def export(
             )  # fmt: skip
         else:
             report = export_split_folder(
-                source, folder, precision, attention=attention, for_javascript=bool(runtime), on_stage=status.update
+                source, folder, precision, attention=attention, library=library, on_stage=status.update
             )
     typer.echo(report)
     for path in sorted(path for pattern in ("*.onnx", "*.onnx.data") for path in folder.rglob(pattern)):

@@ -20,6 +20,7 @@ from vaswani_transformer.onnx_translator import plain_tokenizer
 from vaswani_transformer.text_vaswani_transformer import TARGET_TOKENIZER
 
 from ..save import new_folder
+from .as_marian import Library, arrange_as_marian, check_as_marian
 from .quantize import quantize
 from .readme import readme
 from .search_inputs import default_inputs
@@ -29,7 +30,6 @@ from .subgraphs import graphs_of
 from .time_sentences import encoded_sentences, time_sentences
 from .tokenizer.join import add_tokenizer, load_byte_level_bpe
 from .tokenizer.verify import verify_text
-from .transformers_js import arrange_for_javascript, check_for_javascript
 from .verify import verify
 from .verify_split import verify_split
 
@@ -101,24 +101,24 @@ def export_split_folder(
     precision: str = "fp32",
     *,
     attention: bool = False,
-    for_javascript: bool = False,
+    library: Library | None = None,
     on_stage: OnStage = lambda stage: None,
 ) -> str:
     """Export encoder and decoders as separate graphs, and return a report of the comparison with torch.
 
     attention: add the outputs cross_attentions.0, ... to decoder_model
-    for_javascript: arrange the files as transformers.js loads them
+    library: arrange the files as this library loads them
     on_stage: called with the name of each stage
 
     Raises InputError, BrokenFileError, UnavailableError, or ProofError if the logits differ from torch's.
     """
     with new_folder(folder) as unfinished:
         model = load_model(model_folder, device="cpu", dtype=torch.float32)
-        if for_javascript:
-            check_for_javascript(model, model_folder)
+        if library:
+            check_as_marian(model, model_folder, library)
         check_and_load_tokenizer(model_folder, model)
         on_stage("exporting the model")
-        end = cast(int, model.config.eos_token_id) if for_javascript else None
+        end = cast(int, model.config.eos_token_id) if library == "transformers.js" else None
         graphs = export_split(half_if_fp16(model, precision), attention, end)
         on_stage("writing the graphs")
         for name in list(graphs):
@@ -126,8 +126,8 @@ def export_split_folder(
         on_stage("comparing with torch")
         report = verify_split(unfinished, model, precision)
         copy_files(model_folder, unfinished, model, precision)
-        if for_javascript:
-            arrange_for_javascript(unfinished, model, precision)
+        if library:
+            arrange_as_marian(unfinished, model, precision, library)
     return report
 
 
