@@ -3,13 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-browser test-hf lint docs gpu format clean
+.PHONY: help install demo test test-slow test-versions test-browser test-hf lint docs gpu format clean
 
 help:
 	@echo "make install       a virtual environment in .venv; other targets create it"
 	@echo "make demo          train a small English-German model (minutes), translate, show its attention"
 	@echo "make test          the fast tests (minutes)"
 	@echo "make test-slow     the slow tests, and every code block of the documentation"
+	@echo "make test-versions the tests that depend on them, with the lowest and newest versions of the packages"
 	@echo "make test-browser  the Space and the static page in Chromium (apt-get install chromium)"
 	@echo "make test-hf       transformers' own tests of models and tokenizers, run on this model"
 	@echo "make lint          formatting, lint and types"
@@ -37,6 +38,9 @@ test: install
 
 test-slow: install tests/node/node_modules/installed
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
+
+test-versions: install
+	$(BIN)/python tests/versions.py $(VERSIONS)
 
 # Chromium is the system's. The Space gets its own environment, which sees torch and transformers of .venv but not this
 # package, as on the Hub; its packages need other versions than ours. npm comes with pyright.

@@ -57,8 +57,18 @@ def translations(repo: str, texts: list[str]) -> dict[str, Any]:
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     translate = pipeline("translation", model=repo, trust_remote_code=True, device="cpu")
     assert type(translate).__module__.startswith("transformers_modules."), type(translate).__module__
+    searches: dict[str, dict[str, Any]] = {
+        "generate": {},
+        "uncached": {"use_cache": False},
+        "static": {"cache_implementation": "static"},
+        "greedy": {"num_beams": 1},
+        "greedy uncached": {"num_beams": 1, "use_cache": False},
+    }
     found = {
-        "generate": target.batch_decode(model.generate(**batch), skip_special_tokens=True),
+        name: target.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
+        for name, settings in searches.items()
+    }
+    found |= {
         "pipeline": [found["translation_text"] for found in translate(texts, batch_size=2)],
         "n_best": [found["translation_text"] for found in translate(texts[0], num_return_sequences=3)],
     }

@@ -15,7 +15,7 @@ import pytest
 import torch
 import transformers
 from hub_server import OWNER, WRITE_TOKEN, HubServer
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
 from saved_model import ENGLISH, GERMAN, trained_tokenizer, untrained_model
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
@@ -44,7 +44,7 @@ class Published:
         """Run Python with or without the package; return its output."""
         # Without site.py (-S) no .pth file is read, so that the editable install of this clone is not found.
         python = [sys.executable] if package else [sys.executable, "-S"]
-        site_packages = str(Path(torch.__file__).parents[1])
+        site_packages = [path for path in sys.path if Path(path).name == "site-packages"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
         environment = clean | {
             "HF_ENDPOINT": self.hub.url,
@@ -52,7 +52,7 @@ class Published:
             "HF_HUB_DISABLE_XET": "1",
             "HF_TOKEN": WRITE_TOKEN,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([site_packages, *([str(ROOT)] if package else [])]),
+            "PYTHONPATH": os.pathsep.join([*site_packages, *([str(ROOT)] if package else [])]),
             "PYTHONSAFEPATH": "1",
         }
         options: dict[str, Any] = {"env": environment, "cwd": self.home, "capture_output": True, "text": True}
@@ -110,7 +110,9 @@ def published(tmp_path_factory) -> Iterator[Published]:
             patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
             patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
             patch.setenv("HF_TOKEN", WRITE_TOKEN)
-            patch.setattr(transformers.utils.hub, "_hf_api", None)
+            # What libraries keep: transformers from 5.23 on, huggingface_hub before.
+            patch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
+            patch.setattr(hf_api.api, "endpoint", hub.url)
             for name, folder in folders.items():
                 main(["push", str(folder), f"{OWNER}/{name}", "--yes", "--tag", "v1", "--no-pictures"])
             result.saved = save_in_every_way(folders, home / "saved")
@@ -144,10 +146,11 @@ def save_in_every_way(folders: dict[str, Path], home: Path) -> dict[str, str]:
 
 def local(folder: Path) -> dict[str, Any]:
     translator = Translator.from_pretrained(folder, device="cpu")
-    best = translator.translate(TEXTS)
+    best, greedy = translator.translate(TEXTS), translator.translate(TEXTS, num_beams=1)
     found: Any = translator.translate(TEXTS[0], n_best=3)[0]
     n_best = [hypothesis.text for hypothesis in found]
-    return {"generate": best, "pipeline": best, "n_best": n_best}
+    generated = {"generate": best, "uncached": best, "static": best, "greedy": greedy, "greedy uncached": greedy}
+    return {**generated, "pipeline": best, "n_best": n_best}
 
 
 def test_every_way_of_saving_leaves_a_complete_folder(published):
