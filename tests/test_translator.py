@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from saved_model import ENGLISH, GERMAN, saved_model, trained_tokenizer, untrained_model
+from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
 from tokenizers import normalizers
+from torch.nn.functional import linear
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
@@ -273,6 +274,29 @@ def test_progress_goes_to_stderr_and_changes_nothing(translator, capsys, monkeyp
     printed = capsys.readouterr()
     assert printed.out == "" and f"{len(ENGLISH)}/{len(ENGLISH)}" in printed.err, "a long text, too, gets on visibly"
     assert "splitting" in printed.err
+
+
+class Doubled(torch.Tensor):
+    """A weight that stands for twice its values and cannot be concatenated, as torchao's stand for scaled integers."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.cat:
+            raise NotImplementedError
+        result: Any = super().__torch_function__(func, types, args, kwargs)
+        return 2 * result.as_subclass(torch.Tensor) if func is linear else result
+
+
+def test_a_layer_with_another_kind_of_weight_is_called():
+    model, doubled = copy.deepcopy(trained_model()), copy.deepcopy(trained_model())
+    for i in range(model.config.decoder_layers):
+        ours, theirs = (m.get_submodule(f"model.decoder.layers.{i}.self_attn.v_proj") for m in (doubled, model))
+        ours.weight = torch.nn.Parameter(ours.get_parameter("weight").detach().as_subclass(Doubled))
+        theirs.get_parameter("weight").data.mul_(2)
+    tokenizer = trained_tokenizer()
+    expected = Translator(model, tokenizer).translate(SENTENCES)
+    assert Translator(doubled, tokenizer).translate(SENTENCES) == expected
+    assert Translator(trained_model(), tokenizer).translate(SENTENCES) != expected
 
 
 def test_a_saved_folder_translates_as_its_model(translator, tmp_path):

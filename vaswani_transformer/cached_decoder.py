@@ -117,8 +117,8 @@ def split_projection(states: Tensor, attention: MultiHeadAttention) -> tuple[Ten
 
 def fused(*layers: nn.Module) -> nn.Module:
     """Return one layer that computes the concatenated outputs of the given layers."""
-    if not all(type(layer) is nn.Linear and layer.weight.device.type != "meta" for layer in layers):
-        return SideBySide(layers)  # adapters and quantised or offloaded layers do more than multiply by `weight`
+    if not all(is_plain(layer) for layer in layers):
+        return SideBySide(layers)
     linears = cast(tuple[nn.Linear, ...], layers)
     first, weight = linears[0], torch.cat([linear.weight.detach() for linear in linears])
     with torch.device("meta"):  # allocate nothing: the weights are replaced below
@@ -127,6 +127,16 @@ def fused(*layers: nn.Module) -> nn.Module:
     if first.bias is not None:
         joined.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
     return joined
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer only multiplies by its weight and adds its bias.
+
+    Adapters replace the layer, torchao replaces the tensor in it, and Accelerate moves the weights of an offloaded one.
+    """
+    if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
+        return False
+    return layer.weight.device.type != "meta"
 
 
 class SideBySide(nn.ModuleList):
