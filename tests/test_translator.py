@@ -2,15 +2,17 @@
 
 import copy
 import itertools
+import json
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from saved_model import ENGLISH, GERMAN, saved_model, trained_model, trained_tokenizer, untrained_model
+from saved_model import ENGLISH, GERMAN, change_json, saved_model, trained_model, trained_tokenizer, untrained_model
 from tokenizers import normalizers
 from torch.nn.functional import linear
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vaswani_transformer import Translator
 from vaswani_transformer.errors import InputError
@@ -305,3 +307,36 @@ def test_a_saved_folder_translates_as_its_model(translator, tmp_path):
     assert Translator.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
     with pytest.raises(InputError, match="dtype 'int4' is not one of float32, bfloat16, float16, float64"):
         Translator.from_pretrained(tmp_path, dtype="int4")
+
+
+def test_the_folder_of_a_trainer_translates_like_generate(tmp_path):
+    """Seq2SeqTrainer writes transformers' default, max_length 20, into generation_config.json."""
+    tokenizer = trained_tokenizer()
+    rows: Any = [dict(tokenizer(text, text_target=text)) for text in ENGLISH]
+    trainer = Seq2SeqTrainer(
+        model=copy.deepcopy(trained_model()),
+        args=Seq2SeqTrainingArguments(
+            str(tmp_path), max_steps=1, learning_rate=0.0, predict_with_generate=True, save_strategy="no",
+            report_to="none", dataloader_pin_memory=False, disable_tqdm=True,
+        ),
+        train_dataset=rows,
+        data_collator=DataCollatorForSeq2Seq(tokenizer),
+        processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.train()
+    trainer.predict(rows)
+    trainer.save_model(str(tmp_path))
+    assert json.loads((tmp_path / "generation_config.json").read_text())["max_length"] == 20
+    translator = Translator.from_pretrained(tmp_path, device="cpu")
+    found = translator.translate(SENTENCES, early_stopping="never", return_scores=True)
+    assert [best.text for (best,) in found] == [by_generate(translator, text)[0][0] for text in SENTENCES]
+    assert max(len(best.tokens) for (best,) in found) > 20
+
+
+def test_a_limit_that_only_generate_applies_is_refused(folder):
+    """Without max_source_length_offset, as after training with a GenerationConfig of its own, max_length counts."""
+    change_json(folder / "generation_config.json", max_length=7, max_source_length_offset=None)
+    with pytest.raises(
+        InputError, match="generation_config.json: max_length is 7, which generate.* max_source_length_"
+    ):
+        Translator.from_pretrained(folder)

@@ -207,6 +207,12 @@ def refuse_unsupported_settings(model: VaswaniTransformerForConditionalGeneratio
                 f"{path}: {field} is {value}, but {known} in config.json: generate() reads the first value, Translator "
                 "and ONNX the second; set both to the same value"
             )
+    offset, max_length = getattr(settings, "max_source_length_offset", None), settings.max_length
+    if offset is None and max_length is not None:
+        raise InputError(
+            f"{path}: max_length is {max_length}, which generate() applies and Translator and ONNX do not; set instead "
+            "max_source_length_offset, the number of tokens that an output may have beyond its source (paper: 50)"
+        )
     for field, neutral in UNSUPPORTED_SETTINGS.items():
         value = getattr(settings, field, None)
         if value is not None and value != neutral:
