@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from vaswani_transformer.atomic import atomic_file
 from vaswani_transformer.errors import BrokenFileError, InputError, UnavailableError
 from vaswani_transformer.training_curve import curve_figure, curves_of
+from vaswani_transformer.tried_versions import untried_versions_warning
 
 from . import checkpoint_folders, fsdp, machine
 from .average import write_model_folder
@@ -49,6 +50,8 @@ def train(recipe: Recipe, change: Callable[[Any], None] | None = None) -> None:
             stack.callback(torch.use_deterministic_algorithms, False)
         accelerator = make_accelerator(recipe, output)
         reporter = Reporter(accelerator.is_main_process, recipe.keep_going)
+        if warning := untried_versions_warning():
+            reporter.say(warning)
         machine.check_process_count(recipe.processes, accelerator.num_processes)
         machine.check_precision(accelerator.mixed_precision, accelerator.device)
         if accelerator.is_main_process:

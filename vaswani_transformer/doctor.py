@@ -13,6 +13,7 @@ from . import __version__
 from .model_folder import MANIFEST, verify_manifest
 from .programs import program_name
 from .translator import Translator
+from .tried_versions import untried_versions_warning
 
 
 def installed(package: str) -> str:
@@ -24,7 +25,9 @@ def installed(package: str) -> str:
 
 
 def environment_lines() -> Iterator[str]:
-    """Yield the lines about the machine and the installation."""
+    """Yield the lines about the machine and the installation, a warning of untried versions first."""
+    if warning := untried_versions_warning():
+        yield warning
     yield f"vaswani-transformer  {__version__}, Python {platform.python_version()}, {platform.platform()}"
     required = map(installed, ("transformers", "tokenizers", "safetensors", "numpy"))
     yield "required    " + ", ".join([f"torch {torch.__version__}", *required])  # metadata lacks "+cpu" and the like

@@ -1,0 +1,40 @@
+"""The newest versions of other packages with which all tests have passed.
+
+The ranges in pyproject.toml are open towards later releases of the same major version. Who installs one that has not
+been tried is told so in the first line of `doctor` and of a training.
+"""
+
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.version import Version
+
+from .configuration_vaswani_transformer import NEWEST_TRANSFORMERS
+
+# As in constraints.txt.
+NEWEST_TRIED = {
+    "torch": "2.13.0",
+    "transformers": NEWEST_TRANSFORMERS,
+    "tokenizers": "0.23.3",
+    "accelerate": "1.15.0",
+    "onnx": "1.23.2",
+    "onnxruntime": "1.32.0",
+    "onnxscript": "0.7.2",
+}
+
+
+def untried_versions() -> Iterator[str]:
+    """Yield the installed packages that are newer than the newest that was tried: "torch 2.15.0 (tried: 2.13.0)"."""
+    for package, newest in NEWEST_TRIED.items():
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            continue
+        if Version(installed).release > Version(newest).release:
+            yield f"{package} {installed} (tried: up to {newest})"
+
+
+def untried_versions_warning() -> str | None:
+    """Return a line that names all of them, or None."""
+    untried = ", ".join(untried_versions())
+    return f"warning: not tried with this version of vaswani-transformer: {untried}" if untried else None
