@@ -171,10 +171,7 @@ def search_constants(
     longest: the most output tokens of any sentence;  beams, alpha, lookahead, min_length: as in `start`
     """
     config, encoding, device = model.config, model.model.decoder.positional_encoding, alpha.device
-    if encoding.maximum is not None:
-        positional_encoding = encoding.table.weight[encoding.offset :]
-    else:
-        positional_encoding = encoding(0, longest + 1, device)
+    positional_encoding = encoding(0, longest + 1 if encoding.maximum is None else encoding.maximum, device)
     # The 2 x beams best continuations of a sentence are among the 2 x beams best of each of its hypotheses; suppressed
     # tokens may take as many places more.
     vocabulary = target_vocab_size(config)

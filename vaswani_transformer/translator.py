@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from .errors import InputError
 from .model_folder import local_folder
@@ -21,6 +22,7 @@ from .text_vaswani_transformer import TARGET_TOKENIZER
 
 if TYPE_CHECKING:  # at run time they are imported where they are used: the ONNX backend needs no torch
     import torch
+    from peft import PeftMixedModel, PeftModel
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
@@ -28,6 +30,10 @@ if TYPE_CHECKING:  # at run time they are imported where they are used: the ONNX
     from .onnx_translator import OnnxTranslator
 
 BACKENDS = ("torch", "onnx")
+
+# PEFT methods that, like prompt learning, do more than change layers one by one. Lily averages over all tokens of a
+# batch; the others have task ids (Poly) or a part that runs before or beside the layers (Shadow, X-LoRA).
+NOT_IN_LAYERS = ("LILY", "POLY", "SHADOW", "XLORA")
 
 
 @dataclass(frozen=True)
@@ -53,18 +59,24 @@ class Translator(TextTranslator):
 
     def __init__(
         self,
-        model: VaswaniTransformerForConditionalGeneration,
+        model: VaswaniTransformerForConditionalGeneration | PeftModel | PeftMixedModel,
         tokenizer: PreTrainedTokenizerFast,
         target_tokenizer: PreTrainedTokenizerFast | None = None,
     ):
-        """target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own."""
+        """Set up a Translator, and put the model into eval mode.
+
+        model: the model, or a PeftModel around it with an adapter that changes layers: LoRA, DoRA, IA3 and others.
+        target_tokenizer: the tokenizer of the decoder's vocabulary, if it has its own.
+        Raises InputError for other adapters, such as prompt tuning.
+        """
+        model = without_peft_wrapper(model.eval())
         source, target = model.config.vocab_size, model.config.decoder_vocab_size
         if target_tokenizer is None and target != source:
             raise InputError(
                 f"the model has {source} source and {target} target tokens; it needs a second tokenizer for its "
                 f"translations (in a folder: {TARGET_TOKENIZER}/tokenizer.json)"
             )
-        self.model, self.tokenizer, self.target_tokenizer = model.eval(), tokenizer, target_tokenizer or tokenizer
+        self.model, self.tokenizer, self.target_tokenizer = model, tokenizer, target_tokenizer or tokenizer
         self.trained_length = getattr(model.generation_config, "max_source_length", None)
         self.positions, self.pad = model.config.learned_positions, cast(int, model.config.pad_token_id)
 
@@ -216,3 +228,24 @@ class Translator(TextTranslator):
 
         ids, mask = (torch.tensor(padded, device=self.model.device) for padded in self._padded(rows))
         return {"input_ids": ids, "attention_mask": mask}
+
+
+def without_peft_wrapper(model: Any) -> VaswaniTransformerForConditionalGeneration:
+    """Return the model inside a PeftModel, and any other model as it is.
+
+    Its layers are those of the active adapters, so that the search applies them, and later calls of set_adapter().
+    Raises InputError if an adapter has other parts.
+    """
+    if "peft" not in sys.modules:
+        return model
+    from peft import PeftMixedModel, PeftModel, PeftType
+
+    if not isinstance(model, PeftModel | PeftMixedModel):
+        return model
+    for config in model.peft_config.values():
+        if config.is_prompt_learning or config.peft_type in NOT_IN_LAYERS:
+            raise InputError(
+                f"the model has a {PeftType(config.peft_type).value} adapter, and Translator supports only adapters "
+                "that change layers one by one, such as LORA; call model.generate()"
+            )
+    return cast(Any, model.base_model).model
