@@ -1,27 +1,34 @@
-"""Adapters of PEFT: Translator applies those that change layers, and refuses others."""
+"""Adapters of PEFT: Translator applies those that change layers, and refuses others and folders that hold one."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import write_lines
+from hub_server import OWNER, WRITE_TOKEN, HubServer
+from huggingface_hub import HfApi, constants
 from peft import (
     IA3Config,
     LilyConfig,
     LoHaConfig,
     LoraConfig,
+    PeftModel,
     PolyConfig,
     PrefixTuningConfig,
     PromptEncoderConfig,
     PromptTuningConfig,
     get_peft_model,
 )
-from saved_model import ENGLISH, GERMAN, trained_model, trained_tokenizer, untrained_model
+from saved_model import ENGLISH, GERMAN, change_json, trained_model, trained_tokenizer, untrained_model
 from torch import Tensor
 
-from vaswani_transformer import Translator
+from hub.contents import model_files
+from vaswani_transformer import Translator, VaswaniTransformerForConditionalGeneration, cli
 from vaswani_transformer.attention_maps import attention_maps
 from vaswani_transformer.errors import InputError
+from vaswani_transformer.loading import load_config
 
 # PEFT 0.21.2 reads an attribute that transformers 5.24 has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -137,3 +144,66 @@ def test_generate_puts_a_tuned_prompt_before_the_source():
     mask = torch.cat((torch.ones(len(ENGLISH), 3, dtype=torch.long), batch["attention_mask"]), dim=1)
     expected = generated(trained_model(), input_ids=longer, attention_mask=mask)
     assert generated(adapted, **batch) == expected != generated(trained_model(), **batch)
+
+
+@pytest.fixture
+def adapter_folder(model_folder, tmp_path) -> Path:
+    """The folder of an adapter, saved with its tokenizer as Trainer does."""
+    base = VaswaniTransformerForConditionalGeneration.from_pretrained(model_folder)
+    get_peft_model(base, LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    trained_tokenizer().save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["translate --model {}", "translate --backend onnx --model {}", "evaluate {} --source {}/text --reference {}/text"],
+)
+def test_the_folder_of_an_adapter_is_refused_with_a_remedy(adapter_folder, model_folder, command, capsys):
+    write_lines(adapter_folder / "text", ENGLISH)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(command.replace("{}", str(adapter_folder)).split())
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {adapter_folder} holds a LORA adapter of PEFT, not a model; ")
+    loaded = f"PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained('{model_folder}'), '{adapter_folder}')"
+    assert f"; merge it into '{model_folder}' and copy the tokenizer: {loaded}.merge_and_unload()." in line
+
+
+def test_an_adapter_on_the_hub_is_refused_with_a_remedy(adapter_folder, tmp_path, monkeypatch):
+    with HubServer() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants._HF_DEFAULT_ENDPOINT, hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
+        api = HfApi(hub.url, WRITE_TOKEN)
+        api.create_repo(f"{OWNER}/adapter")
+        api.upload_folder(repo_id=f"{OWNER}/adapter", folder_path=adapter_folder)
+        with pytest.raises(InputError, match="holds a LORA adapter of PEFT, not a model; merge it into"):
+            Translator.from_pretrained(f"{OWNER}/adapter")
+
+
+def test_the_remedy_for_an_adapter_gives_a_model(adapter_folder, model_folder, tmp_path):
+    base = VaswaniTransformerForConditionalGeneration.from_pretrained(model_folder)
+    adapted: Any = PeftModel.from_pretrained(base, str(adapter_folder))
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    trained_tokenizer().save_pretrained(tmp_path / "merged")
+    assert Translator.from_pretrained(tmp_path / "merged", device="cpu").translate(ENGLISH[0])
+
+
+def test_a_tuned_prompt_is_not_to_be_merged(adapter_folder):
+    change_json(adapter_folder / "adapter_config.json", peft_type="PROMPT_TUNING", num_virtual_tokens=3)
+    with pytest.raises(InputError, match=r"PROMPT_TUNING adapter .*: translate with .*\.generate\(\)$"):
+        Translator.from_pretrained(adapter_folder)
+
+
+@pytest.mark.parametrize("load", [Translator.from_pretrained, load_config, model_files])
+def test_a_model_with_an_adapter_beside_it_is_refused(folder, load):
+    """transformers would apply the adapter to the checked weights; PEFT saves into the folder of a model unasked."""
+    adapted_model(LoraConfig(target_modules=["q_proj"])).save_pretrained(folder)
+    with pytest.raises(
+        InputError, match="both a model and a LORA adapter .*; move adapter_config.json and adapter_mod"
+    ):
+        load(folder)

@@ -19,9 +19,10 @@ if TYPE_CHECKING:  # imported where it is used, so that --help is fast
 
 MODEL_TYPE = "vaswani_transformer"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"  # of an adapter that PEFT saved; its weights are in adapter_model.safetensors
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Glob patterns of the files that Translator reads.
-MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", INDEX, "*tokenizer*.json")
+MODEL_FILES = ("config.json", "generation_config.json", ADAPTER, "*.safetensors", INDEX, "*tokenizer*.json")
 # The code in every saved and published model, so that it loads without this package: transformers copies the files that
 # relative imports in configuration_vaswani_transformer.py name.
 CODE_FILES = tuple(sorted(path.name for path in Path(__file__).parent.glob("*_vaswani_transformer.py")))
@@ -149,6 +150,7 @@ def files_sha256(*paths: Path) -> str:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read config.json. Raises InputError if it or its folder is not that of such a model, and BrokenFileError."""
+    refuse_adapter(path.parent)
     weights = [file for pattern in ("*.safetensors*", "*.onnx") for file in path.parent.glob(pattern)]
     if not (path.exists() or path.is_symlink() or weights):
         raise InputError(no_config(path.parent))
@@ -156,6 +158,29 @@ def read_config(path: Path) -> dict[str, Any]:
     if config.get("model_type") != MODEL_TYPE:
         raise InputError(f"{path}: model_type is {config.get('model_type')!r}; only {MODEL_TYPE!r} is supported")
     return config
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raise InputError if PEFT has saved an adapter in the folder.
+
+    Beside a model, transformers would apply the adapter to the weights after all checks, if PEFT is installed.
+    """
+    path = folder / ADAPTER
+    if not path.is_file():
+        return
+    fields = read_json_object(path)
+    base, method = fields.get("base_model_name_or_path") or "BASE_MODEL", fields.get("peft_type")
+    if (folder / "config.json").exists():
+        raise InputError(
+            f"{path}: the folder holds both a model and a {method} adapter (of {base!r}), which transformers applies "
+            f"where PEFT is installed; move {ADAPTER} and adapter_model.safetensors out of the folder, or merge the "
+            "adapter: PeftModel.merge_and_unload()"
+        )
+    loaded = f"PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained({base!r}), {str(folder)!r})"
+    remedy = f"merge it into {base!r} and copy the tokenizer: {loaded}.merge_and_unload().save_pretrained(NEW_FOLDER)"
+    if "num_virtual_tokens" in fields:  # prompt learning changes no weights
+        remedy = f"it cannot be merged into {base!r}: translate with {loaded}.generate()"
+    raise InputError(f"{folder} holds a {method} adapter of PEFT, not a model; {remedy}")
 
 
 def no_config(folder: Path) -> str:
