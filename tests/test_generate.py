@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from vaswani_transformer.modeling_vaswani_transformer import CACHE
+from vaswani_transformer.modeling_vaswani_transformer import CACHE, VaswaniTransformerGenerationMixin
 
 END = 2
 
@@ -243,10 +243,18 @@ def test_a_half_precision_model_translates_without_nan(lively_model: ModelMaker)
         assert output.sequences_scores.dtype == torch.float32
 
 
-def test_a_folder_without_generation_config_keeps_the_papers_search(lively_model: ModelMaker, tmp_path) -> None:
+def test_a_folder_without_generation_config_keeps_the_papers_search(
+    lively_model: ModelMaker, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """transformers' defaults would be greedy search and 20 tokens."""
-    model = lively_model(7)
+    model, batch = lively_model(7), padded([[5, 6, 7, 8, 2], [9, 2]])
+    expected = model.generate(**batch)
     model.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     settings = type(model).from_pretrained(tmp_path).generation_config
     assert settings.num_beams == 4 and settings.max_source_length_offset == 50
+    # Nor does the search depend on the hook that from_pretrained calls.
+    monkeypatch.delattr(VaswaniTransformerGenerationMixin, "adjust_generation_fn")
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.generation_config.num_beams != 4
+    assert torch.equal(loaded.generate(**batch), expected)

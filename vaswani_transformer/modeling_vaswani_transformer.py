@@ -608,13 +608,12 @@ def refuse_unknown_arguments(arguments: dict[str, Any], *ignored: str) -> None:
 
     Ignoring the cache under a new name, for example, would decode every token as if it were the first.
     """
-    known = READ_BY_TRANSFORMERS.union(ignored)
-    unknown = [name for name, value in arguments.items() if value is not None and name not in known]
-    if unknown:
-        raise TypeError(
-            f"forward() has no argument `{unknown[0]}`; correct its name, or, if the call is transformers' own: "
-            + untried_transformers("the argument is new")
-        )
+    for name, value in arguments.items():
+        if value is not None and name not in READ_BY_TRANSFORMERS and name not in ignored:
+            raise TypeError(
+                f"forward() has no argument `{name}`; correct its name, or, if the call is transformers' own: "
+                + untried_transformers("the argument is new")
+            )
 
 
 def can_read_values(tensor: Tensor) -> bool:
@@ -855,11 +854,14 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
     generation_config: GenerationConfig
 
     def adjust_generation_fn(self, generation_config: GenerationConfig | None, *args, **kwargs):
-        # Without generation_config.json, from_pretrained would fall back to transformers' defaults (greedy, 20 tokens).
-        papers_search = self.generation_config
         super().adjust_generation_fn(generation_config, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        self._replace_derived_generation_config()
+
+    def _replace_derived_generation_config(self) -> None:
+        # In a folder without generation_config.json, from_pretrained derives one from the model's config: greedy search
+        # and 20 tokens.
         if self.generation_config._from_model_config:
-            self.generation_config = papers_search
+            self.generation_config = default_generation_config(self.config)
 
     def generate(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -881,6 +883,7 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         installed transformers runs the search otherwise than this class expects.
         """
         check_hooks()
+        self._replace_derived_generation_config()  # if from_pretrained has not called adjust_generation_fn
         complete_arguments(kwargs)
 
         def requested(name: str):
