@@ -269,7 +269,7 @@ def run_page(page: str, folder: Path, languages: tuple[str, ...] = ("python", "c
                 shell(shortened(command), folder)
         elif block in chosen:
             with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-                if block.rule == "needs":  # the version of that package is not pinned
+                if block.rule == "needs":  # PEFT calls functions that transformers has deprecated
                     warnings.simplefilter("default")
                 exec(compile(block.text, f"{page}:{block.line}", "exec"), namespace)
     return len(chosen)
