@@ -6,6 +6,8 @@ decode_profile     Which operators of an ONNX file take the time?
 stopping_rules     How early may beam search stop without changing translations?
 train_throughput   How fast is training, compared with transformers?
 scaling            How does training throughput grow with the number of GPUs?
+cache_equality     How many translations are equal with a cache, without one and by Translator?
+search_checks      What do the checks of a running generate() cost?
 conversion_marian  How far are converted Marian checkpoints from Marian's own scores?
 gpu_checks         Do a GPU and the CPU compute the same, and does training resume exactly?
 gpu                All measurements on a GPU, one after the other

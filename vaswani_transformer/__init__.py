@@ -16,7 +16,8 @@ text_translator.py                texts -> sentences (text_...) -> batches -> tr
 pipeline_...                      `pipeline("translation")`
 tokenization.py                   trains a tokenizer
 loading.py, model_folder.py       read and check a model folder; atomic.py writes files and folders
-cli.py                            the commands; command_translator.py, programs.py, launch.py, demo.py, doctor.py
+cli.py                            the commands; command_translator.py, programs.py, launch.py, demo.py, doctor.py,
+                                  tried_versions.py
 errors.py, exit.py, lines.py      errors and exit codes; text files and pipes
 attention_maps.py, pictures.py, training_curve.py   figures
 """
