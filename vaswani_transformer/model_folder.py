@@ -179,7 +179,7 @@ def refuse_adapter(folder: Path) -> None:
     loaded = f"PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained({base!r}), {str(folder)!r})"
     remedy = f"merge it into {base!r} and copy the tokenizer: {loaded}.merge_and_unload().save_pretrained(NEW_FOLDER)"
     if "num_virtual_tokens" in fields:  # prompt learning changes no weights
-        remedy = f"it cannot be merged into {base!r}: translate with {loaded}.generate()"
+        remedy = f"it cannot be merged into {base!r}; load it with PEFT: {loaded}"
     raise InputError(f"{folder} holds a {method} adapter of PEFT, not a model; {remedy}")
 
 

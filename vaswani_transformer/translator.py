@@ -34,6 +34,9 @@ BACKENDS = ("torch", "onnx")
 # PEFT methods that, like prompt learning, do more than change layers one by one. Lily averages over all tokens of a
 # batch; the others have task ids (Poly) or a part that runs before or beside the layers (Shadow, X-LoRA).
 NOT_IN_LAYERS = ("LILY", "POLY", "SHADOW", "XLORA")
+# Methods that generate() does not apply either: prefixes take the place of its cache, and PEFT wrote the other two for
+# decoders without an encoder.
+NOT_IN_GENERATE = ("CARTRIDGE", "PREFIX_TUNING", "SHADOW", "XLORA")
 
 
 @dataclass(frozen=True)
@@ -244,8 +247,9 @@ def without_peft_wrapper(model: Any) -> VaswaniTransformerForConditionalGenerati
         return model
     for config in model.peft_config.values():
         if config.is_prompt_learning or config.peft_type in NOT_IN_LAYERS:
+            remedy = "train such an adapter" if config.peft_type in NOT_IN_GENERATE else "call model.generate()"
             raise InputError(
                 f"the model has a {PeftType(config.peft_type).value} adapter, and Translator supports only adapters "
-                "that change layers one by one, such as LORA; call model.generate()"
+                f"that change layers one by one, such as LORA; {remedy}"
             )
     return cast(Any, model.base_model).model
