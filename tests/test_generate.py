@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from vaswani_transformer.modeling_vaswani_transformer import CACHE, VaswaniTransformerGenerationMixin
+from vaswani_transformer.modeling_vaswani_transformer import CACHE_NAME, VaswaniTransformerGenerationMixin
 
 END = 2
 
@@ -22,7 +22,7 @@ def test_every_kind_of_cache_gives_the_same_translations(lively_model: ModelMake
     batch = padded(random_sentences(1, count=5, vocab_size=16, longest=9))
     arguments = {"num_beams": beams, "max_source_length_offset": 6, "return_dict_in_generate": True}
     expected = model.generate(**batch, **arguments, output_scores=True, use_cache=False)
-    assert getattr(expected, CACHE) is None
+    assert getattr(expected, CACHE_NAME) is None
     for cache in ("dynamic", "static"):
         found = model.generate(**batch, **arguments, output_scores=True, cache_implementation=cache)
         assert torch.equal(found.sequences, expected.sequences), cache
@@ -62,7 +62,7 @@ def test_gradient_checkpointing_refuses_a_filled_cache(lively_model: ModelMaker)
     torch.testing.assert_close(found.logits, plain.logits)
     found.logits.sum().backward()
     with pytest.raises(ValueError, match="cannot be used with gradient checkpointing"):
-        model(**batch, decoder_input_ids=target, cache=getattr(plain, CACHE))
+        model(**batch, decoder_input_ids=target, cache=getattr(plain, CACHE_NAME))
 
 
 @pytest.mark.parametrize("beams", [1, 4])
@@ -72,7 +72,7 @@ def test_a_search_continues_from_a_cache(lively_model: ModelMaker, beams: int) -
     arguments = {"num_beams": beams, "max_new_tokens": 9}
     expected = model.generate(**source, decoder_input_ids=prompt, **arguments)
     for name in ("cache", "past_key_values"):
-        cache = getattr(model(**source, decoder_input_ids=prompt[:, :2], use_cache=True), CACHE)
+        cache = getattr(model(**source, decoder_input_ids=prompt[:, :2], use_cache=True), CACHE_NAME)
         cache.batch_repeat_interleave(beams)
         found = model.generate(**source, decoder_input_ids=prompt, **arguments, **{name: cache})
         assert torch.equal(found, expected), name

@@ -5,7 +5,7 @@ import torch
 from conftest import TOLERANCE, ModelMaker, labelled_batch, padded
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
-from vaswani_transformer.modeling_vaswani_transformer import CACHE
+from vaswani_transformer.modeling_vaswani_transformer import CACHE_NAME
 
 TARGET = {"decoder_input_ids": torch.tensor([[0], [0]])}
 
@@ -48,7 +48,7 @@ def test_sequences_beyond_the_learned_positions_are_refused(tiny_model: ModelMak
     model = tiny_model(position_embedding_type="learned", max_position_embeddings=8)
     five = torch.full((1, 9), 5)
     output = model(five[:, :8], decoder_input_ids=five[:, :8], use_cache=True)
-    cached = {"encoder_outputs": (output.encoder_last_hidden_state,), "cache": getattr(output, CACHE)}
+    cached = {"encoder_outputs": (output.encoder_last_hidden_state,), "cache": getattr(output, CACHE_NAME)}
     for source, length in (({"input_ids": five}, 1), ({"input_ids": five[:, :3]}, 9), (cached, 1)):
         with pytest.raises(ValueError, match="`max_position_embeddings` = 8"):
             model(**source, decoder_input_ids=five[:, :length])
@@ -63,7 +63,7 @@ def test_cached_decoding_equals_full_decoding(tiny_model: ModelMaker, kind: str,
     target = torch.randint(3, 30, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model(**batch, decoder_input_ids=target, use_cache=False)
-        assert getattr(expected, CACHE) is None
+        assert getattr(expected, CACHE_NAME) is None
         for pieces in (torch.split(target, 1, dim=1), torch.split(target, 3, dim=1)):
             cache: EncoderDecoderCache | None = None
             if kind == "dynamic":
@@ -81,7 +81,7 @@ def test_cached_decoding_equals_full_decoding(tiny_model: ModelMaker, kind: str,
                     cache=cache,
                     use_cache=True,
                 )
-                cache = getattr(output, CACHE)
+                cache = getattr(output, CACHE_NAME)
                 logits.append(output.logits)
             torch.testing.assert_close(torch.cat(logits, dim=1), expected.logits, **TOLERANCE)
 

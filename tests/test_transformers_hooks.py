@@ -20,7 +20,7 @@ from transformers.generation import utils
 
 from vaswani_transformer import VaswaniTransformerForConditionalGeneration
 from vaswani_transformer.modeling_vaswani_transformer import (
-    CACHE,
+    CACHE_NAME,
     HOOKS,
     VaswaniTransformerGenerationMixin,
     VaswaniTransformerPreTrainedModel,
@@ -67,12 +67,12 @@ BEAM_SEARCH = [
 ]
 ANY_SEARCH = [
     # the cache under another name, dropped, or never filled
-    ("prepare_inputs_for_generation", rf'model_inputs\["{CACHE}"\] = ', 'model_inputs["kv_cache"] = '),
-    ("prepare_inputs_for_generation", rf'model_inputs\["{CACHE}"\] = {CACHE}', "pass"),
+    ("prepare_inputs_for_generation", rf'model_inputs\["{CACHE_NAME}"\] = ', 'model_inputs["kv_cache"] = '),
+    ("prepare_inputs_for_generation", rf'model_inputs\["{CACHE_NAME}"\] = {CACHE_NAME}', "pass"),
     (
         "prepare_inputs_for_generation",
-        rf'model_inputs\["{CACHE}"\] = {CACHE}',
-        f'model_inputs["{CACHE}"] = DynamicCache()',
+        rf'model_inputs\["{CACHE_NAME}"\] = {CACHE_NAME}',
+        f'model_inputs["{CACHE_NAME}"] = DynamicCache()',
     ),
     # more than the last token
     ("prepare_inputs_for_generation", r"input_ids\[:, -next_sequence_length:\]", "input_ids[:, -2:]"),
@@ -159,8 +159,8 @@ def test_the_cache_has_two_names(lively_model: ModelMaker) -> None:
     for name in ("cache", "past_key_values"):
         for module in (model, model.model):
             first = module(**source, decoder_input_ids=target[:, :2], **{name: DynamicCache()}, use_cache=True)
-            second = module(**source, decoder_input_ids=target[:, 2:], **{name: first[CACHE]})
-            assert second[CACHE].get_seq_length() == 3
+            second = module(**source, decoder_input_ids=target[:, 2:], **{name: first[CACHE_NAME]})
+            assert second[CACHE_NAME].get_seq_length() == 3
         torch.testing.assert_close(second.logits if module is model else model.lm_head(second[0]), expected[:, 2:])
     both = {"cache": DynamicCache(), "past_key_values": DynamicCache()}
     with pytest.raises(ValueError, match="two names of one argument"):

@@ -53,8 +53,8 @@ from .configuration_vaswani_transformer import VaswaniTransformerConfig, untried
 
 # The name of the cache among the arguments of transformers' functions and the fields of its outputs: "cache" since
 # transformers 5.24, "past_key_values" before. The methods below accept both.
-CACHE = next((name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__), "")
-if CACHE not in inspect.signature(create_causal_mask).parameters:
+CACHE_NAME = next((name for name in ("cache", "past_key_values") if name in Seq2SeqLMOutput.__dataclass_fields__), "")
+if CACHE_NAME not in inspect.signature(create_causal_mask).parameters:
     raise ImportError(untried_transformers("the cache has another name in masks or outputs"))
 
 # ---- Section 3.5: positional encoding ------------------------------------------------------------------------------
@@ -566,7 +566,7 @@ class VaswaniTransformerModel(VaswaniTransformerPreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            **as_argument(getattr(decoder_outputs, CACHE)),
+            **as_argument(getattr(decoder_outputs, CACHE_NAME)),
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -582,7 +582,7 @@ def target_vocab_size(config: VaswaniTransformerConfig) -> int:
 
 def as_argument(cache: Cache | None) -> dict[str, Any]:
     """Return the cache as keyword argument, by the name that the installed version of transformers gives it."""
-    return {CACHE: cache}
+    return {CACHE_NAME: cache}
 
 
 def given_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
@@ -811,9 +811,9 @@ def complete_arguments(kwargs: dict[str, Any]) -> None:
     kwargs.pop("labels", None)  # Seq2SeqTrainer passes a batch with its labels
     for name in ("cache", "past_key_values"):
         if name in kwargs:
-            kwargs[CACHE] = kwargs.pop(name)
+            kwargs[CACHE_NAME] = kwargs.pop(name)
     prompt = kwargs.get("decoder_input_ids")
-    if kwargs.get(CACHE) is not None and prompt is not None and kwargs.get("decoder_attention_mask") is None:
+    if kwargs.get(CACHE_NAME) is not None and prompt is not None and kwargs.get("decoder_attention_mask") is None:
         # Without it, transformers decodes the tokens that are in the cache a second time.
         kwargs["decoder_attention_mask"] = torch.ones_like(prompt)
 
@@ -821,7 +821,7 @@ def complete_arguments(kwargs: dict[str, Any]) -> None:
 @once
 def check_hooks() -> None:
     """Raise `RuntimeError` if transformers' beam search lacks a method that is overridden, or one of its arguments."""
-    needed = {"prepare_inputs_for_generation": {CACHE}}
+    needed = {"prepare_inputs_for_generation": {CACHE_NAME}}
     for name in ("_beam_search", *HOOKS):
         ours = inspect.signature(getattr(VaswaniTransformerGenerationMixin, name)).parameters.values()
         needed[name] = {parameter.name for parameter in ours if parameter.kind is not parameter.VAR_KEYWORD}
