@@ -5,7 +5,7 @@
 
 Row:  a beam size.
 Unit: translations by generate() that equal those of each peer.
-Peer: generate() without a cache, and Translator.
+Peer: generate() without a cache, and Translator with the stopping rule of generate().
 
 `hash` is that of all translations, to compare versions of transformers: `make test-versions` leaves environments in
 .venv-versions whose Python runs this, too.
@@ -58,7 +58,8 @@ def compare(
             from vaswani_transformer import Translator
 
             translator: Any = Translator(model, tokenizer)
-            peers["translator"] = translator.translate(sentences, num_beams=beams, split_sentences=False)
+            settings: dict[str, Any] = {"num_beams": beams, "early_stopping": "never", "split_sentences": False}
+            peers["translator"] = translator.translate(sentences, **settings)
         equal = {name: sum(map(str.__eq__, cached, found)) for name, found in peers.items()}
         digest = hashlib.sha256("\n".join(cached).encode()).hexdigest()[:12]
         rows.append({"transformers": transformers.__version__, "beams": beams, "sentences": len(sentences)})
