@@ -36,7 +36,7 @@ demo: install
 test: install
 	$(BIN)/pytest -m "not slow" $(TESTS)
 
-test-slow: install tests/node/node_modules/installed
+test-slow: install .venv-optimum/installed tests/node/node_modules/installed
 	$(BIN)/pytest -m slow -n 1 $(TESTS)
 
 test-versions: install
@@ -53,6 +53,13 @@ PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 	test -x .venv-space/bin/python || $(BIN)/python -m venv .venv-space
 	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-space/bin/python -c '$(PACKAGES)')/torch.pth"
 	.venv-space/bin/pip install --quiet --requirement $<
+	touch $@
+
+# Optimum needs transformers 4.
+.venv-optimum/installed: | install
+	test -x .venv-optimum/bin/python || $(BIN)/python -m venv .venv-optimum
+	$(BIN)/python -c '$(PACKAGES)' > "$$(.venv-optimum/bin/python -c '$(PACKAGES)')/torch.pth"
+	.venv-optimum/bin/pip install --quiet optimum-onnx==0.1.0
 	touch $@
 
 tests/node/node_modules/installed: tests/node/package-lock.json | install
