@@ -107,9 +107,9 @@ def test_padding_in_front_is_refused(lively_model: ModelMaker) -> None:
     """It would shift the positions of the tokens, and other translations would follow."""
     model, ids = lively_model(1), torch.tensor([[5, 6, 2], [1, 9, 2]])
     mask = (ids != 1).long()
-    for call in (model.generate, lambda **source: model(**source, decoder_input_ids=torch.tensor([[0], [0]]))):
+    for given in ({"attention_mask": mask}, {}):
         with pytest.raises(ValueError, match=r"`input_ids` row 1 begins with padding; pad on the right"):
-            call(input_ids=ids, attention_mask=mask)
+            model.generate(ids, **given)
     hidden = torch.tensor([[0, 1, 1]])  # a token can be hidden, in front as well
     model.generate(torch.tensor([[5, 6, 2]]), attention_mask=hidden)
 

@@ -624,22 +624,13 @@ def can_read_values(tensor: Tensor) -> bool:
 def check_source(input_ids: Tensor, attention_mask: Tensor | None, config: VaswaniTransformerConfig) -> Tensor:
     """Return the mask, inferred from the padding id if it is None.
 
-    Raises `ValueError` naming the first row with an id outside the vocabulary, with padding in front, which would shift
-    the positions of the tokens, or with nothing but padding.
+    Raises `ValueError` naming the first row with an id outside the vocabulary or with nothing but padding.
     """
     check_token_ids("input_ids", input_ids, config.vocab_size)
-    pad = -1 if config.pad_token_id is None else config.pad_token_id  # no id is -1
-    is_padding = input_ids == pad
     if attention_mask is None:
-        attention_mask = (~is_padding).long()
-    check_mask(attention_mask, input_ids)
-    is_shifted = is_padding[:, 0] & ~attention_mask[:, 0].bool()
-    if is_shifted.any():
-        raise ValueError(
-            f"`input_ids` row {int(is_shifted.nonzero()[0])} begins with padding; pad on the right: "
-            '`tokenizer.padding_side = "right"`'
-        )
-    return attention_mask
+        real = torch.ones_like(input_ids) if config.pad_token_id is None else input_ids != config.pad_token_id
+        attention_mask = real.long()
+    return check_mask(attention_mask, input_ids)
 
 
 def check_token_ids(name: str, ids: Tensor, vocab_size: int) -> None:
@@ -980,7 +971,15 @@ class VaswaniTransformerGenerationMixin(GenerationMixin):
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         mask = kwargs.get("attention_mask")
         if ids is not None:
-            return check_source(ids, mask, self.config)
+            mask = check_source(ids, mask, self.config)
+            # Padding in front would shift the positions of the tokens.
+            is_shifted = (ids[:, 0] == self.config.pad_token_id) & (mask[:, 0] == 0)
+            if is_shifted.any():
+                raise ValueError(
+                    f"`input_ids` row {int(is_shifted.nonzero()[0])} begins with padding; pad on the right: "
+                    '`tokenizer.padding_side = "right"`'
+                )
+            return mask
         source = kwargs.get("inputs_embeds")
         if source is None and kwargs.get("encoder_outputs") is not None:
             source = kwargs["encoder_outputs"][0]

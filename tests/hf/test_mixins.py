@@ -100,6 +100,10 @@ class VaswaniTransformerModelTest(ModelTesterMixin, TrainingTesterMixin, unittes
     def test_generation_tester_mixin_inheritance(self) -> None:
         pass
 
+    @unittest.skip("both names of the cache are arguments here, without a warning: tests/test_transformers_hooks.py")
+    def test_bc_cache_name_forward(self) -> None:
+        pass
+
     # The mixin prompts generate() as if the model were decoder-only: the first target token is the source (id 1, our
     # padding), and 0, our start token, is the end. Its thresholds on loss and gradients apply;
     # test_seq2seq_trainer.py translates a learnt batch.
